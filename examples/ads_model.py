@@ -22,8 +22,8 @@ with warnings.catch_warnings():
 # name: rows, dim, the features that look it up
 TABLES = {
     "user_id": (30_000_000, 128, ["user_id"]),
-    "ad_id": (8_000_000, 128, ["ad_id", "recent_ad_ids"]),
-    "page_id": (20_000_000, 64, ["page_id", "recent_page_ids"]),
+    "ad_id": (8_000_000, 128, ["shown_ad", "recent_ads"]),
+    "page_id": (20_000_000, 64, ["shown_page", "recent_pages"]),
     "advertiser_id": (2_000_000, 128, ["advertiser_id"]),
     "campaign_id": (5_000_000, 64, ["campaign_id"]),
     "query_terms": (10_000_000, 128, ["query_terms"]),
@@ -62,7 +62,7 @@ def make_model() -> AdsModel:
 
 
 def print_planner() -> None:
-    """TorchRec's plan for this model, as its planner prints it: table-wise and column-wise, true lookups."""
+    """TorchRec's plan for this model, as its planner prints it: table-wise and column-wise, lookups as in ads_lookups.json."""
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
@@ -74,7 +74,7 @@ def print_planner() -> None:
             sharding_types=["table_wise", "column_wise"],
             compute_kernels=["fused"],
             min_partition=min(dim, 32),
-            pooling_factors=[lookups.get(feature, 1.0) for feature in features],
+            pooling_factors=[lookups[feature] for feature in features],
         )
         for name, (_, dim, features) in TABLES.items()
     }

@@ -217,7 +217,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
 def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) -> DistributedModelParallel:
     """The model, each table where the plan says. Its tables may be on the meta device: only this rank's shards are made."""
     fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": learning_rate}
-    codecs = qcomms(plan)  # where the plan's all-to-alls are not in fp32
+    codecs = qcomms(plan, device_type="cpu")  # where the plan's all-to-alls are not in fp32
     of_bags = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs)
     return DistributedModelParallel(
         model,

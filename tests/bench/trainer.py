@@ -120,20 +120,24 @@ def report(raced: Sequence[Raced], effort: Effort, processes: int, *, publishing
     print_table(columns, rows)
     share = [float(np.median(one.trained.embeddings_ms[OURS]) / np.median(one.trained.step_ms[OURS])) for one in raced]
     ratios = {
-        "predicted": [one.predicted_ms[OURS] / float(np.median(one.trained.embeddings_ms[OURS])) for one in raced],
-        "run by `evaluate`": [one.evaluated_ms / float(np.median(one.trained.embeddings_ms[OURS])) for one in raced],
+        "predicted / embeddings": [
+            one.predicted_ms[OURS] / float(np.median(one.trained.embeddings_ms[OURS])) for one in raced
+        ],
+        "run by `evaluate` / embeddings": [
+            one.evaluated_ms / float(np.median(one.trained.embeddings_ms[OURS])) for one in raced
+        ],
     }
     seen: list[Sequence[str]] = [
         (name, f"{statistics.mean(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}") for name, each in ratios.items()
     ]
-    seen.append(("embeddings, of the whole step", *(f"{of(share):.2f}" for of in (statistics.mean, min, max))))
+    seen.append(("embeddings / whole step", *(f"{of(share):.2f}" for of in (statistics.mean, min, max))))
     print_table(["", "mean", "least", "most"], seen)
     if publishing:
         publish("trainer-steps", question, columns, rows, costs="measured")
         publish(
             "trainer-agreement",
-            f"Is what is predicted, and what `evaluate` runs, what the trainer sees? Over its embeddings, our plans of {where}.",
-            ["ms of the slowest rank", "mean", "least", "most"],
+            f"Is what is predicted, and what `evaluate` runs, what the trainer sees? Our plans of {where}.",
+            ["ratio of the slowest ranks' ms", "mean", "least", "most"],
             seen,
             costs="measured",
         )

@@ -1,11 +1,11 @@
-"""Is what the cost nets promise also true where hardware is another? Worlds: the formula with constants drawn around its own.
+"""Does the gain that cost nets predict hold where hardware is another? Worlds: the formula with constants drawn around its own.
 
     make bench-worlds ARGS="--tables-dir FOLDER"        an hour on 2 cores; --worlds 2 --tasks 1 to see that it runs
 
 In each world cost nets are trained on noisy costs of it, and then ours and the published search look for plans of the same tasks
-by the same nets; ours cuts columns alone, and columns and rows. A gain is promised where the nets say that ours is cheaper than
-the published search's plan, and real where the world says so. No world and no task of this script was looked at while nets,
-search or their constants were shaped.
+by the same nets; ours cuts columns alone, and columns and rows. The predicted gain is how much less our plan costs than the
+published search's by the nets, the true gain how much less by the world. No world and no task of this script was looked at while
+nets, search or their constants were shaped.
 """
 
 import argparse
@@ -43,10 +43,11 @@ METHODS = {
     ROW_WISE: SearchSettings(simplicity=0, try_row_wise=True),
     PUBLISHED: SearchSettings(algorithm=PUBLISHED),
 }
+GAINS = ("predicted gain", "true gain", "true / predicted", "worst task")
 COLUMNS = [
     "",
     "tasks",
-    *(f"{name}: {what}" for name in (COLUMN_WISE, ROW_WISE) for what in ("promised", "real", "share", "worst task")),
+    *(f"{name}: {what}" for name in (COLUMN_WISE, ROW_WISE) for what in GAINS),
     "at most",
 ]
 CELLS = ["{:.1%}", "{:.1%}", "{:.0%}", "{:+.1%}"] * 2 + ["{:.1%}"]
@@ -100,7 +101,7 @@ def main() -> None:
     print_table(COLUMNS, rows)
     if options.publish:
         question = (
-            "Is the gain over the published search real in worlds whose hardware is another? "
+            "Does the gain over the published search that the nets predict hold by the true formula? "
             f"{worlds} formulas with drawn constants, nets "
             f"of {cases:,} noisy cases of each, {count} tasks each of {', '.join(map(str, tasks.PAPER_TABLES))} devices. "
             "At most: what the bound leaves."
@@ -145,15 +146,15 @@ def costs(settings: SearchSettings, task: ShardingTask, model: CostModel) -> Cos
 
 
 def figures(answers: Answers) -> list[float]:
-    """Mean gains over the published search, by the nets and by the world; the share of the promise that is real; what ours costs
+    """Mean gains over the published search, by the nets and by the world; the true one over the predicted one; what ours costs
     more on the worst task; and how much any column-wise plan could gain by the nets. NaN where there is no task."""
     found: list[float] = []
     for method in (COLUMN_WISE, ROW_WISE):
-        promised, real = (
+        predicted, true = (
             np.array([1 - getattr(of[method], by) / getattr(of[PUBLISHED], by) for _, of in answers] or [np.nan])
             for by in ("nets", "true")
         )
-        found += [promised.mean(), real.mean(), real.mean() / promised.mean(), -real.min()]
+        found += [predicted.mean(), true.mean(), true.mean() / predicted.mean(), -true.min()]
     return [*found, float(np.mean([1 - of[COLUMN_WISE].bound / of[PUBLISHED].nets for _, of in answers] or [np.nan]))]
 
 

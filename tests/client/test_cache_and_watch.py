@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from botocore.config import Config
 
 from helpers.faults import faulty
 from helpers.limits import HANGS
-from helpers.plans import TABLES, make_plan
+from helpers.plans import NOW, TABLES, make_plan
 from helpers.processes import wait_until
 from helpers.refusals import names, refused, warned
 from helpers.servers import nobody
@@ -31,13 +31,11 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import live_key, plan_key, plans_of
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 A, B, C = (make_plan(note) for note in "ABC")
 
 
 @pytest.fixture
-def store(tmp_path) -> FolderStore:
-    store = FolderStore(tmp_path / "store")
+def store(store: FolderStore) -> FolderStore:
     deploy(A, store, "m", now=NOW)
     return store
 

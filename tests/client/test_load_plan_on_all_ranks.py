@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch._C._distributed_c10d import HashStore, TCPStore
 
 from helpers.limits import HANGS
 from helpers.loopback import HOST
-from helpers.plans import TABLES, make_plan
+from helpers.plans import NOW, TABLES, make_plan
 from helpers.refusals import refused
 from neuroshard.client import load_plan, load_plan_on_all_ranks
 from neuroshard.client.ranks import PART_BYTES, Channel, share_plan
@@ -29,15 +28,13 @@ from neuroshard.store.releases import Published
 pytestmark = pytest.mark.slow
 
 
-NOW = datetime(2025, 11, 20, 12, 0, 0, tzinfo=UTC)
 RANKS = 3
 PLAN, OTHER = (make_plan(note, devices=RANKS) for note in ("A", "B"))
 DEAD = "dead"
 
 
 @pytest.fixture
-def store(tmp_path) -> FolderStore:
-    store = FolderStore(tmp_path / "store")
+def store(store: FolderStore) -> FolderStore:
     deploy(PLAN, store, "m", now=NOW)
     return store
 

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,13 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from helpers.gloo import on_ranks
-from helpers.plans import row_wise
+from helpers.trainers import Saved, cut_plan
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import changed_state
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
-from neuroshard.core.task import ShardingTask
 
 pytestmark = pytest.mark.slow
 
@@ -42,21 +42,7 @@ TABLES = tuple(
     Table(name=name, rows=rows, dim=dim, pooling_factor=2.0)
     for name, rows, dim in (("user", 40, 16), ("shop", 23, 8), ("page", 11, 8))
 )
-Cuts = dict[str, list[tuple[int, int]]]  # (width, rank) from the left by table; of no cuts: row-wise
-
-
-def plan(ranks: int, cuts: Cuts, tables: tuple[Table, ...] = TABLES) -> Plan:
-    shards: list[Shard] = []
-    for table in tables:
-        column = 0
-        for width, rank in cuts[table.name]:
-            shards.append(Shard(table=table.name, rows=table.rows, column_offset=column, dim=width, device=rank))
-            column += width
-        shards += [] if cuts[table.name] else row_wise(table, ranks)
-    task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * ranks, batch_size=SAMPLES)
-    return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
-
-
+plan = partial(cut_plan, TABLES, batch_size=SAMPLES)
 CUT = plan(2, {"user": [(8, 1), (4, 0), (4, 0)], "shop": [], "page": [(8, 0)]})
 WIDER = plan(2, {"user": [(4, 0), (12, 1)], "shop": [(8, 1)], "page": []})
 WHOLE = plan(2, {"user": [(16, 0)], "shop": [(8, 0)], "page": [(8, 1)]})
@@ -98,9 +84,7 @@ def batch(step: int, rank: int, ranks: int) -> tuple[dict[str, KeyedJaggedTensor
     return {"first": jagged("user"), "rest": jagged("shop", "page")}, {name: of[mine] for name, of in wanted.items()}
 
 
-class Trainer:
-    """A sharded model, and what a checkpoint of it holds."""
-
+class Trainer(Saved):
     def __init__(self, given: Plan, optimizer: str) -> None:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -132,9 +116,6 @@ class Trainer:
             dist.all_reduce(mean)
             losses.append(float(mean))
         return losses
-
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.model.fused_optimizer.state_dict()}
 
     def weights(self) -> dict[str, np.ndarray]:
         """Whole tables, of all ranks' shards."""
@@ -325,7 +306,7 @@ def refusals(rank: int, folder: Path) -> dict[str, str]:
     save(Trainer(CUT, "rowwise_adagrad").state(), checkpoint_id=folder)
     save(Trainer(CUT, "sgd").state(), checkpoint_id=folder / "sgd")
     state, weights = Trainer(WIDER, "rowwise_adagrad").state(), Trainer(WIDER, "rowwise_adagrad").model.state_dict()
-    two = plan(2, {"user": [(16, 0)], "shop": []}, TABLES[:2])
+    two = cut_plan(TABLES[:2], 2, {"user": [(16, 0)], "shop": []}, batch_size=SAMPLES)
     fewer = Trainer(two, "rowwise_adagrad").state()
     cases: dict[str, tuple[dict[str, Any], Path, dict[str, Any]]] = {
         "absent": (state, folder / "none", {}),

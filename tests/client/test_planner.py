@@ -1,8 +1,6 @@
 """The live plan where TorchRec wants a planner."""
 
 import warnings
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingPlanner
 
 from helpers.gloo import on_ranks
-from helpers.plans import TABLES, make_plan
+from helpers.plans import NOW, TABLES, make_plan
 from helpers.refusals import refused
 from neuroshard.client.torchrec import NeuroShardPlanner, to_torchrec
 from neuroshard.core.errors import InvalidInput, NotFound
@@ -31,9 +29,9 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> str:
-    deploy(make_plan(), FolderStore(tmp_path / "store"), "m", now=datetime(2025, 11, 20, 12, tzinfo=UTC))
-    return str(tmp_path / "store")
+def store(store: FolderStore) -> str:
+    deploy(make_plan(), store, "m", now=NOW)
+    return store.url
 
 
 def test_it_gives_what_to_torchrec_makes_of_the_live_plan(store):

@@ -15,7 +15,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from helpers.gloo import on_ranks
 from neuroshard.client.torchrec import qcomms, to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
-from neuroshard.core.precision import SHARES, parse_precision
+from neuroshard.core.precision import SHARE_OF_FP32, parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -143,10 +143,18 @@ def test_values_are_as_unsharded_but_for_rounding_and_fewer_bytes_travel(words: 
         assert max(table for _, table, _ in quantised) < 4 * ROUNDING[forward], kind
         before, after = (sum(nbytes for _, _, nbytes in some) for some in (plain, quantised))
         precision = parse_precision(words)
-        share = (SHARES[precision.forward] + SHARES[precision.backward]) / 2
+        share = (SHARE_OF_FP32[precision.forward] + SHARE_OF_FP32[precision.backward]) / 2
         share *= precision.rows_factor if kind == "rows" else 1.0
         if kind not in ("domain", "grid"):  # where both kinds of collectives meet
             assert after / before == pytest.approx(share, rel=0.01), kind
         else:
             assert share * 0.99 <= after / before <= 0.501
     assert qcomms(plans[0]) is None
+
+
+@pytest.mark.parametrize(("has_gpu", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
+@pytest.mark.filterwarnings("ignore")  # TorchRec's, of fp16 in place of bf16
+def test_codecs_are_by_default_for_what_the_ranks_train_on(monkeypatch, has_gpu: bool, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    codecs = qcomms(plan_of("bf16", "whole"))
+    assert {codec.forward.quantized_dtype for codec in codecs.values()} == {dtype}

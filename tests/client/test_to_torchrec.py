@@ -19,6 +19,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, g
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
+import neuroshard as ns
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
 from helpers.refusals import refused, warned
@@ -30,7 +31,6 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology as Domains
 from neuroshard.files.plan import write_plan
-from neuroshard.files.tables import write_tables
 
 
 def collection(*tables: Table, data_type: DataType = DataType.FP32) -> EmbeddingBagCollection:
@@ -193,6 +193,27 @@ def test_the_hosts_size_is_what_torchrun_says(monkeypatch):
     got = to_torchrec(make_plan(), collection(*TABLES), device_type="cuda")
 
     assert [str(s.placement) for s in got.plan[""]["item"].sharding_spec.shards] == ["rank:1/cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("backends", "has_gpu", "kind"),
+    [
+        ("cpu:gloo,cuda:nccl", False, "cuda:1"),
+        ("cpu:gloo,cuda:gloo", True, "cpu"),
+        (None, True, "cuda:1"),
+        (None, False, "cpu"),
+    ],
+)
+def test_tables_are_by_default_on_what_the_ranks_train_on(monkeypatch, backends, has_gpu, kind):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    if backends:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: backends)
+    got = to_torchrec(make_plan(), collection(*TABLES))
+
+    assert [str(s.placement) for s in got.plan[""]["item"].sharding_spec.shards] == [f"rank:1/{kind}"]
 
 
 def test_the_compute_kernel_is_the_callers():
@@ -508,15 +529,16 @@ def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(
         table.name: parameter("table_wise", [(0, 32, 0 if index else 1)], table.rows)
         for index, table in enumerate(tables)
     }
+    found = ns.tables(module, pooling_factors={table.name: table.pooling_factor for table in tables})
     theirs = from_torchrec(
         ShardingPlan(plan={"": EmbeddingModuleShardingPlan(lopsided)}),
         module,
         device_memory_bytes=(2**26,) * 2,
         batch_size=65536,
-        tables=tables,
+        tables=found,
     )
     write_plan(tmp_path / "theirs.json", theirs)
-    write_tables(tmp_path / "tables.json", tables)
+    found.save(tmp_path / "tables.json")
 
     def step(*arguments: object) -> str:
         done = neuroshard(*arguments, cwd=tmp_path)

@@ -1,6 +1,7 @@
 """A checkpoint of a model of every kind of collection under another plan: sequences, feature processors and copies too."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,11 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from helpers.gloo import on_ranks
-from helpers.plans import row_wise
+from helpers.trainers import Saved, cut_plan
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan
 from neuroshard.core.table import Feature, Table
-from neuroshard.core.task import ShardingTask
 
 pytestmark = pytest.mark.slow
 
@@ -53,30 +52,7 @@ TABLES = (
     Table(name="seen", module="sequences", rows=16, dim=16, pooling_factor=2.0, pooling="none"),
     Table(name="placed", module="positions", rows=12, dim=16, pooling_factor=2.0, weighted=True),
 )
-Cuts = dict[str, list[tuple[int, int]]]  # (width, rank) from the left, by table; of no cuts: row-wise
-
-
-def plan(ranks: int, cuts: Cuts) -> Plan:
-    shards: list[Shard] = []
-    for table in TABLES:
-        if table.name == "tiny":
-            shards += [Shard(table="tiny", rows=table.rows, dim=table.dim, device=rank) for rank in range(ranks)]
-            continue
-        column = 0
-        for width, rank in cuts[table.name]:
-            shards.append(Shard(table=table.name, rows=table.rows, column_offset=column, dim=width, device=rank))
-            column += width
-        shards += [] if cuts[table.name] else row_wise(table, ranks)
-    rules = (TableRule(table="tiny", data_parallel=True),)
-    task = ShardingTask(
-        tables=TABLES,
-        device_memory_bytes=(2**20,) * ranks,
-        batch_size=SAMPLES,
-        constraints=Constraints(tables=rules),
-    )
-    return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
-
-
+plan = partial(cut_plan, TABLES, batch_size=SAMPLES, copied={"tiny"})
 ONE = plan(
     2, {"shared": [(8, 1), (8, 0)], "wide": [(16, 0)], "read": [(16, 1)], "seen": [(8, 0), (8, 1)], "placed": []}
 )
@@ -133,7 +109,7 @@ def batch(step: int, rank: int, ranks: int) -> dict[str, KeyedJaggedTensor]:
     return found
 
 
-class Trainer:
+class Trainer(Saved):
     def __init__(self, given: Plan, seed: int) -> None:
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)  # what every rank has a copy of begins alike
@@ -164,9 +140,6 @@ class Trainer:
         every = [torch.zeros_like(mine) for _ in range(ranks)]
         dist.all_gather(every, mine)
         return torch.cat(every).numpy()
-
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.model.fused_optimizer.state_dict()}
 
 
 def save_under(rank: int, old: Plan, folder: Path) -> np.ndarray:

@@ -1,9 +1,10 @@
-"""What every backend does, whatever it measures with. Runs over those that need no GPU."""
+"""What every backend does, whatever it measures with; cuda where there is a GPU."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from helpers.limits import HANGS
 from helpers.refusals import refused
@@ -60,8 +61,10 @@ def cases() -> Cases:
     )
 
 
-@pytest.fixture(scope="module", params=["synthetic", "cpu"])
+@pytest.fixture(scope="module", params=BACKENDS)
 def make(request: pytest.FixtureRequest, cases: Cases) -> Callable[[Bench | None], Backend]:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
     return lambda begun: open_backend(request.param, cases, SETTINGS, begun)
 
 
@@ -88,6 +91,8 @@ class TestBackend:
     @pytest.mark.parametrize("which", COMM)
     def test_an_all_to_all_takes_time_on_every_device(self, backend: Backend, which: str) -> None:
         case = COMM[which]
+        if backend.bench.backend == "cuda" and torch.cuda.device_count() < len(case.device_dims):
+            pytest.skip(f"needs {len(case.device_dims)} NVIDIA GPUs")
         cost = backend.all_to_all(case, 1)
         assert (cost.case_id, cost.round, cost.error) == (case.case_id, 1, None)
         for times in (cost.forward_ms, cost.backward_ms, cost.forward_spread_ms, cost.backward_spread_ms):
@@ -130,4 +135,3 @@ def test_by_the_formula_tables_that_cannot_share_an_operator_cost_more(cases: Ca
 def test_an_unknown_backend_is_refused_with_the_known_ones(cases: Cases) -> None:
     with refused(UsageError, "'tpu'", *BACKENDS):
         open_backend("tpu", cases, SETTINGS)
-    assert list(BACKENDS) == ["synthetic", "cpu", "cuda"]

@@ -1,7 +1,7 @@
 """Every command in the README and in docs/ is one that exists; those of the README and the tutorial run, one after another.
 
 They run in an empty folder that has examples/ beside it, with FASTER's changes: the formula in place of measuring, few
-cases, few epochs, a folder in place of a bucket. `make` targets, scripts' options and paths are looked up; trainers are
+cases, few epochs. `make` targets, scripts' options and paths are looked up; trainers are
 run by tests/examples, `neuroshard doctor` by tests/doctor.
 """
 
@@ -33,14 +33,10 @@ PAGES = [
 ]
 RUN = ["README.md", "docs/tutorial.md"]
 FASTER = [
-    (r"s3://bucket/prefix", "bucket"),
     (r"--backend (cpu|cuda)", "--backend synthetic"),
     (r"--compute-cases \d+", "--compute-cases 120"),
     (r"--collective-cases \d+", "--collective-cases 24"),
     (r"--memory-limit \S+", ""),
-    (r"--kfp \S+", ""),
-    (r"--time-budget \S+", "--time-budget 1s"),
-    (r"--hardware h200", "--hardware h100"),
     (r"^neuroshard pretrain(?!.*--epochs)", "neuroshard pretrain --epochs 25"),
     (r"^neuroshard search(?!.*(--rounds|--time-budget))", "neuroshard search --rounds 1"),
 ]

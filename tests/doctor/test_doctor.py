@@ -9,7 +9,7 @@ import pytest
 from helpers import servers
 from helpers.memory_store import MemoryStore
 from neuroshard.core.errors import Conflict
-from neuroshard.core.extras import install_command
+from neuroshard.core.extras import install_command, pip
 from neuroshard.doctor import services
 from neuroshard.doctor.checks import Check, check_lines, last_line
 from neuroshard.doctor.machine import GIB, disk_check, memory_check, operator_check
@@ -103,6 +103,15 @@ def test_an_operator_that_dies_fails_and_a_missing_one_warns(tmp_path):
         python.write_text(f"#!/bin/sh\n{script}\n")
         python.chmod(0o755)
         assert operator_check("cpu", str(python)).verdict == verdict
+
+
+def test_an_operator_that_is_missing_on_a_gpu_is_mended_by_the_cuda_build(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'fbgemm_gpu'\" >&2; exit 1\n")
+    python.chmod(0o755)
+    assert [operator_check(kind, str(python), has_gpu=True).mend for kind in ("cpu", "cuda")] == [
+        f"{pip()} uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
+    ] * 2
 
 
 def test_little_memory_and_disk_are_warned_of(tmp_path):

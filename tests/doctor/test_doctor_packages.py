@@ -2,7 +2,7 @@
 
 import pytest
 
-from neuroshard.core.extras import install_command
+from neuroshard.core.extras import install_command, pip
 from neuroshard.doctor.packages import check_packages, fits_together, installed
 
 GOOD = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0"}
@@ -42,6 +42,23 @@ def test_a_missing_or_old_package_is_named_with_the_extra_that_brings_it():
     assert (checks["pretrain"].verdict, checks["pretrain"].mend) == ("warn", install_command("pretrain"))
     assert checks["pretrain"].says == "pretrain: pyarrow is 19.0, not >=20, scipy is not installed"
     assert "torchrec is not installed" in checks["torchrec"].says
+
+
+@pytest.mark.parametrize(("has_gpu", "kept", "removed"), [(True, "", "-cpu"), (False, "-cpu", "")])
+def test_of_two_builds_of_fbgemm_the_machines_own_is_kept(has_gpu, kept, removed):
+    check = fits_together({**GOOD, "fbgemm-gpu": "1.8.0"}.get, has_gpu)
+    assert check.mend == (
+        f"{pip()} uninstall -y fbgemm-gpu{removed} && "
+        f"{pip()} install --force-reinstall --no-deps fbgemm-gpu{kept}==1.8.0"
+    )
+
+
+def test_where_a_gpu_is_no_command_brings_the_cpu_build():
+    mends = {check.name: check.mend for check in check_packages(lambda name: None, has_gpu=True)}
+    assert mends["measure"] == f"{pip()} uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
+    assert mends["torchrec"] == f"{pip()} install torchrec==1.8.0"
+    assert mends["versions"] == mends["measure"]
+    assert mends["pretrain"] == install_command("pretrain")
 
 
 @pytest.mark.slow

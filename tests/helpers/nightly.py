@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Request, Survey
+from neuroshard.core.table import Table
 from neuroshard.deploy.run import DeploySettings
 from neuroshard.fleet.survey import SurveySettings
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.workers.job import run as measure
 from neuroshard.nightly.draw import run as augment
 from neuroshard.nightly.learn import run as learn
@@ -148,6 +151,22 @@ class Place:
         import tempfile
 
         return Path(tempfile.mkdtemp(dir=self.folder), name)
+
+
+def tables(count: int, rows: int = 1000) -> tuple[Table, ...]:
+    return tuple(Table(name=f"t{i}", rows=rows * (i + 1), dim=64, pooling_factor=2.0 + 3 * i) for i in range(count))
+
+
+def order(place: Place, name: str = "ads", file: str = "six.json", **more: Any) -> dict[str, Any]:
+    asked = {"name": name, "tables": str(place.folder / file), "devices": 4, "memory": "8GiB", "hardware": "h200"}
+    return {**asked, **more}
+
+
+def lost_on_h100(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
+    """In place of measure's own: the workers on H100 are lost."""
+    if settings.hardware is not None and "H100" in settings.hardware.name:
+        raise MeasureError("the workers of 3 cases in a row were lost")
+    return measure_run(cases, costs, backend, settings)
 
 
 def age(store: Path, days: float) -> None:

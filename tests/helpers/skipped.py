@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 # what a reason says -> what would run the tests; the first that fits counts
 WAYS_OUT = {
-    r"needs two NVIDIA GPUs": "a machine with two NVIDIA GPUs, and the fbgemm-gpu that fits its torch",
+    r"NVIDIA GPUs": "a machine with as many NVIDIA GPUs, and the fbgemm-gpu that fits its torch",
     r"needs an NVIDIA GPU": "a machine with an NVIDIA GPU, and the fbgemm-gpu that fits its torch",
     r"could not import 'pynvml'": "pip install nvidia-ml-py",
     r"there is a GPU": "CUDA_VISIBLE_DEVICES= make test",

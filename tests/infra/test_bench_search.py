@@ -31,7 +31,7 @@ def task() -> ShardingTask:
     return ShardingTask(tables=some, device_memory_bytes=(memory,) * 4, batch_size=65536)
 
 
-def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_paper(task, monkeypatch):
+def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_neuroshard_2023(task, monkeypatch):
     monkeypatch.setattr("bench.searching.peers_paper.DEPTH", 3)
     model = random_model(4)
     found = PublishedSearch(task, Predictor(task, model)).search()

@@ -7,38 +7,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
-TARGETS = [
-    "help",
-    "setup",
-    "run",
-    "test",
-    "test-fast",
-    "check",
-    "fix",
-    "compile",
-    "images-check",
-    "manifests-check",
-    "apiserver-test",
-    "gpu",
-    "extras-check",
-    "package",
-    "docs",
-    "bench",
-    "bench-machines",
-    "bench-measure",
-    "bench-pretrain",
-    "bench-release",
-    "bench-search",
-    "bench-nights",
-    "bench-hosts",
-    "bench-traces",
-    "bench-truth",
-    "bench-worlds",
-    "bench-page",
-    "submit",
-    "lock",
-    "clean",
-]
 
 
 def make(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -50,8 +18,7 @@ def make(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
 
 def test_make_alone_lists_every_target_with_a_line() -> None:
     listed = dict(line.split(maxsplit=1) for line in make().stdout.splitlines())
-    assert list(listed) == TARGETS
-    assert re.findall(r"^\.PHONY: (.*)", MAKEFILE, re.M) == [" ".join(TARGETS)]
+    assert [" ".join(listed)] == re.findall(r"^\.PHONY: (.*)", MAKEFILE, re.M)
 
 
 def test_submit_without_an_address_says_how_to_give_one() -> None:
@@ -72,7 +39,7 @@ def test_no_python_is_one_clear_line(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
-def test_ci_runs_what_the_readme_says() -> None:
+def test_ci_checks_tries_the_simulated_machines_and_runs_all_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script]).returncode == 0

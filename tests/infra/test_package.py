@@ -17,7 +17,7 @@ def test_the_package_page_has_no_link_that_leads_nowhere() -> None:
     page = package.package_page((ROOT / "README.md").read_text(), None)
     assert package.RELATIVE.findall(page) == []
     assert re.findall(r"\]\(([^)]+)\)", page) == ["https://arxiv.org/abs/2305.01868"]
-    assert "docs/tutorial.md goes from your own TorchRec model" in page
+    assert "docs/tutorial.md" in page
 
 
 def test_with_an_address_of_the_source_the_links_lead_there() -> None:

@@ -1,4 +1,4 @@
-"""The site of `make docs`: its navigation names every page, its API page every public name, and it fetches nothing.
+"""The site of `make docs`: its navigation names every page, its API page every public name, its configuration nothing to fetch.
 
 That links lead somewhere is checked by the build itself, and in tests/docs.
 """
@@ -41,7 +41,7 @@ def test_the_api_page_has_every_public_name() -> None:
     assert sorted(names) == sorted(set(ns.__all__) - {"__version__"})
 
 
-def test_the_site_fetches_nothing_and_a_broken_link_fails_the_build() -> None:
+def test_the_configuration_names_nothing_to_fetch_and_a_broken_link_fails_the_build() -> None:
     assert CONFIG["theme"]["font"] is False
     assert not {"extra_css", "extra_javascript"} & CONFIG.keys()
     assert CONFIG["validation"] == {"nav": {"omitted_files": "warn"}, "links": {"anchors": "warn"}}

@@ -78,7 +78,7 @@ class Plainly:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_paper_finds_the_plan_that_the_published_search_finds_one_set_at_a_time(make_task, model, seed):
+def test_neuroshard_2023_finds_the_plan_of_a_plain_search_that_prices_one_set_at_a_time(make_task, model, seed):
     rng = np.random.default_rng(seed)
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.choice([4, 16, 32, 64])), rng.uniform(0, 100)) for _ in range(7)]
     task = make_task(shapes, [1.0, 0.5, 0.4])

@@ -12,6 +12,7 @@ from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import check_against_optimum, memory_of_devices, optimum_ms, pipelines, tiny_tables
 from helpers.refusals import refused
+from helpers.row_wise import HEAVY, split
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.launches import launches
@@ -33,7 +34,6 @@ from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
-HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 MIXED = [(10_000 * (i % 7 + 1), 4 * (i % 5 + 1) * 4, 3.0 * i) for i in range(20)]
 
 
@@ -44,12 +44,6 @@ def row_wise(task: ShardingTask, *names: str, **rules: object) -> ShardingTask:
     else:
         rules["row_wise"] = True
     return ShardingTask(**{**dict(task), "constraints": Constraints(**rules)})
-
-
-def split(plan: Plan) -> set[str]:
-    """Tables with shards of some rows."""
-    rows = {table.name: table.rows for table in plan.task.tables}
-    return {shard.table for shard in plan.shards if shard.rows < rows[shard.table]}
 
 
 def plainly(plan: Plan, model: CostModel) -> np.ndarray:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from helpers.refusals import refused
+from helpers.row_wise import HEAVY, split
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.moves import moves
-from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
@@ -20,18 +20,12 @@ from neuroshard.search.settings import SearchSettings
 
 pytestmark = pytest.mark.slow
 
-HEAVY = [(100_000, 16, 2000.0), *[(1000, 16, 5.0)] * 12]  # the first outweighs all else, however its columns are cut
 TRIES = SearchSettings(rounds=20, try_row_wise=True)
 
 
 @pytest.fixture
 def heavy(make_task) -> ShardingTask:
     return make_task(HEAVY, [1.0] * 4)
-
-
-def split(plan: Plan) -> set[str]:
-    rows = {table.name: table.rows for table in plan.task.tables}
-    return {shard.table for shard in plan.shards if shard.rows < rows[shard.table]}
 
 
 def test_a_table_that_outweighs_all_else_is_split_row_wise_and_the_task_allows_it(heavy, model):

@@ -220,8 +220,8 @@ def report(
 def load_plan(source: FilePath, name: str | None = None, *, digest: str | None = None) -> Plan:
     """A plan, checked: of a plan.json, or with `name` the live plan of that model in the store `source`.
 
-    A store is a folder or s3://bucket/prefix; with `digest` (64 hex digits) it is the published plan of that digest. Trainers
-    have more to say (`neuroshard.client.load_plan`). Raises NotFound, StoreError, InvalidInput or NewerFormat in one line.
+    A store is a folder or s3://bucket/prefix; with `digest` (64 hex digits) it is the published plan of that digest. Trainers:
+    `neuroshard.client.load_plan` has more options. Raises NotFound, StoreError, InvalidInput or NewerFormat in one line.
 
     >>> import neuroshard as ns
     >>> ns.load_plan("nowhere.json")

@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 
 class StaleWarning(UserWarning):
-    """The plan may be outdated: the store did not answer, or answered with an old copy."""
+    """The plan may be outdated: the store did not answer, or answered with an old copy; or `watch` found a plan there that is
+    damaged or not for this trainer."""
 
 
 def load_plan(

@@ -30,8 +30,8 @@ from neuroshard import __version__
 from neuroshard.client.load import check_world_size, load_plan
 from neuroshard.client.ranks import load_plan_on_all_ranks
 from neuroshard.client.torchrec_module import (
-    Place,
     ShardingWarning,
+    TablePlace,
     check_memory,
     check_widths_of_sequences,
     collections_of,
@@ -70,7 +70,7 @@ def to_torchrec(
     plan: Plan,
     module: nn.Module,
     *,
-    device_type: str = "cpu",
+    device_type: str | None = None,
     compute_kernel: str = "fused",
     local_world_size: int | None = None,
     world_size: int | None = None,
@@ -80,6 +80,7 @@ def to_torchrec(
 
     Device d of the plan is rank d, on host d // `local_world_size` (by default as LOCAL_WORLD_SIZE says, which torchrun sets);
     with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default torch.distributed's, if initialised.
+    `device_type` (cpu, cuda) is by default cuda if torch.distributed has NCCL or, where it is not initialised, torch finds a GPU.
     `optimizer` (sgd, rowwise_adagrad, adagrad, adam) is the fused one. The memory check then counts its state instead of what
     the plan's tables say, and a ShardingWarning is issued if a column split changes the training.
 
@@ -87,8 +88,7 @@ def to_torchrec(
     rows, dims and element size, the number of ranks is the same, every rank has enough memory, and tables are split column-wise,
     or row-wise over all ranks or those of one host. Raises UsageError for a wrong argument.
     """
-    if device_type not in DEVICE_TYPES:
-        raise UsageError(f"device_type {device_type!r} is none of {', '.join(DEVICE_TYPES)}")
+    device_type = _device_type(device_type)
     if compute_kernel not in {kernel.value for kernel in EmbeddingComputeKernel}:
         raise UsageError(f"compute_kernel {compute_kernel!r} is not one of TorchRec's; the usual one is fused")
     if optimizer is not None and optimizer not in OPTIMIZER_BYTES:
@@ -124,7 +124,18 @@ def to_torchrec(
     return ShardingPlan(plan=dict(modules))
 
 
-def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mapping[str, Place]) -> dict[str, str]:
+def _device_type(given: str | None) -> str:
+    """`given`, or what the ranks train on. Raises UsageError if it is neither cpu nor cuda."""
+    if given is None:
+        initialised = dist.is_available() and dist.is_initialized()
+        on_gpus = "nccl" in dist.get_backend_config() if initialised else torch.cuda.is_available()
+        return "cuda" if on_gpus else "cpu"
+    if given not in DEVICE_TYPES:
+        raise UsageError(f"device_type {given!r} is none of {', '.join(DEVICE_TYPES)}")
+    return given
+
+
+def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mapping[str, TablePlace]) -> dict[str, str]:
     """TorchRec's sharding type of each table.
 
     TorchRec runs an operator and its all-to-alls for each sharding type of a module. So whole tables of a module that has cut
@@ -141,14 +152,15 @@ def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mappi
     return kinds
 
 
-def qcomms(plan: Plan, device_type: str = "cpu") -> dict[str, QuantizedCommCodecs] | None:
+def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCommCodecs] | None:
     """The `qcomm_codecs_registry` for TorchRec's sharders, so that outputs and gradients travel in the plan's precision; None for
-    fp32.
+    fp32. `device_type` is as in `to_torchrec`.
 
     A reduce-scatter sums what it receives, so it sends int8 as fp16. On CPUs TorchRec uses fp16 instead of bf16, and warns.
 
     >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
     """
+    device_type = _device_type(device_type)
     precision = plan.task.collective_precision
     if precision is None:
         return None
@@ -232,7 +244,7 @@ def from_torchrec(
     trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
     The plan carries no predicted cost. Its notes name table-row-wise and grid tables. Raises
-    InvalidInput, which names table, rank and value, for missing or unknown tables, for data-parallel ones, for row blocks that
+    InvalidInput, which names table, rank and value, for missing or unknown tables, for row blocks that
     TorchRec would place on other ranks, and for anything that makes a plan invalid: a gap, an overlap, a rank beyond the
     devices, too little memory.
     """

@@ -31,7 +31,7 @@ class ShardingWarning(UserWarning):
     """The plan can be used, but something about it may surprise."""
 
 
-class Place(NamedTuple):
+class TablePlace(NamedTuple):
     """Where a table of a plan is in the model."""
 
     path: str  # of the module, as TorchRec's plan wants it
@@ -59,7 +59,7 @@ def collections_of(module: nn.Module) -> dict[str, Collection]:
     return every
 
 
-def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection], whose: str) -> dict[str, Place]:
+def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection], whose: str) -> dict[str, TablePlace]:
     """Where each of the tables is in the model, by its name.
 
     A table is the one of its name in its module, whose path in the model may have grown longer since. Where only one module of
@@ -67,12 +67,12 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
     one of the other, of the same shape and element size. Warns of tables that the model reads in another way than the plan
     assumed.
     """
-    there: dict[str, list[Place]] = {}
+    there: dict[str, list[TablePlace]] = {}
     for path, collection in collections.items():
         weighted = isinstance(collection, EmbeddingBagCollection) and collection.is_weighted()
         for config in configs_of(collection):
-            there.setdefault(config.name, []).append(Place(path, config, weighted))
-    places: dict[str, Place] = {}
+            there.setdefault(config.name, []).append(TablePlace(path, config, weighted))
+    places: dict[str, TablePlace] = {}
     for table in tables:
         if (place := _place_of(table, there, whose)) is not None:
             places[table.name] = place
@@ -81,7 +81,7 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
     return places
 
 
-def _place_of(table: Table, there: Mapping[str, Sequence[Place]], whose: str) -> Place | None:
+def _place_of(table: Table, there: Mapping[str, Sequence[TablePlace]], whose: str) -> TablePlace | None:
     """The place of one table, None if the model has none of its name. Raises InvalidInput where it may be several."""
     same_name = there.get(table.name_in_module) or there.get(table.name) or ()
     exact = [place for place in same_name if table.module and place.path == table.module]
@@ -100,7 +100,7 @@ def _place_of(table: Table, there: Mapping[str, Sequence[Place]], whose: str) ->
 
 
 def _check_shapes(
-    tables: Sequence[Table], places: Mapping[str, Place], there: Mapping[str, Sequence[Place]], whose: str
+    tables: Sequence[Table], places: Mapping[str, TablePlace], there: Mapping[str, Sequence[TablePlace]], whose: str
 ) -> None:
     """Raise InvalidInput unless both sides have the same tables, of the same shapes and element sizes."""
     shapes = {name: (place.config.num_embeddings, place.config.embedding_dim) for name, place in places.items()}
@@ -127,7 +127,7 @@ def _check_shapes(
             )
 
 
-def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose: str) -> None:
+def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], whose: str) -> None:
     """Warn of tables whose pooling, weights or features differ from those that were priced."""
     otherwise = []
     for table in tables:
@@ -152,8 +152,8 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, Place], whose:
         )
 
 
-def wrong_means(kinds: Mapping[str, str], places: Mapping[str, Place]) -> tuple[str, str] | None:
-    """What TorchRec 1.8 would compute wrongly of a mean-pooled table whose rows are split, and what would help beside a plan that
+def wrong_means(kinds: Mapping[str, str], places: Mapping[str, TablePlace]) -> tuple[str, str] | None:
+    """What TorchRec 1.8 would compute wrongly for a mean-pooled table whose rows are split, and another way out than a plan that
     does not split them, both in words; None if all is right.
 
     Row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But it then divides all its tables,
@@ -210,7 +210,7 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
 
 
 def check_widths_of_sequences(
-    shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], places: Mapping[str, Place], whose: str
+    shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], places: Mapping[str, TablePlace], whose: str
 ) -> None:
     """Raise InvalidInput where column shards of a module's sequences on one rank are not equally wide: they are in one operator,
     and FBGEMM has none for unpooled rows of several widths."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from neuroshard import devices, system
-from neuroshard.core.extras import install_command, pip
+from neuroshard.core.extras import pip
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.doctor.checks import Check
+from neuroshard.doctor.packages import install
 
 GIB = 2**30
 LITTLE_MEMORY, LITTLE_DISK = 6 * GIB, 5 * GIB
@@ -55,20 +56,20 @@ def disk_check(folder: Path, free: int) -> Check:
 
 def check_backends() -> Iterator[Check]:
     """Whether FBGEMM's operator runs on the CPU, and on the GPUs if there are any."""
-    yield operator_check("cpu")
     gpus = devices.gpus()
+    yield operator_check("cpu", has_gpu=bool(gpus))
     if not gpus:
         yield Check("gpu backend", "none", "no NVIDIA GPU found", _why_no_gpu())
         return
     yield Check("gpus", "ok", f"{counted(len(gpus), 'GPU')}: {gpus[0].name}, driver {gpus[0].driver}")
-    yield operator_check("cuda")
+    yield operator_check("cuda", has_gpu=True)
 
 
-def operator_check(kind: str, python: str = sys.executable) -> Check:
+def operator_check(kind: str, python: str = sys.executable, has_gpu: bool = False) -> Check:
     """Whether the operator runs, in a process of its own, and computes the right values."""
     name = "cpu backend" if kind == "cpu" else "gpu backend"
-    extra = "measure" if kind == "cpu" else "cuda"
-    mend = f"see versions above; {install_command(extra)}"
+    packages = install("measure" if kind == "cpu" else "cuda", has_gpu)
+    mend = f"see versions above; {packages}"
     if kind == "cpu" and (lacks := system.fbgemm_lacks()):
         mend = lacks
     try:
@@ -86,7 +87,7 @@ def operator_check(kind: str, python: str = sys.executable) -> Check:
             (line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit status {done.returncode}"
         )
         if last.startswith("ModuleNotFoundError"):
-            return Check(name, "warn", f"cannot measure here: {last.partition(': ')[2]}", install_command(extra))
+            return Check(name, "warn", f"cannot measure here: {last.partition(': ')[2]}", packages)
         return Check(name, "fail", f"FBGEMM's operator does not run: {last:.200}", mend)
     result = json.loads(done.stdout.splitlines()[-1])
     return Check(

@@ -7,7 +7,7 @@ from importlib import metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
-from neuroshard.core.extras import install_command, pip
+from neuroshard.core.extras import TORCHREC, install_command, pip
 from neuroshard.doctor.checks import Check, Verdict
 
 # What each extra of pyproject.toml is for. `cuda` is for images.
@@ -37,7 +37,18 @@ def installed(name: str) -> str | None:
         return None
 
 
-def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
+def install(extra: str, has_gpu: bool) -> str:
+    """The command that installs an extra. Where there is a GPU it brings the CUDA build of FBGEMM, and never the CPU build."""
+    if not has_gpu:
+        return install_command(extra)
+    if extra == "torchrec":  # which requires the CUDA build
+        return f"{pip()} install {TORCHREC}"
+    if extra in ("all", "cuda", "measure"):  # pip would keep the CPU build of torch
+        return f"{pip()} uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
+    return install_command(extra)
+
+
+def check_packages(version_of: VersionOf = installed, has_gpu: bool = False) -> Iterator[Check]:
     """Checks Python, then each extra of NeuroShard, then whether torch, FBGEMM and TorchRec fit together."""
     yield Check("python", "ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")
     try:
@@ -47,7 +58,7 @@ def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
             "packages",
             "warn",
             "neuroshard is not installed as a package, so its requirements are unknown",
-            install_command("all"),
+            install("all", has_gpu),
         )
         declared = []
     for extra, part in PARTS.items() if declared else ():
@@ -55,29 +66,29 @@ def check_packages(version_of: VersionOf = installed) -> Iterator[Check]:
         if version_of("fbgemm-gpu"):  # the GPU build also has the CPU's operators
             wrong = [text for text in wrong if not text.startswith("fbgemm-gpu-cpu is not")]
         if extra == "torchrec" and version_of("torchrec") is None:  # its own requirements are not installed with it
-            yield Check(extra, "warn", f"{part}: torchrec is not installed", install_command(extra))
+            yield Check(extra, "warn", f"{part}: torchrec is not installed", install(extra, has_gpu))
         elif wrong:
             verdict: Verdict = "none" if extra in OPTIONAL else "warn"
-            yield Check(extra, verdict, f"{part}: {', '.join(wrong)}", install_command(extra))
+            yield Check(extra, verdict, f"{part}: {', '.join(wrong)}", install(extra, has_gpu))
         else:
             yield Check(extra, "ok", part)
-    yield fits_together(version_of)
+    yield fits_together(version_of, has_gpu)
 
 
-def fits_together(version_of: VersionOf = installed) -> Check:
+def fits_together(version_of: VersionOf = installed, has_gpu: bool = False) -> Check:
     """Whether FBGEMM is built for this torch and installed once, and TorchRec has FBGEMM's version."""
     builds = {name: found for name in FBGEMM if (found := version_of(name))}
     torch, torchrec = version_of("torch"), version_of("torchrec")
     if len(builds) > 1:
+        kept, other = FBGEMM if has_gpu else FBGEMM[::-1]
         return Check(
             "versions",
             "fail",
             "fbgemm-gpu and fbgemm-gpu-cpu are both installed and overwrite each other's files (torchrec pulls in the first)",
-            f"{pip()} uninstall -y fbgemm-gpu && "
-            f"{pip()} install --force-reinstall --no-deps fbgemm-gpu-cpu=={builds['fbgemm-gpu-cpu']}",
+            f"{pip()} uninstall -y {other} && {pip()} install --force-reinstall --no-deps {kept}=={builds[kept]}",
         )
     if not builds or torch is None:
-        return Check("versions", "none", "torch and FBGEMM are not both installed", install_command("measure"))
+        return Check("versions", "none", "torch and FBGEMM are not both installed", install("measure", has_gpu))
     ((name, fbgemm),) = builds.items()
     found = f"torch {torch}, {name} {fbgemm}" + (f", torchrec {torchrec}" if torchrec else "")
     wanted = TORCH_OF_FBGEMM.get(_minor(fbgemm))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from neuroshard import devices
 from neuroshard.doctor.checks import Check
 from neuroshard.doctor.machine import check_backends, check_machine
 from neuroshard.doctor.packages import check_packages, installed
@@ -18,7 +19,7 @@ def examine(
     namespace: str = "kubeflow",
 ) -> Iterator[Check]:
     """Each check when it is done; some take seconds. `store`, `kfp` and `account` are checked only if given."""
-    yield from check_packages()
+    yield from check_packages(has_gpu=bool(devices.gpus()))
     yield from check_machine(folder)
     yield from check_backends()
     if store is None:

@@ -19,7 +19,7 @@ from neuroshard.store.bundles import find_bundle, find_hardware, model_keys, mod
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import MAX_ARTIFACT_BYTES, Files, Live, ReleaseTrack, live_or_none, read_artifact
+from neuroshard.store.track import Files, Live, ReleaseTrack, live_or_none, read_artifact
 
 MANIFEST_VERSIONS = 1_000  # newer than any: a manifest that this version cannot read is listed with its fault
 
@@ -107,7 +107,7 @@ def _live(store: Store, track: ReleaseTrack[ModelRelease]) -> tuple[Live[ModelRe
 def _manifest(store: Store, key: str) -> tuple[Manifest | None, str]:
     where = f"{store.url}/{key}"
     try:
-        raw = check_format(decode_json(store.read(key, MAX_ARTIFACT_BYTES), where), MANIFEST_VERSIONS, where)
+        raw = check_format(decode_json(store.read(key), where), MANIFEST_VERSIONS, where)
         return Manifest.parse(raw, where), ""
     except Unreachable:
         raise

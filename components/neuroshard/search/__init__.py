@@ -46,5 +46,5 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
     bound/              what no plan can cost less than: lower_bound.py explains the proof, settings.py has its switches
 
 To add a proposer: a module in proposers/ with a `propose(problem, seed)`, a line in proposers/registry.py, a switch of that
-name in tuning.py, and the place in algorithms.py where it is asked (`_local_search` and what it calls).
+name in tuning.py, and a place in algorithms.py where it is asked: `_proposed` for plans that local search starts from.
 """

@@ -17,16 +17,12 @@ from unittest.mock import patch
 
 from bench.nightly.buckets import bucket
 from helpers.faults import faulty
-from helpers.nightly import NightlyRun, Place, at_write, clocks_at, killed_after
+from helpers.nightly import NightlyRun, Place, at_write, clocks_at, killed_after, lost_on_h100, order, tables
 from helpers.nodes import node
-from neuroshard.core.errors import MeasureError
 from neuroshard.core.nightly import Request
-from neuroshard.core.table import Table
 from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
-from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.workers import job as job_module
 from neuroshard.nightly.search import run as search_run
 from neuroshard.store import folder as folder_module
@@ -35,15 +31,6 @@ from neuroshard.store.releases import plans_of
 
 Case = Callable[[Place], list[NightlyRun]]
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
-
-
-def tables(count: int, rows: int = 1000) -> tuple[Table, ...]:
-    return tuple(Table(name=f"t{i}", rows=rows * (i + 1), dim=64, pooling_factor=2.0 + 3 * i) for i in range(count))
-
-
-def order(place: Place, name: str = "ads", file: str = "six.json", **more: Any) -> dict[str, Any]:
-    asked = {"name": name, "tables": str(place.folder / file), "devices": 4, "memory": "8GiB", "hardware": "h200"}
-    return {**asked, **more}
 
 
 def new_place(folder: Path) -> Place:
@@ -125,14 +112,7 @@ def broken_kind(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
     place.nodes = [H200, H100]
     place.models = [order(place), order(place, "old", hardware="h100")]
-    measure = measure_run
-
-    def broken(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> Any:
-        if settings.hardware is not None and "H100" in settings.hardware.name:
-            raise MeasureError("the workers of 3 cases in a row were lost")
-        return measure(cases, costs, backend, settings)
-
-    with patch.object(job_module, "measure", broken):
+    with patch.object(job_module, "measure", lost_on_h100):
         second = place.nightly_run()
     return [first, second, place.nightly_run(), place.nightly_run()]
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from bench.nightly.buckets import BUCKET, bucket
-from bench.nightly.cases import H100, H200, new_place, order
+from bench.nightly.cases import H100, H200, new_place
 from helpers.faults import faulty
-from helpers.nightly import NightlyRun, Place
+from helpers.nightly import NightlyRun, Place, order
 from neuroshard.client import load_plan
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.store.folder import FolderStore

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from bench.nightly.cases import order, tables
-from helpers.nightly import Killed, NightlyRun, Place, at_write, killed_after
+from helpers.nightly import Killed, NightlyRun, Place, at_write, killed_after, order, tables
 from helpers.nodes import node
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.tables import write_tables
