@@ -128,15 +128,15 @@ clean: ## remove .venv, caches and the outputs of `make run`
 	@rm -rf components/neuroshard.egg-info
 
 # PYTHON=/path/to/python3 chooses one. It is tried, not only looked for: a pyenv shim may exist and still not run.
-PYTHONS := $(or $(PYTHON),python3.11 python3)
+PYTHONS := $(or $(PYTHON),python3.11 python3 python3.12 python3.13)
 .venv/bin/python:
 	@for python in $(PYTHONS); do \
-	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null || continue; \
 	  "$$python" -c 'import ensurepip' 2>/dev/null || { echo "$$python cannot make a venv; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }; \
 	  echo "making .venv with $$python" >&2; \
 	  exec "$$python" -m venv .venv; \
 	done; \
-	echo "NeuroShard needs Python 3.11 or newer, and none of these is: $(PYTHONS). Choose one: make PYTHON=/path/to/python3.11" >&2; exit 1
+	echo "NeuroShard needs Python 3.11 to 3.13, and none of these is: $(PYTHONS). Choose one: make PYTHON=/path/to/python3.11" >&2; exit 1
 
 LOCKS := $(addprefix requirements/,build.txt run.txt torch-cpu.txt torch-cuda.txt torchrec.txt)
 .venv/run.done: .venv/bin/python $(LOCKS) pyproject.toml

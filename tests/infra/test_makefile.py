@@ -35,7 +35,7 @@ def test_no_python_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()
     ended = make("-C", str(tmp_path), "setup", "PYTHON=/no/such/python3")
     assert ended.returncode == 2
-    assert ended.stderr.splitlines()[0].startswith("NeuroShard needs Python 3.11 or newer")
+    assert ended.stderr.splitlines()[0].startswith("NeuroShard needs Python 3.11 to 3.13")
     assert not (tmp_path / ".venv").exists()
 
 

@@ -9,13 +9,14 @@ from helpers.limits import HANGS
 from helpers.memory_store import MemoryStore
 from helpers.refusals import refused
 from neuroshard.core.errors import Conflict, StoreError, Unreachable
-from neuroshard.store import folders
-from neuroshard.store.folders import delete_folder, fetch_folder, kept, patiently, send_folder
+from neuroshard.store import patience
+from neuroshard.store.folders import delete_folder, fetch_folder, kept, send_folder
+from neuroshard.store.patience import patiently
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(patience, "WAIT_SECONDS", 0.01)
 
 
 def test_what_a_folder_has_at_the_end_is_in_the_store_and_comes_back(tmp_path: Path) -> None:

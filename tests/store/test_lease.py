@@ -10,7 +10,7 @@ import pytest
 from helpers.memory_store import MemoryStore
 from helpers.refusals import refused
 from neuroshard.core.errors import Conflict, Unreachable
-from neuroshard.store import folders
+from neuroshard.store import patience
 from neuroshard.store.lease import LEASE_SECONDS, LeaseHeld, leased
 
 KEY = "w/lease"
@@ -19,7 +19,7 @@ OLD = b'{"owner": "dead", "nonce": "1"}'
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(patience, "WAIT_SECONDS", 0.01)
 
 
 @pytest.fixture

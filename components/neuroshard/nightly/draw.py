@@ -26,10 +26,11 @@ from neuroshard.core.table import DIM_STEP, MAX_NAME, Table
 from neuroshard.core.value import sha256
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import read_costs
-from neuroshard.store.folders import delete_folder, fetch_folder, patiently
+from neuroshard.store.folders import delete_folder, fetch_folder
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import FAILED, Share, age_out, cases_of, left_of, measuring, note_failure, set_aside
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 
 FILES = ("compute.parquet", "collective.parquet", "cases.json")  # the last file shows that the draw is whole

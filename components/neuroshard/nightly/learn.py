@@ -13,9 +13,9 @@ from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.measure.workers.job import merge_shares
 from neuroshard.nightly.publish import publish
 from neuroshard.pretrain.run import run as pretrain
-from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, note_failure, write_record
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 
 

@@ -13,8 +13,8 @@ from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.golive import delete_damaged, mend_live
 from neuroshard.models.serving import known_models
 from neuroshard.store.bundles import ModelKey, models_of
-from neuroshard.store.folders import patiently
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 
 

@@ -32,9 +32,9 @@ from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
 from neuroshard.report.run import run as report
-from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, read_record, write_record
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, plans_of
 from neuroshard.store.releases import read_plan as read_live_plan

@@ -24,8 +24,8 @@ from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.nightly.fallbacks import choose
 from neuroshard.search.run import run as search
 from neuroshard.search.settings import SearchSettings
-from neuroshard.store.folders import patiently
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
 from neuroshard.store.track import Live

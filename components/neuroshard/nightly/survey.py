@@ -20,9 +20,9 @@ from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
 from neuroshard.nightly.draw import finished, lacking, read_draws, renamed, tables_of
-from neuroshard.store.folders import patiently
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import live_or_none

@@ -1,34 +1,17 @@
 """Copies a folder into a store while the folder grows, so that what a pod has measured outlives the pod."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import StoreError, Unreachable
+from neuroshard.core.errors import StoreError
 from neuroshard.files.disk import write_bytes
 from neuroshard.store.background import repeating
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 
 EVERY_SECONDS = 30.0  # a pod that dies loses at most so much of its work
-PATIENCE_SECONDS = 600.0  # with a store that does not answer; boto3's own retries take under a minute
-WAIT_SECONDS = 5.0
-
-T = TypeVar("T")
-
-
-def patiently(ask: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS) -> T:
-    """Ask a store until it answers. Raises StoreError, but Unreachable only after `patience_seconds`."""
-    deadline = time.monotonic() + patience_seconds
-    while True:
-        try:
-            return ask()
-        except Unreachable:
-            if time.monotonic() + WAIT_SECONDS > deadline:
-                raise
-            time.sleep(WAIT_SECONDS)
 
 
 def fetch_folder(store: Store, prefix: str, folder: Path) -> tuple[str, ...]:

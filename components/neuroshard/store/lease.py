@@ -12,7 +12,7 @@ from uuid import uuid4
 from neuroshard.core.errors import Conflict, NotFound, StoreError
 from neuroshard.core.value import canonical_json
 from neuroshard.store.background import repeating
-from neuroshard.store.folders import patiently
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import ObjectInfo, Store
 
 LEASE_SECONDS = 600.0  # a holder renews ten times as often, so no lease is lost while a store is away for minutes

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.value import canonical_json, decode_json, sha256
-from neuroshard.store.folders import delete_folder, patiently
+from neuroshard.store.folders import delete_folder
 from neuroshard.store.lease import expired
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import ObjectInfo, Store
 
 LEARNED, FAILED = "learned.json", "failed.json"

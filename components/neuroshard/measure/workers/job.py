@@ -20,7 +20,7 @@ from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure
 from neuroshard.measure.summary import RunSummary
 from neuroshard.measure.workers import merge
-from neuroshard.store.folders import fetch_folder, kept, patiently
+from neuroshard.store.folders import fetch_folder, kept
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (
     Share,
@@ -32,6 +32,7 @@ from neuroshard.store.measuring import (
     write_record,
 )
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import Store
 
 LEAST_SECONDS = 1.0  # of the budget that must be left to begin another draw
