@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, Seed, out_file
+from neuroshard.cli.options import AsJson, Seed, out_file, was_typed
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import parse_bytes, parse_counts, parse_duration, parse_share
@@ -156,13 +156,8 @@ def measure(
 
 def _check_verifying(context: typer.Context) -> None:
     """Raise UsageError where `measure --verify` came with options of a run: it takes those from the costs."""
-    if unused := [_as_typed(name) for name in context.params if name not in VERIFYING and _was_typed(context, name)]:
+    if unused := [_as_typed(name) for name in context.params if name not in VERIFYING and was_typed(context, name)]:
         raise UsageError(f"--verify measures as its costs were measured: leave out {', '.join(sorted(unused))}")
-
-
-def _was_typed(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _as_typed(name: str) -> str:

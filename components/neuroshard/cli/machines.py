@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from neuroshard.cli.app import command, note, say_text
-from neuroshard.cli.options import AsJson
+from neuroshard.cli.options import AsJson, was_typed
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
 
@@ -15,6 +15,7 @@ from neuroshard.core.units import parse_duration
     "measure", "neuroshard fleet --against s3://bucket/prefix", "What hardware is there, and what needs measuring."
 )
 def fleet(
+    command_line: typer.Context,
     kubernetes: Annotated[
         bool | None,
         typer.Option(
@@ -25,16 +26,10 @@ def fleet(
         Path | None, typer.Option(help="What `kubectl get nodes -o json` wrote, in place of a cluster.")
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig [default: its current one].")] = None,
-    selector: Annotated[
-        str | None, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"} [default: none].')
-    ] = None,
+    selector: Annotated[str, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
     tolerations: Annotated[
-        str | None,
-        typer.Option(
-            help="Tolerations of the measuring pods, as JSON "
-            '[default: [{"key": "nvidia.com/gpu", "operator": "Exists"}]].'
-        ),
-    ] = None,
+        str, typer.Option(help="Tolerations of the measuring pods, as JSON.")
+    ] = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
     store: Annotated[
         str | None, typer.Option("--against", help="Say which kinds no live cost model of this store covers, and why.")
     ] = None,
@@ -50,18 +45,10 @@ def fleet(
     from datetime import UTC, datetime
 
     from neuroshard.fleet.cluster import in_cluster
-    from neuroshard.fleet.run import (
-        TOLERATIONS,
-        against,
-        fleet_json,
-        fleet_text,
-        json_option,
-        kubernetes_fleet,
-        local_fleet,
-    )
+    from neuroshard.fleet.run import against, fleet_json, fleet_text, json_option, kubernetes_fleet, local_fleet
 
     asked = kubernetes if kubernetes is not None else bool(nodes or context) or in_cluster()
-    if not asked and any(given is not None for given in (nodes, context, selector, tolerations)):
+    if not asked and any(was_typed(command_line, name) for name in ("nodes", "context", "selector", "tolerations")):
         raise UsageError(
             "--local asks this machine alone; leave out --nodes, --context, --selector and --tolerations, or give --kubernetes"
         )
@@ -71,8 +58,8 @@ def fleet(
         kubernetes_fleet(
             recorded=nodes,
             context=context,
-            node_selector=None if selector is None else json_option(selector, dict, "--selector"),
-            tolerations=TOLERATIONS if tolerations is None else json_option(tolerations, list, "--tolerations"),
+            node_selector=json_option(selector, dict, "--selector"),
+            tolerations=json_option(tolerations, list, "--tolerations"),
         )
         if asked
         else local_fleet()

@@ -24,3 +24,9 @@ def _in_a_folder(path: Path | None) -> Path | None:
     if path is not None:
         check_folder_exists(path)
     return path
+
+
+def was_typed(context: typer.Context, name: str) -> bool:
+    """Whether an option was given on the command line, also with the value that it has by default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

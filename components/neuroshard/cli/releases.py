@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl
+from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, was_typed
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import format_bytes, parse_duration
 
@@ -174,12 +174,10 @@ def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = Fal
     "Delete old plans, cost models, releases and refusals.",
 )
 def gc(
+    context: typer.Context,
     store: StoreUrl,
     name: GarbageName,
-    keep: Annotated[
-        int | None,
-        typer.Option(min=1, help="Releases to keep, with their plans, besides the live one [default: 10]."),
-    ] = None,
+    keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
     older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
     as_json: AsJson = False,
@@ -188,9 +186,9 @@ def gc(
     from neuroshard.core.nightly import WORK_FOLDER
     from neuroshard.deploy.gc import run
 
-    if keep is not None and name.partition("/")[0] == WORK_FOLDER:
+    if was_typed(context, "keep") and name.partition("/")[0] == WORK_FOLDER:
         raise UsageError("--keep is for releases; leave it out: what was measured is kept by --older-than alone")
-    garbage = run(store, name, keep=10 if keep is None else keep, age_seconds=parse_duration(older_than), apply=apply)
+    garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)
     if as_json:
         entries = [{"key": entry.key, "bytes": entry.size} for entry in garbage.entries]
         say_json({"store": store, "deleted": apply, "entries": entries, "kept": garbage.kept})

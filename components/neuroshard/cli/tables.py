@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from neuroshard.cli.app import command, note, say, say_text
-from neuroshard.cli.options import out_file
+from neuroshard.cli.options import out_file, was_typed
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes, parse_bytes
@@ -18,6 +18,7 @@ from neuroshard.core.units import format_bytes, parse_bytes
     "Tables from a model, a file or a printout; or check them.",
 )
 def tables(
+    context: typer.Context,
     out: Annotated[Path | None, out_file("tables.json")] = None,
     preset: Annotated[str | None, typer.Option(help="A built-in table set: mlperf-dlrm-dcnv2.")] = None,
     source: Annotated[
@@ -72,9 +73,7 @@ def tables(
     optimizer: Annotated[
         str, typer.Option(help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
     ] = "rowwise_adagrad",
-    dim: Annotated[
-        int | None, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none [default: 128].")
-    ] = None,
+    dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
     traces: Annotated[Path | None, typer.Option(help="Also write the file's own lookups here (dlrm_datasets).")] = None,
 ) -> None:
     """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
@@ -82,6 +81,7 @@ def tables(
     from neuroshard.files.disk import check_can_write, check_folder_exists, write_bytes
     from neuroshard.files.importers import tables_source
     from neuroshard.files.importers.check_tables import findings_json, findings_text
+    from neuroshard.files.importers.import_tables import has_lookups
     from neuroshard.files.importers.pooling_factors import pooling_factors as read_factors
     from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
     from neuroshard.files.plan import write_plan
@@ -90,7 +90,6 @@ def tables(
 
     if out is None and not check:
         raise UsageError("say where to write: -o tables.json; or --check")
-    has_no_dim = str(source).lower().endswith((".pt", ".pt.gz"))
     for option, given, needed, there in (
         ("--json", as_json, "--check", check),
         ("--pooling-factor", pooling_factor, "--from-torchrec", torchrec),
@@ -100,7 +99,7 @@ def tables(
         ("--costs-out", costs_out, "--from-stats", stats),
         ("--memory", memory, "--plan-out", plan_out),
         ("--dtype", dtype, "--preset, --from and --from-stats: a model has its own", torchrec is None),
-        ("--dim", dim is not None, "--from FILE.pt", has_no_dim),
+        ("--dim", was_typed(context, "dim"), "--from FILE.pt", source is not None and has_lookups(source)),
         ("--plan-out", plan_out, "-o tables.json", out),
         ("--costs-out", costs_out, "-o tables.json", out),
         ("--traces", traces, "-o tables.json", out),
@@ -115,9 +114,7 @@ def tables(
         case str(), None, None, None:
             found = tables_source.from_preset(preset, access=access, dtype=word, optimizer=optimizer)
         case None, Path(), None, None:
-            found = tables_source.from_file(
-                source, access=access, dtype=word, optimizer=optimizer, dim=128 if dim is None else dim
-            )
+            found = tables_source.from_file(source, access=access, dtype=word, optimizer=optimizer, dim=dim)
         case None, None, str(), None:
             found = tables_source.from_torchrec(
                 torchrec,

@@ -243,10 +243,9 @@ def from_torchrec(
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the
     trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
-    The plan carries no predicted cost. Its notes name table-row-wise and grid tables. Raises
-    InvalidInput, which names table, rank and value, for missing or unknown tables, for row blocks that
-    TorchRec would place on other ranks, and for anything that makes a plan invalid: a gap, an overlap, a rank beyond the
-    devices, too little memory.
+    The plan carries no predicted cost. Its notes name table-row-wise and grid tables. Raises InvalidInput, which names table,
+    rank and value, for missing or unknown tables, for row blocks that TorchRec would place on other ranks, and for anything that
+    makes a plan invalid: a gap, an overlap, a rank beyond the devices, too little memory.
     """
     device_memory_bytes = tuple(device_memory_bytes)
     collections = collections_of(module)

@@ -5,10 +5,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from neuroshard import devices, system
+from neuroshard.core.cost import Hardware
 from neuroshard.core.extras import pip
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
@@ -54,9 +55,8 @@ def disk_check(folder: Path, free: int) -> Check:
     return Check("disk", "ok", where)
 
 
-def check_backends() -> Iterator[Check]:
-    """Whether FBGEMM's operator runs on the CPU, and on the GPUs if there are any."""
-    gpus = devices.gpus()
+def check_backends(gpus: Sequence[Hardware]) -> Iterator[Check]:
+    """Whether FBGEMM's operator runs on the CPU, and on this machine's `gpus` if there are any."""
     yield operator_check("cpu", has_gpu=bool(gpus))
     if not gpus:
         yield Check("gpu backend", "none", "no NVIDIA GPU found", _why_no_gpu())

@@ -19,9 +19,10 @@ def examine(
     namespace: str = "kubeflow",
 ) -> Iterator[Check]:
     """Each check when it is done; some take seconds. `store`, `kfp` and `account` are checked only if given."""
-    yield from check_packages(has_gpu=bool(devices.gpus()))
+    gpus = devices.gpus()
+    yield from check_packages(has_gpu=bool(gpus))
     yield from check_machine(folder)
-    yield from check_backends()
+    yield from check_backends(gpus)
     if store is None:
         yield Check("store", "none", "no store was checked", "to check one: --store s3://bucket/prefix, or a folder")
     else:

@@ -73,9 +73,7 @@ class Tuning:
     all_row_sets_most_cells: int = 200_000  # sets x tables x devices above which it is not, where there are domains
     # Tables over all devices, where the others are over those of a domain
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
-    row_sets_one_by_one: int = (
-        12  # tables up to which sets of an order differ by one table; beyond, by a fifth of the rest
-    )
+    row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest
     copies_worth: float = 0.02  # share that first plans must save by copies for small tables to be data-parallel
 
     # improve: the objective and the descent

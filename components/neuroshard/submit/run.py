@@ -20,9 +20,8 @@ from neuroshard.submit.steps import refused_at_once, steps_text
 PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
 MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
 STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
-WHAT_IS_LIVE = (
-    "models that it had deployed by then have their new plans, and the others keep theirs"  # a deploy is one swap
-)
+# Of a run that failed: a deploy is one swap.
+WHAT_IS_LIVE = "models that it had deployed by then have their new plans, and the others keep theirs"
 STILL_SECONDS = 300.0  # a run of which nothing has changed for so long may be an orphan
 STILL_CHECKS = 2  # the same for its pods: a persistence agent that restarts is late too
 

@@ -50,10 +50,15 @@ def import_tables(
     suffix, and InvalidInput for a fault in the file.
     """
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
-    if path.name.lower().endswith((".pt", ".pt.gz")):
+    if has_lookups(path):
         return read_dlrm_dataset(path, dim=dim, defaults=defaults)
     entries, notes = read_entries(path)
     return checked_tables(entries, defaults, str(path), notes)
+
+
+def has_lookups(path: Path) -> bool:
+    """Whether a file is one of dlrm_datasets, which holds lookups and no widths, by its name."""
+    return path.name.lower().endswith((".pt", ".pt.gz"))
 
 
 def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:

@@ -11,7 +11,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.core.value import shown
 from neuroshard.files.importers.check_tables import Finding, check_entries
-from neuroshard.files.importers.import_tables import frame_entries, import_tables, read_entries
+from neuroshard.files.importers.import_tables import frame_entries, has_lookups, import_tables, read_entries
 from neuroshard.files.importers.imported import Defaults, Imported, TableEntry, checked_tables, table_defaults
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.importers.sharding_stats import Printed, read_stats
@@ -52,7 +52,7 @@ def from_preset(name: str, *, access: str, dtype: str, optimizer: str) -> Source
 def from_file(path: Path, *, access: str, dtype: str, optimizer: str, dim: int) -> Source:
     """Any file that files/importers/import_tables.py reads; only a .pt has lookups. Raises UsageError and InvalidInput."""
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
-    if path.name.lower().endswith((".pt", ".pt.gz")):
+    if has_lookups(path):
         imported = import_tables(path, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
         notes = tuple(note.removeprefix(f"{path}: ") for note in imported.notes)  # `tables` adds the path again
         return Source(str(path), _entries(str(path), imported.tables), defaults, notes, imported.traces)
