@@ -1,4 +1,5 @@
-"""What every store does, whichever it is. rclone ignores conditions, so it is opened for a single writer."""
+"""What every store does, whichever it is, also the one that waits for another. rclone ignores conditions, so it is opened for a
+single writer."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -14,20 +15,22 @@ from neuroshard.core.errors import Conflict, InvalidInput, NotFound, UsageError
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import open_patiently
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import all_releases
 
 
-@pytest.fixture(params=["folder", "moto", "rclone"])
+@pytest.fixture(params=["folder", "patient", "moto", "rclone"])
 def url(request, tmp_path, aws) -> str:
-    if request.param == "folder":
+    if request.param in ("folder", "patient"):
         return str(tmp_path / "store")
     return aws(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
 def store(url, request):
-    return open_store(url, single_writer="rclone" in request.node.callspec.id)
+    open_it = open_patiently if "patient" in request.node.callspec.id else open_store
+    return open_it(url, single_writer="rclone" in request.node.callspec.id)
 
 
 class TestStore:

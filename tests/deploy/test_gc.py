@@ -24,6 +24,7 @@ from neuroshard.deploy.run import deploy, promote, publish
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import leased
 from neuroshard.store.open import open_store
+from neuroshard.store.patience import PatientStore
 from neuroshard.store.releases import plan_key, plans_of, release_key
 from neuroshard.store.track import all_releases
 
@@ -314,7 +315,7 @@ def test_what_was_measured_of_hardware_that_left_is_deleted_once_it_is_old(measu
 
 
 def test_measuring_that_is_under_way_is_never_deleted(measured):
-    with leased(measured, f"{LEFT}/aaaa/draw-0001/lease-1-of-1.json", "night"):
+    with leased(PatientStore(measured), f"{LEFT}/aaaa/draw-0001/lease-1-of-1.json", "night"):
         found = collector.run(measured.url, "_measuring", keep=1, age_seconds=DAY, apply=True)
     assert {entry.key.split("/")[1] for entry in found.entries} == {STAYS.partition("/")[2]}
     assert len(measured.list(f"{LEFT}/")) == 3

@@ -33,6 +33,7 @@ from neuroshard.nightly.release import Verdict
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import measuring
+from neuroshard.store.patience import PatientStore
 from neuroshard.store.releases import plans_of
 
 pytestmark = pytest.mark.slow
@@ -329,11 +330,11 @@ def test_the_survey_too_writes_as_the_single_writer(place: Place, monkeypatch: p
     """It sets damaged cases aside, which a store that ignores conditional writes takes from a single writer alone."""
     asked: list[bool] = []
 
-    def opened(url: str, *, single_writer: bool = False) -> FolderStore:
+    def opened(url: str, *, single_writer: bool = False) -> PatientStore:
         asked.append(single_writer)
-        return FolderStore(Path(url))
+        return PatientStore(FolderStore(Path(url)))
 
-    monkeypatch.setattr(survey_module, "open_store", opened)
+    monkeypatch.setattr(survey_module, "open_patiently", opened)
     (place.folder / "nodes.json").write_text(json.dumps({"items": place.nodes}))
     settings = SurveySettings(Request.parse(place.request, "request"), nodes=str(place.folder / "nodes.json"))
     survey_module.run(json.dumps(place.models), place.store, settings, single_writer=True)
@@ -491,7 +492,7 @@ def test_a_share_that_another_run_measures_is_left_to_it(place: Place) -> None:
     place.nightly_run()
     [folder] = works(place)
     place.budget_seconds = None
-    with leased(store_of(place), f"{folder}/draw-0001/lease-1-of-1.json", "another"):
+    with leased(PatientStore(store_of(place)), f"{folder}/draw-0001/lease-1-of-1.json", "another"):
         ended = place.run_steps(Request.parse(place.request, "request"))
     assert (ended.error, ended.ends) == ("", {"ads": "live"})
     assert not [path for path in Path(place.store, folder).rglob("*.parquet") if "costs-" in str(path)]
@@ -500,10 +501,10 @@ def test_a_share_that_another_run_measures_is_left_to_it(place: Place) -> None:
 
 def test_a_dead_runs_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
-    with leased(store, "w/lease", "one"):
-        with refused(LeaseHeld, "nightly run one"), leased(store, "w/lease", "two"):
+    with leased(PatientStore(store), "w/lease", "one"):
+        with refused(LeaseHeld, "nightly run one"), leased(PatientStore(store), "w/lease", "two"):
             pass
-        with leased(store, "w/lease", "two", seconds=0.0):
+        with leased(PatientStore(store), "w/lease", "two", seconds=0.0):
             assert json.loads(store.read("w/lease"))["owner"] == "two"
     assert store.list("w/") == ()
 
@@ -512,7 +513,7 @@ def test_a_dead_nights_lease_that_is_dated_in_the_future_is_taken_over(tmp_path:
     store = FolderStore(tmp_path)
     store.create("w/lease", b'{"owner": "dead", "nonce": "1"}')
     os.utime(tmp_path / "w" / "lease", (2e9, 2e9))  # the year 2033
-    with leased(store, "w/lease", "two"):
+    with leased(PatientStore(store), "w/lease", "two"):
         assert json.loads(store.read("w/lease"))["owner"] == "two"
 
 

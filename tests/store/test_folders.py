@@ -11,7 +11,7 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Conflict, StoreError, Unreachable
 from neuroshard.store import patience
 from neuroshard.store.folders import delete_folder, fetch_folder, kept, send_folder
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import PatientStore, patiently
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_folder_has_at_the_end_is_in_the_store_and_comes_back(tmp_path: Path) -> None:
     store, here, there = MemoryStore(), tmp_path / "here", tmp_path / "there"
-    with kept(store, "work/costs", here):
+    with kept(PatientStore(store), "work/costs", here):
         (here / "deep").mkdir(parents=True)
         (here / "a.json").write_text("a")
         (here / "deep" / "b").write_text("b")
@@ -39,7 +39,7 @@ def test_it_is_sent_while_the_work_goes_on_so_that_a_killed_pod_loses_little(tmp
         sent.set()
 
     store.create = recorded
-    with kept(store, "w", tmp_path, every_seconds=0.01):
+    with kept(PatientStore(store), "w", tmp_path, every_seconds=0.01):
         (tmp_path / "part").write_text("1")
         assert sent.wait(HANGS)
         assert store.read("w/part") == b"1"
@@ -49,7 +49,7 @@ def test_what_is_there_already_is_not_sent_again(tmp_path: Path) -> None:
     store = MemoryStore()
     store.create("w/part", b"1")
     fetch_folder(store, "w", tmp_path)
-    with kept(store, "w", tmp_path):
+    with kept(PatientStore(store), "w", tmp_path):
         (tmp_path / "part").write_text("changed, which a part never is")
     assert store.read("w/part") == b"1"
 
@@ -73,7 +73,7 @@ def fails_thrice(store: MemoryStore, error: Exception) -> tuple[list[str], threa
 def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path: Path) -> None:
     store = MemoryStore()
     tries, _ = fails_thrice(store, Unreachable("no answer"))
-    with kept(store, "w", tmp_path):
+    with kept(PatientStore(store), "w", tmp_path):
         (tmp_path / "part").write_text("1")
     assert (store.read("w/part"), len(tries)) == (b"1", 4)
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_sent_meanwhile_is_reported_once_each_time(
     store = MemoryStore()
     _, sent = fails_thrice(store, StoreError("the credentials have expired"))
     (tmp_path / "part").write_text("1")
-    with kept(store, "w", tmp_path, every_seconds=0.01):
+    with kept(PatientStore(store), "w", tmp_path, every_seconds=0.01):
         assert sent.wait(HANGS)
     note = capsys.readouterr().err
     assert note.startswith("note: the credentials have expired")
@@ -120,11 +120,27 @@ def test_patience_ends_and_a_refusal_is_reported_at_once() -> None:
     assert len(asked) == 1
 
 
+def test_a_swap_whose_answer_was_lost_is_not_taken_for_another_writers() -> None:
+    store = MemoryStore()
+    swap, answers = store.swap, iter([False])
+
+    def lost_once(key: str, data: bytes, expected: str | None) -> None:
+        swap(key, data, expected)
+        if not next(answers, True):
+            raise Unreachable("no answer")
+
+    store.swap = lost_once
+    PatientStore(store).swap("k", b"ours", None)
+    assert store.read("k") == b"ours"
+    with pytest.raises(Conflict):
+        PatientStore(store).swap("k", b"another", None)
+
+
 def test_an_error_of_the_work_is_reported_and_what_it_made_is_kept(tmp_path: Path) -> None:
     store = MemoryStore()
 
     def work() -> None:
-        with kept(store, "w", tmp_path):
+        with kept(PatientStore(store), "w", tmp_path):
             (tmp_path / "part").write_text("1")
             raise ValueError("of the work")
 

@@ -12,6 +12,7 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Conflict, Unreachable
 from neuroshard.store import patience
 from neuroshard.store.lease import LEASE_SECONDS, LeaseHeld, leased
+from neuroshard.store.patience import PatientStore
 
 KEY = "w/lease"
 OLD = b'{"owner": "dead", "nonce": "1"}'
@@ -63,14 +64,14 @@ def away_once(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def test_a_lease_whose_creation_was_not_answered_is_held(store: MemoryStore) -> None:
     store.create = tried_twice(store.create)
-    with leased(store, KEY, "one"):
+    with leased(PatientStore(store), KEY, "one"):
         assert owner(store) == "one"
     assert store.list("w/") == ()
 
 
 def test_an_expired_lease_whose_takeover_was_not_answered_is_held(expired: MemoryStore) -> None:
     expired.swap = tried_twice(expired.swap)
-    with leased(expired, KEY, "one"):
+    with leased(PatientStore(expired), KEY, "one"):
         assert owner(expired) == "one"
     assert expired.list("w/") == ()
 
@@ -83,7 +84,7 @@ def test_an_expired_lease_that_another_run_took_over_first_is_left_to_it(expired
         raise Conflict("somebody else changed it in between")
 
     expired.swap = overtaken
-    with refused(LeaseHeld, "nightly run faster"), leased(expired, KEY, "one"):
+    with refused(LeaseHeld, "nightly run faster"), leased(PatientStore(expired), KEY, "one"):
         pass
     assert owner(expired) == "faster"
 
@@ -91,11 +92,15 @@ def test_an_expired_lease_that_another_run_took_over_first_is_left_to_it(expired
 @pytest.mark.parametrize("method", ["create", "read_versioned", "list", "swap"])
 def test_a_store_that_is_away_when_a_lease_is_asked_for_is_waited_for(expired: MemoryStore, method: str) -> None:
     setattr(expired, method, away_once(getattr(expired, method)))
-    with leased(expired, KEY, "one"):
+    with leased(PatientStore(expired), KEY, "one"):
         assert owner(expired) == "one"
     assert expired.list("w/") == ()
 
 
 def test_a_holder_without_a_name_is_another_run(store: MemoryStore) -> None:
-    with leased(store, KEY, ""), refused(LeaseHeld, "another nightly run is working on it"), leased(store, KEY, "two"):
+    with (
+        leased(PatientStore(store), KEY, ""),
+        refused(LeaseHeld, "another nightly run is working on it"),
+        leased(PatientStore(store), KEY, "two"),
+    ):
         pass

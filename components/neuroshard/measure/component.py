@@ -53,6 +53,6 @@ def train_job(
         run(train_job(parsed, training_runtime, image, options), 2 * parse_duration(budget) + 3600)
     except NeuroshardError as error:  # concerns this kind alone: the others continue
         from neuroshard.store.measuring import note_failure
-        from neuroshard.store.open import open_store
+        from neuroshard.store.patience import open_patiently
 
-        note_failure(open_store(store, single_writer=single_writer), parsed.folder, "train job", str(error))
+        note_failure(open_patiently(store, single_writer=single_writer), parsed.folder, "train job", str(error))

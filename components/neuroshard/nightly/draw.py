@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +30,7 @@ from neuroshard.files.costs import read_costs
 from neuroshard.store.folders import delete_folder, fetch_folder
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import FAILED, Share, age_out, cases_of, left_of, measuring, note_failure, set_aside
-from neuroshard.store.open import open_store
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import PatientStore, open_patiently, patiently
 from neuroshard.store.protocol import Store
 
 FILES = ("compute.parquet", "collective.parquet", "cases.json")  # the last file shows that the draw is whole
@@ -61,12 +61,12 @@ def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[
     store does not answer, and Unsafe.
     """
     jobs = []
-    store = open_store(store_url, single_writer=single_writer)
+    store = open_patiently(store_url, single_writer=single_writer)
     found, _ = tables_of(survey.orders, skip=survey.no_plan)
     tables = [table for tables in found.values() for table in tables]
     for work in survey.works:
         with _failures_noted(store, work):
-            patiently(lambda work=work: store.delete(f"{work.folder}/{FAILED}"))  # type: ignore[misc] # this run tries again
+            store.delete(f"{work.folder}/{FAILED}")  # this run tries again
             if work.oldest_seconds is not None:
                 age_out(store, work.folder, work.oldest_seconds)
             extend(store, work, survey.request, tables, survey.owner)
@@ -88,7 +88,7 @@ def _failures_noted(store: Store, work: Work) -> Iterator[None]:
         note_failure(store, work.folder, "augment", str(error))
 
 
-def extend(store: Store, work: Work, request: Request, tables: Sequence[Table], owner: str) -> None:
+def extend(store: PatientStore, work: Work, request: Request, tables: Sequence[Table], owner: str) -> None:
     """Add a draw with what the work lacks, if it lacks anything. Raises LeaseHeld, StoreError, and what `augment` raises."""
     with leased(store, f"{work.folder}/lease-augment.json", owner):
         earlier = read_draws(store, work.folder)
@@ -285,7 +285,7 @@ def _put(cases: Cases, store: Store, folder: str, number: int) -> None:
         write_cases(Path(scratch), cases)
         for name in FILES:
             data = Path(scratch, name).read_bytes()
-            patiently(lambda key=f"{prefix}/{name}", data=data: store.create(key, data))  # type: ignore[misc]
+            store.create(f"{prefix}/{name}", data)
 
 
 def tables_of(
@@ -301,7 +301,7 @@ def tables_of(
         if order.name in (skip or {}):
             continue
         try:
-            tables, notes = patiently(lambda order=order: load_tables(order.tables))  # type: ignore[misc]
+            tables, notes = patiently(partial(load_tables, order.tables))
         except NeuroshardError as error:
             faults[order.name] = str(error)
             continue

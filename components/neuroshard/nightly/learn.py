@@ -14,8 +14,7 @@ from neuroshard.measure.workers.job import merge_shares
 from neuroshard.nightly.publish import publish
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, note_failure, write_record
-from neuroshard.store.open import open_store
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 
 
@@ -26,7 +25,7 @@ def run(
 
     Raises StoreError where the store cannot be listed, or does not answer.
     """
-    store = open_store(store_url, single_writer=single_writer)
+    store = open_patiently(store_url, single_writer=single_writer)
     model: TrainedCostModel | None = None
     step = "merge"
     try:
@@ -61,4 +60,4 @@ def _record_learned(store: Store, work: Work, costs: str, max_error: float | Non
 
 def _forget_failures(store: Store, work: Work) -> None:
     if FAILED in measuring(store, work.folder).others:
-        patiently(lambda: store.delete(f"{work.folder}/{FAILED}"))
+        store.delete(f"{work.folder}/{FAILED}")

@@ -13,8 +13,7 @@ from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.golive import delete_damaged, mend_live
 from neuroshard.models.serving import known_models
 from neuroshard.store.bundles import ModelKey, models_of
-from neuroshard.store.open import open_store
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 
 
@@ -31,17 +30,17 @@ def publish(
 
     Raises Refused where the error on unseen tables is higher, or where the live cost model serves more; StoreError, Conflict.
     """
-    store = open_store(store_url, single_writer=single_writer)
+    store = open_patiently(store_url, single_writer=single_writer)
     track = models_of(work.hardware.fingerprint, request.batch_size)
-    if mended := patiently(lambda: mend_live(store, track)):
+    if mended := mend_live(store, track):
         log(f"note: {mended}")
     now = datetime.now(UTC)
-    if less := patiently(lambda: _serves_less(store, work, request, cost_model)):
+    if less := _serves_less(store, work, request, cost_model):
         raise Refused(less)
-    if mended := patiently(lambda: delete_damaged(store, track, load_cost_model(cost_model).name)):
+    if mended := delete_damaged(store, track, load_cost_model(cost_model).name):
         log(f"note: {mended}")
     asked = PublishRule(max_error, renew=work.oldest_seconds is not None)
-    release = patiently(lambda: publish_model(cost_model, store, now=now, asked=asked))
+    release = publish_model(cost_model, store, now=now, asked=asked)
     error = "" if release.error is None else f", error on unseen tables {release.error:.1%}"
     log(f"{release.device_name}: cost model {release.bundle_digest[:12]} is live{error}")
     return release

@@ -33,8 +33,7 @@ from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
 from neuroshard.report.run import run as report
 from neuroshard.store.measuring import FAILED, read_record, write_record
-from neuroshard.store.open import open_store
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, plans_of
 from neuroshard.store.releases import read_plan as read_live_plan
@@ -83,9 +82,9 @@ def run(
 
     Raises Unreachable where the store does not answer, and StoreError where a red verdict cannot be recorded.
     """
-    store = open_store(store_url, single_writer=settings.single_writer)
+    store = open_patiently(store_url, single_writer=settings.single_writer)
     try:
-        mended = patiently(lambda: mend_live(store, plans_of(name)))
+        mended = mend_live(store, plans_of(name))
         doubts = [*survey.notes, *([mended] if mended else [])]
         verdict = _verdict(survey, name, searched, files, store_url, settings, doubts)
     except (Unreachable, Unsafe):
@@ -121,11 +120,11 @@ def _verdict(
     doubts: Sequence[str],
 ) -> Verdict:
     """Deploy the plan, if there is one; returns the verdict."""
-    store = open_store(store_url, single_writer=settings.single_writer)
+    store = open_patiently(store_url, single_writer=settings.single_writer)
     if searched.no_plan:
         return _without_plan(store, survey, name, searched.no_plan, doubts)
     instead = searched.instead or read_plan(files.plan).provenance.instead
-    damaged = patiently(lambda: delete_damaged(store, plans_of(name), read_plan(files.plan).digest()))
+    damaged = delete_damaged(store, plans_of(name), read_plan(files.plan).digest())
     doubts = [*doubts, *(one for one in (instead, damaged) if one)]
     gated = replace(settings, tables=files.tables, cost_model=searched.model, max_error=survey.max_error, nightly=True)
 
@@ -141,11 +140,7 @@ def _verdict(
     except (Refused, InvalidInput, Conflict) as error:
         return _without_plan(store, survey, name, str(error), doubts)
     decision, release = deployed.decision, deployed.release
-    if (
-        decision
-        and not decision.goes_live
-        and patiently(lambda: live_plan(live_or_none(store, plans_of(name)), store)) is None
-    ):
+    if decision and not decision.goes_live and live_plan(live_or_none(store, plans_of(name)), store) is None:
         return _without_plan(store, survey, name, decision.finding, doubts)
     end: End = "kept" if decision and not decision.goes_live else "live"
     why = decision.finding if decision else "this plan is live already"
@@ -158,7 +153,7 @@ def conclude(survey: Survey, store_url: str) -> tuple[str, ...]:
 
     Raises NeuroshardError where a model has no plan at all, and StoreError.
     """
-    store = open_store(store_url)
+    store = open_patiently(store_url)
     lines, red = [], []
     for order in survey.orders:
         raw = read_record(store, f"{VERDICTS_FOLDER}/{order.name}.json")
@@ -191,11 +186,11 @@ def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Seq
     end: End = "no plan"
     number = 0
     try:
-        live = patiently(lambda: live_or_none(store, plans_of(name)))
+        live = live_or_none(store, plans_of(name))
         number = live.release.number if live else 0
         end = "no plan" if live else "red"
         if live:
-            patiently(lambda: read_live_plan(store, name, live.release.plan_digest))
+            read_live_plan(store, name, live.release.plan_digest)
     except NewerFormat as error:  # newer trainers can read it
         doubts = [*doubts, str(error)]
     except Unreachable:

@@ -24,8 +24,7 @@ from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.nightly.fallbacks import choose
 from neuroshard.search.run import run as search
 from neuroshard.search.settings import SearchSettings
-from neuroshard.store.open import open_store
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
 from neuroshard.store.track import Live
@@ -42,7 +41,7 @@ def run(
     reason = survey.no_plan.get(name, "")
     try:
         if not reason:
-            store = open_store(store_url)
+            store = open_patiently(store_url)
             patiently(lambda: load_tables(survey.order(name).tables, tables))
             return patiently(lambda: search_plan(survey, name, store, tables, out, algorithm, memory_margin))
     except Unreachable:

@@ -21,8 +21,7 @@ from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
 from neuroshard.nightly.draw import finished, lacking, read_draws, renamed, tables_of
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record
-from neuroshard.store.open import open_store
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import live_or_none
@@ -37,10 +36,10 @@ def run(models: str, store_url: str, settings: SurveySettings, *, single_writer:
     this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError, and NeuroshardError where no
     model can be planned and one of them has no live plan.
     """
-    orders, store = read_orders(models), open_store(store_url, single_writer=single_writer)
+    orders, store = read_orders(models), open_patiently(store_url, single_writer=single_writer)
     fleet, notes = _fleet(settings)
     tables, faults = tables_of(orders)
-    known, unreadable = patiently(lambda: known_models(store))
+    known, unreadable = known_models(store)
     found = survey(fleet, known, orders, tables, settings, now=datetime.now(UTC), unreadable=bool(unreadable))
     no_plan = {**found.no_plan, **{name: f"its tables cannot be read: {why}" for name, why in faults.items()}}
     _check_any_left(store, orders, no_plan)
@@ -70,7 +69,7 @@ def run(models: str, store_url: str, settings: SurveySettings, *, single_writer:
 def planned_at_once(found: Survey, store_url: str) -> list[str]:
     """The models that need not wait: this run measures nothing for them; or an earlier attempt to measure failed, or left a lease
     behind or holds it still, so that nothing may come of waiting."""
-    store = open_store(store_url)
+    store = open_patiently(store_url)
     failed = set()
     for work in found.works:
         now = measuring(store, work.folder)
@@ -164,7 +163,7 @@ def _check_any_left(store: Store, orders: Sequence[Order], no_plan: Mapping[str,
     if any(order.name not in no_plan for order in orders):
         return
     for order in orders:
-        live = patiently(lambda order=order: live_or_none(store, plans_of(order.name)))  # type: ignore[misc]
+        live = live_or_none(store, plans_of(order.name))
         if live is None:
             raise NeuroshardError(f"model {order.name!r} gets no plan, and none is live: {no_plan[order.name]}")
     log(f"note: no model can get a plan, the first for: {no_plan[orders[0].name]}")

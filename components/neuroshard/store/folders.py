@@ -8,7 +8,7 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import StoreError
 from neuroshard.files.disk import write_bytes
 from neuroshard.store.background import repeating
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import PatientStore
 from neuroshard.store.protocol import Store
 
 EVERY_SECONDS = 30.0  # a pod that dies loses at most so much of its work
@@ -16,9 +16,9 @@ EVERY_SECONDS = 30.0  # a pod that dies loses at most so much of its work
 
 def fetch_folder(store: Store, prefix: str, folder: Path) -> tuple[str, ...]:
     """Copy the objects under `prefix` into `folder`, and return the names of the files. Raises StoreError."""
-    names = tuple(entry.key.removeprefix(f"{prefix}/") for entry in patiently(lambda: store.list(f"{prefix}/")))
+    names = tuple(entry.key.removeprefix(f"{prefix}/") for entry in store.list(f"{prefix}/"))
     for name in names:
-        write_bytes(folder / name, patiently(lambda name=name: store.read(f"{prefix}/{name}")))  # type: ignore[misc]
+        write_bytes(folder / name, store.read(f"{prefix}/{name}"))
     return names
 
 
@@ -37,23 +37,23 @@ def send_folder(store: Store, prefix: str, folder: Path, sent: set[str]) -> None
 
 def delete_folder(store: Store, prefix: str) -> None:
     """Delete the objects under `prefix`. Raises StoreError."""
-    for entry in patiently(lambda: store.list(f"{prefix}/")):
-        patiently(lambda key=entry.key: store.delete(key))  # type: ignore[misc]
+    for entry in store.list(f"{prefix}/"):
+        store.delete(entry.key)
 
 
 @contextmanager
-def kept(store: Store, prefix: str, folder: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
+def kept(store: PatientStore, prefix: str, folder: Path, every_seconds: float = EVERY_SECONDS) -> Iterator[None]:
     """Send new files of `folder` while the block runs, and at its end. Raises StoreError at the end alone, after some patience.
 
     Files of `folder` must appear whole (by rename) and never change. Files that the store already has are not sent again.
     """
-    sent = {entry.key.removeprefix(f"{prefix}/") for entry in patiently(lambda: store.list(f"{prefix}/"))}
+    sent = {entry.key.removeprefix(f"{prefix}/") for entry in store.list(f"{prefix}/")}
     noted = ""
 
     def send() -> None:
         nonlocal noted
         try:
-            send_folder(store, prefix, folder, sent)
+            send_folder(store.impatient, prefix, folder, sent)
             noted = ""
         except StoreError as error:  # the block continues; its end raises if the store still fails
             if str(error) != noted:
@@ -64,4 +64,4 @@ def kept(store: Store, prefix: str, folder: Path, every_seconds: float = EVERY_S
         with repeating(every_seconds, send):
             yield
     finally:
-        patiently(lambda: send_folder(store, prefix, folder, sent))
+        send_folder(store, prefix, folder, sent)

@@ -12,7 +12,7 @@ from uuid import uuid4
 from neuroshard.core.errors import Conflict, NotFound, StoreError
 from neuroshard.core.value import canonical_json
 from neuroshard.store.background import repeating
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import PatientStore
 from neuroshard.store.protocol import ObjectInfo, Store
 
 LEASE_SECONDS = 600.0  # a holder renews ten times as often, so no lease is lost while a store is away for minutes
@@ -23,7 +23,7 @@ class LeaseHeld(StoreError):
 
 
 @contextmanager
-def leased(store: Store, key: str, owner: str, seconds: float = LEASE_SECONDS) -> Iterator[None]:
+def leased(store: PatientStore, key: str, owner: str, seconds: float = LEASE_SECONDS) -> Iterator[None]:
     """Hold the lease at `key` while the block runs. Raises LeaseHeld where another run holds it, and StoreError.
 
     A store that does not answer is waited for. A holder that is killed leaves its lease behind. Anybody may take over a lease
@@ -38,17 +38,17 @@ def leased(store: Store, key: str, owner: str, seconds: float = LEASE_SECONDS) -
         nonlocal renewals
         renewals += 1
         with suppress(StoreError):  # the store is away; or the lease was taken over, which the next renewal sees too
-            data, token = store.read_versioned(key)
+            data, token = store.impatient.read_versioned(key)
             if _nonce(data) == nonce:
-                store.swap(key, _lease(owner, nonce, renewals), token)
+                store.impatient.swap(key, _lease(owner, nonce, renewals), token)
 
     try:
         with repeating(seconds / 10, renew):
             yield
     finally:
         with suppress(StoreError):  # it will expire
-            if _nonce(store.read(key)) == nonce:
-                store.delete(key)
+            if _nonce(store.impatient.read(key)) == nonce:
+                store.impatient.delete(key)
 
 
 def holder(store: Store, key: str) -> str:
@@ -70,7 +70,7 @@ def expired(store: Store, entry: ObjectInfo, seconds: float = LEASE_SECONDS) -> 
 def _create(store: Store, key: str, data: bytes) -> bool:
     """Whether the lease is ours. The same bytes, with our nonce, are there already where the answer to a first try was lost."""
     try:
-        patiently(lambda: store.create(key, data))
+        store.create(key, data)
         return True
     except Conflict:
         return False
@@ -79,32 +79,26 @@ def _create(store: Store, key: str, data: bytes) -> bool:
 def _take_over(store: Store, key: str, owner: str, nonce: str, seconds: float) -> bool:
     """Take a lease that has expired, or that its holder has just deleted; False where another holds it."""
     try:
-        _, token = patiently(lambda: store.read_versioned(key))
-        entry = next((one for one in patiently(lambda: store.list(key)) if one.key == key), None)
+        _, token = store.read_versioned(key)
+        entry = next((one for one in store.list(key) if one.key == key), None)
         if entry is None or not expired(store, entry, seconds):
             return entry is None and _create(store, key, _lease(owner, nonce, 0))
-        patiently(lambda: store.swap(key, _lease(owner, nonce, 0), token))
+        store.swap(key, _lease(owner, nonce, 0), token)
         return True
     except NotFound:  # its holder has just ended
         return _create(store, key, _lease(owner, nonce, 0))
-    except Conflict:  # another one was faster, or this is a second try and the answer to the first was lost
-        return _is_held(store, key, nonce)
-
-
-def _is_held(store: Store, key: str, nonce: str) -> bool:
-    with suppress(NotFound):
-        return _nonce(patiently(lambda: store.read(key))) == nonce
-    return False
+    except Conflict:  # another one was faster
+        return False
 
 
 def _age(store: Store, entry: ObjectInfo) -> timedelta:
     """How long ago an object changed, by the store's clock: a scratch object is written to read that clock."""
     probe = f"{entry.key.rpartition('/')[0]}/now-{uuid4().hex}"
-    patiently(lambda: store.create(probe, b""))
+    store.create(probe, b"")
     try:
-        written = next((one.modified for one in patiently(lambda: store.list(probe))), entry.modified)
+        written = next((one.modified for one in store.list(probe)), entry.modified)
     finally:
-        patiently(lambda: store.delete(probe))
+        store.delete(probe)
     return written - entry.modified
 
 

@@ -19,7 +19,6 @@ from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError,
 from neuroshard.core.value import canonical_json, decode_json, sha256
 from neuroshard.store.folders import delete_folder
 from neuroshard.store.lease import expired
-from neuroshard.store.patience import patiently
 from neuroshard.store.protocol import ObjectInfo, Store
 
 LEARNED, FAILED = "learned.json", "failed.json"
@@ -79,7 +78,7 @@ def measuring(store: Store, folder: str) -> Measuring:
     leases: dict[Share, ObjectInfo] = {}
     ended: list[Share] = []
     others: set[str] = set()
-    for entry in patiently(lambda: store.list(f"{folder}/")):
+    for entry in store.list(f"{folder}/"):
         name = entry.key.removeprefix(f"{folder}/")
         if found := re.fullmatch(
             r"draw-([0-9]{4})/(cases|costs|ended|lease)(?:-([0-9]+)-of-([0-9]+))?(/.+|\.json)", name
@@ -109,7 +108,7 @@ def measuring(store: Store, folder: str) -> Measuring:
 def read_record(store: Store, key: str) -> dict[str, Any] | None:
     """A small JSON object; None where it is missing or cannot be read, since a record only saves work. Raises Unreachable."""
     try:
-        raw = decode_json(patiently(lambda: store.read(key)), f"{store.url}/{key}")
+        raw = decode_json(store.read(key), f"{store.url}/{key}")
     except Unreachable:
         raise
     except (StoreError, InvalidInput):
@@ -122,7 +121,7 @@ def write_record(store: Store, key: str, fields: dict[str, Any]) -> None:
     data = canonical_json({"format_version": 1, **fields})
     for left in reversed(range(TRIES)):
         try:
-            patiently(lambda: _put(store, key, data))
+            _put(store, key, data)
             return
         except Conflict:
             if not left:
@@ -165,13 +164,13 @@ def set_aside(store: Store, folder: str, name: str, why: str) -> None:
     """
     log(f"note: {store.url}/{folder}/{name}: set aside in {folder}/aside: {why}")
     delete_folder(store, f"{folder}/aside/{name}")
-    for entry in patiently(lambda: store.list(f"{folder}/{name}/")):
+    for entry in store.list(f"{folder}/{name}/"):
         kept = f"{folder}/aside/{entry.key.removeprefix(f'{folder}/')}"
         with suppress(NotFound, InvalidInput):  # deleted since, or too large to be ours
-            data = patiently(lambda key=entry.key: store.read(key))  # type: ignore[misc]
+            data = store.read(entry.key)
             with suppress(Conflict):
-                patiently(lambda kept=kept, data=data: store.create(kept, data))  # type: ignore[misc]
-        patiently(lambda key=entry.key: store.delete(key))  # type: ignore[misc]
+                store.create(kept, data)
+        store.delete(entry.key)
 
 
 def set_aside_share(store: Store, folder: str, share: Share, why: str) -> None:
@@ -182,7 +181,7 @@ def set_aside_share(store: Store, folder: str, share: Share, why: str) -> None:
     """
     set_aside(store, folder, share.costs, why)
     for ended in {share, *(one for one in measuring(store, folder).ended if one.draw == share.draw)}:
-        patiently(lambda ended=ended: store.delete(f"{folder}/{ended.ended}"))  # type: ignore[misc]
+        store.delete(f"{folder}/{ended.ended}")
 
 
 def age_out(store: Store, folder: str, oldest_seconds: float) -> None:
@@ -194,7 +193,7 @@ def age_out(store: Store, folder: str, oldest_seconds: float) -> None:
 
 def costs_digest(store: Store, folder: str) -> str:
     """A digest that changes when costs are added or removed."""
-    entries = patiently(lambda: store.list(f"{folder}/draw-"))
+    entries = store.list(f"{folder}/draw-")
     return sha256(canonical_json([[one.key, one.size] for one in entries if "/costs-" in one.key]))
 
 

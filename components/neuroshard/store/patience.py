@@ -2,9 +2,13 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
 from typing import TypeVar
 
-from neuroshard.core.errors import Unreachable
+from neuroshard.core.errors import Conflict, NotFound, Unreachable
+from neuroshard.store.open import open_store
+from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, Store
 
 PATIENCE_SECONDS = 600.0  # boto3's own retries take under a minute
 WAIT_SECONDS = 5.0
@@ -13,7 +17,7 @@ T = TypeVar("T")
 
 
 def patiently(ask: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS) -> T:
-    """Ask a store until it answers. Raises StoreError, but Unreachable only after `patience_seconds`."""
+    """Ask until a store answers. Raises what `ask` raises, but Unreachable only after `patience_seconds`."""
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
@@ -22,3 +26,54 @@ def patiently(ask: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS) 
             if time.monotonic() + WAIT_SECONDS > deadline:
                 raise
             time.sleep(WAIT_SECONDS)
+
+
+class PatientStore:
+    """A store each of whose requests is repeated until it answers: it raises Unreachable only after PATIENCE_SECONDS.
+
+    `impatient` is the store itself, for requests that are repeated anyway.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.impatient = store
+
+    @property
+    def url(self) -> str:
+        return self.impatient.url
+
+    @property
+    def identity(self) -> str:
+        return self.impatient.identity
+
+    def read(self, key: str, max_bytes: int = MAX_BYTES) -> bytes:
+        return patiently(lambda: self.impatient.read(key, max_bytes))
+
+    def read_versioned(self, key: str, max_bytes: int = MAX_BYTES) -> tuple[bytes, str]:
+        return patiently(lambda: self.impatient.read_versioned(key, max_bytes))
+
+    def create(self, key: str, data: bytes) -> bool:
+        """False also where a first try wrote the object and only its answer was lost."""
+        return patiently(lambda: self.impatient.create(key, data))
+
+    def swap(self, key: str, data: bytes, expected: str | None) -> None:
+        try:
+            patiently(lambda: self.impatient.swap(key, data, expected))
+        except Conflict:
+            with suppress(NotFound):
+                if self.read(key) == data:  # a first try wrote it, and only its answer was lost
+                    return
+            raise
+
+    def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
+        return patiently(lambda: self.impatient.list(prefix))
+
+    def delete(self, key: str) -> None:
+        patiently(lambda: self.impatient.delete(key))
+
+    def clock(self) -> datetime:
+        return patiently(self.impatient.clock)
+
+
+def open_patiently(url: str, *, single_writer: bool = False) -> PatientStore:
+    """The store at `url`, as `open_store` opens it. Raises UsageError."""
+    return PatientStore(open_store(url, single_writer=single_writer))

@@ -31,8 +31,7 @@ from neuroshard.store.measuring import (
     set_aside_share,
     write_record,
 )
-from neuroshard.store.open import open_store
-from neuroshard.store.patience import patiently
+from neuroshard.store.patience import PatientStore, open_patiently
 from neuroshard.store.protocol import Store
 
 LEAST_SECONDS = 1.0  # of the budget that must be left to begin another draw
@@ -53,7 +52,7 @@ def run(
     A failure is recorded in the store, for the next nightly run and for the end of this one: other kinds of hardware continue.
     Raises StoreError where the store cannot be listed, or does not answer.
     """
-    store = open_store(store_url, single_writer=single_writer)
+    store = open_patiently(store_url, single_writer=single_writer)
     settings = MeasureSettings(batch_size=batch_size, seed=seed, hardware=job.work.hardware)
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     begun = False
@@ -86,7 +85,7 @@ def _has_ended(store: Store, folder: str, share: Share) -> bool:
     return record is not None and record.get("left") == 0
 
 
-def _measure(store: Store, work: Work, share: Share, backend: str, settings: MeasureSettings) -> RunSummary:
+def _measure(store: PatientStore, work: Work, share: Share, backend: str, settings: MeasureSettings) -> RunSummary:
     """Measure the rest of a share. Costs of an earlier run that cannot be continued are set aside once."""
     with tempfile.TemporaryDirectory(prefix="neuroshard-job-") as scratch:
         cases, costs = Path(scratch, "cases"), Path(scratch, "costs")
@@ -108,7 +107,7 @@ def _measure(store: Store, work: Work, share: Share, backend: str, settings: Mea
             shutil.rmtree(costs)
             measured = measure_rest()
         for broken in costs.glob(f"*{BROKEN}"):  # its rows were measured again, and are in other parts
-            patiently(lambda key=f"{work.folder}/{share.costs}/{broken.stem}": store.delete(key))  # type: ignore[misc]
+            store.delete(f"{work.folder}/{share.costs}/{broken.stem}")
     return measured
 
 
@@ -144,7 +143,7 @@ def merge_shares(work: Work, store_url: str, out: Path, *, single_writer: bool =
     Shares that cannot be read, and those of another bench than the newest share's, are set aside; the next nightly run measures
     them again. Raises StoreError, and InvalidInput if no share is left.
     """
-    store = open_store(store_url, single_writer=single_writer)
+    store = open_patiently(store_url, single_writer=single_writer)
     now = measuring(store, work.folder)
     with tempfile.TemporaryDirectory(prefix="neuroshard-merge-") as scratch:
         shares = sorted(now.shares, key=lambda share: now.shares[share].modified, reverse=True)
