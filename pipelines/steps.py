@@ -144,7 +144,7 @@ def _caught(process: int) -> int:
     return 0
 
 
-class Step(subprocess_task_handler.SubprocessTaskHandler):
+class StepProcess(subprocess_task_handler.SubprocessTaskHandler):
     """Does what the command of a step's container does: writes its source into a file, and runs kfp's executor on it."""
 
     children = Children()
@@ -171,6 +171,6 @@ class Step(subprocess_task_handler.SubprocessTaskHandler):
 
 
 def use_own_steps(children: Children) -> None:
-    """Let kfp's SubprocessRunner start its steps as Step does: kfp has no place to say so."""
-    Step.children = children
-    subprocess_task_handler.SubprocessTaskHandler = Step
+    """Let kfp's SubprocessRunner start its steps as StepProcess does: kfp has no place to say so."""
+    StepProcess.children = children
+    subprocess_task_handler.SubprocessTaskHandler = StepProcess

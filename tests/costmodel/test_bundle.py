@@ -18,7 +18,7 @@ from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import load_cost_model, save_cost_model
 from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.protocol import device_costs
-from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
+from neuroshard.costmodel.report import Errors, Fit, ModelReport, NetReport
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_predictions_beyond_what_was_measured_are_reported():
 def test_a_plan_says_of_a_cost_model_that_it_is_far_off_or_was_not_tested(error, facts):
     errors = None if error is None else Errors(values=9, mse=1.0, mape=error, r2=None, kendall_tau=None)
     fit = Fit(train_cases=1, valid_cases=1, epochs=1, best_epoch=1)
-    report = Report(nets=(NetReport(kind="compute", fit=fit, splits={"test_tables": errors}),))
+    report = ModelReport(nets=(NetReport(kind="compute", fit=fit, splits={"test_tables": errors}),))
 
     notes = with_manifest(report=report).caveats(2, random_tables(3))
     assert len(notes) == (facts is not None)

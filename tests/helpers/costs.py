@@ -15,7 +15,7 @@ from neuroshard.costmodel.compute_net import ComputeNet, Layer, least_skip
 from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.manifest import TrainedFrom
 from neuroshard.costmodel.nets import blank_nets
-from neuroshard.costmodel.report import Errors, Fit, NetReport, Report
+from neuroshard.costmodel.report import Errors, Fit, ModelReport, NetReport
 from neuroshard.measure import formula
 
 BENCH = Bench(
@@ -111,7 +111,7 @@ def random_model(*device_counts: int, seed: int = 0, rates: int = False) -> Trai
     return cost_model(
         nets,
         BENCH,
-        Report(nets=()),
+        ModelReport(nets=()),
         provenance,
         max_dim=128,
         batch_sizes=(BENCH.batch_size,),
@@ -131,5 +131,5 @@ def with_error(model: TrainedCostModel, error: float) -> TrainedCostModel:
     """The same nets, said to have this error on tables that they never saw."""
     unseen = Errors(values=1, mse=0.0, mape=error, r2=None, kendall_tau=None)
     fit = Fit(train_cases=1, valid_cases=1, epochs=1, best_epoch=1)
-    report = Report(nets=(NetReport(kind="compute", fit=fit, splits={"test_tables": unseen}),))
+    report = ModelReport(nets=(NetReport(kind="compute", fit=fit, splits={"test_tables": unseen}),))
     return replace(model, manifest=model.manifest.model_copy(update={"report": report}))

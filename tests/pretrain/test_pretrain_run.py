@@ -13,7 +13,7 @@ from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.bundle import load_cost_model
-from neuroshard.costmodel.report import Report
+from neuroshard.costmodel.report import ModelReport
 from neuroshard.files.costs import CostWriter
 from neuroshard.measure import formula
 from neuroshard.pretrain.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ def with_errors(costs, kind):
     return costs.model_copy(update={kind: rows})
 
 
-def by_name(report: Report):
+def by_name(report: ModelReport):
     return {net.name: net for net in report.nets}
 
 

@@ -29,7 +29,7 @@ from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.network import Codec, MoreColumns, Network, input_ms_per_column
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
-from neuroshard.costmodel.report import Report
+from neuroshard.costmodel.report import ModelReport
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 from neuroshard.files.disk import read_bytes, writing
@@ -66,7 +66,7 @@ class TrainedCostModel:
         return self.manifest.digest()
 
     @property
-    def report(self) -> Report:
+    def report(self) -> ModelReport:
         return self.manifest.report
 
     @property
@@ -278,7 +278,7 @@ class TrainedCostModel:
 def cost_model(
     nets: Nets,
     bench: Bench,
-    report: Report,
+    report: ModelReport,
     provenance: TrainedFrom,
     *,
     max_dim: int,

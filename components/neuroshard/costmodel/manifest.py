@@ -7,7 +7,7 @@ from pydantic import Field
 from neuroshard.core.cost import Bench
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value
-from neuroshard.costmodel.report import Report
+from neuroshard.costmodel.report import ModelReport
 
 MODEL_FORMAT: Final = 1
 
@@ -35,7 +35,7 @@ class Manifest(Value):
     max_dim: Annotated[int, Field(gt=0)]
     device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose all-to-all was measured
     tensors_sha256: str
-    report: Report
+    report: ModelReport
     provenance: TrainedFrom
 
     @property

@@ -89,7 +89,7 @@ class NetReport(Value):
         return self.kind if self.devices is None else f"{self.kind}, {self.devices} devices"
 
 
-class Report(Value):
+class ModelReport(Value):
     """Reports of all nets, the number of rows `left_out` of training (an error, or 0 ms), and the `gaps`: what is missing.
 
     `stand_ins` has a sentence for each part of which too little was measured; the scaled analytic model answers for it.

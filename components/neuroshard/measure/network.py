@@ -10,7 +10,7 @@ from typing import NamedTuple
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import format_bytes
-from neuroshard.measure.timing.network import Pattern, Place, TimeAllToAll, interface_to
+from neuroshard.measure.timing.network import Pattern, Place, TimePattern, interface_to
 from neuroshard.measure.workers.processes import STARTUP_SECONDS, WorkerLost, WorkerPool
 from neuroshard.progress import progress
 
@@ -163,7 +163,7 @@ def run(settings: NetworkSettings, figures: NetworkFigures) -> None:
     ]
     more = (address, interface, settings.meet_seconds, settings.timeout_seconds)
     pool = WorkerPool(
-        "neuroshard.measure.timing.network:Rank",
+        "neuroshard.measure.timing.network:NetworkRank",
         lambda: [(settings.kind, place, *more) for place in places],
         settings.timeout_seconds * 2,
         {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
@@ -176,7 +176,7 @@ def run(settings: NetworkSettings, figures: NetworkFigures) -> None:
             for pattern in patterns:
                 figures.ms[pattern] = {}
                 for size in SIZES:
-                    ms = pool.ask(TimeAllToAll(pattern, size))[0]
+                    ms = pool.ask(TimePattern(pattern, size))[0]
                     if ms is None:
                         break
                     figures.ms[pattern][size] = ms

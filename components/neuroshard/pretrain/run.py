@@ -27,7 +27,7 @@ from neuroshard.costmodel.compute_net import ComputeNet
 from neuroshard.costmodel.manifest import MODEL_FORMAT, TrainedFrom
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Ints
-from neuroshard.costmodel.report import STAND_IN_ERROR, NetReport, Report
+from neuroshard.costmodel.report import STAND_IN_ERROR, ModelReport, NetReport
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import check_can_write
 from neuroshard.pretrain.all_to_all import train_all_to_all
@@ -159,7 +159,7 @@ def pretrain(
     return cost_model(
         Nets(compute, forward, backward),
         costs.bench,
-        Report(
+        ModelReport(
             nets=(report, *all_to_all_reports),
             left_out=sum(not teaches(cost) for rows in (costs.compute, costs.collective) for _, cost in rows),
             gaps=tuple(gaps),

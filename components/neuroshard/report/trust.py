@@ -10,7 +10,7 @@ from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.costmodel.report import Report
+from neuroshard.costmodel.report import ModelReport
 from neuroshard.models.open import at_batch_size
 from neuroshard.report.numbers import Columns, short
 
@@ -28,7 +28,7 @@ class Point(NamedTuple):
     predicted_ms: float
 
 
-def error_rows(report: Report) -> list[dict[str, Any]]:
+def error_rows(report: ModelReport) -> list[dict[str, Any]]:
     """A row for each net and split of unseen cases: the mean error of predictions, and the noise of the labels."""
     rows = []
     for net in report.nets:
@@ -41,7 +41,7 @@ def error_rows(report: Report) -> list[dict[str, Any]]:
     return rows
 
 
-def curves(report: Report) -> list[dict[str, Any]]:
+def curves(report: ModelReport) -> list[dict[str, Any]]:
     """The learning curves of the nets that have them. The all-to-all net of all numbers of devices is listed once."""
     found: dict[str, dict[str, Any]] = {}
     for net in report.nets:

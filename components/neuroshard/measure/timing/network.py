@@ -42,15 +42,15 @@ class Place(NamedTuple):
         return nbytes // peers if takes_part else 0
 
 
-class TimeAllToAll(NamedTuple):
+class TimePattern(NamedTuple):
     """A request to a rank: time an all-to-all in which each sender sends `nbytes` in all."""
 
     pattern: Pattern
     nbytes: int
 
 
-class Rank:
-    """One rank of the all-to-alls. Serves `TimeAllToAll -> ms`, or None where a rank has too little memory for it.
+class NetworkRank:
+    """One rank of the all-to-alls. Serves `TimePattern -> ms`, or None where a rank has too little memory for it.
 
     Ranks meet at `address` (host, port), where rank 0 listens; `interface` is for gloo, which otherwise takes the one that the
     host's name belongs to. Raises MeasureError where they do not meet within `meet_seconds`.
@@ -83,7 +83,7 @@ class Rank:
             )
             self.clocks = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
             self.group = dist.new_group(timeout=timedelta(seconds=timeout_seconds))
-            self(TimeAllToAll("all", 4 * place.devices))  # connections are made at the first use
+            self(TimePattern("all", 4 * place.devices))  # connections are made at the first use
         except Exception as error:
             raise MeasureError(
                 f"rank {place.rank} of {place.devices} did not meet the others at {host}:{port} within "
@@ -91,7 +91,7 @@ class Rank:
                 "--host of its own, and may hosts reach one another on all ports?"
             ) from None
 
-    def __call__(self, request: TimeAllToAll) -> float | None:
+    def __call__(self, request: TimePattern) -> float | None:
         import torch
         import torch.distributed as dist
 
@@ -115,7 +115,7 @@ class Rank:
         self.device.release()
         return median(slowest.tolist())
 
-    def _all_to_all(self, request: TimeAllToAll) -> Callable[[], Any]:
+    def _all_to_all(self, request: TimePattern) -> Callable[[], Any]:
         import torch
         import torch.distributed as dist
 
