@@ -93,9 +93,9 @@ def measure_train_jobs(
     store_secret: str,
 ) -> None:
     """Each kind of hardware by one TrainJob over its nodes, for clusters that run all GPU work as TrainJobs."""
-    with dsl.ParallelFor(train_jobs) as work:
+    with dsl.ParallelFor(train_jobs) as campaign:
         measured = train_job(
-            work=work,
+            campaign=campaign,
             store=store,
             backend=backend,
             batch_size=batch_size,
@@ -110,8 +110,8 @@ def measure_train_jobs(
 
 @dsl.pipeline(name="learn-kinds")
 def learn_kinds(
-    works: List[str],  # noqa: UP006
-    found: str,
+    campaigns: List[str],  # noqa: UP006
+    survey: str,
     store: str,
     single_writer: bool,
     step_image: str,
@@ -120,14 +120,14 @@ def learn_kinds(
     store_secret: str,
 ) -> None:
     """A cost model for every kind of hardware that was measured."""
-    with dsl.ParallelFor(works) as work:
-        trained = pretrain(found=found, work=work, store=store, single_writer=single_writer)
+    with dsl.ParallelFor(campaigns) as campaign:
+        trained = pretrain(survey=survey, campaign=campaign, store=store, single_writer=single_writer)
         equip(trained, step_image, step_cpus, step_memory, store_secret)
 
 
 def plan_model(
     name: str,
-    found: str,
+    survey: str,
     store: str,
     algorithm: str,
     min_gain: float,
@@ -136,9 +136,9 @@ def plan_model(
     pod: tuple[str, str, str, str],
 ) -> None:
     """The two steps that give a model its plan, for a loop over models. `pod` holds the arguments of `equip`."""
-    searched = search(found=found, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
+    searched = search(survey=survey, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
     live = deploy(
-        found=found,
+        survey=survey,
         name=name,
         searched=searched.outputs["Output"],
         plan=searched.outputs["plan"],
@@ -155,7 +155,7 @@ def plan_model(
 @dsl.pipeline(name="plan-models")
 def plan_models(
     names: List[str],  # noqa: UP006
-    found: str,
+    survey: str,
     store: str,
     algorithm: str,
     min_gain: float,
@@ -170,7 +170,7 @@ def plan_models(
     with dsl.ParallelFor(names) as name:
         plan_model(
             name=name,
-            found=found,
+            survey=survey,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -182,11 +182,11 @@ def plan_models(
 
 @dsl.pipeline(name="nightly-run")
 def nightly_run(
-    found: str,
-    works: List[str],  # noqa: UP006
+    survey: str,
+    campaigns: List[str],  # noqa: UP006
     names: List[str],  # noqa: UP006
     later: List[str],  # noqa: UP006
-    renew: str,
+    measures: str,
     store: str,
     backend: str,
     batch_size: int,
@@ -209,7 +209,7 @@ def nightly_run(
     with dsl.ParallelFor(names) as name:
         plan_model(
             name=name,
-            found=found,
+            survey=survey,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -218,8 +218,8 @@ def nightly_run(
             pod=(step_image, step_cpus, step_memory, store_secret),
         )
 
-    with dsl.If(renew == "yes", name="renew"):
-        drawn = augment(found=found, store=store, single_writer=single_writer, training_runtime=training_runtime)
+    with dsl.If(measures == "yes", name="measures"):
+        drawn = augment(survey=survey, store=store, single_writer=single_writer, training_runtime=training_runtime)
         measured = measure_jobs(
             jobs=drawn.outputs["jobs"],
             store=store,
@@ -252,8 +252,8 @@ def nightly_run(
             store_secret=store_secret,
         )
         learnt = learn_kinds(
-            works=works,
-            found=found,
+            campaigns=campaigns,
+            survey=survey,
             store=store,
             single_writer=single_writer,
             step_image=step_image,
@@ -263,7 +263,7 @@ def nightly_run(
         ).after(measured, together)
         planned = plan_models(
             names=later,
-            found=found,
+            survey=survey,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -274,7 +274,7 @@ def nightly_run(
             step_memory=step_memory,
             store_secret=store_secret,
         ).after(learnt)
-        ended = conclude(found=found, store=store).after(planned)
+        ended = conclude(survey=survey, store=store).after(planned)
         for step in (drawn, ended):
             equip(step, step_image, step_cpus, step_memory, store_secret)
 
@@ -371,11 +371,11 @@ def neuroshard(
     )
     equip(seen, step_image, step_cpus, step_memory, store_secret)
     nightly_run(
-        found=seen.outputs["found"],
-        works=seen.outputs["works"],
+        survey=seen.outputs["survey"],
+        campaigns=seen.outputs["campaigns"],
         names=seen.outputs["names"],
         later=seen.outputs["later"],
-        renew=seen.outputs["renew"],
+        measures=seen.outputs["measures"],
         store=store,
         backend=backend,
         batch_size=batch_size,

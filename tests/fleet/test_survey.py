@@ -12,7 +12,7 @@ from helpers.plans import NOW
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.nightly import Order, Request, read_orders
+from neuroshard.core.nightly import ModelSpec, Request, read_specs
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
@@ -52,15 +52,15 @@ def model_of(hardware: Hardware, *device_counts: int) -> TrainedCostModel:
     return replace(model, manifest=model.manifest.model_copy(update=changed))
 
 
-def order(**changes: Any) -> Order:
+def spec(**changes: Any) -> ModelSpec:
     got = {"name": "ads", "tables": "mlperf-dlrm-dcnv2", "devices": 8, "memory": "80GiB", "hardware": "h200"}
-    return Order.parse({**got, **changes}, "order")
+    return ModelSpec.parse({**got, **changes}, "spec")
 
 
 def found(
-    there: Fleet, live: dict[ModelKey, Known], *orders: Order, pods: int = 4, seed: int = 0, dim: int = 64
+    there: Fleet, live: dict[ModelKey, Known], *specs: ModelSpec, pods: int = 4, seed: int = 0, dim: int = 64
 ) -> Surveyed:
-    asked = orders or (order(),)
+    asked = specs or (spec(),)
     return survey(
         there,
         live,
@@ -79,20 +79,20 @@ def hardware(**changes: Any) -> Hardware:
 
 def test_an_unchanged_fleet_has_nothing_to_measure() -> None:
     got = found(fleet(node("a"), node("b")), known(hardware()))
-    assert (got.works, got.hardware, got.no_plan) == ((), {"ads": hardware().fingerprint}, {})
+    assert (got.campaigns, got.hardware, got.no_plan) == ((), {"ads": hardware().fingerprint}, {})
 
 
 def test_a_new_kind_is_the_only_one_to_measure_on_as_many_nodes_as_are_alike() -> None:
     there = fleet(node("a"), *(node(f"h{n}", product="NVIDIA-H100") for n in range(3)))
-    [work] = found(there, known(hardware())).works
-    assert (work.hardware.name, work.pods, work.devices) == ("NVIDIA-H100", 3, 8)
-    assert work.node_selector["nvidia.com/gpu.product"] == "NVIDIA-H100"
-    assert [found(there, known(hardware()), pods=2).works[0].pods] == [2]
+    [campaign] = found(there, known(hardware())).campaigns
+    assert (campaign.hardware.name, campaign.pods, campaign.devices) == ("NVIDIA-H100", 3, 8)
+    assert campaign.node_selector["nvidia.com/gpu.product"] == "NVIDIA-H100"
+    assert [found(there, known(hardware()), pods=2).campaigns[0].pods] == [2]
 
 
 def test_a_new_driver_is_measured_and_planned_with() -> None:
     got = found(fleet(node("a", driver="580.65.06")), known(hardware()))
-    assert [work.hardware.driver for work in got.works] == ["580.65.06"]
+    assert [campaign.hardware.driver for campaign in got.campaigns] == ["580.65.06"]
     assert got.hardware == {"ads": hardware(driver="580.65.06").fingerprint}
 
 
@@ -105,15 +105,15 @@ def test_a_pool_that_has_left_is_still_planned_for_by_its_newest_model() -> None
     old = known(hardware(driver="560.1"), time="2025-11-10T12:00:00Z")
     got = found(fleet(node("l", product="NVIDIA-L40S")), {**old, **known(hardware())})
     assert got.hardware == {"ads": hardware().fingerprint}
-    assert [work.hardware.name for work in got.works] == ["NVIDIA-L40S"]
+    assert [campaign.hardware.name for campaign in got.campaigns] == ["NVIDIA-L40S"]
 
 
 def test_work_keeps_its_folder_whatever_is_asked_for_unless_its_costs_could_not_be_compared() -> None:
     there = fleet(node("a", driver="580.65.06"))
-    [work], [again] = found(there, known(hardware())).works, found(there, {}, order(devices=4), pods=1).works
-    assert work.folder == again.folder
-    assert work.folder.startswith(f"_measuring/{work.hardware.fingerprint}/")
-    assert found(there, {}, seed=1).works[0].folder != work.folder
+    [campaign], [again] = found(there, known(hardware())).campaigns, found(there, {}, spec(devices=4), pods=1).campaigns
+    assert campaign.folder == again.folder
+    assert campaign.folder.startswith(f"_measuring/{campaign.hardware.fingerprint}/")
+    assert found(there, {}, seed=1).campaigns[0].folder != campaign.folder
 
 
 def test_the_formula_measures_twins_that_no_real_hardware_is_taken_for() -> None:
@@ -121,28 +121,28 @@ def test_the_formula_measures_twins_that_no_real_hardware_is_taken_for() -> None
     twins = backends_view(there, "synthetic")
     assert {kind.fingerprint for kind in twins.kinds}.isdisjoint(kind.fingerprint for kind in there.kinds)
     assert {kind.hardware.kind for kind in twins.kinds} == {"synthetic"}
-    works = found(twins, {}).works
-    assert not [work for work in works if work.hardware.sharing]
+    campaigns = found(twins, {}).campaigns
+    assert not [campaign for campaign in campaigns if campaign.hardware.sharing]
 
 
 def test_hardware_that_nobody_has_is_known_by_name_alone() -> None:
-    assert found(fleet(node("a")), {}, order(hardware="b200")).hardware == {"ads": ""}
+    assert found(fleet(node("a")), {}, spec(hardware="b200")).hardware == {"ads": ""}
 
 
 def test_hardware_that_is_out_of_service_is_planned_for_and_not_measured() -> None:
     got = found(fleet(node("a", ready=False)), {})
-    assert (got.hardware, got.works) == ({"ads": hardware().fingerprint}, ())
+    assert (got.hardware, got.campaigns) == ({"ads": hardware().fingerprint}, ())
 
 
 def test_hardware_that_is_not_named_is_fine_until_there_are_two_kinds() -> None:
-    assert found(fleet(node("a")), {}, order(hardware="")).hardware
-    got = found(fleet(node("a"), node("b", product="NVIDIA-L40S")), {}, order(hardware=""), order(name="feed"))
+    assert found(fleet(node("a")), {}, spec(hardware="")).hardware
+    got = found(fleet(node("a"), node("b", product="NVIDIA-L40S")), {}, spec(hardware=""), spec(name="feed"))
     assert "hardware '' may be any of NVIDIA-H200; NVIDIA-L40S; name one" in got.no_plan["ads"]
     assert list(got.hardware) == ["feed"]  # which loses nothing by it
 
 
 def test_constraints_that_are_none_lose_their_own_plan_alone() -> None:
-    got = found(fleet(node("a")), {}, order(constraints={"min_dim": 6}), order(name="feed"))
+    got = found(fleet(node("a")), {}, spec(constraints={"min_dim": 6}), spec(name="feed"))
     assert "constraints of model 'ads': min_dim" in got.no_plan["ads"]
     assert list(got.hardware) == ["feed"]
 
@@ -154,8 +154,8 @@ def test_gpus_all_to_all_in_doubling_numbers_up_to_all_of_a_node(
     devices: int, counts: tuple[int, ...], ranks: int
 ) -> None:
     """A plan for 8 GPUs on nodes of 2 has four domains; nodes of 6 do not divide it."""
-    [work] = found(fleet(node("n", devices=devices)), {}).works
-    assert (work.measurable, work.ranks) == (counts, (ranks,))
+    [campaign] = found(fleet(node("n", devices=devices)), {}).campaigns
+    assert (campaign.measurable, campaign.ranks) == (counts, (ranks,))
 
 
 def test_nodes_of_one_gpu_measure_no_all_to_all_and_a_model_that_knows_none_does_not_serve() -> None:
@@ -163,24 +163,24 @@ def test_nodes_of_one_gpu_measure_no_all_to_all_and_a_model_that_knows_none_does
     alone = {key: one._replace(model=model_of(hardware())) for key, one in known(hardware()).items()}
     [kind] = found(there, alone).kinds
     assert (kind.state, kind.lacks) == ("ranks missing", ("ranks missing",))
-    [kind] = found(there, alone, order(devices=1)).kinds
+    [kind] = found(there, alone, spec(devices=1)).kinds
     assert kind.state == "covered"
 
 
 def test_a_plan_for_several_hosts_needs_the_all_to_all_of_one() -> None:
     """Between hosts it goes over the network; a cost model that was measured in one serves any number of them."""
-    got = found(fleet(node("a"), node("b")), known(hardware()), order(devices=64))
-    assert (got.works, got.no_plan) == ((), {})
+    got = found(fleet(node("a"), node("b")), known(hardware()), spec(devices=64))
+    assert (got.campaigns, got.no_plan) == ((), {})
     one_gpu = fleet(node("n", devices=1))
     nothing = {key: one._replace(model=model_of(hardware())) for key, one in known(hardware()).items()}
-    assert found(one_gpu, nothing, order(devices=4, domain=2, local_world_size=2)).works[0].ranks == (2,)
-    assert found(one_gpu, nothing, order(devices=4, domain=4, local_world_size=4)).works[0].ranks == (4,)
+    assert found(one_gpu, nothing, spec(devices=4, domain=2, local_world_size=2)).campaigns[0].ranks == (2,)
+    assert found(one_gpu, nothing, spec(devices=4, domain=4, local_world_size=4)).campaigns[0].ranks == (4,)
 
 
 def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:
     got = found(fleet(node("a")), known(hardware()), dim=2048)
     assert got.kinds[0].why.endswith("its widest shard has 128 columns, and plans need shards of 256")
-    assert len(got.works) == 1
+    assert len(got.campaigns) == 1
 
 
 @pytest.mark.parametrize(
@@ -197,25 +197,25 @@ def test_orders_that_cannot_be_are_reported_before_anything_is_asked(
     models: str, error: type[Exception], facts: list[str]
 ) -> None:
     with refused(error, *facts):
-        read_orders(models)
+        read_specs(models)
 
 
 def test_numbers_that_kfp_made_floats_are_numbers_still() -> None:
-    [one] = read_orders('[{"name": "a", "tables": "t", "devices": 8.0, "memory": "1GiB"}]')
+    [one] = read_specs('[{"name": "a", "tables": "t", "devices": 8.0, "memory": "1GiB"}]')
     assert one.devices == 8
 
 
 @pytest.mark.parametrize(
-    ("orders", "facts"),
+    ("specs", "facts"),
     [
-        ([order(), order()], ["model 'ads'", "2 times"]),
-        ([order(memory="lots")], ["'lots'"]),
-        ([order(memory="1GiB,2GiB")], ["2 amounts", "8 devices"]),
+        ([spec(), spec()], ["model 'ads'", "2 times"]),
+        ([spec(memory="lots")], ["'lots'"]),
+        ([spec(memory="1GiB,2GiB")], ["2 amounts", "8 devices"]),
     ],
 )
-def test_what_cannot_be_planned_is_reported_before_hours_of_measuring(orders: list[Order], facts: list[str]) -> None:
+def test_what_cannot_be_planned_is_reported_before_hours_of_measuring(specs: list[ModelSpec], facts: list[str]) -> None:
     with refused(UsageError, *facts):
-        read_orders(json.dumps([one.model_dump() for one in orders]))
+        read_specs(json.dumps([one.model_dump() for one in specs]))
 
 
 def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:
@@ -225,7 +225,7 @@ def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:
         "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb": "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb",
     }
     for called, name in names.items():
-        got = found(there, {}, order(hardware=called))
+        got = found(there, {}, spec(hardware=called))
         [kind] = [kind for kind in there.kinds if kind.hardware.name == name]
         assert got.hardware == {"ads": kind.fingerprint}
-    assert "may be any of" in found(there, {}, order(hardware="a100")).no_plan["ads"]
+    assert "may be any of" in found(there, {}, spec(hardware="a100")).no_plan["ads"]

@@ -41,7 +41,7 @@ class NightlyRun(NamedTuple):
 
     error: str
     verdicts: dict[str, Verdict]
-    works: tuple[str, ...]
+    campaigns: tuple[str, ...]
     killed: bool = False
 
     @property
@@ -85,7 +85,7 @@ class Place:
     def run_steps(self, request: Request) -> NightlyRun:
         (self.folder / "nodes.json").write_text(json.dumps({"items": self.nodes}))
         verdicts: dict[str, Verdict] = {}
-        works: tuple[str, ...] = ()
+        campaigns: tuple[str, ...] = ()
         try:
             settings = SurveySettings(
                 request=request,
@@ -95,17 +95,17 @@ class Place:
                 max_error=self.max_error,
             )
             found = survey(json.dumps(self.models), self.store, settings)
-            works = tuple(work.hardware.name for work in found.works)
+            campaigns = tuple(campaign.hardware.name for campaign in found.campaigns)
             self._plan_all(found, planned_at_once(found, self.store), verdicts)
-            if found.works:
+            if found.campaigns:
                 self._renew(found)
                 self._plan_all(found, planned_after(found), verdicts)
                 conclude(found, self.store)
         except NeuroshardError as error:
-            return NightlyRun(str(error), verdicts, works)
+            return NightlyRun(str(error), verdicts, campaigns)
         except Killed:
-            return NightlyRun("", verdicts, works, killed=True)
-        return NightlyRun("", verdicts, works)
+            return NightlyRun("", verdicts, campaigns, killed=True)
+        return NightlyRun("", verdicts, campaigns)
 
     def _plan_all(self, found: Survey, names: Sequence[str], verdicts: dict[str, Verdict]) -> None:
         """As in a loop of the pipeline, one that fails stops no other. Raises NeuroshardError at the end if any failed."""
@@ -123,9 +123,9 @@ class Place:
         for job in augment(found, self.store):
             self.measure(found, job)
         with patch("neuroshard.nightly.learn.pretrain", partial(pretrain, epochs=self.epochs)):
-            for number, work in enumerate(found.works):
+            for number, campaign in enumerate(found.campaigns):
                 costs, model = (self.fresh(f"{name}-{number}") for name in ("costs", "model"))
-                learn(found, work, self.store, costs, model)
+                learn(found, campaign, self.store, costs, model)
 
     def measure(self, found: Survey, job: Any) -> None:
         request = found.request
@@ -157,7 +157,7 @@ def tables(count: int, rows: int = 1000) -> tuple[Table, ...]:
     return tuple(Table(name=f"t{i}", rows=rows * (i + 1), dim=64, pooling_factor=2.0 + 3 * i) for i in range(count))
 
 
-def order(place: Place, name: str = "ads", file: str = "six.json", **more: Any) -> dict[str, Any]:
+def spec(place: Place, name: str = "ads", file: str = "six.json", **more: Any) -> dict[str, Any]:
     asked = {"name": name, "tables": str(place.folder / file), "devices": 4, "memory": "8GiB", "hardware": "h200"}
     return {**asked, **more}
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from neuroshard import __version__
-from neuroshard.core.nightly import read_orders
+from neuroshard.core.nightly import read_specs
 from neuroshard.kube import POD_LABELS
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +129,7 @@ def test_the_parameters_and_models_lie_where_the_submitter_looks_and_are_the_pip
     types = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}
     for name, value in yaml.safe_load(data["parameters.yaml"]).items():
         assert type(value) is types[PARAMETERS[name]["parameterType"]], name
-    orders = read_orders(json.dumps(yaml.safe_load(data["models.yaml"])))
+    orders = read_specs(json.dumps(yaml.safe_load(data["models.yaml"])))
     assert all(order.memory_bytes for order in orders)
 
 

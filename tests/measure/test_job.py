@@ -9,7 +9,7 @@ from helpers.refusals import refused
 from helpers.servers import KEY, SECRET, rclone
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
-from neuroshard.core.nightly import Job, Order, Request, Survey, Work
+from neuroshard.core.nightly import Campaign, Job, ModelSpec, Request, Survey
 from neuroshard.files.costs import read_costs
 from neuroshard.measure.hardware import wanted_hardware
 from neuroshard.measure.workers import job as job_module
@@ -21,7 +21,7 @@ TWIN = Hardware(kind="synthetic", name="H200, by a formula", memory_bytes=80 * 2
 
 
 def night(pods: int = 2, seed: int = 0) -> Survey:
-    work = Work(
+    campaign = Campaign(
         hardware=TWIN,
         folder="_measuring/f/1",
         pods=pods,
@@ -32,12 +32,12 @@ def night(pods: int = 2, seed: int = 0) -> Survey:
         ranks=(2, 4),
         measurable=(2, 4),
     )
-    orders = (
-        Order(name="ads", tables="mlperf-dlrm-dcnv2", devices=4, memory="80GiB"),
-        Order(name="feed", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB"),
+    models = (
+        ModelSpec(name="ads", tables="mlperf-dlrm-dcnv2", devices=4, memory="80GiB"),
+        ModelSpec(name="feed", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB"),
     )
     request = Request(compute_cases=30, collective_cases=12, batch_size=512, seed=seed, backend="synthetic")
-    return Survey(request=request, orders=orders, hardware={}, works=(work,))
+    return Survey(request=request, models=models, hardware={}, campaigns=(campaign,))
 
 
 def drawn(store: Path, pods: int = 2, seed: int = 0) -> list[Job]:
@@ -54,7 +54,7 @@ def test_two_pods_measure_what_one_would(tmp_path: Path) -> None:
         store = tmp_path / f"store-{pods}"
         for job in drawn(store, pods):
             measure(job, store)
-        merge_shares(night(pods).works[0], str(store), tmp_path / f"costs-{pods}")
+        merge_shares(night(pods).campaigns[0], str(store), tmp_path / f"costs-{pods}")
     one, two = (read_costs(tmp_path / f"costs-{pods}") for pods in (1, 2))
     assert {case.case_id for case, _ in one.compute} == {case.case_id for case, _ in two.compute}
     assert {case.case_id for case, _ in one.collective} == {case.case_id for case, _ in two.collective}
@@ -74,17 +74,17 @@ def test_a_share_with_nothing_left_is_not_measured_again(tmp_path: Path, monkeyp
 
 
 def folder_of(job: Job, store: Path) -> Path:
-    return store / job.work.folder / Share(1, job.share, job.work.pods).costs
+    return store / job.campaign.folder / Share(1, job.share, job.campaign.pods).costs
 
 
 def forget_the_end(job: Job, store: Path) -> None:
-    (store / job.work.folder / Share(1, job.share, job.work.pods).ended).unlink()
+    (store / job.campaign.folder / Share(1, job.share, job.campaign.pods).ended).unlink()
 
 
 def test_a_share_that_ran_out_of_budget_records_the_rest_and_is_continued(tmp_path: Path) -> None:
     [job] = drawn(tmp_path, 1)
     run(job, str(tmp_path), backend="synthetic", batch_size=512, budget_seconds=0.0, seed=0)
-    ended = tmp_path / job.work.folder / Share(1, 1, 1).ended
+    ended = tmp_path / job.campaign.folder / Share(1, 1, 1).ended
     assert json.loads(ended.read_text())["left"] > 0
     assert drawn(tmp_path, 1) == [job]
     measure(job, tmp_path)
@@ -100,7 +100,7 @@ def test_the_share_of_a_killed_pod_is_continued(tmp_path: Path) -> None:
     (folder / "collective-00000.parquet").unlink()  # and before the all-to-alls
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     measure(job, tmp_path)
-    merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+    merge_shares(job.campaign, str(tmp_path), tmp_path / "costs")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name in kept} == kept
     assert {len(case.device_dims) for case, _ in read_costs(tmp_path / "costs").collective} == {2, 4}
 
@@ -113,7 +113,7 @@ def test_a_part_that_a_store_damaged_is_measured_again_and_taken_out_of_the_stor
     part.write_bytes(part.read_bytes()[:-1])
     measure(job, tmp_path)
     assert not part.exists()
-    merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+    merge_shares(job.campaign, str(tmp_path), tmp_path / "costs")
     assert len({case.case_id for case, _ in read_costs(tmp_path / "costs").compute}) == 30
 
 
@@ -122,11 +122,11 @@ def test_costs_that_cannot_be_merged_are_set_aside_and_measured_again(tmp_path: 
     measure(job, tmp_path)
     (folder_of(job, tmp_path) / "collective-00000.parquet").write_bytes(b"")
     with refused(InvalidInput, "no case was measured"):
-        merge_shares(job.work, str(tmp_path), tmp_path / "costs")
-    assert (tmp_path / job.work.folder / "aside" / "draw-0001" / "costs-1-of-1" / "compute-00000.parquet").exists()
+        merge_shares(job.campaign, str(tmp_path), tmp_path / "costs")
+    assert (tmp_path / job.campaign.folder / "aside" / "draw-0001" / "costs-1-of-1" / "compute-00000.parquet").exists()
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
-    merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+    merge_shares(job.campaign, str(tmp_path), tmp_path / "costs")
 
 
 def test_what_another_bench_began_is_set_aside_and_begun_again(
@@ -142,7 +142,7 @@ def test_what_another_bench_began_is_set_aside_and_begun_again(
     measure(job, tmp_path)
     assert "set aside in _measuring/f/1/aside" in capsys.readouterr().err
     assert json.loads(path.read_text())["bench"]["versions"]["neuroshard"] != "0.0.1"
-    assert (tmp_path / job.work.folder / "aside" / "draw-0001" / "costs-1-of-1" / "costs.json").exists()
+    assert (tmp_path / job.campaign.folder / "aside" / "draw-0001" / "costs-1-of-1" / "costs.json").exists()
 
 
 def test_a_failure_to_measure_is_noted_for_the_night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +152,9 @@ def test_a_failure_to_measure_is_noted_for_the_night(tmp_path: Path, monkeypatch
     [job] = drawn(tmp_path, 1)
     monkeypatch.setattr(job_module, "measure", broken)
     measure(job, tmp_path)
-    assert json.loads((tmp_path / job.work.folder / "failed.json").read_text())["why"] == "no GPU is here"
+    assert json.loads((tmp_path / job.campaign.folder / "failed.json").read_text())["why"] == "no GPU is here"
     assert drawn(tmp_path, 1) == [job]
-    assert not (tmp_path / job.work.folder / "failed.json").exists()
+    assert not (tmp_path / job.campaign.folder / "failed.json").exists()
 
 
 def test_cases_are_drawn_once_for_all_nights(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_cases_that_a_store_lost_or_damaged_are_drawn_again(tmp_path: Path, name
         path.unlink()
     [job] = drawn(tmp_path, 1)
     measure(job, tmp_path)
-    merge_shares(job.work, str(tmp_path), tmp_path / "costs")
+    merge_shares(job.campaign, str(tmp_path), tmp_path / "costs")
     assert len({case.case_id for case, _ in read_costs(tmp_path / "costs").compute}) == 30
 
 
@@ -204,5 +204,5 @@ def test_a_store_that_ignores_conditions_is_measured_into_by_a_single_writer(
         [job] = draw(night(1), "s3://plans/p", single_writer=True)
         how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 1e6, "seed": 0}
         run(job, "s3://plans/p", single_writer=True, **how)  # type: ignore[arg-type]
-        merge_shares(job.work, "s3://plans/p", tmp_path / "costs", single_writer=True)
+        merge_shares(job.campaign, "s3://plans/p", tmp_path / "costs", single_writer=True)
     assert read_costs(tmp_path / "costs").compute

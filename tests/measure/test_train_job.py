@@ -18,7 +18,7 @@ from helpers.nodes import FakeApiServer
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
-from neuroshard.core.nightly import Order, Request, Survey, Work
+from neuroshard.core.nightly import Campaign, ModelSpec, Request, Survey
 from neuroshard.measure.workers.job import merge_shares
 from neuroshard.measure.workers.train_job import run, train_job
 from neuroshard.nightly.draw import run as draw
@@ -97,13 +97,13 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cont
         thread.join()
 
 
-def work(**more: Any) -> Work:
+def campaign(**more: Any) -> Campaign:
     options = {"folder": "_measuring/f/a", "pods": 2, "devices": 8, "resource": "nvidia.com/gpu"}
-    return Work.model_validate({"hardware": HARDWARE, "node_selector": {}, "tolerations": (), **options, **more})
+    return Campaign.model_validate({"hardware": HARDWARE, "node_selector": {}, "tolerations": (), **options, **more})
 
 
 def body(**options: Any) -> dict[str, Any]:
-    return train_job(work(), "neuroshard-measure", "neuroshard-gpu:0.1.0", options)
+    return train_job(campaign(), "neuroshard-measure", "neuroshard-gpu:0.1.0", options)
 
 
 def test_the_train_job_asks_for_a_nodes_gpus_and_for_the_runtime_of_the_kind() -> None:
@@ -116,15 +116,15 @@ def test_the_train_job_asks_for_a_nodes_gpus_and_for_the_runtime_of_the_kind() -
 @pytest.mark.slow
 def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controller: Controller, tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    order = Order(name="ads", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB")
+    spec = ModelSpec(name="ads", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB")
     request = Request(compute_cases=20, collective_cases=8, batch_size=512, seed=0, backend="synthetic")
-    asked = work(ranks=(2,), measurable=(2,))
-    draw(Survey(request=request, orders=(order,), hardware={"ads": HARDWARE.fingerprint}, works=(asked,)), store)
+    asked = campaign(ranks=(2,), measurable=(2,))
+    draw(Survey(request=request, models=(spec,), hardware={"ads": HARDWARE.fingerprint}, campaigns=(asked,)), store)
     options = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 1e6, "seed": 0, "single_writer": False}
     job = body(store_url=store, **options)
     run(job, HANGS, 0.01)
     assert controller.jobs == {}
-    merge_shares(work(), store, tmp_path / "costs")
+    merge_shares(campaign(), store, tmp_path / "costs")
     ended = sorted(path.name for path in (tmp_path / "store").rglob("ended-*"))
     assert ended == ["ended-1-of-2.json", "ended-2-of-2.json"]
     run(job, HANGS, 0.01)

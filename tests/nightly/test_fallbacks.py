@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from helpers.memory_store import MemoryStore
-from neuroshard.core.nightly import Order, Request, Survey
+from neuroshard.core.nightly import ModelSpec, Request, Survey
 from neuroshard.models.published import Listed
 from neuroshard.nightly import fallbacks
 from neuroshard.nightly.fallbacks import candidates
 
-ORDER = Order(name="ads", tables="tables.json", devices=1, memory="1GiB")
+SPEC = ModelSpec(name="ads", tables="tables.json", devices=1, memory="1GiB")
 REQUEST = Request(compute_cases=1, collective_cases=0, batch_size=512, seed=0, backend="cuda")
 HARDWARE = "0123456789abcdef"
 
@@ -46,10 +46,10 @@ def test_a_good_cost_model_that_is_live_no_more_comes_before_one_that_is_too_far
     max_error: float | None, found: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fallbacks, "list_published", lambda store: (published("a", 0.3), published("b", 0.04)))
-    survey = Survey(request=REQUEST, orders=(ORDER,), hardware={"ads": HARDWARE}, works=(), max_error=max_error)
+    survey = Survey(request=REQUEST, models=(SPEC,), hardware={"ads": HARDWARE}, campaigns=(), max_error=max_error)
 
-    *others, analytic = candidates(survey, ORDER, MemoryStore(), {})
+    *others, analytic = candidates(survey, SPEC, MemoryStore(), {})
 
-    assert {one.spec.rpartition("@")[2]: one.what for one in others} == found
-    assert [one.spec.rpartition("@")[2] for one in others] == list(found)
-    assert analytic.spec.startswith("analytic:")
+    assert {one.cost_model.rpartition("@")[2]: one.what for one in others} == found
+    assert [one.cost_model.rpartition("@")[2] for one in others] == list(found)
+    assert analytic.cost_model.startswith("analytic:")

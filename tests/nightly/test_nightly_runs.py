@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.nightly import NightlyRun, Place, clocks_at, killed_after, lost_on_h100, order, tables
+from helpers.nightly import NightlyRun, Place, clocks_at, killed_after, lost_on_h100, spec, tables
 from helpers.nodes import node
 from helpers.refusals import refused
 from neuroshard.client import load_plan
@@ -52,7 +52,7 @@ def make_place(folder: Path) -> Place:
     """One model of six small tables on four H200."""
     made = Place(folder, [H200])
     write_tables(folder / "six.json", tables(6))
-    made.models = [order(made)]
+    made.models = [spec(made)]
     return made
 
 
@@ -91,8 +91,8 @@ def well(ended: NightlyRun, **ends: str) -> NightlyRun:
     return ended
 
 
-def works(place: Place) -> list[str]:
-    """The folders of all work in the store."""
+def campaigns(place: Place) -> list[str]:
+    """The folders of all campaigns in the store."""
     return sorted(
         {entry.key.rpartition("/draw-")[0] for entry in store_of(place).list("_measuring/") if "/draw-" in entry.key}
     )
@@ -114,28 +114,28 @@ def live_model(place: Place, batch_size: int = 512) -> Any:
 def test_an_unchanged_run_measures_nothing_and_plans_anew(in_use: Place) -> None:
     before = measured_cases(in_use)
     ended = well(in_use.nightly_run(), ads="live")
-    assert (ended.works, measured_cases(in_use)) == ((), before)
+    assert (ended.campaigns, measured_cases(in_use)) == ((), before)
 
 
 def test_more_devices_are_measured_on_and_nothing_is_measured_anew(in_use: Place) -> None:
     before = measured_cases(in_use)
     in_use.models[0]["devices"] = 8
-    assert well(in_use.nightly_run(), ads="live").works
+    assert well(in_use.nightly_run(), ads="live").campaigns
     assert load_plan(in_use.store, "ads").task.devices == 8
     assert before.items() <= measured_cases(in_use).items()
-    [folder] = works(in_use)
+    [folder] = campaigns(in_use)
     first, second = read_draws(store_of(in_use), folder).values()
     assert (len(first.compute), {len(case.device_dims) for case in first.collective}) == (40, {4})
     assert (len(second.compute), {len(case.device_dims) for case in second.collective}) == (0, {8})
     assert live_model(in_use).model.manifest.device_counts == (4, 8)
-    assert well(in_use.nightly_run()).works == ()
+    assert well(in_use.nightly_run()).campaigns == ()
 
 
 def test_few_all_to_alls_are_enough_to_learn_each_number_of_devices(place: Place) -> None:
-    place.models = [order(place), order(place, "feed", devices=2)]
+    place.models = [spec(place), spec(place, "feed", devices=2)]
     well(place.nightly_run(collective_cases=20), ads="live", feed="live")
     assert live_model(place).model.manifest.device_counts == (2, 4)
-    assert well(place.nightly_run(collective_cases=20)).works == ()
+    assert well(place.nightly_run(collective_cases=20)).campaigns == ()
 
 
 def test_a_budget_that_was_too_small_is_gone_on_with(place: Place) -> None:
@@ -146,37 +146,37 @@ def test_a_budget_that_was_too_small_is_gone_on_with(place: Place) -> None:
     assert "no case was measured that could be used" in first.instead
     place.budget_seconds = 1e6
     second = place.nightly_run()
-    assert (second.error, second.ends, len(second.works)) == (
+    assert (second.error, second.ends, len(second.campaigns)) == (
         "",
         {"ads": "kept"},
         1,
     )  # it searched the very same shards
     assert live_model(place).model.manifest.device_counts == (4,)
-    assert well(place.nightly_run(), ads="kept").works == ()
+    assert well(place.nightly_run(), ads="kept").campaigns == ()
 
 
 def test_two_tables_that_teach_nothing_of_unseen_ones_are_extended_by_six(place: Place) -> None:
     write_tables(place.folder / "two.json", tables(2))
-    place.models = [order(place, file="two.json")]
+    place.models = [spec(place, file="two.json")]
     first = place.nightly_run()
     assert first.ends == {"ads": "live"}
     assert "its error on unseen tables is not known" in first.instead
-    place.models = [order(place)]
+    place.models = [spec(place)]
     second = place.nightly_run()
-    assert (second.error, second.ends, len(second.works)) == ("", {"ads": "kept"}, 1)  # planned at once, and again
-    [folder] = works(place)
+    assert (second.error, second.ends, len(second.campaigns)) == ("", {"ads": "kept"}, 1)  # planned at once, and again
+    [folder] = campaigns(place)
     one, two = read_draws(store_of(place), folder).values()
     assert {case.split for case in one.compute} == {"train", "valid", "test_sets"}
     assert "test_tables" in {case.split for case in two.compute}
-    assert well(place.nightly_run()).works == ()
+    assert well(place.nightly_run()).campaigns == ()
 
 
 def test_tables_that_have_grown_keep_their_role_and_stop_nobody(in_use: Place) -> None:
     write_tables(in_use.folder / "six.json", tables(6, rows=1100))
-    assert well(in_use.nightly_run()).works == ()  # tables alone ask for no measuring
+    assert well(in_use.nightly_run()).campaigns == ()  # tables alone ask for no measuring
     in_use.models[0]["devices"] = 8
     well(in_use.nightly_run(), ads="live")
-    [folder] = works(in_use)
+    [folder] = campaigns(in_use)
     roles: dict[str, set[bool]] = {}
     for cases in read_draws(store_of(in_use), folder).values():
         for case in cases.compute:
@@ -189,7 +189,7 @@ def test_batch_sizes_in_turns_keep_a_live_model_each(place: Place) -> None:
     well(place.nightly_run(batch_size=512))
     well(place.nightly_run(batch_size=1024))
     for batch_size in (512, 1024, 512):
-        assert well(place.nightly_run(batch_size=batch_size)).works == ()
+        assert well(place.nightly_run(batch_size=batch_size)).campaigns == ()
         spec = f"{place.store}#{live_model(place).release.fingerprint}"
         assert open_cost_model(spec, batch_size).batch_size == batch_size
 
@@ -211,8 +211,8 @@ def test_shares_of_another_bench_are_set_aside_and_measured_again(place: Place) 
     healed = place.nightly_run()  # with half of its costs: parts of the cost model are stand-ins until the next run
     assert (healed.error, healed.ends) == ("", {"ads": "live"})
     assert list(Path(place.store).rglob("aside/**/costs-2-of-2/costs.json"))
-    assert well(place.nightly_run()).works  # what was set aside is measured again
-    assert well(place.nightly_run()).works == ()
+    assert well(place.nightly_run()).campaigns  # what was set aside is measured again
+    assert well(place.nightly_run()).campaigns == ()
 
 
 @pytest.mark.parametrize("data", [b"", b'{"bench": ', b'{"format_version": 99}'])
@@ -232,9 +232,9 @@ def test_damaged_cases_are_drawn_again_and_their_costs_stay(place: Place, file: 
     place.nightly_run()
     spoil(place, f"cases/{file}", b"damaged")
     place.budget_seconds = None
-    assert place.nightly_run().works
+    assert place.nightly_run().campaigns
     assert live_model(place).model.manifest.device_counts == (4,)
-    assert well(place.nightly_run(), ads="kept").works == ()
+    assert well(place.nightly_run(), ads="kept").campaigns == ()
 
 
 def test_costs_of_fewer_pods_are_gone_on_with(place: Place) -> None:
@@ -242,7 +242,7 @@ def test_costs_of_fewer_pods_are_gone_on_with(place: Place) -> None:
     place.pods = 3
     well(place.nightly_run())
     rows = len(measured_cases(place))
-    [folder] = works(place)
+    [folder] = campaigns(place)
     for ended in Path(place.store, folder).rglob("ended-*"):
         ended.unlink()
     place.pods = 2
@@ -256,9 +256,9 @@ def test_a_model_of_the_future_serves_no_more_and_gets_todays_date(place: Place)
     well(place.nightly_run())
     place.now = today
     ended = place.nightly_run()
-    assert (ended.error, len(ended.works)) == ("", 1)
+    assert (ended.error, len(ended.campaigns)) == ("", 1)
     assert live_model(place).release.time == today.strftime("%Y-%m-%dT%H:%M:%SZ")
-    assert well(place.nightly_run()).works == ()
+    assert well(place.nightly_run()).campaigns == ()
 
 
 def test_a_model_that_is_too_old_is_measured_anew(in_use: Place) -> None:
@@ -268,12 +268,12 @@ def test_a_model_that_is_too_old_is_measured_anew(in_use: Place) -> None:
     well(in_use.nightly_run())
     assert live_model(in_use).release.number > before.number
     assert list(Path(in_use.store).rglob("aside/**/*.parquet"))
-    assert well(in_use.nightly_run()).works == ()
+    assert well(in_use.nightly_run()).campaigns == ()
 
 
 def test_another_kind_that_cannot_be_measured_stops_no_model(in_use: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     in_use.nodes = [H200, H100]
-    in_use.models = [order(in_use), order(in_use, "old", hardware="h100")]
+    in_use.models = [spec(in_use), spec(in_use, "old", hardware="h100")]
     monkeypatch.setattr(job_module, "measure", lost_on_h100)
     ended = in_use.nightly_run()
     assert (ended.error, ended.ends) == ("", {"ads": "live", "old": "live"})
@@ -283,18 +283,18 @@ def test_another_kind_that_cannot_be_measured_stops_no_model(in_use: Place, monk
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_use.folder / "cache"))
     assert in_use.nightly_run().ends["old"] in ("live", "kept")
-    assert well(in_use.nightly_run()).works == ()
+    assert well(in_use.nightly_run()).campaigns == ()
 
 
 def test_a_missing_tables_file_stops_its_own_model_alone(in_use: Place) -> None:
-    in_use.models = [order(in_use), order(in_use, "feed", "not-there.json")]
+    in_use.models = [spec(in_use), spec(in_use, "feed", "not-there.json")]
     ended = in_use.nightly_run()
     assert ended.ends == {"ads": "live", "feed": "red"}
     assert "feed has no new plan (nothing is live)" in ended.error
     assert "its tables cannot be read" in ended.error
-    in_use.models[1] = order(in_use, "feed")
+    in_use.models[1] = spec(in_use, "feed")
     well(in_use.nightly_run(), ads="live", feed="live")
-    in_use.models[1] = order(in_use, "feed", "not-there.json")
+    in_use.models[1] = spec(in_use, "feed", "not-there.json")
     ended = in_use.nightly_run()
     assert (ended.error, ended.ends) == ("", {"ads": "live", "feed": "no plan"})
     assert ended.verdicts["feed"].text.startswith(
@@ -306,12 +306,12 @@ def test_a_missing_tables_file_stops_its_own_model_alone(in_use: Place) -> None:
 def test_work_that_may_not_be_touched_stops_no_other_kind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed on one kind of hardware cannot be forgotten, and nothing under its folder can be listed."""
     place.nodes = [H200, H100]
-    place.models = [order(place), order(place, "feed", hardware="h100")]
+    place.models = [spec(place), spec(place, "feed", hardware="h100")]
     (place.folder / "nodes.json").write_text(json.dumps({"items": place.nodes}))
     settings = SurveySettings(Request.parse(place.request, "request"), nodes=str(place.folder / "nodes.json"))
     found = survey_module.run(json.dumps(place.models), place.store, settings)
-    first, second = (work.folder for work in found.works)
-    assert {job.work.folder for job in augment(found, place.store)} == {first, second}
+    first, second = (campaign.folder for campaign in found.campaigns)
+    assert {job.campaign.folder for job in augment(found, place.store)} == {first, second}
 
     for method in ("delete", "list"):
         do = getattr(FolderStore, method)
@@ -323,7 +323,7 @@ def test_work_that_may_not_be_touched_stops_no_other_kind(place: Place, monkeypa
 
         with monkeypatch.context() as patched:
             patched.setattr(FolderStore, method, denied)
-            assert second in {job.work.folder for job in augment(found, place.store)}
+            assert second in {job.campaign.folder for job in augment(found, place.store)}
 
 
 def test_the_survey_too_writes_as_the_single_writer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_the_survey_too_writes_as_the_single_writer(place: Place, monkeypatch: p
 
 
 def test_where_no_model_can_be_planned_nothing_is_measured(place: Place) -> None:
-    place.models = [order(place, file="not-there.json")]
+    place.models = [spec(place, file="not-there.json")]
     ended = place.nightly_run()
     assert "model 'ads' gets no plan, and none is live: its tables cannot be read" in ended.error
     assert not Path(place.store).exists()
@@ -353,13 +353,13 @@ def test_a_refused_cost_model_plans_with_its_doubt_and_more_is_measured(place: P
     first = place.nightly_run()
     assert (first.error, first.ends) == ("", {"ads": "live"})
     assert "off on unseen tables, too far to go live" in first.instead
-    [folder] = works(place)
+    [folder] = campaigns(place)
     assert len(measuring(store_of(place), folder).draws) == 1
     for draws in (2, 3):
         again = place.nightly_run()
         assert (again.error, again.ends) == ("", {"ads": "kept"})
         assert len(measuring(store_of(place), folder).draws) == draws
-    while (last := place.nightly_run()).works:  # four times what was asked for is the most
+    while (last := place.nightly_run()).campaigns:  # four times what was asked for is the most
         assert len(measuring(store_of(place), folder).draws) <= 8
     assert last.error == ""
     place.max_error = 10.0
@@ -398,7 +398,7 @@ def test_a_fallback_replaces_a_plan_that_serves_only_where_its_error_is_allowed(
 @pytest.mark.parametrize("data", [b"garbage", b'{"format_version": 999}'])
 def test_a_foreign_pointer_stops_nobody_else(place: Place, data: bytes) -> None:
     place.nodes = [H200, H100]
-    place.models = [order(place), order(place, "old", hardware="h100")]
+    place.models = [spec(place), spec(place, "old", hardware="h100")]
     well(place.nightly_run(), ads="live", old="live")
     (broken,) = (
         path
@@ -417,7 +417,7 @@ def test_a_foreign_pointer_stops_nobody_else(place: Place, data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"garbage", b'{"format_version": 999}'])
 def test_a_models_own_pointer_heals_where_nobody_can_follow_it(place: Place, data: bytes) -> None:
-    place.models = [order(place), order(place, "feed")]
+    place.models = [spec(place), spec(place, "feed")]
     well(place.nightly_run(), ads="live", feed="live")
     pointer = Path(place.store, "feed", "live.json")
     good = pointer.read_bytes()
@@ -444,7 +444,7 @@ def test_a_live_cost_model_that_the_store_lost_or_damaged_is_learned_again(
     assert in_use.nightly_run().error == ""
     assert live_model(in_use).model is not None
     assert measured_cases(in_use) == before
-    assert well(in_use.nightly_run()).works == ()
+    assert well(in_use.nightly_run()).campaigns == ()
 
 
 def test_after_a_rollback_the_run_keeps_the_live_plan_and_ends_well(in_use: Place) -> None:
@@ -467,7 +467,7 @@ def test_runs_at_once_with_other_seeds_leave_one_another_alone(place: Place) -> 
     place.models[0]["devices"] = 8
     well(place.nightly_run(seed=1))
     assert before.items() <= measured_cases(place).items()
-    assert len(works(place)) == 2
+    assert len(campaigns(place)) == 2
 
 
 def test_a_run_that_is_overtaken_by_another_decides_anew(in_use: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +490,7 @@ def test_a_run_that_is_overtaken_by_another_decides_anew(in_use: Place, monkeypa
 def test_a_share_that_another_run_measures_is_left_to_it(place: Place) -> None:
     place.budget_seconds = 0.0
     place.nightly_run()
-    [folder] = works(place)
+    [folder] = campaigns(place)
     place.budget_seconds = None
     with leased(PatientStore(store_of(place)), f"{folder}/draw-0001/lease-1-of-1.json", "another"):
         ended = place.run_steps(Request.parse(place.request, "request"))
@@ -528,11 +528,11 @@ def test_a_run_killed_at_any_write_is_gone_on_with_by_the_next(tmp_path: Path) -
     for write in range(0, 66, 6):
         one = Place(tmp_path / f"killed-{write}", [H200])
         write_tables(one.folder / "six.json", tables(6))
-        one.models = [order(one)]
+        one.models = [spec(one)]
         with killed_after(write):
             killed = one.nightly_run()
         assert one.nightly_run().error == ""
-        assert well(one.nightly_run()).works == ()
+        assert well(one.nightly_run()).campaigns == ()
         assert load_plan(one.store, "ads").task.devices == 4
         if not killed.killed:
             break
@@ -554,13 +554,13 @@ MISSPELT = "no hardware 'h20O' in the fleet or the store, which have NVIDIA-H200
 
 
 def test_misspelt_hardware_is_refused_before_anything_is_measured(place: Place) -> None:
-    place.models = [order(place, hardware="h20O")]
+    place.models = [spec(place, hardware="h20O")]
     night = place.nightly_run()
-    assert (MISSPELT in night.error, night.verdicts, works(place)) == (True, {}, [])
+    assert (MISSPELT in night.error, night.verdicts, campaigns(place)) == (True, {}, [])
 
 
 def test_misspelt_hardware_costs_one_model_its_plan_and_the_others_go_on(in_use: Place) -> None:
-    in_use.models = [order(in_use, hardware="h20O"), order(in_use, "feed")]
+    in_use.models = [spec(in_use, hardware="h20O"), spec(in_use, "feed")]
     night = in_use.nightly_run()
     assert (night.error, night.ends) == ("", {"ads": "no plan", "feed": "live"})
     assert night.verdicts["ads"].why == MISSPELT
@@ -596,7 +596,7 @@ def test_a_damaged_live_plan_is_written_again_by_the_next_night(in_use: Place, d
 def test_a_damaged_live_plan_of_a_model_without_a_new_one_is_no_plan(in_use: Place) -> None:
     spoil(in_use, "ads/plans/*.json", b"damaged")
     in_use.models[0]["tables"] = str(in_use.folder / "gone.json")
-    in_use.models.append(order(in_use, "feed"))
+    in_use.models.append(spec(in_use, "feed"))
     night = in_use.nightly_run()
     assert night.ends == {"ads": "red", "feed": "live"}
     assert "gone.json" in night.error
@@ -613,7 +613,7 @@ def rolled_back_place(place: Place) -> tuple[Plan, Plan]:
     """A plan that a person went back to, and the one that was rolled back, which each night finds again."""
     well(place.nightly_run())
     good = load_plan(place.store, "ads")
-    place.models = [order(place, memory="7GiB")]
+    place.models = [spec(place, memory="7GiB")]
     well(place.nightly_run())
     bad = load_plan(place.store, "ads")
     roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
@@ -639,10 +639,10 @@ def test_a_rolled_back_plan_does_not_return_as_the_same_placement_of_another_see
 
 
 def test_a_model_whose_every_plan_was_rolled_back_is_red_where_none_can_be_loaded(place: Place) -> None:
-    place.models = [order(place, devices=1)]
+    place.models = [spec(place, devices=1)]
     well(place.nightly_run())
     good = load_plan(place.store, "ads")
-    place.models = [order(place, devices=1, memory="7GiB")]
+    place.models = [spec(place, devices=1, memory="7GiB")]
     well(place.nightly_run())
     roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
     spoil(place, f"ads/plans/{good.digest()}.json", b"damaged")
@@ -653,10 +653,10 @@ def test_a_model_whose_every_plan_was_rolled_back_is_red_where_none_can_be_loade
 
 @pytest.mark.parametrize("lost", ["cases.json", "compute.parquet"])
 def test_a_draw_whose_cases_are_lost_keeps_the_tables_that_it_held_out(in_use: Place, lost: str) -> None:
-    [folder] = works(in_use)
+    [folder] = campaigns(in_use)
     [before] = read_draws(store_of(in_use), folder).values()
     next(Path(in_use.store, folder).rglob(f"cases/{lost}")).unlink()
-    in_use.models = [order(in_use, devices=8)]
+    in_use.models = [spec(in_use, devices=8)]
     well(in_use.nightly_run())
     first, second = read_draws(store_of(in_use), folder).values()
     assert {case.case_id for case in first.compute} == {case.case_id for case in before.compute}
@@ -685,7 +685,7 @@ def test_a_damaged_copy_of_the_live_release_is_written_again(in_use: Place, data
 def test_an_object_that_may_not_be_read_costs_no_other_model_its_plan(
     place: Place, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.models = [order(place), order(place, "feed", hardware="h100")]
+    place.models = [spec(place), spec(place, "feed", hardware="h100")]
     place.nodes = [H200, H100]
     well(place.nightly_run(), ads="live", feed="live")
     if key == "hardware":

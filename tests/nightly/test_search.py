@@ -1,4 +1,4 @@
-"""The search of a nightly run: constraints and a move budget of the order, the live plan as the start."""
+"""The search of a nightly run: constraints and a move budget of the model's spec, the live plan as the start."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from helpers.plans import NOW
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
-from neuroshard.core.nightly import Order, Request, Survey, read_orders
+from neuroshard.core.nightly import ModelSpec, Request, Survey, read_specs
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import PublishRule, publish_model
@@ -29,11 +29,11 @@ def plan_of(tmp_path):
     write_tables(tmp_path / "tables.json", random_tables(9))
 
     def made(seed: int = 0, nodes: Topology | None = None, margin: float = 0.0, **asked):
-        order = Order(**{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", **asked})
+        spec = ModelSpec(**{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", **asked})
         request = Request(compute_cases=1, collective_cases=0, batch_size=65536, seed=seed, backend="synthetic")
         hardware = {"ads": model.manifest.hardware_fingerprint}
         topologies = {hardware["ads"]: nodes} if nodes else {}
-        survey = Survey(request=request, orders=(order,), hardware=hardware, works=(), topologies=topologies)
+        survey = Survey(request=request, models=(spec,), hardware=hardware, campaigns=(), topologies=topologies)
         found, searched = search_plan(
             survey, "ads", store, tmp_path / "tables.json", tmp_path / "plan.json", "local-search", margin
         )
@@ -64,7 +64,7 @@ def test_an_order_may_name_its_trainers_pipeline(plan_of):
     assert (found.task.pipeline, usual.task.pipeline) == ("prefetch", "sparse-dist")
     assert sum(memory.step for memory in found.device_memory()) > sum(memory.step for memory in usual.device_memory())
     with refused(InvalidInput, "models[0]", "pipeline", "not 'x'"):
-        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "pipeline": "x"}]')
+        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "pipeline": "x"}]')
 
 
 def test_an_order_may_keep_the_optimizer_state_of_the_live_plan(plan_of):
@@ -89,7 +89,7 @@ def test_an_order_is_planned_for_the_domains_that_it_names_or_its_nodes_have(pla
     topology = plan_of(nodes=there, **asked).task.topology
     assert (topology and (topology.domain, topology.local_world_size)) == found
     with refused(UsageError, "4 devices", "3 ranks"):
-        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "domain": 3}]')
+        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "domain": 3}]')
 
 
 def test_an_order_may_take_the_cheapest_plan_whatever_its_cuts(plan_of):
@@ -97,12 +97,12 @@ def test_an_order_may_take_the_cheapest_plan_whatever_its_cuts(plan_of):
     assert simple.cost_ms > cheapest.cost_ms
     assert len(simple.shards) < len(cheapest.shards)
     with refused(UsageError, "simplicity", "60%"):
-        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "simplicity": "60%"}]')
+        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "simplicity": "60%"}]')
 
 
 def test_an_order_is_planned_for_the_collective_precision_that_its_trainer_has(plan_of):
     with refused(UsageError, "'fp8'", "fp16"):
-        read_orders('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "collective_precision": "fp8"}]')
+        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "collective_precision": "fp8"}]')
     assert plan_of(collective_precision="fp16:bf16").task.collective_precision.text == "fp16:bf16"
 
 

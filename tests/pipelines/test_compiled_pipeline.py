@@ -142,7 +142,7 @@ def test_loops_are_one_deep_and_nothing_but_renewing_is_conditional() -> None:
     assert not list(values(bodies, "parameterIterator"))
     assert not list(values(bodies, "triggerPolicy"))
     [policy] = values(SPEC, "triggerPolicy")
-    assert policy == {"condition": "inputs.parameter_values['pipelinechannel--renew'] == 'yes'"}
+    assert policy == {"condition": "inputs.parameter_values['pipelinechannel--measures'] == 'yes'"}
 
 
 def test_every_parameter_has_a_default_a_description_and_a_use() -> None:

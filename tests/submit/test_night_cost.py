@@ -18,10 +18,10 @@ OPERATING = Path(__file__).parents[2] / "docs" / "operating.md"
     ("items", "cost"),
     [
         # run-cpu3: 22 pods in 202 s
-        ({"names": 1, "jobs": 0, "works": 0, "gangs": 0}, NightCost(22, 20, 2)),
+        ({"names": 1, "jobs": 0, "campaigns": 0, "gangs": 0}, NightCost(22, 20, 2)),
         # run-own-synthetic: 34 pods; run-gpu1: 43 pods in 356 s, of which some went into measuring
-        ({"names": 1, "jobs": 1, "works": 1, "gangs": 0}, NightCost(34, 32, 2)),
-        ({"names": 2, "jobs": 1, "works": 1, "gangs": 0}, NightCost(43, 32, 2)),
+        ({"names": 1, "jobs": 1, "campaigns": 1, "gangs": 0}, NightCost(34, 32, 2)),
+        ({"names": 2, "jobs": 1, "campaigns": 1, "gangs": 0}, NightCost(43, 32, 2)),
     ],
 )
 def test_the_formula_counts_the_pods_of_recorded_runs(items: dict[str, int], cost: NightCost) -> None:
@@ -37,7 +37,7 @@ def test_the_docs_say_what_nights_of_this_pipeline_cost() -> None:
     for models in (1, 10, 100):
         for kinds in (0, 1):
             planned = {"names": 0, "later": models} if kinds else {"names": models, "later": 0}
-            items = {**planned, "renew": kinds, "jobs": kinds, "works": kinds, "train_jobs": 0}
+            items = {**planned, "measures": kinds, "jobs": kinds, "campaigns": kinds, "train_jobs": 0}
             cost, slower = night_cost(spec, items), night_cost(limited, items)
             assert slower.pods == cost.pods
             minutes = f"{cost.seconds / 60:.1f} min | {slower.seconds / 60:.1f} min"
@@ -53,7 +53,7 @@ def test_a_run_has_at_most_twice_as_many_pods_at_once_as_a_loop_and_one_more(par
     spec = next(yaml.safe_load_all(PACKAGE.read_text()))
     if parallelism:
         limit_loops(spec, parallelism)
-    items = {"names": 5, "later": 10, "renew": 1, "jobs": 8, "works": 2, "train_jobs": 0}
+    items = {"names": 5, "later": 10, "measures": 1, "jobs": 8, "campaigns": 2, "train_jobs": 0}
     cost = night_cost(spec, items)
     assert cost.at_once == at_once
     assert not parallelism or cost.at_once <= 2 * parallelism + 1

@@ -20,7 +20,7 @@ from helpers.processes import wait_until
 from helpers.refusals import refused
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.extras import install_command
-from neuroshard.core.nightly import read_orders
+from neuroshard.core.nightly import read_specs
 from neuroshard.kube import Admission
 from neuroshard.submit import kubeflow
 from neuroshard.submit import run as submit_run
@@ -90,7 +90,7 @@ def test_the_command_submits_the_same_package_for_all_models_and_waits(
         "store": "s3://b/p", "batch_size": 512, "measure_cpus": "8", "pods": 2, "models": None,
     }  # fmt: skip
     assert json.loads(given["models"]) == yaml.safe_load(models.read_text())  # numbers in it stay whole
-    assert len(read_orders(given["models"])) == 2
+    assert len(read_specs(given["models"])) == 2
 
 
 def test_what_is_under_way_with_the_same_parameters_is_waited_for(kfp_stub: KfpStub) -> None:

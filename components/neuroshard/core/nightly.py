@@ -1,8 +1,8 @@
 """The messages that the steps of a nightly run pass on as JSON.
 
     Survey     what the run found: each model's hardware, and what to measure
-    Work       one kind of hardware to measure, and where in the store its cases and costs are
-    Job        one pod's share of a Work
+    Campaign       one kind of hardware to measure, and where in the store its cases and costs are
+    Job        one pod's share of a Campaign
     Searched   which cost model a plan was searched with, and why it was not the hardware's own; or why there is no plan
 
 They are in core because `measure` and `fleet` parse them too, and no stage imports nightly/.
@@ -27,11 +27,11 @@ from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import parse_bytes, parse_memory, parse_portion
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
 
-WORK_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
+MEASURING_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
 COSTS_FORMAT = 1  # costs of different formats are never merged
 
 
-class Order(Value):
+class ModelSpec(Value):
     """A model that needs a plan: its name, where its tables come from, and its trainer's devices.
 
     `pipeline` is the trainer's. `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has
@@ -68,7 +68,7 @@ class Order(Value):
 
     @property
     def topology(self) -> Topology | None:
-        """The order's topology. Raises UsageError where its devices do not make whole hosts and domains."""
+        """Its own topology. Raises UsageError where its devices do not make whole hosts and domains."""
         return topology_of(self.devices, self.domain, self.local_world_size, self.network)
 
     @property
@@ -94,7 +94,7 @@ class Request(Value):
     backend: str
 
 
-class Work(Value):
+class Campaign(Value):
     """A kind of hardware to measure with `pods` pods, each on a node of its own with `devices` devices.
 
     Runs whose costs can be compared have one `folder`, so that each continues the one before. `ranks` are the numbers of
@@ -116,9 +116,9 @@ class Work(Value):
 
 
 class Job(Value):
-    """Share `share` (from 1) of the cases of a work, measured in the nightly run `owner`."""
+    """Share `share` (from 1) of the cases of a campaign, measured in the nightly run `owner`."""
 
-    work: Work
+    campaign: Campaign
     share: Annotated[int, Field(ge=1)]
     owner: str = ""
 
@@ -126,26 +126,26 @@ class Job(Value):
 class Survey(Value):
     """What the nightly run `owner` found.
 
-    `orders` are all models. `hardware` maps a model to the fingerprint of its hardware, "" where only a name is known; `kinds`
+    `models` are all of them. `hardware` maps a model to the fingerprint of its hardware, "" where only a name is known; `kinds`
     maps fingerprints to the hardware of the fleet, and `topologies` to how its nodes are joined, where that is known. `no_plan`
-    maps each model that cannot be planned to the reason. `works` are
-    the kinds to measure or learn. `notes` are faults of the run that degrade every plan.
+    maps each model that cannot be planned to the reason. `campaigns` are
+    those of the kinds to measure or learn. `notes` are faults of the run that degrade every plan.
     """
 
     owner: str = ""
     request: Request
-    orders: tuple[Order, ...]
+    models: tuple[ModelSpec, ...]
     hardware: dict[str, str]
     kinds: dict[str, Hardware] = Field(default_factory=dict)
     topologies: dict[str, Topology] = Field(default_factory=dict)
-    works: tuple[Work, ...]
+    campaigns: tuple[Campaign, ...]
     no_plan: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     max_error: float | None = None
     max_age_seconds: float | None = None
 
-    def order(self, name: str) -> Order:
-        return next(order for order in self.orders if order.name == name)
+    def spec(self, name: str) -> ModelSpec:
+        return next(spec for spec in self.models if spec.name == name)
 
 
 class Searched(Value):
@@ -159,13 +159,13 @@ class Searched(Value):
     no_plan: str = ""
 
 
-def work_folder(fingerprint: str, request: Request) -> str:
-    """The folder of the work on a kind of hardware: runs whose costs can be compared have the same."""
+def campaign_folder(fingerprint: str, request: Request) -> str:
+    """The folder of the campaign on a kind of hardware: runs whose costs can be compared have the same."""
     key = [request.backend, request.batch_size, request.seed, COSTS_FORMAT]
-    return f"{WORK_FOLDER}/{fingerprint}/{sha256(canonical_json(key))[:16]}"
+    return f"{MEASURING_FOLDER}/{fingerprint}/{sha256(canonical_json(key))[:16]}"
 
 
-def read_orders(models: str) -> tuple[Order, ...]:
+def read_specs(models: str) -> tuple[ModelSpec, ...]:
     """The models that need a plan, from JSON. Raises UsageError and InvalidInput."""
     listed = decode_json(models.encode(), "models")
     if not isinstance(listed, list) or not listed:
@@ -173,13 +173,13 @@ def read_orders(models: str) -> tuple[Order, ...]:
             'models must be a JSON list of at least one model, as in [{"name": "ads", "tables": "s3://…/tables.json", '
             f'"devices": 8, "memory": "80GiB"}}], not {json.dumps(listed)[:80]}'
         )
-    orders = tuple(Order.parse(order, f"models[{index}]") for index, order in enumerate(listed))
-    names = [order.name for order in orders]
-    for order in orders:
-        _ = order.memory_bytes, order.move_budget_bytes, order.simplicity_share, order.topology, order.precision
-        if names.count(order.name) > 1:
-            raise UsageError(f"model {order.name!r} is asked for {names.count(order.name)} times; give each model once")
-    return orders
+    specs = tuple(ModelSpec.parse(spec, f"models[{index}]") for index, spec in enumerate(listed))
+    names = [spec.name for spec in specs]
+    for spec in specs:
+        _ = spec.memory_bytes, spec.move_budget_bytes, spec.simplicity_share, spec.topology, spec.precision
+        if names.count(spec.name) > 1:
+            raise UsageError(f"model {spec.name!r} is asked for {names.count(spec.name)} times; give each model once")
+    return specs
 
 
 def parse_message(kind: type[Value], text: str) -> Any:

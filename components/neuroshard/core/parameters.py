@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.nightly import read_orders
+from neuroshard.core.nightly import read_specs
 from neuroshard.core.release import HARDWARE
 from neuroshard.core.units import parse_duration
 from neuroshard.core.value import shown
@@ -57,13 +57,13 @@ def faults(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _models(value: Any) -> None:
-    for order in read_orders(_text(value)):
-        if order.name == HARDWARE:
+    for spec in read_specs(_text(value)):
+        if spec.name == HARDWARE:
             raise UsageError(
                 f"no model can be called {HARDWARE!r}: cost models are kept under that name; choose another"
             )
-        if not order.tables.strip():
-            raise UsageError(f"model {order.name!r} has no tables; give a preset, a file, or s3://bucket/tables.json")
+        if not spec.tables.strip():
+            raise UsageError(f"model {spec.name!r} has no tables; give a preset, a file, or s3://bucket/tables.json")
 
 
 def _text(value: Any) -> str:

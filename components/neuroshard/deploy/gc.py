@@ -22,7 +22,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from neuroshard.core.errors import StoreError, UsageError
-from neuroshard.core.nightly import WORK_FOLDER
+from neuroshard.core.nightly import MEASURING_FOLDER
 from neuroshard.core.release import FINGERPRINT, Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
 from neuroshard.deploy.tracks import track_of
@@ -104,7 +104,7 @@ def run(store_url: str, name: str, *, keep: int, age_seconds: float, apply: bool
     """`gc` of a model's plans, of the cost models of hardware/FINGERPRINT/BATCH, or of the measuring under _measuring."""
     # its one write is to a key of its own, so it needs no conditional writes
     store = open_store(store_url, single_writer=True)
-    if name.partition("/")[0] == WORK_FOLDER:
+    if name.partition("/")[0] == MEASURING_FOLDER:
         return gc_measuring(store, name, age_seconds=age_seconds, apply=apply)
     return gc(store, track_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
 
@@ -118,7 +118,7 @@ def gc_measuring(store: Store, name: str, *, age_seconds: float, apply: bool = F
     _, slash, fingerprint = name.partition("/")
     if slash and not re.fullmatch(FINGERPRINT, fingerprint):
         raise UsageError(
-            f"{name[:80]!r} is not the name of measuring; write {WORK_FOLDER}, or {WORK_FOLDER}/FINGERPRINT as "
+            f"{name[:80]!r} is not the name of measuring; write {MEASURING_FOLDER}, or {MEASURING_FOLDER}/FINGERPRINT as "
             "`neuroshard models` and `neuroshard fleet` show it"
         )
     _check_age(age_seconds, "a nightly run may be at work on it")

@@ -12,10 +12,10 @@ def place(
     """Where the pod of a job runs, and the devices it requests, as outputs: KFP cannot give Kubernetes fields of loop items."""
     from neuroshard.core.nightly import Job, parse_message
 
-    work = parse_message(Job, job).work
+    campaign = parse_message(Job, job).campaign
     return (
-        str(work.devices) if work.resource else "0",
-        work.resource or "nvidia.com/gpu",
-        work.node_selector,
-        list(work.tolerations),
+        str(campaign.devices) if campaign.resource else "0",
+        campaign.resource or "nvidia.com/gpu",
+        campaign.node_selector,
+        list(campaign.tolerations),
     )

@@ -1,4 +1,4 @@
-"""Fleet, live cost models and orders -> each model's hardware, and the kinds of hardware to measure."""
+"""Fleet, live cost models and specs of models -> each model's hardware, and the kinds of hardware to measure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
-from neuroshard.core.nightly import Order, Request, Work, work_folder
+from neuroshard.core.nightly import Campaign, ModelSpec, Request, campaign_folder
 from neuroshard.core.parameters import BACKENDS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.topology import near_ranks
@@ -44,7 +44,7 @@ class Surveyed(NamedTuple):
 
     hardware: dict[str, str]
     no_plan: dict[str, str]
-    works: tuple[Work, ...]
+    campaigns: tuple[Campaign, ...]
     kinds: tuple[KindCoverage, ...]
 
 
@@ -69,49 +69,49 @@ def _twin(kind: Kind) -> Kind:
 def survey(
     fleet: Fleet,
     known: Mapping[ModelKey, Known],
-    orders: Sequence[Order],
+    specs: Sequence[ModelSpec],
     tables: Mapping[str, Sequence[Table]],
     settings: SurveySettings,
     *,
     now: datetime,
     unreadable: bool = False,
 ) -> Surveyed:
-    """Find the hardware of each order, and the kinds that no live cost model of `known` covers for the orders.
+    """Find the hardware of each model, and the kinds that no live cost model of `known` covers for the models.
 
-    `tables` are those of each model that can be read. An order with invalid constraints, or with an ambiguous
-    or unknown name of hardware, gets no plan; the other orders continue. With `unreadable` the store has pointers that cannot be
+    `tables` are those of each model that can be read. A model with invalid constraints, or with an ambiguous
+    or unknown name of hardware, gets no plan; the others continue. With `unreadable` the store has pointers that cannot be
     read, so it may know a name that is not found.
     """
     batch_size = settings.request.batch_size
     usual = Wanted(batch_size, max_error=settings.max_error, max_age_seconds=settings.max_age_seconds)
     usually = coverage(fleet.kinds, known, now=now, usual=usual)
     hardware, no_plan = {}, {}
-    for order in orders:  # checked here, before hours of measuring
+    for spec in specs:  # checked here, before hours of measuring
         try:
-            ConstraintsFile.parse(order.constraints, f"constraints of model {order.name!r}")
-            hardware[order.name] = hardware_of(order, usually, live_at(known, batch_size))
-            _check_spelling(order, hardware[order.name], fleet, known, unreadable)
+            ConstraintsFile.parse(spec.constraints, f"constraints of model {spec.name!r}")
+            hardware[spec.name] = hardware_of(spec, usually, live_at(known, batch_size))
+            _check_spelling(spec, hardware[spec.name], fleet, known, unreadable)
         except NeuroshardError as error:
-            no_plan[order.name] = str(error)
+            no_plan[spec.name] = str(error)
     wanted = {}
     for kind in fleet.kinds:
-        own = [order for order in orders if hardware.get(order.name) == kind.fingerprint]
-        ranks = tuple(sorted({near_ranks(order.devices, order.topology or kind.topology) for order in own}))
+        own = [spec for spec in specs if hardware.get(spec.name) == kind.fingerprint]
+        ranks = tuple(sorted({near_ranks(spec.devices, spec.topology or kind.topology) for spec in own}))
         wanted[kind.fingerprint] = usual._replace(
             ranks=ranks,
             measurable=measurable(kind, ranks) if own else (),
-            columns=max((_columns(order, tables.get(order.name, ())) for order in own), default=0),
-            tables=tuple(table for order in own for table in tables.get(order.name, ())),
+            columns=max((_columns(spec, tables.get(spec.name, ())) for spec in own), default=0),
+            tables=tuple(table for spec in own for table in tables.get(spec.name, ())),
         )
     kinds = coverage(fleet.kinds, known, now=now, wanted=wanted)
-    works = tuple(_work(one, wanted[one.kind.fingerprint], orders, settings) for one in kinds if one.to_measure)
-    return Surveyed(hardware, no_plan, works, kinds)
+    campaigns = tuple(_campaign(one, wanted[one.kind.fingerprint], specs, settings) for one in kinds if one.to_measure)
+    return Surveyed(hardware, no_plan, campaigns, kinds)
 
 
-def _columns(order: Order, tables: Sequence[Table]) -> int:
+def _columns(spec: ModelSpec, tables: Sequence[Table]) -> int:
     """The widest shard that a plan cannot avoid: the widest table, split over all devices."""
     widest = max((table.dim for table in tables), default=0)
-    return -(-widest // (DIM_STEP * order.devices)) * DIM_STEP
+    return -(-widest // (DIM_STEP * spec.devices)) * DIM_STEP
 
 
 def measurable(kind: Kind, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -125,34 +125,34 @@ def measurable(kind: Kind, ranks: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(set(ranks) - {1}))
 
 
-def hardware_of(order: Order, kinds: Sequence[KindCoverage], live: Mapping[str, Known]) -> str:
+def hardware_of(spec: ModelSpec, kinds: Sequence[KindCoverage], live: Mapping[str, Known]) -> str:
     """The fingerprint of the hardware that a model is trained on; "" where only its name is known. Raises UsageError.
 
     Of several kinds with one name (two drivers, say) it is the kind with the most nodes in service. A kind that has left the
     fleet is found among the live cost models, the newest first.
     """
-    named = [one for one in kinds if not order.hardware or is_part_of_name(order.hardware, one.kind.hardware.name)]
+    named = [one for one in kinds if not spec.hardware or is_part_of_name(spec.hardware, one.kind.hardware.name)]
     usable = [one for one in named if one.bundle or one.can_be_measured] or named
     # A100-SXM4-80GB is also the beginning of the names of its MIG slices
-    usable = [one for one in usable if is_same_name(order.hardware, one.kind.hardware.name)] or usable
+    usable = [one for one in usable if is_same_name(spec.hardware, one.kind.hardware.name)] or usable
     if len({one.kind.hardware.name for one in usable}) > 1:
         names = "; ".join(sorted({one.kind.hardware.name for one in usable}))
-        raise UsageError(f"model {order.name!r}: hardware {order.hardware!r} may be any of {names}; name one")
+        raise UsageError(f"model {spec.name!r}: hardware {spec.hardware!r} may be any of {names}; name one")
     if usable:
         return max(usable, key=lambda one: (one.kind.nodes, one.kind.fingerprint)).kind.fingerprint
-    releases = [one.release for one in live.values() if is_part_of_name(order.hardware, one.release.device_name)]
+    releases = [one.release for one in live.values() if is_part_of_name(spec.hardware, one.release.device_name)]
     if releases:
         return max(releases, key=lambda release: (release.time, release.fingerprint)).fingerprint
-    if order.hardware:
+    if spec.hardware:
         return ""
     there = "; ".join(f"{one.kind.hardware.name} ({one.state}, {one.kind.nodes} nodes in service)" for one in kinds)
     raise UsageError(
-        f"model {order.name!r}: names no hardware, and the fleet has {there or 'none that this backend measures'}; name it"
+        f"model {spec.name!r}: names no hardware, and the fleet has {there or 'none that this backend measures'}; name it"
     )
 
 
 def _check_spelling(
-    order: Order, fingerprint: str, fleet: Fleet, known: Mapping[ModelKey, Known], unreadable: bool
+    spec: ModelSpec, fingerprint: str, fleet: Fleet, known: Mapping[ModelKey, Known], unreadable: bool
 ) -> None:
     """Raise UsageError for hardware that neither the fleet nor the store has ever had.
 
@@ -160,20 +160,18 @@ def _check_spelling(
     """
     if fingerprint or unreadable or not fleet.kinds:
         return
-    if any(is_part_of_name(order.hardware, one.release.device_name) for one in known.values()):  # at another batch size
+    if any(is_part_of_name(spec.hardware, one.release.device_name) for one in known.values()):  # at another batch size
         return
     there = "; ".join(kind.hardware.name for kind in fleet.kinds)
-    raise UsageError(f"no hardware {order.hardware!r} in the fleet or the store, which have {there}; is it misspelt?")
+    raise UsageError(f"no hardware {spec.hardware!r} in the fleet or the store, which have {there}; is it misspelt?")
 
 
-def _work(one: KindCoverage, wanted: Wanted, orders: Sequence[Order], settings: SurveySettings) -> Work:
+def _campaign(one: KindCoverage, wanted: Wanted, specs: Sequence[ModelSpec], settings: SurveySettings) -> Campaign:
     kind = one.kind
-    ranks = wanted.ranks or tuple(
-        sorted({near_ranks(order.devices, order.topology or kind.topology) for order in orders})
-    )
-    return Work(
+    ranks = wanted.ranks or tuple(sorted({near_ranks(spec.devices, spec.topology or kind.topology) for spec in specs}))
+    return Campaign(
         hardware=kind.hardware,
-        folder=work_folder(kind.fingerprint, settings.request),
+        folder=campaign_folder(kind.fingerprint, settings.request),
         pods=max(1, min(kind.alike, settings.most_pods)),
         devices=max(kind.devices, 1),
         resource=kind.resource,

@@ -23,7 +23,7 @@ def measure(job: str, store: str, backend: str, batch_size: int, budget: str, se
 
 @component
 def train_job(
-    work: str,
+    campaign: str,
     store: str,
     backend: str,
     batch_size: int,
@@ -35,7 +35,7 @@ def train_job(
 ) -> None:
     """Measure all shares of a kind of hardware at once, by a TrainJob on several nodes."""
     from neuroshard.core.errors import NeuroshardError
-    from neuroshard.core.nightly import Work, parse_message
+    from neuroshard.core.nightly import Campaign, parse_message
     from neuroshard.core.units import parse_duration
     from neuroshard.measure.workers.train_job import run, train_job
 
@@ -47,7 +47,7 @@ def train_job(
         "seed": seed,
         "single_writer": single_writer,
     }
-    parsed = parse_message(Work, work)
+    parsed = parse_message(Campaign, campaign)
     try:
         # time for nodes to start and pull images
         run(train_job(parsed, training_runtime, image, options), 2 * parse_duration(budget) + 3600)

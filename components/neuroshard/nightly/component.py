@@ -37,7 +37,7 @@ def survey(
     store_secret: str,
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Survey",
-    [("found", str), ("works", List[str]), ("names", List[str]), ("later", List[str]), ("renew", str)],  # noqa: UP006
+    [("survey", str), ("campaigns", List[str]), ("names", List[str]), ("later", List[str]), ("measures", str)],  # noqa: UP006
 ):
     """Compare the fleet and the store with what the models need: which models to plan at once, and what to measure.
 
@@ -72,15 +72,15 @@ def survey(
     found = run(models, store, settings, single_writer=single_writer)
     return (
         found.canonical_json().decode(),
-        [work.canonical_json().decode() for work in found.works],
+        [campaign.canonical_json().decode() for campaign in found.campaigns],
         planned_at_once(found, store),
         planned_after(found),
-        "yes" if found.works else "no",
+        "yes" if found.campaigns else "no",
     )
 
 
 @component
-def augment(found: str, store: str, single_writer: bool, training_runtime: str) -> NamedTuple(  # type: ignore[valid-type]
+def augment(survey: str, store: str, single_writer: bool, training_runtime: str) -> NamedTuple(  # type: ignore[valid-type]
     "Augment",
     [("jobs", List[str]), ("train_jobs", List[str])],  # noqa: UP006
 ):
@@ -91,17 +91,17 @@ def augment(found: str, store: str, single_writer: bool, training_runtime: str) 
     from neuroshard.core.nightly import Survey, parse_message
     from neuroshard.nightly.draw import run
 
-    jobs = run(parse_message(Survey, found), store, single_writer=single_writer)
+    jobs = run(parse_message(Survey, survey), store, single_writer=single_writer)
     if training_runtime:
-        works = {job.work.folder: job.work.canonical_json().decode() for job in jobs}
-        return [], list(works.values())
+        campaigns = {job.campaign.folder: job.campaign.canonical_json().decode() for job in jobs}
+        return [], list(campaigns.values())
     return [job.canonical_json().decode() for job in jobs], []
 
 
 @component
 def pretrain(
-    found: str,
-    work: str,
+    survey: str,
+    campaign: str,
     store: str,
     single_writer: bool,
     costs: Output[Dataset],
@@ -111,12 +111,12 @@ def pretrain(
     """The costs of all shares of a kind of hardware -> its cost model, live unless its error is too high."""
     from pathlib import Path
 
-    from neuroshard.core.nightly import Survey, Work, parse_message
+    from neuroshard.core.nightly import Campaign, Survey, parse_message
     from neuroshard.nightly.learn import run
 
     paths = Path(costs.path), Path(cost_model.path)
-    survey, asked = parse_message(Survey, found), parse_message(Work, work)
-    learned = run(survey, asked, store, *paths, single_writer=single_writer)
+    found, asked = parse_message(Survey, survey), parse_message(Campaign, campaign)
+    learned = run(found, asked, store, *paths, single_writer=single_writer)
     for path in paths:
         path.mkdir(parents=True, exist_ok=True)
     for net in learned.report.nets if learned else ():
@@ -127,7 +127,7 @@ def pretrain(
 
 @component
 def search(
-    found: str,
+    survey: str,
     name: str,
     store: str,
     algorithm: str,
@@ -143,7 +143,7 @@ def search(
     from neuroshard.nightly.search import run
 
     best, searched = run(
-        parse_message(Survey, found),
+        parse_message(Survey, survey),
         name,
         store,
         Path(tables.path),
@@ -161,7 +161,7 @@ def search(
 
 @component
 def deploy(
-    found: str,
+    survey: str,
     name: str,
     searched: str,
     plan: Input[Artifact],
@@ -180,18 +180,18 @@ def deploy(
     from neuroshard.deploy.run import DeploySettings
     from neuroshard.nightly.release import ReleaseFiles, check_red, run
 
-    survey = parse_message(Survey, found)
+    found = parse_message(Survey, survey)
     settings = DeploySettings(
         min_gain=min_gain if min_gain >= 0 else None, memory_margin=memory_margin, single_writer=single_writer
     )
     files = ReleaseFiles(Path(plan.path), Path(tables.path), Path(release.path), Path(page.path))
-    check_red(survey, run(survey, name, parse_message(Searched, searched), files, store, settings))
+    check_red(found, run(found, name, parse_message(Searched, searched), files, store, settings))
 
 
 @component
-def conclude(found: str, store: str) -> None:
+def conclude(survey: str, store: str) -> None:
     """Report which models have no new plan and why. Fails where a model has no plan at all."""
     from neuroshard.core.nightly import Survey, parse_message
     from neuroshard.nightly.release import conclude
 
-    conclude(parse_message(Survey, found), store)
+    conclude(parse_message(Survey, survey), store)

@@ -22,7 +22,7 @@ from neuroshard.augment.source import load_tables
 from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, TRAIN_SHARE, Cases, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
-from neuroshard.core.nightly import Job, Order, Request, Survey, Work
+from neuroshard.core.nightly import Campaign, Job, ModelSpec, Request, Survey
 from neuroshard.core.table import DIM_STEP, MAX_NAME, Table
 from neuroshard.core.value import sha256
 from neuroshard.files.cases import read_cases, write_cases
@@ -55,28 +55,28 @@ class Lacking(NamedTuple):
 
 
 def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[Job]:
-    """Draw what the works of a survey lack into the store, and return the jobs that measure what is left to measure.
+    """Draw what the campaigns of a survey lack into the store, and return the jobs that measure what is left to measure.
 
     Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds continue. Raises Unreachable where the
     store does not answer, and Unsafe.
     """
     jobs = []
     store = open_patiently(store_url, single_writer=single_writer)
-    found, _ = tables_of(survey.orders, skip=survey.no_plan)
+    found, _ = tables_of(survey.models, skip=survey.no_plan)
     tables = [table for tables in found.values() for table in tables]
-    for work in survey.works:
-        with _failures_noted(store, work):
-            store.delete(f"{work.folder}/{FAILED}")  # this run tries again
-            if work.oldest_seconds is not None:
-                age_out(store, work.folder, work.oldest_seconds)
-            extend(store, work, survey.request, tables, survey.owner)
-        with _failures_noted(store, work):  # what earlier runs drew is measured even so
-            jobs += [Job(work=work, share=share, owner=survey.owner) for share in _to_measure(store, work)]
+    for campaign in survey.campaigns:
+        with _failures_noted(store, campaign):
+            store.delete(f"{campaign.folder}/{FAILED}")  # this run tries again
+            if campaign.oldest_seconds is not None:
+                age_out(store, campaign.folder, campaign.oldest_seconds)
+            extend(store, campaign, survey.request, tables, survey.owner)
+        with _failures_noted(store, campaign):  # what earlier runs drew is measured even so
+            jobs += [Job(campaign=campaign, share=share, owner=survey.owner) for share in _to_measure(store, campaign)]
     return jobs
 
 
 @contextmanager
-def _failures_noted(store: Store, work: Work) -> Iterator[None]:
+def _failures_noted(store: Store, campaign: Campaign) -> Iterator[None]:
     """Record a failure of the block, so that other kinds of hardware continue. Raises where the whole store cannot be used."""
     try:
         yield
@@ -85,29 +85,29 @@ def _failures_noted(store: Store, work: Work) -> Iterator[None]:
     except (Unreachable, Unsafe):
         raise
     except NeuroshardError as error:
-        note_failure(store, work.folder, "augment", str(error))
+        note_failure(store, campaign.folder, "augment", str(error))
 
 
-def extend(store: PatientStore, work: Work, request: Request, tables: Sequence[Table], owner: str) -> None:
-    """Add a draw with what the work lacks, if it lacks anything. Raises LeaseHeld, StoreError, and what `augment` raises."""
-    with leased(store, f"{work.folder}/lease-augment.json", owner):
-        earlier = read_draws(store, work.folder)
-        for number in earlier.keys() - set(measuring(store, work.folder).draws):
-            _put(earlier[number], store, work.folder, number)
+def extend(store: PatientStore, campaign: Campaign, request: Request, tables: Sequence[Table], owner: str) -> None:
+    """Add a draw with what the campaign lacks, if it lacks anything. Raises LeaseHeld, StoreError, and what `augment` raises."""
+    with leased(store, f"{campaign.folder}/lease-augment.json", owner):
+        earlier = read_draws(store, campaign.folder)
+        for number in earlier.keys() - set(measuring(store, campaign.folder).draws):
+            _put(earlier[number], store, campaign.folder, number)
         named = renamed(tables, earlier.values())
-        missing = lacking(work, request, named, list(earlier.values()))
+        missing = lacking(campaign, request, named, list(earlier.values()))
         if not missing:
             return
         if not named:
             raise InvalidInput("the tables of no model can be read, so no cases can be drawn")
-        number = max((0, *earlier, *measuring(store, work.folder).numbers)) + 1
-        cases = _drawn(work, request, named, list(earlier.values()), missing, number)
+        number = max((0, *earlier, *measuring(store, campaign.folder).numbers)) + 1
+        cases = _drawn(campaign, request, named, list(earlier.values()), missing, number)
         if cases.compute or cases.collective:  # without either, every new case would repeat an earlier one
-            _put(cases, store, work.folder, number)
+            _put(cases, store, campaign.folder, number)
 
 
 def read_draws(store: Store, folder: str) -> dict[int, Cases]:
-    """The draws of a work, by number. A damaged draw is set aside.
+    """The draws of a campaign, by number. A damaged draw is set aside.
 
     The costs measured for a draw that is damaged or gone stay, so its cases are then those of its costs: a table that was held
     out in it must stay held out.
@@ -147,7 +147,7 @@ def _measured_cases(store: Store, folder: str, shares: Sequence[Share]) -> Cases
     )
 
 
-def lacking(work: Work, request: Request, tables: Sequence[Table], earlier: Sequence[Cases]) -> Lacking:
+def lacking(campaign: Campaign, request: Request, tables: Sequence[Table], earlier: Sequence[Cases]) -> Lacking:
     """What no draw has yet of the request. New tables get their share of the cases; only all-to-alls for training count."""
     drawn = sum(len(cases.compute) for cases in earlier)
     known = {table.name for cases in earlier for table in cases.tables}
@@ -155,7 +155,7 @@ def lacking(work: Work, request: Request, tables: Sequence[Table], earlier: Sequ
     compute = max(request.compute_cases - drawn, 0)
     if earlier and new:
         compute = max(compute, round(request.compute_cases * new / len(tables)), 1)
-    counts = work.measurable if request.collective_cases else ()
+    counts = campaign.measurable if request.collective_cases else ()
     each = max(request.collective_cases // max(len(counts), 1), FEWEST_ALL_TO_ALLS)
     learned_from = Counter(
         len(case.device_dims) for cases in earlier for case in cases.collective if case.split == "train"
@@ -165,17 +165,22 @@ def lacking(work: Work, request: Request, tables: Sequence[Table], earlier: Sequ
         for count in counts
         if learned_from[count] < int(each * TRAIN_SHARE * ENOUGH_SHARE)
     }
-    if work.more and not compute and not collective and drawn < MOST_DRAWN * request.compute_cases:
+    if campaign.more and not compute and not collective and drawn < MOST_DRAWN * request.compute_cases:
         compute = max(round(MORE_SHARE * request.compute_cases), 1)
     return Lacking(compute, collective)
 
 
 def _drawn(
-    work: Work, request: Request, tables: Sequence[Table], earlier: Sequence[Cases], missing: Lacking, number: int
+    campaign: Campaign,
+    request: Request,
+    tables: Sequence[Table],
+    earlier: Sequence[Cases],
+    missing: Lacking,
+    number: int,
 ) -> Cases:
     """The missing cases. None of them repeats an earlier case."""
     rng = np.random.default_rng([request.seed, number])
-    unseen, pool = roles(tables, earlier, work.hardware.memory_bytes, rng)
+    unseen, pool = roles(tables, earlier, campaign.hardware.memory_bytes, rng)
 
     def part(compute: int, collective: int, devices: tuple[int, ...]) -> Cases:
         return augment(
@@ -184,7 +189,7 @@ def _drawn(
                 compute_cases=compute,
                 collective_cases=collective,
                 devices=devices,
-                memory_bytes=work.hardware.memory_bytes,
+                memory_bytes=campaign.hardware.memory_bytes,
                 seed=int(rng.integers(2**31)),
             ),
             held_out=unseen,
@@ -192,7 +197,7 @@ def _drawn(
 
     parts = []
     if missing.compute:
-        parts.append(part(missing.compute, 0, tuple(sorted({*work.measurable, *work.ranks})) or (1,)))
+        parts.append(part(missing.compute, 0, tuple(sorted({*campaign.measurable, *campaign.ranks})) or (1,)))
     parts += [part(0, count, (devices,)) for devices, count in sorted(missing.collective.items())]
     known = {case.case_id for cases in earlier for case in cases.compute}
     known |= {case.case_id for cases in earlier for case in cases.collective}
@@ -264,11 +269,11 @@ def _base(name: str) -> str:
     return name.rpartition(VERSION_MARK)[0] or name
 
 
-def _to_measure(store: Store, work: Work) -> list[int]:
-    """The shares in which the draws of a work are measured: all of them, or none where everything is measured."""
-    now = measuring(store, work.folder)
-    done = all(finished(store, work.folder, draw) for draw in now.draws)
-    return [] if done else list(range(1, work.pods + 1))
+def _to_measure(store: Store, campaign: Campaign) -> list[int]:
+    """The shares in which the draws of a campaign are measured: all of them, or none where everything is measured."""
+    now = measuring(store, campaign.folder)
+    done = all(finished(store, campaign.folder, draw) for draw in now.draws)
+    return [] if done else list(range(1, campaign.pods + 1))
 
 
 def finished(store: Store, folder: str, draw: int) -> bool:
@@ -289,7 +294,7 @@ def _put(cases: Cases, store: Store, folder: str, number: int) -> None:
 
 
 def tables_of(
-    orders: Sequence[Order], skip: Mapping[str, str] | None = None
+    specs: Sequence[ModelSpec], skip: Mapping[str, str] | None = None
 ) -> tuple[dict[str, tuple[Table, ...]], dict[str, str]]:
     """The tables of each model, by model; and for each model whose tables cannot be read, the reason.
 
@@ -297,20 +302,20 @@ def tables_of(
     """
     found: dict[str, tuple[Table, ...]] = {}
     faults: dict[str, str] = {}
-    for order in orders:
-        if order.name in (skip or {}):
+    for spec in specs:
+        if spec.name in (skip or {}):
             continue
         try:
-            tables, notes = patiently(partial(load_tables, order.tables))
+            tables, notes = patiently(partial(load_tables, spec.tables))
         except NeuroshardError as error:
-            faults[order.name] = str(error)
+            faults[spec.name] = str(error)
             continue
-        log(*(f"note: {order.name}: {note}" for note in notes))
-        found[order.name] = tuple(table.model_copy(update={"name": _name(order, table)}) for table in tables)
+        log(*(f"note: {spec.name}: {note}" for note in notes))
+        found[spec.name] = tuple(table.model_copy(update={"name": _name(spec, table)}) for table in tables)
     return found, faults
 
 
-def _name(order: Order, table: Table) -> str:
+def _name(spec: ModelSpec, table: Table) -> str:
     """`model/table`. A digest takes the place of the end of a name that would be too long."""
-    name = f"{order.name}/{table.name}"
+    name = f"{spec.name}/{table.name}"
     return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 17]}#{sha256(name.encode())[:16]}"

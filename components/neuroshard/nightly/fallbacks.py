@@ -16,7 +16,7 @@ from neuroshard.core.clean import log
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, StoreError, Unreachable
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
-from neuroshard.core.nightly import Order, Searched, Survey, work_folder
+from neuroshard.core.nightly import ModelSpec, Searched, Survey, campaign_folder
 from neuroshard.core.topology import near_ranks
 from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
 from neuroshard.costmodel.protocol import predicts
@@ -30,50 +30,50 @@ from neuroshard.store.protocol import Store
 class Candidate(NamedTuple):
     """A cost model, named as `--model` names it. `what` describes one that is not the hardware's own good one."""
 
-    spec: str
+    cost_model: str
     what: str = ""
 
 
-def choose(survey: Survey, order: Order, store: Store) -> Searched:
-    """The best cost model that can be used for an order, and why it is not the hardware's own. Raises StoreError."""
+def choose(survey: Survey, spec: ModelSpec, store: Store) -> Searched:
+    """The best cost model that can be used for a model, and why it is not the hardware's own. Raises StoreError."""
     known, notes = known_models(store)
     live = live_at(known, survey.request.batch_size)
-    why = _why_not_own(survey, order, store, live, notes)
-    for candidate in candidates(survey, order, store, live):
+    why = _why_not_own(survey, spec, store, live, notes)
+    for candidate in candidates(survey, spec, store, live):
         try:
-            model = open_cost_model(candidate.spec, survey.request.batch_size)
+            model = open_cost_model(candidate.cost_model, survey.request.batch_size)
         except Unreachable:
             raise
         except (InvalidInput, StoreError) as error:
-            log(f"note: cost model {candidate.spec} cannot be used: {error}")
+            log(f"note: cost model {candidate.cost_model} cannot be used: {error}")
             continue
-        if not predicts(model, _ranks(survey, order)):
+        if not predicts(model, _ranks(survey, spec)):
             continue
         said = [candidate.what, *([why] if why else [])]
         instead = f"this plan is by {': '.join(said)}" if candidate.what else ""
         if instead:
-            log(f"note: {order.name}: {instead}")
-        return Searched(model=candidate.spec, instead=instead)
+            log(f"note: {spec.name}: {instead}")
+        return Searched(model=candidate.cost_model, instead=instead)
     raise AssertionError("the analytic model always answers")
 
 
-def candidates(survey: Survey, order: Order, store: Store, live: Mapping[str, Known]) -> Iterator[Candidate]:
-    """Cost models for an order, the best first. The last one, the analytic cost model, can always be used."""
-    fingerprint, wanted, now = survey.hardware.get(order.name, ""), _wanted(survey, order), datetime.now(UTC)
+def candidates(survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str, Known]) -> Iterator[Candidate]:
+    """Cost models for a model, the best first. The last one, the analytic cost model, can always be used."""
+    fingerprint, wanted, now = survey.hardware.get(spec.name, ""), _wanted(survey, spec), datetime.now(UTC)
     own = live.get(fingerprint)
     if own is not None:
         found = serves(own, wanted, now)
         if usable(found):
             said = [one for one in found if one.lack not in ("ranks missing", "partly learned")]
             what = f"a cost model that falls short: {'; '.join(one.why for one in said)}" if said else ""
-            yield Candidate(_spec(store, own.release.fingerprint, own.release.bundle_digest), what)
+            yield Candidate(_named(store, own.release.fingerprint, own.release.bundle_digest), what)
     yield from _not_live(survey, fingerprint, store)
     hardware = _hardware(survey, fingerprint, live)
-    for neighbour in _neighbours(hardware, order, live, fingerprint):
+    for neighbour in _neighbours(hardware, spec, live, fingerprint):
         release, of = neighbour.release, _of(neighbour)
         what = f"the cost model of {release.device_name}" + (f", driver {of.driver}" if of and of.driver else "")
-        yield Candidate(_spec(store, release.fingerprint, release.bundle_digest), what)
-    yield _analytic(hardware, order)
+        yield Candidate(_named(store, release.fingerprint, release.bundle_digest), what)
+    yield _analytic(hardware, spec)
 
 
 def _not_live(survey: Survey, fingerprint: str, store: Store) -> list[Candidate]:
@@ -83,45 +83,47 @@ def _not_live(survey: Survey, fingerprint: str, store: Store) -> list[Candidate]
         at_size = one.manifest is not None and one.manifest.batch_size == survey.request.batch_size
         if one.fingerprint != fingerprint or one.is_live or not at_size or one.error is None:
             continue
-        spec, off = _spec(store, one.fingerprint, one.digest), f"{one.error:.1%} off on unseen tables"
+        name, off = _named(store, one.fingerprint, one.digest), f"{one.error:.1%} off on unseen tables"
         if survey.max_error is not None and one.error > survey.max_error:
-            bad.append(Candidate(spec, f"a cost model that is {off}, too far to go live"))
+            bad.append(Candidate(name, f"a cost model that is {off}, too far to go live"))
         else:
-            good.append(Candidate(spec, f"another cost model of its hardware, {off}"))
+            good.append(Candidate(name, f"another cost model of its hardware, {off}"))
     return [*good, *bad]
 
 
-def _wanted(survey: Survey, order: Order) -> Wanted:
+def _wanted(survey: Survey, spec: ModelSpec) -> Wanted:
     return Wanted(
         survey.request.batch_size,
-        ranks=(_ranks(survey, order),),
+        ranks=(_ranks(survey, spec),),
         max_error=survey.max_error,
         max_age_seconds=survey.max_age_seconds,
     )
 
 
-def _ranks(survey: Survey, order: Order) -> int:
-    return near_ranks(order.devices, order.topology or survey.topologies.get(survey.hardware.get(order.name, "")))
+def _ranks(survey: Survey, spec: ModelSpec) -> int:
+    return near_ranks(spec.devices, spec.topology or survey.topologies.get(survey.hardware.get(spec.name, "")))
 
 
-def _why_not_own(survey: Survey, order: Order, store: Store, live: Mapping[str, Known], notes: tuple[str, ...]) -> str:
+def _why_not_own(
+    survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str, Known], notes: tuple[str, ...]
+) -> str:
     """Why the hardware's own live cost model cannot be used: its shortfalls, and the failure of the last measuring."""
-    fingerprint = survey.hardware.get(order.name, "")
+    fingerprint = survey.hardware.get(spec.name, "")
     own = live.get(fingerprint)
     if own is not None:
-        why = "; ".join(one.why for one in serves(own, _wanted(survey, order), datetime.now(UTC)) if not one.usable)
+        why = "; ".join(one.why for one in serves(own, _wanted(survey, spec), datetime.now(UTC)) if not one.usable)
         whys = [f"the live one of its hardware cannot be used, as {why}"] if why else []
     else:
-        called = order.hardware or "its hardware"
+        called = spec.hardware or "its hardware"
         whys = [f"no cost model of {called} is live for {survey.request.batch_size:,} samples a step"]
     whys += [note for note in notes if fingerprint and fingerprint in note]
     if fingerprint:
-        failed = read_record(store, f"{work_folder(fingerprint, survey.request)}/{FAILED}")
+        failed = read_record(store, f"{campaign_folder(fingerprint, survey.request)}/{FAILED}")
         whys += [f"{failed.get('step')}: {failed.get('why')}"] if failed else []
     return "; ".join(whys)
 
 
-def _spec(store: Store, fingerprint: str, digest: str) -> str:
+def _named(store: Store, fingerprint: str, digest: str) -> str:
     return f"{store.url}#{fingerprint}@{digest}"
 
 
@@ -130,19 +132,19 @@ def _of(known: Known) -> Hardware | None:
 
 
 def _hardware(survey: Survey, fingerprint: str, live: Mapping[str, Known]) -> Hardware | None:
-    """The hardware with this fingerprint, from the fleet, the works, or a live cost model; None where none of them has it."""
-    kinds = [work.hardware for work in survey.works if work.hardware.fingerprint == fingerprint]
+    """The hardware with this fingerprint, from the fleet, the campaigns, or a live cost model; None where none of them has it."""
+    kinds = [campaign.hardware for campaign in survey.campaigns if campaign.hardware.fingerprint == fingerprint]
     kinds += [of for one in live.values() if one.release.fingerprint == fingerprint and (of := _of(one))]
     return survey.kinds.get(fingerprint) or next(iter(kinds), None)
 
 
-def _neighbours(hardware: Hardware | None, order: Order, live: Mapping[str, Known], fingerprint: str) -> list[Known]:
+def _neighbours(hardware: Hardware | None, spec: ModelSpec, live: Mapping[str, Known], fingerprint: str) -> list[Known]:
     """Live cost models of other hardware of the same kind, the most similar first, and of equals the newest first."""
 
     def similarity(one: Known) -> tuple[bool, bool, str]:
         of = _of(one)
         assert of is not None
-        same = is_same_name(of.name, hardware.name) if hardware else is_part_of_name(order.hardware, of.name)
+        same = is_same_name(of.name, hardware.name) if hardware else is_part_of_name(spec.hardware, of.name)
         driver = hardware is not None and of.driver_major == hardware.driver_major
         return same, driver, one.release.time
 
@@ -151,10 +153,10 @@ def _neighbours(hardware: Hardware | None, order: Order, live: Mapping[str, Know
     return sorted(others, key=similarity, reverse=True)
 
 
-def _analytic(hardware: Hardware | None, order: Order) -> Candidate:
+def _analytic(hardware: Hardware | None, spec: ModelSpec) -> Candidate:
     """The analytic cost model of the hardware, by its own datasheet or by a common one."""
-    sheet, own = analytic_for(hardware, order.hardware)
-    called = (hardware.name if hardware else order.hardware) or "unknown hardware"
+    sheet, own = analytic_for(hardware, spec.hardware)
+    called = (hardware.name if hardware else spec.hardware) or "unknown hardware"
     guess = "" if own else f", whose datasheet answers for {called}"
     return Candidate(
         f"analytic:{sheet}", f"analytic:{sheet}, of datasheets, which may be {DATASHEETS[sheet].spread:.0%} off{guess}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Refused
-from neuroshard.core.nightly import Request, Work
+from neuroshard.core.nightly import Campaign, Request
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import predicts
@@ -18,7 +18,7 @@ from neuroshard.store.protocol import Store
 
 
 def publish(
-    work: Work,
+    campaign: Campaign,
     request: Request,
     cost_model: Path,
     store_url: str,
@@ -26,38 +26,40 @@ def publish(
     max_error: float | None = None,
     single_writer: bool = False,
 ) -> ModelRelease:
-    """Publish the cost model of a work, and return its release. Without `max_error` any error on unseen tables is allowed.
+    """Publish the cost model of a campaign, and return its release. Without `max_error` any error on unseen tables is allowed.
 
     Raises Refused where the error on unseen tables is higher, or where the live cost model serves more; StoreError, Conflict.
     """
     store = open_patiently(store_url, single_writer=single_writer)
-    track = models_of(work.hardware.fingerprint, request.batch_size)
+    track = models_of(campaign.hardware.fingerprint, request.batch_size)
     if mended := mend_live(store, track):
         log(f"note: {mended}")
     now = datetime.now(UTC)
-    if less := _serves_less(store, work, request, cost_model):
+    if less := _serves_less(store, campaign, request, cost_model):
         raise Refused(less)
     if mended := delete_damaged(store, track, load_cost_model(cost_model).name):
         log(f"note: {mended}")
-    asked = PublishRule(max_error, renew=work.oldest_seconds is not None)
+    asked = PublishRule(max_error, renew=campaign.oldest_seconds is not None)
     release = publish_model(cost_model, store, now=now, asked=asked)
     error = "" if release.error is None else f", error on unseen tables {release.error:.1%}"
     log(f"{release.device_name}: cost model {release.bundle_digest[:12]} is live{error}")
     return release
 
 
-def _serves_less(store: Store, work: Work, request: Request, cost_model: Path) -> str:
+def _serves_less(store: Store, campaign: Campaign, request: Request, cost_model: Path) -> str:
     """Which numbers of devices the live cost model can predict and the new one cannot, in words; "" where there are none."""
-    live = known_models(store)[0].get(ModelKey(work.hardware.fingerprint, request.batch_size))
+    live = known_models(store)[0].get(ModelKey(campaign.hardware.fingerprint, request.batch_size))
     if live is None or live.model is None:
         return ""
     new, old = load_cost_model(cost_model), live.model
-    missing = [ranks for ranks in work.ranks if predicts(old, ranks) and not predicts(new, ranks)]
-    missing += [ranks for ranks in old.manifest.device_counts if ranks in work.measurable and not predicts(new, ranks)]
+    missing = [ranks for ranks in campaign.ranks if predicts(old, ranks) and not predicts(new, ranks)]
+    missing += [
+        ranks for ranks in old.manifest.device_counts if ranks in campaign.measurable and not predicts(new, ranks)
+    ]
     if not missing:
         return ""
     asked = ", ".join(map(str, sorted(set(missing))))
     return (
-        f"{work.hardware.name}: cost model {new.name[:12]} cannot predict the all-to-all of {asked} devices, which the live "
+        f"{campaign.hardware.name}: cost model {new.name[:12]} cannot predict the all-to-all of {asked} devices, which the live "
         f"{old.name[:12]} can; that one stays live, and later runs measure more"
     )

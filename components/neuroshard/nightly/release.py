@@ -155,20 +155,20 @@ def conclude(survey: Survey, store_url: str) -> tuple[str, ...]:
     """
     store = open_patiently(store_url)
     lines, red = [], []
-    for order in survey.orders:
-        raw = read_record(store, f"{VERDICTS_FOLDER}/{order.name}.json")
-        verdict = Verdict.parse(raw, order.name) if raw and raw.get("run") == survey.owner else None
+    for spec in survey.models:
+        raw = read_record(store, f"{VERDICTS_FOLDER}/{spec.name}.json")
+        verdict = Verdict.parse(raw, spec.name) if raw and raw.get("run") == survey.owner else None
         if verdict is None:
             lines.append(
-                f"{order.name}: this run's verdict is not in the store; another nightly run may have planned it since"
+                f"{spec.name}: this run's verdict is not in the store; another nightly run may have planned it since"
             )
         elif verdict.end == "red":
             red.append(verdict.text)
         elif verdict.doubts or verdict.end == "no plan":
             lines.append(verdict.text)
-    for work in survey.works:
-        failed = read_record(store, f"{work.folder}/{FAILED}")
-        lines += [f"{work.hardware.name}: {failed.get('step')}: {failed.get('why')}"] if failed else []
+    for campaign in survey.campaigns:
+        failed = read_record(store, f"{campaign.folder}/{FAILED}")
+        lines += [f"{campaign.hardware.name}: {failed.get('step')}: {failed.get('why')}"] if failed else []
     log(*(f"degraded: {line}" for line in lines))
     if red:
         raise NeuroshardError("; ".join(red))
@@ -177,7 +177,7 @@ def conclude(survey: Survey, store_url: str) -> tuple[str, ...]:
 
 def check_red(survey: Survey, verdict: Verdict) -> None:
     """Raise NeuroshardError for a model without any plan. A run that measures afterwards leaves that to `conclude`."""
-    if verdict.end == "red" and not survey.works:
+    if verdict.end == "red" and not survey.campaigns:
         raise NeuroshardError(verdict.text)
 
 

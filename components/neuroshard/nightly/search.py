@@ -1,6 +1,6 @@
-"""A model's order -> its plan for today's tables, with the best cost model there is.
+"""A model's spec -> its plan for today's tables, with the best cost model there is.
 
-The plan obeys the order's constraints. With a move budget, or with optimizer state to keep, it is searched from the live plan. A
+The plan obeys the spec's constraints. With a move budget, or with optimizer state to keep, it is searched from the live plan. A
 plan that was rolled back does not return by itself, and while the live plan can be loaded, the live plan stays. If it cannot,
 other algorithms are tried.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from neuroshard.augment.source import run as load_tables
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable
-from neuroshard.core.nightly import Order, Searched, Survey
+from neuroshard.core.nightly import ModelSpec, Searched, Survey
 from neuroshard.core.parameters import ALGORITHMS
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
@@ -42,7 +42,7 @@ def run(
     try:
         if not reason:
             store = open_patiently(store_url)
-            patiently(lambda: load_tables(survey.order(name).tables, tables))
+            patiently(lambda: load_tables(survey.spec(name).tables, tables))
             return patiently(lambda: search_plan(survey, name, store, tables, out, algorithm, memory_margin))
     except Unreachable:
         raise
@@ -63,30 +63,30 @@ def search_plan(
 
     Raises what search/run.py raises, StoreError, and InvalidInput for invalid constraints.
     """
-    order = survey.order(name)
+    spec = survey.spec(name)
     pointer = _live(store, name)
     live = live_plan(pointer, store)
-    searched = choose(survey, order, store)
-    constraints = ConstraintsFile.parse(order.constraints, f"constraints of model {name!r}")
+    searched = choose(survey, spec, store)
+    constraints = ConstraintsFile.parse(spec.constraints, f"constraints of model {name!r}")
     # without a readable live plan, every table may be placed anywhere
-    start = live if order.move_budget or order.keep_optimizer_state else None
+    start = live if spec.move_budget or spec.keep_optimizer_state else None
     settings = SearchSettings(
         algorithm=algorithm,
         seed=survey.request.seed,
-        move_budget_bytes=order.move_budget_bytes if start else None,
-        simplicity=order.simplicity_share,
-        keep_optimizer_state=order.keep_optimizer_state and start is not None,
+        move_budget_bytes=spec.move_budget_bytes if start else None,
+        simplicity=spec.simplicity_share,
+        keep_optimizer_state=spec.keep_optimizer_state and start is not None,
     )
     search_by = partial(
         search,
         tables,
         searched.model,
         out,
-        memory_bytes=order.memory_bytes,
+        memory_bytes=spec.memory_bytes,
         batch_size=survey.request.batch_size,
-        pipeline=order.pipeline,
-        topology=order.topology or _as_the_nodes_are(survey, order),
-        collective_precision=order.precision,
+        pipeline=spec.pipeline,
+        topology=spec.topology or _as_the_nodes_are(survey, spec),
+        collective_precision=spec.precision,
         # the gate refuses a plan that leaves less of any device
         constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
         previous=start,
@@ -97,10 +97,10 @@ def search_plan(
     return plan, searched
 
 
-def _as_the_nodes_are(survey: Survey, order: Order) -> Topology | None:
-    """The topology of the order's hardware; None where its devices are one domain, or not whole nodes."""
-    found = survey.topologies.get(survey.hardware.get(order.name, ""))
-    if found is None or order.devices <= found.domain or found.fault(order.devices):
+def _as_the_nodes_are(survey: Survey, spec: ModelSpec) -> Topology | None:
+    """The topology of the model's hardware; None where its devices are one domain, or not whole nodes."""
+    found = survey.topologies.get(survey.hardware.get(spec.name, ""))
+    if found is None or spec.devices <= found.domain or found.fault(spec.devices):
         return None
     return found
 

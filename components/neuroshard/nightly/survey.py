@@ -11,7 +11,7 @@ from uuid import uuid4
 from neuroshard import __version__
 from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError, StoreError, Unreachable, UsageError
-from neuroshard.core.nightly import Order, Survey, Work, read_orders
+from neuroshard.core.nightly import Campaign, ModelSpec, Survey, read_specs
 from neuroshard.core.table import Table
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
@@ -30,35 +30,35 @@ LEARN_AGAIN = {"dated in the future", "unreadable"}  # publishing the cost model
 
 
 def run(models: str, store_url: str, settings: SurveySettings, *, single_writer: bool = False) -> Survey:
-    """Survey the fleet for the orders in `models` (a JSON list), and report on stderr how each kind of hardware is covered.
+    """Survey the fleet for the `models` (a JSON list), and report on stderr how each kind of hardware is covered.
 
     GPUs are found at the cluster's API, or in the file `settings.nodes`. CPUs, and all hardware where there is no cluster, are
     this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError, and NeuroshardError where no
     model can be planned and one of them has no live plan.
     """
-    orders, store = read_orders(models), open_patiently(store_url, single_writer=single_writer)
+    specs, store = read_specs(models), open_patiently(store_url, single_writer=single_writer)
     fleet, notes = _fleet(settings)
-    tables, faults = tables_of(orders)
+    tables, faults = tables_of(specs)
     known, unreadable = known_models(store)
-    found = survey(fleet, known, orders, tables, settings, now=datetime.now(UTC), unreadable=bool(unreadable))
+    found = survey(fleet, known, specs, tables, settings, now=datetime.now(UTC), unreadable=bool(unreadable))
     no_plan = {**found.no_plan, **{name: f"its tables cannot be read: {why}" for name, why in faults.items()}}
-    _check_any_left(store, orders, no_plan)
+    _check_any_left(store, specs, no_plan)
     every_table = [table for some in tables.values() for table in some]
-    works, finished_works = _pending_works(store, found.works, found.kinds, every_table, settings)
+    campaigns, said_of_others = _pending_campaigns(store, found.campaigns, found.kinds, every_table, settings)
 
     log(*fleet_text(fleet, found.kinds).splitlines(), *(f"note: {note}" for note in fleet.notes))
-    log(f"to measure: {len(works)} of {len(found.kinds)} kinds of hardware")
-    said = [*notes, *unreadable, *finished_works]
+    log(f"to measure: {len(campaigns)} of {len(found.kinds)} kinds of hardware")
+    said = [*notes, *unreadable, *said_of_others]
     log(*(f"note: {note}" for note in said))
     log(*(f"note: model {name!r} gets no plan: {why}" for name, why in no_plan.items()))
     return Survey(
         owner=uuid4().hex[:12],
         request=settings.request,
-        orders=orders,
+        models=specs,
         hardware=found.hardware,
         kinds={kind.fingerprint: kind.hardware for kind in fleet.kinds},
         topologies={kind.fingerprint: kind.topology for kind in fleet.kinds if kind.topology is not None},
-        works=tuple(works),
+        campaigns=tuple(campaigns),
         no_plan=no_plan,
         notes=tuple(notes),
         max_error=settings.max_error,
@@ -71,19 +71,19 @@ def planned_at_once(found: Survey, store_url: str) -> list[str]:
     behind or holds it still, so that nothing may come of waiting."""
     store = open_patiently(store_url)
     failed = set()
-    for work in found.works:
-        now = measuring(store, work.folder)
+    for campaign in found.campaigns:
+        now = measuring(store, campaign.folder)
         if FAILED in now.others or now.leases:
-            failed.add(work.hardware.fingerprint)
+            failed.add(campaign.hardware.fingerprint)
     waiting = set(planned_after(found))
-    names = [order.name for order in found.orders]
+    names = [spec.name for spec in found.models]
     return [name for name in names if name not in waiting or found.hardware.get(name) in failed]
 
 
 def planned_after(found: Survey) -> list[str]:
     """The models whose kind of hardware is measured or learned in this run."""
-    kinds = {work.hardware.fingerprint for work in found.works}
-    return [one.name for one in found.orders if found.hardware.get(one.name) in kinds and one.name not in found.no_plan]
+    kinds = {campaign.hardware.fingerprint for campaign in found.campaigns}
+    return [one.name for one in found.models if found.hardware.get(one.name) in kinds and one.name not in found.no_plan]
 
 
 def _fleet(settings: SurveySettings) -> tuple[Fleet, list[str]]:
@@ -105,19 +105,19 @@ def _fleet(settings: SurveySettings) -> tuple[Fleet, list[str]]:
     return backends_view(there, backend), []
 
 
-def _pending_works(
+def _pending_campaigns(
     store: Store,
-    works: Sequence[Work],
+    campaigns: Sequence[Campaign],
     kinds: Sequence[KindCoverage],
     tables: Sequence[Table],
     settings: SurveySettings,
-) -> tuple[list[Work], list[str]]:
-    """The works with anything left to measure or learn, and a note for each of the others."""
+) -> tuple[list[Campaign], list[str]]:
+    """The campaigns with anything left to measure or learn, and a note for each of the others."""
     covered = {one.kind.fingerprint: one for one in kinds}
     pending, notes = [], []
-    for work in works:
+    for campaign in campaigns:
         try:
-            left, why = _pending(store, work, tables, covered[work.hardware.fingerprint], settings)
+            left, why = _pending(store, campaign, tables, covered[campaign.hardware.fingerprint], settings)
         except Unreachable:
             raise
         except StoreError as error:  # access to it may be denied; the other kinds continue
@@ -125,45 +125,45 @@ def _pending_works(
         if left is not None:
             pending.append(left)
         else:
-            notes.append(f"{work.hardware.name}: {why}")
+            notes.append(f"{campaign.hardware.name}: {why}")
     return pending, notes
 
 
 def _pending(
-    store: Store, work: Work, tables: Sequence[Table], covered: KindCoverage, settings: SurveySettings
-) -> tuple[Work | None, str]:
-    """The work, if anything is left to do for it; else None, and why measuring cannot help any more."""
-    if work.oldest_seconds is not None:
-        return work, ""
+    store: Store, campaign: Campaign, tables: Sequence[Table], covered: KindCoverage, settings: SurveySettings
+) -> tuple[Campaign | None, str]:
+    """The campaign, if anything is left to do for it; else None, and why measuring cannot help any more."""
+    if campaign.oldest_seconds is not None:
+        return campaign, ""
     request = settings.request
-    earlier = read_draws(store, work.folder)
-    now = measuring(store, work.folder)
+    earlier = read_draws(store, campaign.folder)
+    now = measuring(store, campaign.folder)
     named = renamed(tables, earlier.values())
-    unfinished = any(not finished(store, work.folder, draw) for draw in now.draws)
-    if unfinished or not now.draws or lacking(work, request, named, list(earlier.values())):
-        return work, ""
-    learned = read_record(store, f"{work.folder}/{LEARNED}")
-    current = learned is not None and learned.get("costs") == costs_digest(store, work.folder)
+    unfinished = any(not finished(store, campaign.folder, draw) for draw in now.draws)
+    if unfinished or not now.draws or lacking(campaign, request, named, list(earlier.values())):
+        return campaign, ""
+    learned = read_record(store, f"{campaign.folder}/{LEARNED}")
+    current = learned is not None and learned.get("costs") == costs_digest(store, campaign.folder)
     if learned is None or not current or learned.get("version") != __version__:
-        return work, ""
+        return campaign, ""
     if LEARN_AGAIN & set(covered.lacks):
-        return work, ""
+        return campaign, ""
     refused = str(learned.get("refused") or "")
     if not covered.bundle and (not refused or learned.get("max_error") != settings.max_error):
-        return work, ""  # it was live and is no more, or another error is allowed now
-    more = work.model_copy(update={"more": True})
+        return campaign, ""  # it was live and is no more, or another error is allowed now
+    more = campaign.model_copy(update={"more": True})
     if (refused or "error too high" in covered.lacks) and lacking(more, request, named, list(earlier.values())):
         return more, ""
     why = refused or covered.why
     return None, f"all that was asked for is measured and learned, and still: {why}; ask for more cases"
 
 
-def _check_any_left(store: Store, orders: Sequence[Order], no_plan: Mapping[str, str]) -> None:
+def _check_any_left(store: Store, specs: Sequence[ModelSpec], no_plan: Mapping[str, str]) -> None:
     """Raise NeuroshardError where no model can be planned and one has no live plan: then measuring is useless."""
-    if any(order.name not in no_plan for order in orders):
+    if any(spec.name not in no_plan for spec in specs):
         return
-    for order in orders:
-        live = live_or_none(store, plans_of(order.name))
+    for spec in specs:
+        live = live_or_none(store, plans_of(spec.name))
         if live is None:
-            raise NeuroshardError(f"model {order.name!r} gets no plan, and none is live: {no_plan[order.name]}")
-    log(f"note: no model can get a plan, the first for: {no_plan[orders[0].name]}")
+            raise NeuroshardError(f"model {spec.name!r} gets no plan, and none is live: {no_plan[spec.name]}")
+    log(f"note: no model can get a plan, the first for: {no_plan[specs[0].name]}")

@@ -50,7 +50,7 @@ def cases_of(draw: int) -> str:
 
 
 class Measuring(NamedTuple):
-    """What the folder of a work holds.
+    """What the folder of a campaign holds.
 
     `draws` are the numbers of complete draws. `shares` maps each share with costs to the object of it that changed last,
     `begun` to its costs.json, `leases` to its lease. `ended` are the shares with a record of their last run. `others` are the
@@ -71,7 +71,7 @@ class Measuring(NamedTuple):
 
 
 def measuring(store: Store, folder: str) -> Measuring:
-    """List the folder of a work. Raises StoreError."""
+    """List the folder of a campaign. Raises StoreError."""
     draws: set[int] = set()
     shares: dict[Share, ObjectInfo] = {}
     begun: dict[Share, ObjectInfo] = {}
@@ -158,7 +158,7 @@ def left_of(store: Store, folder: str, draw: int, of: int, ended: tuple[Share, .
 
 
 def set_aside(store: Store, folder: str, name: str, why: str) -> None:
-    """Move the objects under `name` in the folder of a work to aside/, with a note on stderr. Raises StoreError.
+    """Move the objects under `name` in the folder of a campaign to aside/, with a note on stderr. Raises StoreError.
 
     They replace what was set aside under this name before.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.core.nightly import Order, read_orders
+from neuroshard.core.nightly import ModelSpec, read_specs
 from neuroshard.core.parameters import check_parameters
 from neuroshard.core.text import one_line
 from neuroshard.core.value import Value, canonical_json, sha256, shown
@@ -127,12 +127,12 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
             where = "--set models"
     if "models" in given:
         try:
-            for written, order in zip(*_both(given["models"]), strict=True):
-                _no_others(written, Order, f"model {order.name!r}")
-                constraints = f"constraints of model {order.name!r}"
-                ConstraintsFile.parse(order.constraints, constraints)
-                _no_others(order.constraints, ConstraintsFile, constraints)
-                for place, rule in enumerate(order.constraints.get("tables", ())):
+            for written, spec in zip(*_both(given["models"]), strict=True):
+                _no_others(written, ModelSpec, f"model {spec.name!r}")
+                constraints = f"constraints of model {spec.name!r}"
+                ConstraintsFile.parse(spec.constraints, constraints)
+                _no_others(spec.constraints, ConstraintsFile, constraints)
+                for place, rule in enumerate(spec.constraints.get("tables", ())):
                     _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
@@ -140,10 +140,10 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
     return given
 
 
-def _both(models: str) -> tuple[list[dict[str, Any]], tuple[Order, ...]]:
-    """The models as they are written, and as orders. Raises UsageError and InvalidInput."""
-    orders = read_orders(models)
-    return json.loads(models), orders
+def _both(models: str) -> tuple[list[dict[str, Any]], tuple[ModelSpec, ...]]:
+    """The models as they are written, and as specs. Raises UsageError and InvalidInput."""
+    specs = read_specs(models)
+    return json.loads(models), specs
 
 
 def _no_others(written: Mapping[str, Any], kind: type[Value], where: str) -> None:

@@ -253,10 +253,10 @@ def _inputs(log: str) -> Mapping[str, Any]:
 
 
 def _hardware(value: object) -> str:
-    """The name of the hardware of a Job or a Work, both as JSON."""
+    """The name of the hardware of a Job or a Campaign, both as JSON."""
     try:
         message = json.loads(value) if isinstance(value, str) else {}
-        return str(message.get("work", message)["hardware"]["name"])
+        return str(message.get("campaign", message)["hardware"]["name"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from bench.nightly.buckets import bucket
 from helpers.faults import faulty
-from helpers.nightly import NightlyRun, Place, at_write, clocks_at, killed_after, lost_on_h100, order, tables
+from helpers.nightly import NightlyRun, Place, at_write, clocks_at, killed_after, lost_on_h100, spec, tables
 from helpers.nodes import node
 from neuroshard.core.nightly import Request
 from neuroshard.deploy.gc import run as gc
@@ -37,13 +37,13 @@ def new_place(folder: Path) -> Place:
     place = Place(folder, [H200])
     write_tables(folder / "two.json", tables(2))
     write_tables(folder / "six.json", tables(6))
-    place.models = [order(place)]
+    place.models = [spec(place)]
     return place
 
 
 def more_devices(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
-    place.models = [order(place, devices=8)]
+    place.models = [spec(place, devices=8)]
     return [first, place.nightly_run(), place.nightly_run()]
 
 
@@ -59,9 +59,9 @@ def no_budget(place: Place) -> list[NightlyRun]:
 
 
 def two_tables(place: Place) -> list[NightlyRun]:
-    place.models = [order(place, file="two.json")]
+    place.models = [spec(place, file="two.json")]
     first = place.nightly_run()
-    place.models = [order(place)]
+    place.models = [spec(place)]
     return [first, place.nightly_run(), place.nightly_run()]
 
 
@@ -80,7 +80,7 @@ def other_bench(place: Place) -> list[NightlyRun]:
     other = json.loads(path.read_text())
     other["bench"]["versions"]["torch"] = "1.0"
     path.write_text(json.dumps(other))
-    place.models = [order(place, devices=8)]
+    place.models = [spec(place, devices=8)]
     return [first, place.nightly_run(), place.nightly_run()]
 
 
@@ -89,7 +89,7 @@ def truncated(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
     spoil(place, "costs-2-of-2/costs.json", b'{"bench": ')
     place.pods = 1
-    place.models = [order(place, devices=8)]
+    place.models = [spec(place, devices=8)]
     return [first, place.nightly_run(), place.nightly_run()]
 
 
@@ -111,7 +111,7 @@ def of_2040(place: Place) -> list[NightlyRun]:
 def broken_kind(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
     place.nodes = [H200, H100]
-    place.models = [order(place), order(place, "old", hardware="h100")]
+    place.models = [spec(place), spec(place, "old", hardware="h100")]
     with patch.object(job_module, "measure", lost_on_h100):
         second = place.nightly_run()
     return [first, second, place.nightly_run(), place.nightly_run()]
@@ -119,9 +119,9 @@ def broken_kind(place: Place) -> list[NightlyRun]:
 
 def missing_tables(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
-    place.models = [order(place), order(place, "feed", "not-there.json")]
+    place.models = [spec(place), spec(place, "feed", "not-there.json")]
     second = place.nightly_run()
-    place.models = [order(place), order(place, "feed")]
+    place.models = [spec(place), spec(place, "feed")]
     return [first, second, place.nightly_run(), place.nightly_run()]
 
 
@@ -135,7 +135,7 @@ def refused(place: Place) -> list[NightlyRun]:
 def foreign(data: bytes, whose: str) -> Case:
     def case(place: Place) -> list[NightlyRun]:
         place.nodes = [H200, H100]
-        place.models = [order(place), order(place, "old", hardware="h100")]
+        place.models = [spec(place), spec(place, "old", hardware="h100")]
         first = place.nightly_run()
         pointers = sorted(Path(place.store, "hardware").rglob("live.json"))
         hardware = next(one for one in pointers if "H100" in json.loads(one.read_text())["device_name"])
@@ -147,7 +147,7 @@ def foreign(data: bytes, whose: str) -> Case:
 
 def rolled_back(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
-    place.models = [order(place, memory="7GiB")]
+    place.models = [spec(place, memory="7GiB")]
     second = place.nightly_run()
     roll_back(FolderStore(Path(place.store)), plans_of("ads"), now=datetime.now(UTC))
     return [first, second, place.nightly_run(), place.nightly_run()]
@@ -171,9 +171,9 @@ def killed(place: Place) -> list[NightlyRun]:
 
 
 def misspelt(place: Place) -> list[NightlyRun]:
-    place.models = [order(place, hardware="h20O")]
+    place.models = [spec(place, hardware="h20O")]
     first = place.nightly_run()
-    place.models = [order(place)]
+    place.models = [spec(place)]
     return [first, place.nightly_run(), place.nightly_run()]
 
 
@@ -197,12 +197,12 @@ def collected(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
     place.a_day_goes_by(40)
     gc(place.store, "_measuring", keep=1, age_seconds=30 * 86400.0, apply=True)
-    place.models = [order(place, devices=8)]
+    place.models = [spec(place, devices=8)]
     return [first, place.nightly_run(), place.nightly_run()]
 
 
 def comes_and_goes(place: Place) -> list[NightlyRun]:
-    both = [order(place), order(place, "feed")]
+    both = [spec(place), spec(place, "feed")]
     nights = []
     for place.models in (both, both[:1], both[1:], both):
         nights.append(place.nightly_run())
@@ -227,7 +227,7 @@ def disk_full(part: str) -> Case:
             yield written
 
     def case(place: Place) -> list[NightlyRun]:
-        place.models = [order(place), order(place, "feed", "two.json", devices=2)]
+        place.models = [spec(place), spec(place, "feed", "two.json", devices=2)]
         with patch.object(folder_module, "_temporary", full):
             first = place.nightly_run()
         return [first, place.nightly_run(), place.nightly_run()]
@@ -236,7 +236,7 @@ def disk_full(part: str) -> Case:
 
 
 def half_unreadable(place: Place) -> list[NightlyRun]:
-    place.models = [order(place), order(place, "feed", "two.json", devices=2)]
+    place.models = [spec(place), spec(place, "feed", "two.json", devices=2)]
     first = place.nightly_run()
     opened = os.open
 
@@ -262,7 +262,7 @@ def clocks_apart(place: Place) -> list[NightlyRun]:
     for write in (6, 2):
         with at_write(write, another):
             nights.append(place.nightly_run())
-        place.models = [order(place, devices=8)]
+        place.models = [spec(place, devices=8)]
     return [*nights, place.nightly_run()]
 
 
@@ -281,7 +281,7 @@ def tables_replaced(place: Place) -> list[NightlyRun]:
 
 def model_renamed(place: Place) -> list[NightlyRun]:
     first = place.nightly_run()
-    place.models = [order(place, "adverts")]
+    place.models = [spec(place, "adverts")]
     return [first, place.nightly_run(), place.nightly_run()]
 
 
@@ -294,7 +294,7 @@ def in_bucket(choose: Callable[[bytes], Any]) -> Case:
             first = place.nightly_run()
             direct = os.environ["AWS_ENDPOINT_URL"]
             with faulty(direct, choose, random.Random(0)) as proxy, patch.dict(os.environ, AWS_ENDPOINT_URL=proxy):
-                place.models = [order(place), order(place, "feed", "two.json", devices=2)]
+                place.models = [spec(place), spec(place, "feed", "two.json", devices=2)]
                 second = place.nightly_run()
             return [first, second, place.nightly_run()]
 
@@ -361,7 +361,7 @@ def show(scratch: Path) -> tuple[bool, list[list[str]]]:
         ended = "DID NOT GO ON" if last.error else "ended well"
         ended += "" if not any(one.doubts for one in last.verdicts.values()) else ", degraded"
         good = good and not ended.startswith("DID")
-        kinds = ", ".join(str(len(night.works)) for night in nights)
+        kinds = ", ".join(str(len(night.campaigns)) for night in nights)
         rows.append([what, "; ".join(map(told, nights)), kinds, ended])
         print(f"| {' | '.join(rows[-1])} |", flush=True)
     return good, rows

@@ -23,7 +23,7 @@ from unittest.mock import patch
 from bench.nightly.buckets import BUCKET, bucket
 from bench.nightly.cases import H100, H200, new_place
 from helpers.faults import faulty
-from helpers.nightly import NightlyRun, Place, order
+from helpers.nightly import NightlyRun, Place, spec
 from neuroshard.client import load_plan
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.store.folder import FolderStore
@@ -65,9 +65,9 @@ def place_at(folder: Path) -> Place:
     place = new_place(folder)
     place.nodes = [H200, H100]
     place.models = [
-        order(place),
-        order(place, "feed", "two.json", devices=2),
-        order(place, "old", hardware="h100"),
+        spec(place),
+        spec(place, "feed", "two.json", devices=2),
+        spec(place, "old", hardware="h100"),
     ]
     return place
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from helpers.nightly import Killed, NightlyRun, Place, at_write, killed_after, order, tables
+from helpers.nightly import Killed, NightlyRun, Place, at_write, killed_after, spec, tables
 from helpers.nodes import node
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.tables import write_tables
@@ -46,7 +46,7 @@ class Months:
         self.place = Place(folder, FLEETS[0])
         for name, some in FILES.items():
             write_tables(folder / name, some)
-        self.place.models = [order(self.place)]
+        self.place.models = [spec(self.place)]
         self.batch_size, self.version = 512, "0.1.0"
 
     def chance(self, share: float) -> bool:
@@ -59,9 +59,9 @@ class Months:
             place.nodes = rng.choice(FLEETS)
         if self.chance(0.3):
             file = rng.choice([*FILES, "not-there.json"])
-            place.models = [order(place, file=rng.choice(list(FILES)), devices=rng.choice((2, 4, 8)))]
+            place.models = [spec(place, file=rng.choice(list(FILES)), devices=rng.choice((2, 4, 8)))]
             if self.chance(0.5):
-                place.models.append(order(place, "feed", file, hardware=rng.choice(("h100", "h200"))))
+                place.models.append(spec(place, "feed", file, hardware=rng.choice(("h100", "h200"))))
         if self.chance(0.2):
             self.batch_size = rng.choice((512, 1024))
         if self.chance(0.07):
@@ -144,7 +144,7 @@ class Months:
     def quiet_nights(self) -> None:
         """Nothing goes wrong: then every model has a plan, without a doubt after QUIET nights."""
         place = self.place
-        place.nodes, place.pods, place.models = FLEETS[0], 2, [order(place), order(place, "feed", devices=2)]
+        place.nodes, place.pods, place.models = FLEETS[0], 2, [spec(place), spec(place, "feed", devices=2)]
         night = None
         for _ in range(QUIET):
             night = self.night()

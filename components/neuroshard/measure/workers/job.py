@@ -13,7 +13,7 @@ from pathlib import Path
 from neuroshard.core.case import Cases
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
-from neuroshard.core.nightly import Job, Work
+from neuroshard.core.nightly import Campaign, Job
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import BROKEN, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
@@ -53,30 +53,30 @@ def run(
     Raises StoreError where the store cannot be listed, or does not answer.
     """
     store = open_patiently(store_url, single_writer=single_writer)
-    settings = MeasureSettings(batch_size=batch_size, seed=seed, hardware=job.work.hardware)
+    settings = MeasureSettings(batch_size=batch_size, seed=seed, hardware=job.campaign.hardware)
     deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
     begun = False
-    for draw in reversed(measuring(store, job.work.folder).draws):
-        share = Share(draw, job.share, job.work.pods)
+    for draw in reversed(measuring(store, job.campaign.folder).draws):
+        share = Share(draw, job.share, job.campaign.pods)
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         if begun and left is not None and left < LEAST_SECONDS:
             log(f"the budget is used up: the next nightly run measures {share.costs}")
             continue
-        if _has_ended(store, job.work.folder, share):
-            log(f"{store.url}/{job.work.folder}/{share.costs}: was measured to its end before")
+        if _has_ended(store, job.campaign.folder, share):
+            log(f"{store.url}/{job.campaign.folder}/{share.costs}: was measured to its end before")
             continue
         begun = True
         try:
-            with leased(store, f"{job.work.folder}/{share.lease}", job.owner):
-                done = _measure(store, job.work, share, backend, replace(settings, budget_seconds=left))
+            with leased(store, f"{job.campaign.folder}/{share.lease}", job.owner):
+                done = _measure(store, job.campaign, share, backend, replace(settings, budget_seconds=left))
             record = {"left": done.left, "measured": str(done)}
-            write_record(store, f"{job.work.folder}/{share.ended}", record)
+            write_record(store, f"{job.campaign.folder}/{share.ended}", record)
         except (LeaseHeld, Conflict) as error:
             log(f"note: {error}")
         except (Unreachable, Unsafe):
             raise
         except NeuroshardError as error:
-            note_failure(store, job.work.folder, "measure", str(error))
+            note_failure(store, job.campaign.folder, "measure", str(error))
             return
 
 
@@ -85,15 +85,17 @@ def _has_ended(store: Store, folder: str, share: Share) -> bool:
     return record is not None and record.get("left") == 0
 
 
-def _measure(store: PatientStore, work: Work, share: Share, backend: str, settings: MeasureSettings) -> RunSummary:
+def _measure(
+    store: PatientStore, campaign: Campaign, share: Share, backend: str, settings: MeasureSettings
+) -> RunSummary:
     """Measure the rest of a share. Costs of an earlier run that cannot be continued are set aside once."""
     with tempfile.TemporaryDirectory(prefix="neuroshard-job-") as scratch:
         cases, costs = Path(scratch, "cases"), Path(scratch, "costs")
-        _own_cases(store, work, share, Path(scratch), cases)
-        begun = fetch_folder(store, f"{work.folder}/{share.costs}", costs)
+        _own_cases(store, campaign, share, Path(scratch), cases)
+        begun = fetch_folder(store, f"{campaign.folder}/{share.costs}", costs)
 
         def measure_rest() -> RunSummary:
-            with kept(store, f"{work.folder}/{share.costs}", costs):
+            with kept(store, f"{campaign.folder}/{share.costs}", costs):
                 return measure(cases, costs, backend, settings)
 
         try:
@@ -103,21 +105,21 @@ def _measure(store: PatientStore, work: Work, share: Share, backend: str, settin
         except InvalidInput as error:  # damaged, or begun on another bench, with other packages or drivers
             if not begun:
                 raise
-            set_aside_share(store, work.folder, share, str(error).replace(scratch, share.costs))
+            set_aside_share(store, campaign.folder, share, str(error).replace(scratch, share.costs))
             shutil.rmtree(costs)
             measured = measure_rest()
         for broken in costs.glob(f"*{BROKEN}"):  # its rows were measured again, and are in other parts
-            store.delete(f"{work.folder}/{share.costs}/{broken.stem}")
+            store.delete(f"{campaign.folder}/{share.costs}/{broken.stem}")
     return measured
 
 
-def _own_cases(store: Store, work: Work, share: Share, scratch: Path, out: Path) -> None:
+def _own_cases(store: Store, campaign: Campaign, share: Share, scratch: Path, out: Path) -> None:
     """Write the cases of a share, without those that were measured when the draw was split into another number of shares."""
-    fetch_folder(store, f"{work.folder}/{cases_of(share.draw)}", scratch / "draw")
+    fetch_folder(store, f"{campaign.folder}/{cases_of(share.draw)}", scratch / "draw")
     cases = read_cases(scratch / "draw")
-    now = measuring(store, work.folder)
+    now = measuring(store, campaign.folder)
     others = [one for one in now.shares if one.draw == share.draw and one.of != share.of]
-    done = {case_id for one in others for case_id in _measured(store, work, one, scratch)}
+    done = {case_id for one in others for case_id in _measured(store, campaign, one, scratch)}
     first, of = share.number, share.of
     own = cases.model_copy(
         update={
@@ -128,48 +130,48 @@ def _own_cases(store: Store, work: Work, share: Share, scratch: Path, out: Path)
     write_cases(out, Cases.model_validate(own))
 
 
-def _measured(store: Store, work: Work, share: Share, scratch: Path) -> set[str]:
+def _measured(store: Store, campaign: Campaign, share: Share, scratch: Path) -> set[str]:
     """Ids of the cases with costs in a share; none where the costs cannot be read."""
     try:
-        costs = read_costs(_fetched(store, work, share, scratch / "others"))
+        costs = read_costs(_fetched(store, campaign, share, scratch / "others"))
     except InvalidInput:
         return set()
     return {cost.case_id for _, cost in costs.compute} | {cost.case_id for _, cost in costs.collective}
 
 
-def merge_shares(work: Work, store_url: str, out: Path, *, single_writer: bool = False) -> None:
-    """All shares of all draws of a work -> one folder of costs.
+def merge_shares(campaign: Campaign, store_url: str, out: Path, *, single_writer: bool = False) -> None:
+    """All shares of all draws of a campaign -> one folder of costs.
 
     Shares that cannot be read, and those of another bench than the newest share's, are set aside; the next nightly run measures
     them again. Raises StoreError, and InvalidInput if no share is left.
     """
     store = open_patiently(store_url, single_writer=single_writer)
-    now = measuring(store, work.folder)
+    now = measuring(store, campaign.folder)
     with tempfile.TemporaryDirectory(prefix="neuroshard-merge-") as scratch:
         shares = sorted(now.shares, key=lambda share: now.shares[share].modified, reverse=True)
-        readable = _readable(store, work, shares, Path(scratch))
-        mergeable = _of_one_bench(store, work, readable)
+        readable = _readable(store, campaign, shares, Path(scratch))
+        mergeable = _of_one_bench(store, campaign, readable)
         if not mergeable:
-            raise InvalidInput(f"{store.url}/{work.folder}: no case was measured that could be used")
+            raise InvalidInput(f"{store.url}/{campaign.folder}: no case was measured that could be used")
         merge.run([readable[share] for share in sorted(mergeable)], out)
 
 
-def _readable(store: Store, work: Work, shares: Sequence[Share], scratch: Path) -> dict[Share, Path]:
+def _readable(store: Store, campaign: Campaign, shares: Sequence[Share], scratch: Path) -> dict[Share, Path]:
     """The folders of the shares that can be read, in the order given."""
     found = {}
     for share in shares:
-        folder = _fetched(store, work, share, scratch)
+        folder = _fetched(store, campaign, share, scratch)
         try:
             costs = read_costs(folder)
         except InvalidInput as error:
-            set_aside_share(store, work.folder, share, str(error).replace(str(scratch), ""))
+            set_aside_share(store, campaign.folder, share, str(error).replace(str(scratch), ""))
             continue
         if costs.compute or costs.collective:
             found[share] = folder
     return found
 
 
-def _of_one_bench(store: Store, work: Work, folders: dict[Share, Path]) -> list[Share]:
+def _of_one_bench(store: Store, campaign: Campaign, folders: dict[Share, Path]) -> list[Share]:
     """The newest share, and those that can be merged with it; the others are set aside."""
     mergeable: list[Share] = []
     for share, folder in folders.items():
@@ -177,13 +179,13 @@ def _of_one_bench(store: Store, work: Work, folders: dict[Share, Path]) -> list[
             read_costs(*(folders[one] for one in mergeable[:1]), folder)
             mergeable.append(share)
         except InvalidInput as error:
-            set_aside_share(store, work.folder, share, str(error).replace(f"{folder.parent}/", ""))
+            set_aside_share(store, campaign.folder, share, str(error).replace(f"{folder.parent}/", ""))
     return mergeable
 
 
-def _fetched(store: Store, work: Work, share: Share, scratch: Path) -> Path:
+def _fetched(store: Store, campaign: Campaign, share: Share, scratch: Path) -> Path:
     folder = scratch / share.costs.replace("/", "-")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    fetch_folder(store, f"{work.folder}/{share.costs}", folder)
+    fetch_folder(store, f"{campaign.folder}/{share.costs}", folder)
     return folder

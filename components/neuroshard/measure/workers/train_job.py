@@ -4,7 +4,7 @@ Nodes, secrets and limits come from a TrainingRuntime that the cluster keeps for
 (manifests/components/several-nodes), since the TrainJob field for them has another name in every minor version. The pods run
 this module, one on each node, and each measures the share of its index:
 
-    python3 -m neuroshard.measure.workers.train_job ORDER     ORDER is JSON; Kubernetes sets JOB_COMPLETION_INDEX
+    python3 -m neuroshard.measure.workers.train_job OPTIONS     OPTIONS is JSON; Kubernetes sets JOB_COMPLETION_INDEX
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import PASSING_STATUSES, MeasureError, NeuroshardError
-from neuroshard.core.nightly import Job, Work
+from neuroshard.core.nightly import Campaign, Job
 from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json, sha256
 from neuroshard.kube import TIMEOUT_SECONDS, kubernetes_api
@@ -29,28 +29,28 @@ CONFLICT, GONE = 409, 404
 RUN_OPTIONS = ("store_url", "backend", "batch_size", "budget_seconds", "seed", "single_writer")  # arguments of job.run
 
 
-def train_job(work: Work, runtime: str, image: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The TrainJob that measures a work: a pod for each share, with all GPUs of its node. `options` are RUN_OPTIONS."""
+def train_job(campaign: Campaign, runtime: str, image: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The TrainJob that measures a campaign: a pod for each share, with all GPUs of its node. `options` are RUN_OPTIONS."""
     trainer: dict[str, Any] = {
         "image": image,
-        "numNodes": work.pods,
+        "numNodes": campaign.pods,
         "command": ["python3", "-m", "neuroshard.measure.workers.train_job"],
-        "args": [json.dumps({"work": work.model_dump(mode="json"), **options})],
+        "args": [json.dumps({"campaign": campaign.model_dump(mode="json"), **options})],
     }
-    if work.resource:
-        trainer["resourcesPerNode"] = {"limits": {work.resource: str(work.devices)}}
+    if campaign.resource:
+        trainer["resourcesPerNode"] = {"limits": {campaign.resource: str(campaign.devices)}}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "TrainJob",
         "metadata": {
-            "name": f"neuroshard-{sha256(work.folder.encode())[:16]}",
+            "name": f"neuroshard-{sha256(campaign.folder.encode())[:16]}",
             "labels": {"app.kubernetes.io/name": "neuroshard"},
         },
         "spec": {
             "runtimeRef": {
                 "apiGroup": GROUP,
                 "kind": "TrainingRuntime",
-                "name": f"{runtime}-{work.hardware.fingerprint}",
+                "name": f"{runtime}-{campaign.hardware.fingerprint}",
             },
             "trainer": trainer,
         },
@@ -153,13 +153,13 @@ def main() -> None:
     try:
         if len(sys.argv) != 2 or "JOB_COMPLETION_INDEX" not in os.environ:
             raise NeuroshardError(
-                "this runs in a pod of a TrainJob: give ORDER, and JOB_COMPLETION_INDEX in the environment"
+                "this runs in a pod of a TrainJob: give OPTIONS, and JOB_COMPLETION_INDEX in the environment"
             )
-        order = decode_json(sys.argv[1].encode(), "ORDER")
-        if not isinstance(order, dict) or order.keys() != {"work", *RUN_OPTIONS}:
-            raise NeuroshardError(f"ORDER must be an object of work, {', '.join(RUN_OPTIONS)}")
+        options = decode_json(sys.argv[1].encode(), "OPTIONS")
+        if not isinstance(options, dict) or options.keys() != {"campaign", *RUN_OPTIONS}:
+            raise NeuroshardError(f"OPTIONS must be an object of campaign, {', '.join(RUN_OPTIONS)}")
         share = int(os.environ["JOB_COMPLETION_INDEX"]) + 1
-        run_job(Job.parse({"work": order.pop("work"), "share": share}, "ORDER"), **order)
+        run_job(Job.parse({"campaign": options.pop("campaign"), "share": share}, "OPTIONS"), **options)
     except NeuroshardError as error:
         sys.exit(f"error: {error}")
 
