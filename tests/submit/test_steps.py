@@ -200,7 +200,7 @@ def test_a_model_of_several_is_not_named_by_its_place_in_a_loop() -> None:
 
 def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them() -> None:
     step = FailedStep("measure", "w.root.measure-jobs.for-loop-1.iteration-iterations(1:1).iteration-item.measure")
-    job = {"work": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2}
+    job = {"campaign": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2}
     spec = recorded("cpu2")["pipeline_spec"]["pipeline_spec"]
     assert step_text(step, spec, "", LOG % json.dumps({"job": json.dumps(job)}), "").startswith(
         "measure on NVIDIA-H200: "
