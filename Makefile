@@ -144,7 +144,7 @@ LOCKS := $(addprefix requirements/,build.txt run.txt torch-cpu.txt torch-cuda.tx
 	@$(LOCKED) requirements/build.txt
 	@$(LOCKED) requirements/run.txt
 	@if ! wrong=$$($(LOCKED) requirements/torch-cpu.txt 2>&1); then \
-	  grep -q 'No matching distribution' <<< "$$wrong" || { echo "$$wrong" >&2; exit 1; }; \
+	  grep -Eq 'No matching distribution|ResolutionImpossible' <<< "$$wrong" || { echo "$$wrong" >&2; exit 1; }; \
 	  echo 'pip finds no CPU build of torch: installing the CUDA build, 3 GB more (with PIP_EXTRA_INDEX_URL set to the index of CPU builds that PyTorch names on its site, make setup finds it)' >&2; \
 	  $(LOCKED) requirements/torch-cuda.txt; \
 	fi
