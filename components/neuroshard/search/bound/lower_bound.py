@@ -51,14 +51,20 @@ from neuroshard.search.problem.state import State
 COLLECTIVES = (
     "all-to-all times are convex in the columns of the devices{and_grow} and do not depend on the devices' order"
 )
+AS_SEARCHED = (
+    "no table has more column shards than there are devices, no sequence more than two, and no shard of a cut table is wider than "
+    "what the cost model measured: plans beyond that were not searched, and may cost less"
+)
 ASSUMPTIONS = (
     "the predicted compute cost {grows}; {collectives}; waiting is added by rule",
     "tables are cut into multiples of 4 columns and not by rows; memory is counted for each shard and for all devices together",
+    AS_SEARCHED,
 )
 ASSUMPTIONS_ROW_WISE = (
     ASSUMPTIONS[0],
     "tables are cut into multiples of 4 columns or, if allowed, into a block of rows for each device, or for each of a domain; "
     "memory is counted for each shard",
+    AS_SEARCHED,
 )
 CONVEX = "never falls as a device gets more, and is convex"
 UNDERESTIMATED = "never falls as a device gets more, and a convex underestimate replaces it where it is not convex"
