@@ -52,8 +52,8 @@ COLLECTIVES = (
     "all-to-all times are convex in the columns of the devices{and_grow} and do not depend on the devices' order"
 )
 AS_SEARCHED = (
-    "no table has more column shards than there are devices, no sequence more than two, and no shard of a cut table is wider than "
-    "what the cost model measured: plans beyond that were not searched, and may cost less"
+    "no table has more column shards than there are devices, no sequence more than two, and no shard of a cut table is wider "
+    "than what the cost model measured: plans beyond that were not searched, and may cost less"
 )
 ASSUMPTIONS = (
     "the predicted compute cost {grows}; {collectives}; waiting is added by rule",
