@@ -1,12 +1,13 @@
 """The tables of all models of a nightly run, whose cases are drawn together."""
 
 import numpy as np
+import pytest
 
 from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.nightly import ModelSpec
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.files.tables import write_tables
-from neuroshard.nightly.draw import roles, tables_of
+from neuroshard.nightly.draw import renamed, roles, tables_of
 
 
 def spec(name: str, path: str) -> ModelSpec:
@@ -51,6 +52,27 @@ def test_a_table_that_is_alone_in_fitting_a_device_is_trained_on():
     for seed in range(20):
         unseen, pool = roles((*TALL, SMALL), [], 2**20, np.random.default_rng(seed))
         assert (unseen, pool) == (frozenset(), (*TALL, SMALL))
+
+
+@pytest.mark.parametrize(
+    "names", [[f"ads/{kind}~{i}" for kind in "ab" for i in range(6)], ["x" * 499 + f"{i:x}" for i in range(12)]]
+)
+def test_a_table_keeps_its_role_when_its_rows_change_whatever_its_name(names):
+    tables = tuple(Table(name=name, rows=100 + i, dim=4, pooling_factor=1.0) for i, name in enumerate(names))
+    held_out, _ = roles(tables, [], 2**30, np.random.default_rng(0))
+    compute = tuple(
+        ComputeCase(tables=(table,), split="test_tables" if table.name in held_out else "train") for table in tables
+    )
+    drawn = Cases(tables=tables, compute=compute, collective=(), max_dim=4, seed=0)
+
+    grown = renamed([table.model_copy(update={"rows": 10 * table.rows}) for table in tables], [drawn])
+    unseen, _ = roles(grown, [drawn], 2**30, np.random.default_rng(1))
+
+    assert 0 < len(held_out) < len(tables)
+    assert len({table.name for table in grown}) == len(tables)
+    assert {place for place, table in enumerate(grown) if table.name in unseen} == {
+        place for place, table in enumerate(tables) if table.name in held_out
+    }
 
 
 def test_where_all_that_fits_is_held_out_tables_of_earlier_draws_are_trained_on():

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -160,3 +161,15 @@ def test_a_folder_where_an_object_belongs_is_no_object_and_in_nobodys_way(tmp_pa
         store.delete("m/live.json")
     assert [entry.key for entry in store.list("m/")] == ([] if write == "delete" else ["m/live.json"])
     assert [path.read_bytes() for path in tmp_path.rglob("notes")] == [b"somebody's"]
+
+
+@pytest.mark.parametrize("seconds", [10**14, -(10**12)])
+def test_a_file_of_a_date_that_no_calendar_has_is_listed(seconds):
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("needs a tmpfs, which keeps such dates")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
+        store = FolderStore(Path(root))
+        store.create("m/a", b"one")
+        os.utime(store.root / "m/a", (seconds, seconds))
+
+        assert [entry.key for entry in store.list("m/")] == ["m/a"]

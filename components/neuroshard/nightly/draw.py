@@ -5,6 +5,7 @@ with what is missing. A table that was held out once stays held out, and a table
 costs of all draws form one set.
 """
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,7 +42,11 @@ FEWEST_ALL_TO_ALLS = round(
 ENOUGH_SHARE = 0.9  # of the training cases: splits are drawn at random, so a few less are enough
 MORE_SHARE = 0.5  # of the cases asked for, added where those measured did not give a good cost model
 MOST_DRAWN = 4.0  # times the cases asked for, over all draws
-VERSION_MARK = "~"  # between the name of a table that has changed and the digest of its content
+VERSION_MARK, DIGITS = (
+    "~",
+    16,
+)  # after the name of a table that has changed, and digits of its content's digest after that
+VERSION_ENDING, ENDING_LENGTH = re.compile(f"{VERSION_MARK}[0-9a-f]{{{DIGITS}}}$"), len(VERSION_MARK) + DIGITS
 
 
 class Lacking(NamedTuple):
@@ -116,8 +121,8 @@ def read_draws(store: Store, folder: str) -> dict[int, Cases]:
     now = measuring(store, folder)
     for draw in now.draws:
         with tempfile.TemporaryDirectory(prefix="neuroshard-cases-") as scratch:
-            fetch_folder(store, f"{folder}/{cases_of(draw)}", Path(scratch))
             try:
+                fetch_folder(store, f"{folder}/{cases_of(draw)}", Path(scratch))
                 found[draw] = read_cases(Path(scratch))
             except InvalidInput as error:
                 set_aside(store, folder, cases_of(draw), str(error).replace(scratch, cases_of(draw)))
@@ -258,15 +263,16 @@ def renamed(tables: Sequence[Table], earlier: Iterable[Cases]) -> tuple[Table, .
     found = []
     for table in tables:
         if known.get(table.name, table) != table:
-            ending = f"{VERSION_MARK}{sha256(table.canonical_json())[:16]}"
-            table = table.model_copy(update={"name": f"{table.name[: MAX_NAME - len(ending)]}{ending}"})
+            ending = f"{VERSION_MARK}{sha256(table.canonical_json())[:DIGITS]}"
+            table = table.model_copy(update={"name": f"{_base(table.name)}{ending}"})
         found.append(table)
     return tuple(found)
 
 
 def _base(name: str) -> str:
-    """A table's name without the digest of its version."""
-    return name.rpartition(VERSION_MARK)[0] or name
+    """A table's name without the digest of its version. Of one too long for a version after it, the end is a digest."""
+    base, most = VERSION_ENDING.sub("", name), MAX_NAME - ENDING_LENGTH
+    return base if len(base) <= most else f"{base[: most - DIGITS]}{sha256(base.encode())[:DIGITS]}"
 
 
 def _to_measure(store: Store, campaign: Campaign) -> list[int]:

@@ -27,6 +27,7 @@ GONE = {
     errno.ENETUNREACH,
 }
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of file systems without hard links
+LAST_SECONDS = 2e11  # after 1970: the year 8307; a file may be dated beyond what a date can be
 LOCK_SECONDS = 20.0  # a lock is held for one small write, so a longer hold means a stuck process
 
 
@@ -95,7 +96,7 @@ class FolderStore:
                 with suppress(FileNotFoundError):  # deleted since
                     status = path.stat()
                     if stat.S_ISREG(status.st_mode):
-                        entries.append(ObjectInfo(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
+                        entries.append(ObjectInfo(key, status.st_size, _when(status)))
         return tuple(sorted(entries))
 
     def delete(self, key: str) -> None:
@@ -109,10 +110,15 @@ class FolderStore:
         """The time of modification of a file written now: a file server has a clock of its own."""
         scratch = self.root / "clock"
         with _errors(scratch, "write it"), _temporary(scratch, b"") as temporary:
-            return datetime.fromtimestamp(temporary.stat().st_mtime, UTC)
+            return _when(temporary.stat())
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
+
+
+def _when(status: os.stat_result) -> datetime:
+    """When a file was changed; of a time that a date cannot be, the first or last year that leaves room for ages."""
+    return datetime.fromtimestamp(min(max(status.st_mtime, 0.0), LAST_SECONDS), UTC)
 
 
 def _files_under(folder: Path) -> Iterator[Path]:

@@ -79,13 +79,19 @@ class _Trials:
         return None if best is None else (best[1], _up(best[0]))
 
     def more_devices(self) -> Iterator[str]:
-        """The fewest devices, new ones like the smallest; tried up to twice as many as the bytes alone need."""
+        """The fewest devices in whole hosts and domains, new ones like the smallest.
+
+        Tried up to twice as many as the bytes alone need.
+        """
         memory = self.task.device_memory_bytes
         smallest, least = min(memory), min(self.task.usable_bytes)
         fewest = max(-(-self.short // max(least, 1)), 1)
         most = min(2 * (len(memory) + fewest), MAX_DEVICES) - len(memory)
-        more = _least(fewest, most, lambda count: self._fits(memory=memory + (smallest,) * count), close=0)
-        if more is not None:
+        topology = self.task.topology
+        step = 1 if topology is None else math.lcm(topology.domain, topology.local_world_size)
+        steps = _least(-(-fewest // step), most // step, lambda n: self._fits(memory + (smallest,) * n * step), close=0)
+        if steps is not None:
+            more = steps * step
             new = "" if len(set(memory)) == 1 else f", the new with {format_bytes(smallest, 'up')}"
             yield f"use {len(memory) + more} devices instead of {len(memory)}{new}"
 
