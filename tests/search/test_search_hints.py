@@ -9,9 +9,12 @@ from helpers.analytic import AnalyticModel
 from helpers.refusals import refused
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.given import Given, GivenCosts
+from neuroshard.models.open import open_cost_model
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -186,3 +189,15 @@ def test_what_is_reserved_counts_where_memory_is_short_in_all(make_task, model):
     task = changed(make_task([BIG], [0.3, 0.3]), reserve_bytes=100 * MIB)
     with refused(Infeasible, "414.4 MiB", "100.0 MiB", "81.5 MiB"):
         search(task, model)
+
+
+def test_more_devices_are_whole_domains() -> None:
+    tables = tuple(Table(name=f"t{i}", rows=2_000_000, dim=64, pooling_factor=20.0) for i in range(5))
+    task = ShardingTask(
+        tables=tables,
+        device_memory_bytes=(540 * MIB,) * 4,
+        batch_size=1024,
+        topology=Topology(domain=4, local_world_size=4),
+    )
+    with refused(Infeasible, "use 8 devices instead of 4"):
+        search(task, open_cost_model("analytic:h100", 1024))
