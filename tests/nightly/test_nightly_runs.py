@@ -14,7 +14,7 @@ from helpers.nodes import node
 from helpers.refusals import refused
 from neuroshard.client import load_plan
 from neuroshard.core.case import Cases
-from neuroshard.core.errors import StoreError
+from neuroshard.core.errors import MeasureError, StoreError
 from neuroshard.core.nightly import Request
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.bundles import MAX_ERROR
@@ -198,6 +198,35 @@ def spoil(place: Place, ending: str, data: bytes) -> Path:
     path = next(path for path in sorted(Path(place.store).rglob(ending)) if "aside" not in path.parts)
     path.write_bytes(data)
     return path
+
+
+def test_a_failure_of_measuring_is_reported_also_where_earlier_costs_gave_a_cost_model(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    well(place.nightly_run())
+    place.models[0]["devices"] = 8
+
+    def lost(*given: Any) -> None:
+        raise MeasureError("no GPU answers")
+
+    monkeypatch.setattr(job_module, "measure", lost)
+    capsys.readouterr()
+    assert place.nightly_run().campaigns
+    assert "measure: no GPU answers" in capsys.readouterr().err.split("degraded: ")[-1]
+
+
+def test_a_record_that_may_not_be_written_concerns_its_kind_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = FolderStore.create
+
+    def denied(self: FolderStore, key: str, data: bytes) -> bool:
+        if key.endswith("learned.json"):
+            raise StoreError(f"{key}: access denied")
+        return create(self, key, data)
+
+    monkeypatch.setattr(FolderStore, "create", denied)
+    assert well(place.nightly_run(), ads="live").campaigns
 
 
 def test_shares_of_another_bench_are_set_aside_and_measured_again(place: Place) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from neuroshard import __version__
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Conflict, NeuroshardError, Refused, Unreachable, Unsafe
+from neuroshard.core.errors import Conflict, NeuroshardError, Refused, StoreError, Unreachable, Unsafe
 from neuroshard.core.nightly import Campaign, Survey
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.measure.workers.job import merge_shares
@@ -53,15 +53,15 @@ def run(
             note_failure(store, campaign.folder, step, str(error))
     else:
         _record_learned(store, campaign, learned_from, survey.max_error)
-        _forget_failures(store, campaign)
     return model
 
 
 def _record_learned(store: Store, campaign: Campaign, costs: str, max_error: float | None, refused: str = "") -> None:
+    """Record what was learned from; without the record, the next run learns from the same costs again."""
     record = {"costs": costs, "version": __version__, "refused": refused, "max_error": max_error}
-    write_record(store, f"{campaign.folder}/{LEARNED}", record)
-
-
-def _forget_failures(store: Store, campaign: Campaign) -> None:
-    if FAILED in measuring(store, campaign.folder).others:
-        store.delete(f"{campaign.folder}/{FAILED}")
+    try:
+        write_record(store, f"{campaign.folder}/{LEARNED}", record)
+    except (Unreachable, Unsafe):
+        raise
+    except StoreError as error:
+        log(f"note: what was learned from could not be recorded: {error}")
