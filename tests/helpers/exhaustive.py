@@ -124,11 +124,9 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         shape = (len(rectangles), task.devices)
         vectors.append((parts * (dims > 0)[:, None]).reshape(*shape, -1))
         over = np.repeat(split_over, task.devices).tolist()
-        sent = [  # every device with a block is taken to send as much as the first
-            table.part(rows, dim).sent_columns
-            if rows == table.rows
-            else block_columns(model, table.part(table.block_rows(of), dim))
-            for (rows, dim), of in zip(flat, over, strict=True)
+        sent = [
+            table.part(rows, dim).sent_columns if rows == table.rows else block_columns(model, table.part(rows, dim))
+            for rows, dim in flat
         ]
         columns.append(np.array(sent).reshape(shape) * (dims > 0).reshape(shape))
         near.append(np.zeros(shape))

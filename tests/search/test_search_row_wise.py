@@ -24,10 +24,11 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.given import Given, GivenCosts
-from neuroshard.costmodel.pricing import launch_ms
+from neuroshard.costmodel.pricing import launch_ms, price_shards
 from neuroshard.costmodel.protocol import CostModel, device_costs
 from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
+from neuroshard.models.open import open_cost_model
 from neuroshard.search.notes import caveats
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.greedy import first_plans
@@ -364,3 +365,22 @@ def test_blocks_unlike_all_that_the_cost_model_saw_are_reported(make_task):
     said = [[note for note in caveats(problem, plan) if "have 15,000 rows" in note] for plan in plans]
     assert [len(notes) for notes in said] == [0, 1]
     assert said[1][0].startswith("2 of 8 tables have 15,000 rows")
+
+
+@pytest.mark.parametrize("devices", [2, 3, 4])
+def test_a_sequence_in_unequal_blocks_costs_what_its_plan_is_priced_at(devices: int) -> None:
+    sequence = Table(name="s", rows=2 * devices - 1, dim=128, pooling_factor=20.0, pooling="none")
+    pooled = Table(name="p", rows=100_000, dim=64, pooling_factor=3.0)
+    task = ShardingTask(
+        tables=(sequence, pooled),
+        device_memory_bytes=(2**35,) * devices,
+        batch_size=8192 * devices,
+        constraints=Constraints(tables=(TableRule(table="s", row_wise=True),)),
+    )
+    model = open_cost_model("analytic:h100", task.batch_size)
+    plan = search(task, model)
+    prices = price_shards(model, task, plan.shards)
+    assert prices is not None
+    assert len(plan.by_table()["s"]) == devices
+    assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
+    assert (plan.lower_bound_ms or 0.0) <= plan.cost_ms * (1 + 1e-9)

@@ -106,7 +106,7 @@ class Branches:
         """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
         problem, rows, devices = self.problem, self.problem.row_blocks, self.problem.devices
         sure = self.order[:count]
-        columns = float(rows.dims[sure, OVER_ALL].sum())
+        columns = float(rows.least[sure, OVER_ALL].sum())
         mean = problem.mean_columns + float(rows.more[sure, OVER_ALL].sum())
         forward, backward = transfers_ms(problem.model, np.full(devices, mean))
         memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(rows.more.shape)

@@ -46,7 +46,8 @@ class RowBlocks:
     of a domain; `widths` (P, W), columns of a block; `dims` (P, W), how many columns take as long to send as what a device with a
     block sends; `more` (P, W), how many columns more than for the whole table a device sends then, in the mean of all devices;
     `least` (P, W), how many a device with a block sends at least. `near`, `far` and `encoded` (P, W) are columns that a device
-    with a block sends inside its domain, sends out of it, and encodes (`pricing.HostColumns`).
+    with a block sends inside its domain, sends out of it, and encodes (`pricing.HostColumns`). `last_less` (P,) are how many
+    columns fewer the last block over all devices sends: that of a sequence has fewer lookups.
     """
 
     def __init__(self, groups: Ints, tables: Sequence[Table], task: ShardingTask, model: CostModel) -> None:
@@ -73,8 +74,14 @@ class RowBlocks:
         self.allowed = self.allowed.reshape(block.shape)
         widths = [[max(t.dim // n, DIM_STEP) for n in self.parts] for t in tables]
         self.widths: Ints = np.array(widths, dtype=np.int64).reshape(block.shape)
-        blocks = [t.part(int(n), t.dim) for t, n in zip(tables, block[:, OVER_ALL], strict=True)]
-        self.dims: Floats = np.array([block_columns(model, one) for one in blocks], dtype=np.float64)[:, None]
+        of_block, of_last = (
+            np.array(
+                [block_columns(model, t.part(n, t.dim)) for t, n in zip(tables, part.tolist(), strict=True)], float
+            )
+            for part in (self.rows[:, OVER_ALL, 0], self.rows[:, OVER_ALL, 1])
+        )
+        self.dims: Floats = of_block[:, None]
+        self.last_less: Floats = of_block - of_last
         self.least = self.near = self.far = self.encoded = self.dims
         if self.domains > 1:
             rates = DomainMs.of(model, task)
@@ -90,6 +97,8 @@ class RowBlocks:
         share = np.array(self.split_over) * self.parts / task.devices
         sent = np.array([table.sent_columns for table in tables], dtype=np.float64) / task.devices
         self.more: Floats = self.dims * share - sent[:, None]
+        self.more[:, OVER_ALL] -= self.last_less / task.devices
+        self.least = self.least - self.last_less[:, None] * (np.arange(ways) == OVER_ALL)
         each = zip(tables, self.rows.tolist(), self.widths.tolist(), strict=True)
         sizes = [
             [
@@ -180,6 +189,8 @@ class RowBlocks:
             found.nbytes[there] += self.nbytes[chosen, way].sum(axis=0)[which]
             columns = self.dims[chosen, way].sum()
             dims[there] += columns
+            if way == OVER_ALL:
+                dims[-1] -= self.last_less[chosen].sum()
             for more, sent in ((near, self.near), (far, self.far), (encoded, self.encoded)):
                 more[there] += sent[chosen, way].sum() - columns
         return found
