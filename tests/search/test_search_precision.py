@@ -14,12 +14,16 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.topology import Topology
+from neuroshard.core.topology import Topology, topology_of
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import copies_ms, price_shards
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.models.open import open_cost_model
+from neuroshard.search.problem.plans import Plans
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -115,3 +119,25 @@ def test_given_costs_do_not_tell_what_another_precision_saves() -> None:
     costs = GivenCosts.parse({"tables": [{"name": table.name, "cost_ms": 1.0} for table in task.tables]}, "here")
     with refused(UsageError, "given", "fp16", "--collective-precision"):
         search(task, Given(costs, BATCH_SIZE))
+
+
+def test_plans_of_other_row_wise_tables_are_each_priced_by_their_own_all_to_alls() -> None:
+    tables = tuple(Table(name=f"t{i}", rows=10_000, dim=64, pooling_factor=10.0 * (i + 1)) for i in range(6))
+    task = ShardingTask(
+        tables=tables,
+        device_memory_bytes=(2**34,) * 8,
+        batch_size=65536,
+        topology=topology_of(8, 4, 4, "25GB/s"),
+        collective_precision=parse_precision("fp16"),
+        constraints=Constraints(row_wise=True),
+    )
+    problem = Problem(task, for_task(open_cost_model("analytic:h100", task.batch_size), task))
+    states = []
+    for group, domain in ((0, 0), (1, 1)):
+        split = problem.with_row_wise(np.array([group]), np.array([domain]))
+        assert split is not None
+        states += first_plans(split, 1)
+    plans = Plans(states)
+    every, devices = np.repeat([0, 1], 8), np.tile(np.arange(8), 2)
+    plans.put(every, devices, plans.sums[every, devices], plans.dims[every, devices], plans.compute[every, devices])
+    assert plans.cost == pytest.approx([state.cost for state in states], rel=1e-12)

@@ -12,7 +12,8 @@ from neuroshard.search.problem.state import State
 class Plans:
     """The arrays of `State` for B plans, changed in place; and `slope` (B, D, K), ms that a unit of a vector adds to a device.
 
-    The plans' `problems` may differ in which tables are row-wise; all else is the same, and `problem` is the first of them.
+    The plans' `problems` may differ in which tables are row-wise, and so in what all-to-alls take. All else is the same, and
+    `problem` is the first.
     """
 
     def __init__(self, states: Sequence[State]) -> None:
@@ -62,8 +63,15 @@ class Plans:
         slots += problem.slots
         self.free[plan, devices] = self.memory[plan, devices] - problem.slot_bytes.take(slots).sum(axis=1)
         self.slope[plan, devices] = problem.model.compute_slope(sums)
-        forward, backward = transfers_ms(problem.model, self.dims)
+        forward, backward = self._transfers_ms()
         ready = self.compute + backward
         each = zip(self.problems, self.shards, strict=True)
         self.launched_ms = np.array([one.launched_ms(shards) for one, shards in each])
         self.cost = ready.max(axis=1) + forward.max(axis=1) + self.launched_ms
+
+    def _transfers_ms(self) -> tuple[Floats, Floats]:
+        """Forward and backward all-to-all ms of every device, without waiting: two (B, D)."""
+        if all(one.model is self.problem.model for one in self.problems):
+            return transfers_ms(self.problem.model, self.dims)
+        each = [transfers_ms(one.model, dims) for one, dims in zip(self.problems, self.dims, strict=True)]
+        return np.stack([forward for forward, _ in each]), np.stack([backward for _, backward in each])
