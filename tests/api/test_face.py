@@ -140,6 +140,13 @@ def test_tables_come_from_a_file_a_frame_a_model_and_a_list(tmp_path: Path) -> N
     assert list(tables.to_frame().name) == [table["name"] for table in TABLES]
 
 
+def test_search_takes_whatever_tables_come_from(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("name,rows,dim,pooling_factor\na,1000,64,3\nb,2000,64,3\n")
+    given: dict[str, Any] = {"devices": 2, "memory": "80GiB", "batch_size": 512, "rounds": 0, "quiet": True}
+    for tables, count in ((str(tmp_path / "t.csv"), 2), (tmp_path / "t.csv", 2), ("mlperf-dlrm-dcnv2", 26)):
+        assert len(ns.search(tables, "analytic:h100", **given).task.tables) == count
+
+
 def test_tables_come_from_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from neuroshard.augment import source
     from neuroshard.store.folder import FolderStore

@@ -1,6 +1,7 @@
 """The outcome of a run, reported in a metrics file, to a Pushgateway and as an event of the pod; and failures to report it."""
 
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -78,6 +79,14 @@ def test_the_file_keeps_when_a_run_last_succeeded(tmp_path: Path) -> None:
         "neuroshard_nightly_last_success_timestamp_seconds": "2001",
     }
     assert [one.name for one in tmp_path.iterdir()] == ["neuroshard.prom"]
+
+
+def test_a_pipe_is_written_to_and_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    end = os.open(tmp_path / "pipe", os.O_RDWR)
+    write_metrics(str(tmp_path / "pipe"), WELL)
+    assert b"neuroshard_nightly_success 1" in os.read(end, 4096)
+    os.close(end)
 
 
 def test_a_pushgateway_is_posted_to_so_that_it_keeps_the_last_success(recorder: tuple[str, type[Recorder]]) -> None:

@@ -117,8 +117,8 @@ def search(
         data_parallel=[pattern for pattern in _several("data_parallel", data_parallel) if pattern != AUTO],
         ranks_a_host=None if topology is None else topology.local_world_size,
     )
-    is_path = isinstance(tables, str | PathLike) and "://" not in str(tables)
-    listed = Path(cast("FilePath", tables)) if is_path else _tables(tables, quiet)
+    is_file = isinstance(tables, str | PathLike) and "://" not in str(tables) and str(tables).endswith(".json")
+    listed = Path(cast("FilePath", tables)) if is_file else _tables(tables, quiet)
     with silent(quiet):
         return run(
             listed,

@@ -110,8 +110,10 @@ def report_outcome(outcome: RunOutcome, metrics: str | None, event: bool) -> Non
 
 
 def _last_success(path: Path) -> int | None:
+    if not path.is_file():  # reading /dev/stdout or a pipe would never end
+        return None
     try:
-        found = re.search(rf"^{SUCCESS_TIME} (\d+)$", path.read_text(errors="replace"), re.M)
+        found = re.search(rf"^{SUCCESS_TIME} (\d{{1,12}})$", path.read_text(errors="replace"), re.M)
     except OSError:
         return None
     return int(found[1]) if found else None
