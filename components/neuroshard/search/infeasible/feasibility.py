@@ -11,7 +11,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.hints import hints
-from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
+from neuroshard.search.infeasible.packing import TRIED, GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Placement, Problem, Widths
 from neuroshard.search.problem.row_blocks import OVER_ALL
 from neuroshard.search.tuning import TUNING, Tuning
@@ -20,7 +20,8 @@ from neuroshard.search.tuning import TUNING, Tuning
 # step. So all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
 DEVICES_SHOWN = 8
-ROW_WISE_SETS_OF = 6  # tables that may be row-wise, up to which every set of them is tried: 64 packings
+ROW_WISE_SETS_OF = 6  # tables that may be row-wise, up to which every set of them is tried: 64 packings …
+TRIED_EACH = 1000  # … of at least so many placements each, 50 ms: all together take 3 s
 
 
 def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> Problem:
@@ -85,9 +86,10 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
     why, splittable = "no packing exists", len(problem.row_blocks.groups)
     if splittable and (found := quick_plan(problem)):
         return found
-    for there in _all_row_wise(problem) if splittable <= ROW_WISE_SETS_OF else iter([problem]):
+    sets = list(_all_row_wise(problem)) if splittable <= ROW_WISE_SETS_OF else [problem]
+    for there in sets:
         try:
-            widths = pack(there)
+            widths = pack(there, max(TRIED // len(sets), TRIED_EACH))
         except GaveUp:
             widths, why = None, "no packing found"
         if widths is not None:
