@@ -1,7 +1,7 @@
 """The messages that the steps of a nightly run pass on as JSON.
 
     Survey     what the run found: each model's hardware, and what to measure
-    Campaign       one kind of hardware to measure, and where in the store its cases and costs are
+    Campaign   one kind of hardware to measure, and where in the store its cases and costs are
     Job        one pod's share of a Campaign
     Searched   which cost model a plan was searched with, and why it was not the hardware's own; or why there is no plan
 
@@ -68,7 +68,10 @@ class ModelSpec(Value):
 
     @property
     def topology(self) -> Topology | None:
-        """Its own topology. Raises UsageError where its devices do not make whole hosts and domains."""
+        """The hosts and domains that the model itself names; None if it names none.
+
+        Raises UsageError where its devices do not make whole ones.
+        """
         return topology_of(self.devices, self.domain, self.local_world_size, self.network)
 
     @property
@@ -126,10 +129,10 @@ class Job(Value):
 class Survey(Value):
     """What the nightly run `owner` found.
 
-    `models` are all of them. `hardware` maps a model to the fingerprint of its hardware, "" where only a name is known; `kinds`
-    maps fingerprints to the hardware of the fleet, and `topologies` to how its nodes are joined, where that is known. `no_plan`
-    maps each model that cannot be planned to the reason. `campaigns` are
-    those of the kinds to measure or learn. `notes` are faults of the run that degrade every plan.
+    `models` are all that need a plan. `hardware` maps a model to the fingerprint of its hardware, "" where only a name is known;
+    `kinds` maps fingerprints to the hardware of the fleet, and `topologies` to how its nodes are joined, where that is known.
+    `no_plan` maps each model that cannot be planned to the reason. `campaigns` are those of the kinds to measure or learn.
+    `notes` are faults of the run that degrade every plan.
     """
 
     owner: str = ""

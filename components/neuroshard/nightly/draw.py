@@ -42,10 +42,8 @@ FEWEST_ALL_TO_ALLS = round(
 ENOUGH_SHARE = 0.9  # of the training cases: splits are drawn at random, so a few less are enough
 MORE_SHARE = 0.5  # of the cases asked for, added where those measured did not give a good cost model
 MOST_DRAWN = 4.0  # times the cases asked for, over all draws
-VERSION_MARK, DIGITS = (
-    "~",
-    16,
-)  # after the name of a table that has changed, and digits of its content's digest after that
+# The name of a table that has changed ends in a mark, and so many digits of the digest of its content.
+VERSION_MARK, DIGITS = "~", 16
 VERSION_ENDING, ENDING_LENGTH = re.compile(f"{VERSION_MARK}[0-9a-f]{{{DIGITS}}}$"), len(VERSION_MARK) + DIGITS
 
 

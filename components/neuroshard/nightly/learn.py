@@ -47,9 +47,8 @@ def run(
     except NeuroshardError as error:
         if step == "pretrain":  # these costs are not enough to learn from
             _record_learned(store, campaign, learned_from, survey.max_error, str(error))
-        if (
-            step != "merge" or FAILED not in measuring(store, campaign.folder).others
-        ):  # a failure of measuring says more
+        # a failure of measuring says more than one of merging
+        if step != "merge" or FAILED not in measuring(store, campaign.folder).others:
             note_failure(store, campaign.folder, step, str(error))
     else:
         _record_learned(store, campaign, learned_from, survey.max_error)

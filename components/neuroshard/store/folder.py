@@ -27,7 +27,7 @@ GONE = {
     errno.ENETUNREACH,
 }
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of file systems without hard links
-LAST_SECONDS = 2e11  # after 1970: the year 8307; a file may be dated beyond what a date can be
+LAST_SECONDS = 2e11  # after 1970: the year 8307, which leaves room for ages
 LOCK_SECONDS = 20.0  # a lock is held for one small write, so a longer hold means a stuck process
 
 
@@ -117,7 +117,7 @@ class FolderStore:
 
 
 def _when(status: os.stat_result) -> datetime:
-    """When a file was changed; of a time that a date cannot be, the first or last year that leaves room for ages."""
+    """When a file was changed, between 1970 and 8307: file systems keep times that no date can be."""
     return datetime.fromtimestamp(min(max(status.st_mtime, 0.0), LAST_SECONDS), UTC)
 
 

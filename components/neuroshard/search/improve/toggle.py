@@ -32,7 +32,7 @@ class _Linearized(NamedTuple):
         """Ms and columns that these groups' row blocks, over the devices of their domains, are on each device: two (C, D)."""
         blocks, devices = self.state.problem.row_blocks, np.arange(self.state.problem.devices)
         load = blocks.ms(groups, domains, devices, self.slope)
-        sent = blocks.dims[blocks.positions(groups), blocks.way_of(domains)]
+        sent = blocks.dims[blocks.positions(groups), blocks.way_of(domains), 0]
         dims = np.where(np.isfinite(load), sent[:, None], 0.0)
         return np.nan_to_num(load, nan=0.0) + self.soft.objective.own_ms * dims, dims
 

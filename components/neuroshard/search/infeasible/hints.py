@@ -79,7 +79,7 @@ class _Trials:
         return None if best is None else (best[1], _up(best[0]))
 
     def more_devices(self) -> Iterator[str]:
-        """The fewest devices in whole hosts and domains, new ones like the smallest.
+        """The fewest devices in whole domains, new ones like the smallest.
 
         Tried up to twice as many as the bytes alone need.
         """
@@ -88,7 +88,7 @@ class _Trials:
         fewest = max(-(-self.short // max(least, 1)), 1)
         most = min(2 * (len(memory) + fewest), MAX_DEVICES) - len(memory)
         topology = self.task.topology
-        step = 1 if topology is None else math.lcm(topology.domain, topology.local_world_size)
+        step = 1 if topology is None else topology.domain  # which is whole hosts
         steps = _least(-(-fewest // step), most // step, lambda n: self._fits(memory + (smallest,) * n * step), close=0)
         if steps is not None:
             more = steps * step

@@ -42,12 +42,11 @@ class RowBlocks:
     problem. There are W ways to split them: over all devices and, if `domains` is more than 1, over those of one domain, or in
     a grid of `parts` of the columns, each over a domain. Grids lie on neighbouring domains, and their number divides that of all.
 
-    Of each table and way: `allowed` (P, W); `rows`, `nbytes` and `vectors` (P, W, 2) and (P, W, 2, K), of a block and of the last
-    of a domain; `widths` (P, W), columns of a block; `dims` (P, W), how many columns take as long to send as what a device with a
-    block sends; `more` (P, W), how many columns more than for the whole table a device sends then, in the mean of all devices;
-    `least` (P, W), how many a device with a block sends at least. `near`, `far` and `encoded` (P, W) are columns that a device
-    with a block sends inside its domain, sends out of it, and encodes (`pricing.HostColumns`). `last_less` (P,) are how many
-    columns fewer the last block over all devices sends: that of a sequence has fewer lookups.
+    Of each table and way: `allowed` (P, W); `rows`, `nbytes`, `dims` and `vectors` (P, W, 2) and (P, W, 2, K), of a block and of
+    the last of a domain, where `dims` are how many columns take as long to send as what a device with it sends; `widths` (P, W),
+    columns of a block; `more` (P, W), how many columns more than for the whole table a device sends then, in the mean of all
+    devices; `least` (P, W), how many a device with a block sends at least. `near`, `far` and `encoded` (P, W) are how many
+    columns more than `dims` such a device sends inside its domain, sends out of it, and encodes (`pricing.HostColumns`).
     """
 
     def __init__(self, groups: Ints, tables: Sequence[Table], task: ShardingTask, model: CostModel) -> None:
@@ -74,15 +73,12 @@ class RowBlocks:
         self.allowed = self.allowed.reshape(block.shape)
         widths = [[max(t.dim // n, DIM_STEP) for n in self.parts] for t in tables]
         self.widths: Ints = np.array(widths, dtype=np.int64).reshape(block.shape)
-        of_block, of_last = (
-            np.array(
-                [block_columns(model, t.part(n, t.dim)) for t, n in zip(tables, part.tolist(), strict=True)], float
-            )
-            for part in (self.rows[:, OVER_ALL, 0], self.rows[:, OVER_ALL, 1])
-        )
-        self.dims: Floats = of_block[:, None]
-        self.last_less: Floats = of_block - of_last
-        self.least = self.near = self.far = self.encoded = self.dims
+        pairs = zip(tables, self.rows[:, OVER_ALL].tolist(), strict=True)
+        over_all = [[block_columns(model, table.part(n, table.dim)) for n in pair] for table, pair in pairs]
+        self.dims: Floats = np.zeros(self.rows.shape)
+        self.dims[:, OVER_ALL] = np.reshape(over_all, (-1, 2))  # also of no tables
+        self.least: Floats = self.dims.min(axis=-1)
+        self.near, self.far, self.encoded = np.zeros((3, *block.shape))
         if self.domains > 1:
             rates = DomainMs.of(model, task)
             for way in range(OVER_DOMAIN, ways):
@@ -90,15 +86,11 @@ class RowBlocks:
                 over = HostColumns.of(model, cut, task.devices, domain, rates)
                 longest = np.maximum(over.inside * rates.near, over.out * rates.far)
                 felt = longest / max(rates) if max(rates) > 0 else over.inside
-                known = (self.near, self.far, self.least, self.encoded, self.dims)
-                self.near, self.far, self.least, self.encoded, self.dims = (
-                    np.concatenate([of, one[:, None]], axis=1) for of, one in zip(known, (*over, felt), strict=True)
-                )
-        share = np.array(self.split_over) * self.parts / task.devices
-        sent = np.array([table.sent_columns for table in tables], dtype=np.float64) / task.devices
-        self.more: Floats = self.dims * share - sent[:, None]
-        self.more[:, OVER_ALL] -= self.last_less / task.devices
-        self.least = self.least - self.last_less[:, None] * (np.arange(ways) == OVER_ALL)
+                self.dims[:, way], self.least[:, way] = felt[:, None], over.least
+                self.near[:, way], self.far[:, way] = over.inside - felt, over.out - felt
+                self.encoded[:, way] = over.encoded - felt
+        sent = np.array([table.sent_columns for table in tables], dtype=np.float64)
+        self.more: Floats = (self._of_all_blocks(self.dims[..., None])[..., 0] - sent[:, None]) / task.devices
         each = zip(tables, self.rows.tolist(), self.widths.tolist(), strict=True)
         sizes = [
             [
@@ -132,8 +124,12 @@ class RowBlocks:
     @property
     def all_blocks(self) -> Floats:
         """The vectors of all blocks of each table, summed: (P, W, K)."""
+        return self._of_all_blocks(self.vectors)
+
+    def _of_all_blocks(self, of_each: Floats) -> Floats:
+        """The sum over all blocks of what a block and the last one are: (P, W, 2, K) -> (P, W, K)."""
         others, parts = np.array(self.split_over)[:, None] - 1, np.array(self.parts)[:, None]
-        total: Floats = (self.vectors[:, :, 0] * others + self.vectors[:, :, 1]) * parts
+        total: Floats = (of_each[:, :, 0] * others + of_each[:, :, 1]) * parts
         return total
 
     def positions(self, groups: Ints) -> Ints:
@@ -187,12 +183,9 @@ class RowBlocks:
             chosen = positions[domains == domain]
             found.vectors[there] += self.vectors[chosen, way].sum(axis=0)[which]
             found.nbytes[there] += self.nbytes[chosen, way].sum(axis=0)[which]
-            columns = self.dims[chosen, way].sum()
-            dims[there] += columns
-            if way == OVER_ALL:
-                dims[-1] -= self.last_less[chosen].sum()
-            for more, sent in ((near, self.near), (far, self.far), (encoded, self.encoded)):
-                more[there] += sent[chosen, way].sum() - columns
+            dims[there] += self.dims[chosen, way].sum(axis=0)[which]
+            for more, of_block in ((near, self.near), (far, self.far), (encoded, self.encoded)):
+                more[there] += of_block[chosen, way].sum()
         return found
 
     def ms(self, groups: Ints, domains: Ints, devices: Ints, slope: Floats) -> Floats:
