@@ -31,7 +31,7 @@ IMPORTS = {
         "neuroshard.pretrain.run",
         "neuroshard.search.run",
         "neuroshard.report.run",
-        "neuroshard.measure.workers.train_job",
+        "neuroshard.measure.shares.train_job",
         "neuroshard.report.run",
         "vl_convert",
         "kubernetes",
@@ -39,7 +39,7 @@ IMPORTS = {
         "neuroshard.submit.run",
         "fbgemm_gpu",
     ),
-    "gpu": ("neuroshard.measure.workers.job", "neuroshard.devices", "torch", "boto3", "pynvml"),
+    "gpu": ("neuroshard.measure.shares.job", "neuroshard.devices", "torch", "boto3", "pynvml"),
 }
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "make", "ld", "nvcc")
 

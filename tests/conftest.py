@@ -82,7 +82,7 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 def _a_short_look() -> Iterator[None]:
     """Tests that measure on this CPU do not look for 10 s how calm it can be; commands in processes of their own do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neuroshard.measure.hardware.CALM_SECONDS", 0.3)
+        patch.setattr("neuroshard.measure.real_devices.CALM_SECONDS", 0.3)
         yield
 
 

@@ -31,8 +31,8 @@ from neuroshard.core.table import Table
 from neuroshard.devices import cpu
 from neuroshard.files.importers.presets import preset
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.hardware import CALM_SECONDS, kept_memory
 from neuroshard.measure.machine import CpuMachine
+from neuroshard.measure.real_devices import CALM_SECONDS, kept_memory
 from neuroshard.measure.rowcap import buffer_bytes, default_memory_limit
 from neuroshard.measure.timing import calm
 from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding

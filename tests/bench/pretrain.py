@@ -32,7 +32,6 @@ from helpers.costs import BENCH, collective_cost, compute_cost, formula_costs
 from neuroshard.augment.placements import draw_all_to_all
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
-from neuroshard.augment.source import load_tables
 from neuroshard.core.case import Cases
 from neuroshard.core.cost import Costs
 from neuroshard.core.label import labels, rounds_of
@@ -42,6 +41,7 @@ from neuroshard.pretrain.labels import collect
 from neuroshard.pretrain.metrics import mape
 from neuroshard.pretrain.run import pretrain
 from neuroshard.pretrain.stand_in import sets_error
+from neuroshard.store.tables import load_tables
 
 NOISE = 0.017  # of the median of 5 repeats with 3 %
 MEMORY = 80 * 2**30

@@ -25,11 +25,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import publish
-from neuroshard.core.hardware_names import is_part_of_name
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
-from neuroshard.costmodel.analytic import DATASHEETS, Analytic
+from neuroshard.costmodel.analytic import DATASHEETS, Analytic, sheet_of
 from neuroshard.costmodel.features import BIN_TOUCHES
 from neuroshard.files.importers.presets import preset
 
@@ -341,10 +340,6 @@ def more_hosts(folder: Path) -> Iterator[Figure]:
                 more.embeddings_ms / one.embeddings_ms,
                 with_dense=more.ours_ms / one.ours_ms,
             )
-
-
-def sheet_of(device: str) -> str | None:
-    return next((name for name in DATASHEETS if is_part_of_name(name, device)), None)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What every store does, whichever it is, also the one that waits for another. rclone ignores conditions, so it is opened for a
-single writer."""
+"""What every store does, whichever it is: also the one that waits for another, and that of the tests in memory. rclone ignores
+conditions, so it is opened for a single writer."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -8,6 +8,7 @@ from threading import Barrier
 
 import pytest
 
+from helpers.memory_store import MemoryStore
 from helpers.plans import NOW, make_plan
 from helpers.refusals import refused
 from neuroshard.client import load_plan
@@ -19,18 +20,25 @@ from neuroshard.store.patience import open_patiently
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import all_releases
 
+WITH_URL = ("folder", "patient", "moto", "rclone")  # so that trainers can open it
 
-@pytest.fixture(params=["folder", "patient", "moto", "rclone"])
-def url(request, tmp_path, aws) -> str:
-    if request.param in ("folder", "patient"):
-        return str(tmp_path / "store")
-    return aws(request.getfixturevalue(request.param))
+
+@pytest.fixture(params=[*WITH_URL, "memory"])
+def kind(request) -> str:
+    return request.param
 
 
 @pytest.fixture
-def store(url, request):
-    open_it = open_patiently if "patient" in request.node.callspec.id else open_store
-    return open_it(url, single_writer="rclone" in request.node.callspec.id)
+def url(kind, request, tmp_path, aws) -> str:
+    return str(tmp_path / "store") if kind in ("folder", "patient") else aws(request.getfixturevalue(kind))
+
+
+@pytest.fixture
+def store(kind, request):
+    if kind == "memory":
+        return MemoryStore()
+    open_it = open_patiently if kind == "patient" else open_store
+    return open_it(request.getfixturevalue("url"), single_writer=kind == "rclone")
 
 
 class TestStore:
@@ -129,6 +137,7 @@ class TestStore:
             with refused(UsageError, "usable key"):
                 use(key)
 
+    @pytest.mark.parametrize("kind", WITH_URL)
     def test_deploys_and_rollbacks_are_what_trainers_load(self, store, url):
         a, b, c = (make_plan(note) for note in "abc")
         deployed = [deploy(plan, store, "m", now=NOW + timedelta(hours=i)) for i, plan in enumerate((a, b, c))]

@@ -39,11 +39,10 @@ def change_manifest(folder, **change):
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
 
 
-def fault(folder):
-    with pytest.raises(InvalidInput) as caught:
+def is_refused(folder, *facts):
+    """The bundle cannot be read, and the message names the facts."""
+    with refused(InvalidInput, *facts):
         load_cost_model(folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_model_read_back_is_the_model_that_was_written(saved):
@@ -122,7 +121,7 @@ def test_both_transfers_asked_at_once_are_what_each_is_by_itself(devices):
 
 
 def test_a_folder_without_a_model_says_how_to_make_one(tmp_path):
-    assert "neuroshard pretrain" in fault(tmp_path / "nowhere")
+    is_refused(tmp_path / "nowhere", "neuroshard pretrain")
 
 
 @pytest.mark.parametrize("name", ["model.json", "nets.safetensors"])
@@ -131,52 +130,52 @@ def test_a_truncated_file_is_named(saved, name, share):
     data = (saved / name).read_bytes()
     (saved / name).write_bytes(data[: int(len(data) * share)])
 
-    assert name in fault(saved)
+    is_refused(saved, name)
 
 
 def test_a_missing_tensors_file_is_named(saved):
     (saved / "nets.safetensors").unlink()
 
-    assert "nets.safetensors: no such file" in fault(saved)
+    is_refused(saved, "nets.safetensors", "no such file")
 
 
 def test_tensors_of_another_model_are_refused(saved, tmp_path):
     save_cost_model(tmp_path / "other", random_model(2, 4, seed=1))
     (saved / "nets.safetensors").write_bytes((tmp_path / "other" / "nets.safetensors").read_bytes())
 
-    assert "damaged or of another model" in fault(saved)
+    is_refused(saved, "nets.safetensors", "sha256")
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "facts"),
     [
-        (lambda t: t.pop("compute.head.bias"), "compute.head.bias is missing"),
-        (lambda t: t.update(surplus=np.zeros(3)), "surplus is not one of a cost model"),
-        (lambda t: t.update({"compute.head.bias": np.zeros((4, 1, 33))}), "(4, 1, 33), expected float64 (4, 1, 32)"),
+        (lambda t: t.pop("compute.head.bias"), ["compute.head.bias", "missing"]),
+        (lambda t: t.update(surplus=np.zeros(3)), ["surplus"]),
+        (
+            lambda t: t.update({"compute.head.bias": np.zeros((4, 1, 33))}),
+            ["compute.head.bias", "float64 (4, 1, 33)", "float64 (4, 1, 32)"],
+        ),
         (
             lambda t: t.update({"compute.head.bias": np.zeros((4, 1, 32), np.float32)}),
-            "float32 (4, 1, 32), expected float64",
+            ["compute.head.bias", "float32 (4, 1, 32)", "float64 (4, 1, 32)"],
         ),
-        (
-            lambda t: t["forward.weight"].fill(np.nan),
-            "forward.weight holds a value that is not finite",
-        ),
-        (lambda t: t["backward.unit_ms"].fill(0), "backward.unit_ms is 0, but must be above 0"),
+        (lambda t: t["forward.weight"].fill(np.nan), ["forward.weight", "not finite"]),
+        (lambda t: t["backward.unit_ms"].fill(0), ["backward.unit_ms", 0]),
     ],
 )
-def test_a_wrong_tensor_is_named(saved, change, words):
+def test_a_wrong_tensor_is_named(saved, change, facts):
     tensors = {name: tensor.copy() for name, tensor in load((saved / "nets.safetensors").read_bytes()).items()}
     change(tensors)
     rewrite(saved, tensors)
 
-    assert words in fault(saved)
+    is_refused(saved, *facts)
 
 
 def test_tensors_that_are_not_safetensors_are_refused(saved):
     (saved / "nets.safetensors").write_bytes(b"\xff" * 100)
     change_manifest(saved, tensors_sha256=sha256(b"\xff" * 100))
 
-    assert "not a whole safetensors file" in fault(saved)
+    is_refused(saved, "nets.safetensors")
 
 
 @pytest.mark.parametrize("change", [{"format_version": 2}, {"feature_version": 5}])
@@ -188,24 +187,24 @@ def test_a_model_from_the_future_is_refused(saved, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "fact"),
     [
-        ({"format_version": 0}, "not a positive whole number"),
+        ({"format_version": 0}, "positive whole number"),
         ({"batch_sizes": []}, "batch_sizes"),
-        ({"feature_version": 0}, "run `neuroshard pretrain` again"),
-        ({"features": ["log2_dim"]}, "run `neuroshard pretrain` again"),
+        ({"feature_version": 0}, "`neuroshard pretrain`"),
+        ({"features": ["log2_dim"]}, "`neuroshard pretrain`"),
         ({"bench": None}, "bench"),
-        ({"device_counts": []}, "tensor backward.bias is not one"),
+        ({"device_counts": []}, "backward.bias"),
         ({"device_counts": [1, 2, 4]}, "device_counts"),
         ({"device_counts": [10**9]}, "device_counts"),
         ({"max_dim": 0}, "max_dim"),
-        ({"tensors_sha256": "../../etc/passwd"}, "damaged or of another model"),
+        ({"tensors_sha256": "../../etc/passwd"}, "nets.safetensors"),
     ],
 )
-def test_a_wrong_manifest_is_reported_in_one_line(saved, change, words):
+def test_a_wrong_manifest_is_reported_in_one_line(saved, change, fact):
     change_manifest(saved, **change)
 
-    assert words in fault(saved)
+    is_refused(saved, fact)
 
 
 @pytest.mark.parametrize("step", range(3))
@@ -227,7 +226,7 @@ def test_a_save_that_is_cut_off_leaves_the_old_bundle_or_nothing_that_looks_whol
         save_cost_model(saved, random_model(2, 4, seed=7))
 
     if step:
-        assert "no model.json here" in fault(saved)
+        is_refused(saved, "model.json")
     else:
         assert load_cost_model(saved).name == before
     assert [path.name for path in saved.iterdir() if path.name.startswith(".")] == []
@@ -277,8 +276,12 @@ def test_predictions_beyond_what_was_measured_are_reported():
     model = with_manifest(batch_sizes=(1024, 65536))
 
     assert model.caveats(2) == model.caveats(5) == model.caveats(1) == ()
-    assert model.caveats(64) == ("costs of an all-to-all between 64 devices are extrapolated: 2 to 8 were measured",)
-    assert "a batch of 131,072 samples are extrapolated" in model.at_batch_size(131072).caveats(4)[0]
+    for caveats, facts in (
+        (model.caveats(64), ("64 devices", "2 to 8")),
+        (model.at_batch_size(131072).caveats(4), ("131,072 samples", "1,024 to 65,536")),
+    ):
+        (caveat,) = caveats
+        assert all(names(caveat, fact) for fact in facts)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_costs_are_done_once_nothing_is_left_whatever_the_machine_cannot_measure
     def measure(*arguments: object) -> RunSummary:
         costs = Costs(bench=BENCH, compute=(), collective=())
         return RunSummary.of(
-            costs, planned=2000, measured=next(measured), now_by_ranks={}, impossible=200, seconds=1.0, reference_ms=()
+            costs, planned=2000, measured=next(measured), now_by_ranks={}, impossible=200, seconds=1.0, drift_case_ms=()
         )
 
     monkeypatch.setattr(stages, "measure", measure)

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound
+from neuroshard.core.store_url import check_key
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, check_key
+from neuroshard.store.protocol import MAX_BYTES, ObjectInfo
 
 
 class MemoryStore:
@@ -35,7 +36,7 @@ class MemoryStore:
         return is_new
 
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
-        current = sha256(self.objects[key]) if key in self.objects else None
+        current = sha256(self.objects[key]) if check_key(key) in self.objects else None
         if current != expected:
             raise Conflict(f"{self.url}/{key}: somebody else changed it in between")
         self.objects[key], self.modified[key] = data, self.now

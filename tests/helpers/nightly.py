@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from neuroshard.core.errors import MeasureError, NeuroshardError
-from neuroshard.core.nightly import Request, Survey
+from neuroshard.core.nightly import Request, Survey, Verdict
 from neuroshard.core.table import Table
 from neuroshard.deploy.run import DeploySettings
 from neuroshard.fleet.survey import SurveySettings
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure_run
-from neuroshard.measure.workers.job import run as measure
-from neuroshard.nightly.draw import run as augment
-from neuroshard.nightly.learn import run as learn
-from neuroshard.nightly.release import ReleaseFiles, Verdict, check_red, conclude
-from neuroshard.nightly.release import run as release
+from neuroshard.measure.shares.job import run as measure
+from neuroshard.nightly.augment import run as augment
+from neuroshard.nightly.conclude import check_red
+from neuroshard.nightly.conclude import run as conclude
+from neuroshard.nightly.deploy import ReleaseFiles
+from neuroshard.nightly.deploy import run as release
+from neuroshard.nightly.pretrain import run as learn
 from neuroshard.nightly.search import run as plan
 from neuroshard.nightly.survey import planned_after, planned_at_once
 from neuroshard.nightly.survey import run as survey
@@ -122,7 +124,7 @@ class Place:
     def _renew(self, found: Survey) -> None:
         for job in augment(found, self.store):
             self.measure(found, job)
-        with patch("neuroshard.nightly.learn.pretrain", partial(pretrain, epochs=self.epochs)):
+        with patch("neuroshard.nightly.pretrain.pretrain", partial(pretrain, epochs=self.epochs)):
             for number, campaign in enumerate(found.campaigns):
                 costs, model = (self.fresh(f"{name}-{number}") for name in ("costs", "model"))
                 learn(found, campaign, self.store, costs, model)
@@ -143,7 +145,7 @@ class Place:
             self.fresh(each) for each in ("tables.json", "plan.json", "release.json", "p.html")
         )
         _, searched = plan(found, name, self.store, tables, out, algorithm="size")
-        with patch("neuroshard.nightly.release.report"):
+        with patch("neuroshard.nightly.deploy.report"):
             files = ReleaseFiles(out, tables, released, page)
             return release(found, name, searched, files, self.store, DeploySettings())
 

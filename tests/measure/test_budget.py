@@ -7,7 +7,7 @@ from itertools import pairwise
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.table import Table
 from neuroshard.measure.budget import ENOUGH, SETS, TIME_SHARES, Bought, buy, trial
-from neuroshard.measure.schedule import LEAST_ALL_TO_ALLS, LEAST_SETS, REFERENCE, Schedule, Step, schedule
+from neuroshard.measure.schedule import DRIFT, LEAST_ALL_TO_ALLS, LEAST_SETS, Schedule, Step, schedule
 
 TABLE = Table.model_validate({"name": "a", "rows": 10_000, "dim": 128, "pooling_factor": 1.0})
 SPLITS: tuple[Split, ...] = ("train",) * 8 + ("valid", "test_sets")
@@ -67,8 +67,8 @@ def test_any_beginning_of_the_least_has_both_kinds_and_many_widths() -> None:
 
 def test_what_is_asked_for_is_measured_once_each_whatever_the_order() -> None:
     steps = bought(1e9, {SETS: 1.0, 2: 1.0, 4: 1.0}).steps
-    assert sorted((s.case.case_id, s.round_) for s in steps if s.round_ != REFERENCE) == sorted(
-        (s.case.case_id, s.round_) for s in PLANNED.steps if s.round_ != REFERENCE
+    assert sorted((s.case.case_id, s.round_) for s in steps if s.round_ != DRIFT) == sorted(
+        (s.case.case_id, s.round_) for s in PLANNED.steps if s.round_ != DRIFT
     )
 
 

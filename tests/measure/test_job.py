@@ -11,10 +11,10 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
 from neuroshard.core.nightly import Campaign, Job, ModelSpec, Request, Survey
 from neuroshard.files.costs import read_costs
-from neuroshard.measure.hardware import wanted_hardware
-from neuroshard.measure.workers import job as job_module
-from neuroshard.measure.workers.job import merge_shares, run
-from neuroshard.nightly.draw import run as draw
+from neuroshard.measure.bench import wanted_hardware
+from neuroshard.measure.shares import job as job_module
+from neuroshard.measure.shares.job import merge_shares, run
+from neuroshard.nightly.augment import run as draw
 from neuroshard.store.measuring import Share
 
 TWIN = Hardware(kind="synthetic", name="H200, by a formula", memory_bytes=80 * 2**30)

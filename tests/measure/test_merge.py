@@ -11,7 +11,7 @@ from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import CostWriter, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run
-from neuroshard.measure.workers import merge
+from neuroshard.measure.shares import merge
 
 
 def share(cases: Path, out: Path, first: int = 1, of: int = 1, **changes: object) -> Path:

@@ -76,7 +76,7 @@ def test_hosts_that_cannot_be_are_refused(given: dict[str, object], said: tuple[
 
 def test_an_address_that_does_not_resolve_is_refused_at_once() -> None:
     with refused(MeasureError, "nowhere.invalid", "host 0"):
-        run(settings(address="nowhere.invalid:29400"), NetworkFigures(settings(), {}))
+        run(NetworkFigures(settings(address="nowhere.invalid:29400"), {}))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_all_hosts_read_the_same_figures_and_one_that_ends_is_noticed(
         NetworkFigures(settings(host=host, address=address, timeout_seconds=20, meet_seconds=60), {})
         for host in range(2)
     ]
-    asked = [threading.Thread(target=run, args=(figures.settings, figures)) for figures in found]
+    asked = [threading.Thread(target=run, args=(figures,)) for figures in found]
     for one in asked:
         one.start()
     for one in asked:
@@ -118,12 +118,12 @@ def test_all_hosts_read_the_same_figures_and_one_that_ends_is_noticed(
 
     def go() -> None:
         with pytest.raises(ConnectionError):
-            run(gone.settings, gone)
+            run(gone)
 
     other = threading.Thread(target=go)
     other.start()
     with refused(MeasureError, "another host ended"):
-        run(left.settings, left)
+        run(left)
     other.join()
     assert left.text is not None
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.table import Table
-from neuroshard.measure.schedule import REFERENCE, schedule
+from neuroshard.measure.schedule import DRIFT, schedule
 
 TABLE = Table.model_validate({"name": "a", "rows": 10, "dim": 4, "pooling_factor": 1.0})
 
@@ -37,7 +37,7 @@ def test_a_case_is_measured_again_only_after_its_label() -> None:
 
 def test_rounds_are_all_cases_each_one_round_after_another() -> None:
     cases = many(90, 30)
-    steps = [step for step in schedule(cases, seed=0, rounds=3).steps if step.round_ != REFERENCE]
+    steps = [step for step in schedule(cases, seed=0, rounds=3).steps if step.round_ != DRIFT]
     for kind, count in (("compute", 90), ("collective", 30)):
         of_kind = [step for step in steps if step.kind == kind]
         assert [step.round_ for step in of_kind] == [0] * count + [1] * count + [2] * count
@@ -58,13 +58,13 @@ def test_the_order_is_random_but_the_same_for_a_seed() -> None:
 
 def test_one_case_looks_for_drift_throughout_the_run() -> None:
     steps = schedule(many(400, 0), seed=0).steps
-    places = [place for place, step in enumerate(steps) if step.round_ == REFERENCE]
-    assert len({step.case.case_id for step in steps if step.round_ == REFERENCE}) == 1
+    places = [place for place, step in enumerate(steps) if step.round_ == DRIFT]
+    assert len({step.case.case_id for step in steps if step.round_ == DRIFT}) == 1
     assert len(places) >= 10
     assert max(b - a for a, b in pairwise(places)) < 50
 
 
 def test_small_and_lopsided_sets_have_a_schedule_too() -> None:
-    assert [step.round_ for step in schedule(many(1, 0), 0).steps] == [REFERENCE, 0, REFERENCE, 1]
+    assert [step.round_ for step in schedule(many(1, 0), 0).steps] == [DRIFT, 0, DRIFT, 1]
     assert [step.kind for step in schedule(many(0, 1), 0).steps] == ["collective", "collective"]
     assert schedule(many(0, 0), 0).steps == ()

@@ -19,9 +19,9 @@ from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.nightly import Campaign, ModelSpec, Request, Survey
-from neuroshard.measure.workers.job import merge_shares
-from neuroshard.measure.workers.train_job import run, train_job
-from neuroshard.nightly.draw import run as draw
+from neuroshard.measure.shares.job import merge_shares
+from neuroshard.measure.shares.train_job import run, train_job
+from neuroshard.nightly.augment import run as draw
 
 TRAIN_JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
 HARDWARE = Hardware(kind="synthetic", name="NVIDIA-H200, by a formula", memory_bytes=140 * 2**30)
@@ -171,7 +171,7 @@ def test_a_train_job_that_never_ends_is_deleted(controller: Controller) -> None:
 def test_a_pod_with_wrong_arguments_fails_in_one_line(arguments: list[str], index: str | None) -> None:
     env = {name: value for name, value in os.environ.items() if name != "JOB_COMPLETION_INDEX"}
     ended = subprocess.run(
-        [sys.executable, "-m", "neuroshard.measure.workers.train_job", *arguments],
+        [sys.executable, "-m", "neuroshard.measure.shares.train_job", *arguments],
         env=env | ({} if index is None else {"JOB_COMPLETION_INDEX": index}),
         capture_output=True,
         text=True,

@@ -62,7 +62,7 @@ def test_a_batch_holds_the_tables_of_its_cases_and_no_other(sets):
 
 def test_rows_of_an_all_to_all_are_its_devices_with_their_labels_and_waits(all_to_alls):
     labels = all_to_alls["forward"]
-    samples = AllToAllSamples(labels, [PLACES[0]] * 2, 65536, delays=True)
+    samples = AllToAllSamples(labels, [PLACES[0]] * 2, 65536, way="forward")
 
     chosen = torch.tensor([3, 45])  # of 40 cases with 2 devices, then 40 with 4
     features, _, waits = samples.inputs(chosen)
@@ -288,12 +288,12 @@ def test_training_stops_when_the_error_has_stopped_falling(sets):
 
 @pytest.mark.parametrize("way", ["forward", "backward"])
 def test_an_all_to_all_net_that_saw_a_few_cases_predicts_those(all_to_alls, way):
-    labels, delays = all_to_alls[way], way == "forward"
+    labels = all_to_alls[way]
     places = [PLACES[0]] * 2, [PLACES[1]] * 2
-    net, _ = train_all_to_all(labels, places, 65536, delays, 300, torch.Generator().manual_seed(0))
+    net, _ = train_all_to_all(labels, places, 65536, way, 300, torch.Generator().manual_seed(0))
 
     for one in labels:
-        predicted = predicted_ms(net, one.cases[:30], 65536, delays)
+        predicted = predicted_ms(net, one.cases[:30], 65536, way)
         assert np.abs(predicted / one.ms[:30] - 1).mean() < 0.1
     assert 0.001 < net.spread < 0.1
     assert net.convex

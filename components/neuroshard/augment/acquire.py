@@ -17,7 +17,7 @@ import numpy as np
 from neuroshard.core.case import ComputeCase
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import steps
-from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.protocol import CostModel, Floats, sums_of_sets
 from neuroshard.models.open import at_batch_size
 
 CANDIDATES: Final = 4  # devices drawn for each one that is chosen; with more, the chosen ones are more extreme
@@ -74,9 +74,11 @@ def most_informative(of_devices: Floats, of_sets: Floats, known: int, count: int
     scaled, scaled_sets = of_devices[:, present] / size, of_sets[:, present] / size
     usual = usual[np.ix_(present, present)] / np.outer(size, size)
     ridge = _RIDGE * np.trace(usual) / max(len(usual), 1) * np.eye(len(usual))
+    # The covariance of the terms' weights, in units of label noise. Measuring a case with terms x would lower the average
+    # variance of the predictions by (x @ spared @ x) / (1 + x @ unsure @ x).
     unsure = np.linalg.inv(known * usual + _LEAST_KNOWN * (usual + ridge) + scaled_sets.T @ scaled_sets)
     spared = unsure @ usual @ unsure
-    # for each case: its own variance, and by how much measuring it reduces the average variance, before label noise
+    # both products for every case, kept up to date below: a measured case changes both matrices by rank one (Sherman-Morrison)
     variance, gain = (np.einsum("nt,nt->n", scaled @ of, scaled) for of in (unsure, spared))
     for _ in range(count):
         best = int(np.argmax(gain / (1 + variance)))
@@ -94,10 +96,10 @@ def most_informative(of_devices: Floats, of_sets: Floats, known: int, count: int
 
 
 def _sums(cases: Sequence[ComputeCase], model: CostModel) -> Floats:
+    """The vector sums of cases of the model's batch size: (N, K)."""
     tables = [table for case in cases for table in case.tables]
-    starts = np.cumsum([0, *(len(case.tables) for case in cases)])[:-1]
     dims = np.array([table.dim for table in tables], dtype=np.int64)
-    return np.add.reduceat(model.table_vectors(tables, dims), starts, axis=0)
+    return sums_of_sets(model.table_vectors(tables, dims), [len(case.tables) for case in cases])
 
 
 def _split(some: Sequence[_T], blocks: int) -> list[Sequence[_T]]:

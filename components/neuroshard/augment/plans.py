@@ -17,12 +17,12 @@ from neuroshard.costmodel.protocol import Floats, Ints
 
 ALL_TABLES_SHARE: Final = 0.5  # of the plans have all tables, if that is no more than the usual number a device
 OWN_WIDTHS_SHARE: Final = 0.5  # of the plans have each table in its own width; in the others a table has any width
-TIGHT_SHARE: Final = 0.5  # of the plans have little more memory than they need:
-TIGHTEST, LOOSEST = 1.05, 2.0  # times the memory of the tables
+TIGHT_SHARE: Final = 0.5  # of the plans have little more memory than they need …
+TIGHTEST, LOOSEST = 1.05, 2.0  # … between so many times what the tables need
 # The load of a shard is a random mixture of these, from a Dirichlet distribution with these concentrations: mostly one or two.
 LOADS: Final = {"tables": 0.3, "columns": 0.5, "lookups": 1.0, "columns looked up": 1.0, "bytes": 0.3}
-FINEST, COARSEST = 0.15, 1.5  # times a device's fair share of the load: the most load of one shard
-MOST_CUT_FURTHER: Final = 0.2  # share of the tables with one shard more than that requires
+FINEST, COARSEST = 0.15, 1.5  # a plan's most load of one shard, as times a device's fair share
+MOST_CUT_FURTHER: Final = 0.2  # share of the tables that have one shard more than this most load requires
 EVEN_SHARE: Final = 0.5  # of the cut tables are in equal shards; the others are cut anywhere
 MOST_NOISE: Final = 0.5  # standard deviation of the logarithm of a shard's guessed load
 MOST_AT_RANDOM: Final = 0.3  # share of the shards that go to any device
@@ -31,7 +31,7 @@ MOST_ROW_WISE: Final = 30  # tables that are row-wise in a plan; a public model 
 
 
 class ColumnShards(NamedTuple):
-    """Column shards: the number of its table, columns, bytes and load of each, four (P,)."""
+    """P column shards: of each the number of its table, its columns, bytes and load; (P,) each."""
 
     table: Ints
     dim: Ints

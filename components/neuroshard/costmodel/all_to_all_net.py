@@ -103,6 +103,7 @@ class Transfers:
 
     @classmethod
     def of(cls, nets: tuple[AllToAllNet, AllToAllNet], devices: int) -> "Transfers":
+        """The forward and the backward net for this many near devices."""
         hidden = sum(len(net.bias) for net in nets)
         inputs = nets[0].weight.shape[1]
         weight, bias, out = np.zeros((inputs, hidden + 2)), np.zeros(hidden + 2), np.zeros((hidden, 2))

@@ -27,8 +27,8 @@ from neuroshard.core.hardware_names import words
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.features import distinct_rows
-from neuroshard.costmodel.network import Codec, MoreColumns, input_ms_per_column
+from neuroshard.costmodel.features import distinct_rows, rounded_up
+from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, input_ms_per_column
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR
 
@@ -289,9 +289,9 @@ class Analytic:
         bins = np.array([table.reuse_bins for table in tables], dtype=np.float64).reshape(len(tables), -1)
         distinct, lookups = distinct_rows(rows, pooling, bins, counted_on, self.batch_size), pooling * self.batch_size
         columns, sheet = np.asarray(dims, dtype=np.float64), self.sheet
-        row = _whole(columns * element, sheet.sector_bytes) * self._narrow(columns)
-        gradient = _whole(columns * OUTPUT_BYTES, sheet.sector_bytes) * self._narrow(columns)
-        state_row = _whole(columns * state, sheet.sector_bytes) + _whole(row_state, sheet.sector_bytes)
+        row = rounded_up(columns * element, sheet.sector_bytes) * self._narrow(columns)
+        gradient = rounded_up(columns * OUTPUT_BYTES, sheet.sector_bytes) * self._narrow(columns)
+        state_row = rounded_up(columns * state, sheet.sector_bytes) + rounded_up(row_state, sheet.sector_bytes)
         output = self.batch_size * vectors * columns * OUTPUT_BYTES
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)
         between = distinct * (row + output / np.maximum(lookups, 1))  # bytes that pass before a row comes back
@@ -339,10 +339,10 @@ class Analytic:
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
         waiting: Floats = start_delays_ms.max(axis=-1, keepdims=True) - start_delays_ms
-        return waiting + self._transfer_ms(device_dims, 0)
+        return waiting + self._transfer_ms(device_dims, FORWARD)
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
-        return self._transfer_ms(device_dims, 1)
+        return self._transfer_ms(device_dims, BACKWARD)
 
     def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
         return ()
@@ -361,9 +361,9 @@ class Analytic:
         return factors
 
     def _transfer_ms(self, device_dims: Floats, way: int) -> Floats:
-        """Ms of the all-to-all of outputs (`way` 0), or of their gradients (1): it ends on all devices when
-        the busiest is done; a device also encodes its own. (…, D) -> (…, D).
+        """Ms of the all-to-all of outputs (FORWARD), or of their gradients (BACKWARD): (…, D) -> (…, D).
 
+        It ends on all devices when the busiest is done; a device also encodes its own.
         A device sends its columns to D - 1 peers, and receives theirs. Of its traffic, the share of its peers in the node takes
         the fast link, the rest the network, at the same time.
         """
@@ -392,6 +392,11 @@ class Analytic:
 _FITTING_WORDS = words("nvidia sxm sxm4 sxm5 sxm6 ac 80gb hbm3 hbm3e 141gb 180gb nvl72")
 
 
+def sheet_of(device_name: str) -> str | None:
+    """The name of the first datasheet whose words are all in a device's name; None where there is none."""
+    return next((sheet for sheet in DATASHEETS if words(sheet) <= words(device_name)), None)
+
+
 def analytic_for(hardware: Hardware | None, called: str = "") -> tuple[str, bool]:
     """The name of the datasheet for a kind of hardware, and whether the datasheet is its own.
 
@@ -400,9 +405,9 @@ def analytic_for(hardware: Hardware | None, called: str = "") -> tuple[str, bool
     """
     if hardware and hardware.kind == "cpu":
         return "cpu", False
-    name = words(hardware.name if hardware else called)
-    sheet = next((sheet for sheet in DATASHEETS if words(sheet) <= name), None)
-    return sheet or UNKNOWN_GPU, sheet is not None and name - words(sheet) <= _FITTING_WORDS
+    name = hardware.name if hardware else called
+    sheet = sheet_of(name)
+    return sheet or UNKNOWN_GPU, sheet is not None and words(name) - words(sheet) <= _FITTING_WORDS
 
 
 def analytic_model(name: str, batch_size: int | None) -> Analytic:
@@ -414,11 +419,6 @@ def analytic_model(name: str, batch_size: int | None) -> Analytic:
             f"analytic:{name} computes costs for a batch size: give --batch-size, samples a step over all devices"
         )
     return Analytic(name, batch_size)
-
-
-def _whole(amount: Floats, unit: int) -> Floats:
-    """Rounded up to a multiple of `unit`."""
-    return np.asarray(np.ceil(amount / unit) * unit, dtype=np.float64)
 
 
 def _missed(between: Floats, cache_bytes: float) -> Floats:

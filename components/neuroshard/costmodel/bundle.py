@@ -27,7 +27,7 @@ from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
-from neuroshard.costmodel.network import Codec, MoreColumns, Network, input_ms_per_column
+from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, Network, input_ms_per_column
 from neuroshard.costmodel.protocol import Dips, Floats, Ints
 from neuroshard.costmodel.report import ModelReport
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
@@ -216,11 +216,11 @@ class TrainedCostModel:
         return self.nets.compute.slope(vector_sums)
 
     def forward_collective_ms(self, device_dims: Floats, start_delays_ms: Floats) -> Floats:
-        sent, network, codec_ms = self._sent(device_dims, 0)
+        sent, network, codec_ms = self._sent(device_dims, FORWARD)
         return self._all_to_all(self.nets.forward, device_dims).ms(sent, start_delays_ms, network) + codec_ms
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
-        sent, network, codec_ms = self._sent(device_dims, 1)
+        sent, network, codec_ms = self._sent(device_dims, BACKWARD)
         return self._all_to_all(self.nets.backward, device_dims).ms(sent, network=network) + codec_ms
 
     def transfers_ms(self, device_dims: Floats) -> tuple[Floats, Floats]:
@@ -233,7 +233,7 @@ class TrainedCostModel:
         if self.precision is None:
             both = self._transfers[devices].ms(self._bytes(device_dims), network)
             return both[..., 0], both[..., 1]
-        forward, backward = (self._sent(device_dims, way) for way in range(2))
+        forward, backward = (self._sent(device_dims, way) for way in (FORWARD, BACKWARD))
         return (
             self._transfers[devices].ms(forward.nbytes, forward.network)[..., 0] + forward.codec_ms,
             self._transfers[devices].ms(backward.nbytes, backward.network)[..., 1] + backward.codec_ms,
@@ -253,7 +253,7 @@ class TrainedCostModel:
         return 4.0 * self.batch_size
 
     def _sent(self, device_dims: Floats, way: int) -> _Sent:
-        """What devices send of outputs (`way` 0), or of gradients (1), in the precision of the task."""
+        """What devices send of outputs (FORWARD), or of gradients (BACKWARD), in the precision of the task."""
         share, network = self.codec.shares[way], self._network(device_dims.shape[-1])
         if network is not None and share != 1:
             network = replace(network, near_more=network.near_more * share, far_more=network.far_more * share)

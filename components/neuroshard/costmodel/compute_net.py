@@ -359,6 +359,7 @@ class MeanHead:
 
     @classmethod
     def of(cls, net: ComputeNet) -> "MeanHead":
+        """The mean of the net's heads."""
         (members, into, hidden), share = net.head.weight.shape, net.unit_ms / len(net.head.weight)
         # the head does not read what comes after
         known, width = members * into, members * into + net.waits + net.counts

@@ -141,6 +141,11 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
     return SplitFeatures(fixed, index, by_width)
 
 
+def rounded_up(amount: Floats | Ints, unit: int) -> Floats:
+    """The least multiples of `unit`, such as whole sectors of memory, that hold `amount`."""
+    return np.asarray(np.ceil(amount / unit) * unit, dtype=np.float64)
+
+
 def distinct_rows(rows: Floats, pooling: Floats, bins: Floats, counted_on: Floats, batch_size: int | Floats) -> Floats:
     """An estimate of how many distinct rows a batch touches, from the reuse bins: (T,), (T,), (T, 17), (T,) -> (T,).
 

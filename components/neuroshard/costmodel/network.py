@@ -102,6 +102,9 @@ def sending_more(model: CostModel, more: MoreColumns) -> CostModel:
 CODEC_BYTES = 32.0
 
 
+FORWARD, BACKWARD = 0, 1  # places of a way in the fields of Codec
+
+
 class Codec(NamedTuple):
     """What a precision makes of all-to-alls: bytes, as shares of fp32's, and ms that a column of all samples takes to encode and
     decode; forward and backward."""
@@ -111,6 +114,7 @@ class Codec(NamedTuple):
 
     @classmethod
     def of(cls, precision: CollectivePrecision | None, batch_size: int, memory_bytes_per_ms: float) -> "Codec":
+        """The codec of a precision (None: fp32, as it is) on a device whose memory has this rate."""
         if precision is None:
             return cls()
         ways, ms = (precision.forward, precision.backward), batch_size * CODEC_BYTES / memory_bytes_per_ms

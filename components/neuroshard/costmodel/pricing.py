@@ -115,6 +115,7 @@ class HostColumns(NamedTuple):
 
     @classmethod
     def of(cls, model: CostModel, tables: Sequence[Table], devices: int, domain: int, rates: DomainMs) -> "HostColumns":
+        """Those of P `tables` over `devices` in domains of `domain`, by the model's `rates` inside a domain and out of it."""
         blocks = [block_columns(model, table.part(table.block_rows(domain), table.dim)) for table in tables]
         inside = np.array(blocks, dtype=np.float64) * (devices // domain)
         least = np.array([table.sent_columns for table in tables], dtype=np.float64) / domain
@@ -155,18 +156,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     for shard in shards:
         of_table.setdefault(shard.table, []).append(shard)
     copied = {name for name, parts in of_table.items() if is_copied(tables[name], parts)}
-    # shards of one shape are priced once: hundreds of devices hold blocks of equally many rows
-    shapes: dict[tuple[str, int, int], int] = {}
-    kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
-    parts = [
-        own_samples(tables[table], devices) if table in copied else tables[table].part(rows, tables[table].dim)
-        for table, rows, _ in shapes
-    ]
-    vectors = model.table_vectors(parts, np.array([dim for _, _, dim in shapes]))[kinds]
-    sent = np.array(
-        [_sent(model, part.with_dim(dim), tables[part.name]) for part, (_, _, dim) in zip(parts, shapes, strict=True)]
-    )
-    sent = sent[kinds]
+    vectors, sent = _vectors_and_sent(model, tables, shards, copied, devices)
     sends = np.array([shard.table not in copied for shard in shards])
     sent *= sends
     holders = np.array([shard.device for shard in shards])
@@ -177,13 +167,9 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     if task.topology is not None and task.topology.domains(devices) > 1:
         between = sending_more(model, _in_domains(model, task, of_table, copied, task.topology.domain))
     compute, forward, backward = device_costs(between, sums, device_dims)
-    counted = launches(tables, shards, devices)
     copied_tables = [tables[name] for name in sorted(copied)]
     copies = copies_ms(model, copied_tables, task)
-    rest = (tables[name] for name in of_table if name not in copied)
-    operators = counted.kinds_of_operators - _operators(copied_tables) - operators_of(rest)
-    inputs = counted.inputs if task.pipeline == "none" else 0
-    more = launch_ms(model, devices, operators, max(counted.outputs - 1, 0), inputs, counted.reordered)
+    more = _more_launches_ms(model, task, shards, copied_tables)
     others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
     waiting = waiting_ms(model, sums)
     return Prices(
@@ -193,6 +179,36 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
         alone_ms=model.compute_ms(vectors),
         adds_ms=compute[holders] - others,
     )
+
+
+def _vectors_and_sent(
+    model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], copied: Collection[str], devices: int
+) -> tuple[Floats, Floats]:
+    """The vector of each shard (S, K), and the columns that it sends if it is not `copied` (S,).
+
+    Shards of one shape are priced once: hundreds of devices hold blocks of equally many rows.
+    """
+    shapes: dict[tuple[str, int, int], int] = {}
+    kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
+    parts = [
+        own_samples(tables[table], devices) if table in copied else tables[table].part(rows, tables[table].dim)
+        for table, rows, _ in shapes
+    ]
+    dims = [dim for _, _, dim in shapes]
+    sent = [_sent(model, part.with_dim(dim), tables[part.name]) for part, dim in zip(parts, dims, strict=True)]
+    return model.table_vectors(parts, np.array(dims))[kinds], np.array(sent)[kinds]
+
+
+def _more_launches_ms(
+    model: CostModel, task: ShardingTask, shards: Sequence[Shard], copied: Sequence[Table]
+) -> LaunchMs:
+    """What TorchRec launches for the shards beyond what the model predicts, without data; `copied` tables are priced apart."""
+    tables, names = {table.name: table for table in task.tables}, {table.name for table in copied}
+    counted = launches(tables, shards, task.devices)
+    rest = (tables[name] for name in dict.fromkeys(shard.table for shard in shards) if name not in names)
+    operators = counted.kinds_of_operators - _operators(copied) - operators_of(rest)
+    inputs = counted.inputs if task.pipeline == "none" else 0
+    return launch_ms(model, task.devices, operators, max(counted.outputs - 1, 0), inputs, counted.reordered)
 
 
 def _in_domains(

@@ -157,6 +157,15 @@ def all_to_all_costs(model: CostModel, compute_ms: Floats, device_dims: Floats) 
     return forward, backward
 
 
+def sums_of_sets(vectors: Floats, counts: Sequence[int]) -> Floats:
+    """The vector sum of each of N sets, from the vectors of their T tables, set after set: (T, K) and `counts` (N,) -> (N, K).
+
+    `counts` says how many tables each set has, at least one.
+    """
+    sums: Floats = np.add.reduceat(vectors, np.cumsum([0, *counts])[:-1], axis=0)
+    return sums
+
+
 def slope_by_differences(compute_ms: Callable[[Floats], Floats], vector_sums: Floats) -> Floats:
     """`compute_slope` by finite differences, for a cost without a derivative: each component is increased by a millionth."""
     steps = np.maximum(np.abs(vector_sums), 1.0)[..., None] * 1e-6 * np.eye(vector_sums.shape[-1])

@@ -49,7 +49,10 @@ def check(device: str) -> list[Checked]:
 
 
 def _step(device: str, pooling: str, element: str, weighted: bool, optimizer: str) -> "list[torch.Tensor]":
-    """Output of a step on the CPU, and the weights after it, of three tables (of one width where nothing is pooled)."""
+    """A step of three tables on `device`: its output, and each table's weights after it, all copied to the CPU.
+
+    Where nothing is pooled, the tables have one width.
+    """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode

@@ -119,11 +119,13 @@ def run(day: Day) -> bool:
 
 
 def doctor(day: Day) -> Any:
+    """What `neuroshard doctor` says of this machine."""
     done = _neuroshard(day, "doctor", "--json", check_exit=False)
     return json.loads(done) if done.startswith(("{", "[")) else {"said": done}
 
 
 def operators(day: Day) -> Any:
+    """FBGEMM's operators of every kind, compared with the CPU's results."""
     device = "cuda" if day.scale.backend == "cuda" else "cpu"
     return [
         {"what": each.what, "difference": each.difference, "good": each.good, "error": each.error}
@@ -171,6 +173,7 @@ def datasheet(day: Day) -> Any:
 
 
 def noise(day: Day) -> Any:
+    """How far labels repeat: some cases measured again. Raises NeuroshardError where none could be."""
     _need(day, 60)
     said = _neuroshard(day, "measure", "--verify", "costs", "-n", VERIFIED, check_exit=False).splitlines()
     if not said:  # labels that differ also exit with 1
@@ -179,6 +182,7 @@ def noise(day: Day) -> Any:
 
 
 def model(day: Day) -> Any:
+    """The cost model that is trained on the costs, and its error."""
     _need(day, 120)
     # one GPU measures no all-to-alls: the datasheet stands in, since plans are compared by their compute
     report = pretrain(

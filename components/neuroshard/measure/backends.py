@@ -14,8 +14,8 @@ from neuroshard.core.plan import DeviceCost
 # Imported when used: the synthetic backend needs neither torch nor FBGEMM.
 BACKENDS = {
     "synthetic": "neuroshard.measure.synthetic:Synthetic",
-    "cpu": "neuroshard.measure.hardware:cpu",
-    "cuda": "neuroshard.measure.hardware:cuda",
+    "cpu": "neuroshard.measure.real_devices:cpu",
+    "cuda": "neuroshard.measure.real_devices:cuda",
 }
 MAX_BATCH_SIZE = 2**31  # as in a sharding task
 MAX_REPEATS = 1_000_000

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from neuroshard.core.case import CollectiveCase
 from neuroshard.core.text import counted
-from neuroshard.measure.schedule import REFERENCE, Step
+from neuroshard.measure.schedule import DRIFT, Step
 
 Ranks = int  # of an all-to-all, or SETS: steps of as many ranks take about equally long
 SETS: Ranks = 0
@@ -58,7 +58,7 @@ def trial(steps: Sequence[Step]) -> list[Step]:
     wanted: dict[Ranks, int] = {}
     chosen = []
     for step in steps:
-        if step.round_ == REFERENCE:
+        if step.round_ == DRIFT:
             continue
         wanted[ranks_of(step)] = wanted.get(ranks_of(step), 0) + 1
         if wanted[ranks_of(step)] <= (TRIAL_SETS if ranks_of(step) == SETS else 1):
@@ -134,5 +134,5 @@ def _affordable(steps: Sequence[Step], seconds_each: Mapping[Ranks, float], seco
 
 
 def _count(steps: Sequence[Step]) -> dict[str, int]:
-    kinds = [step.kind for step in steps if step.round_ != REFERENCE]
+    kinds = [step.kind for step in steps if step.round_ != DRIFT]
     return {kind: kinds.count(kind) for kind in TIME_SHARES}  # type: ignore[arg-type]

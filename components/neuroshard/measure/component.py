@@ -8,7 +8,7 @@ def measure(job: str, store: str, backend: str, batch_size: int, budget: str, se
     """Measure a job's share of the cases on this pod's devices, for at most `budget` (3m, 2h), into the store."""
     from neuroshard.core.nightly import Job, parse_message
     from neuroshard.core.units import parse_duration
-    from neuroshard.measure.workers.job import run
+    from neuroshard.measure.shares.job import run
 
     run(
         parse_message(Job, job),
@@ -37,7 +37,7 @@ def train_job(
     from neuroshard.core.errors import NeuroshardError
     from neuroshard.core.nightly import Campaign, parse_message
     from neuroshard.core.units import parse_duration
-    from neuroshard.measure.workers.train_job import run, train_job
+    from neuroshard.measure.shares.train_job import run, train_job
 
     options = {
         "store_url": store,

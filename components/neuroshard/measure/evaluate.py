@@ -48,8 +48,9 @@ def evaluate(
     rounds: int = ROUNDS,
     most_processes: int = MOST_PROCESSES,
 ) -> Evaluation:
-    """Run the plan's device sets, and its all-to-all, on CPUs only if it has at most `most_processes` devices. The batch is the
-    plan's, whatever the settings say.
+    """Run the tables of each device, and the plan's all-to-all, on CPUs only if it has at most `most_processes` devices.
+
+    The batch is the plan's, whatever the settings say.
 
     On the synthetic backend the costs are the formula's, without noise. Raises UsageError, and MeasureError as a backend does.
     What goes wrong with the tables of one device, such as too little memory, is that device's error.
@@ -61,24 +62,9 @@ def evaluate(
     copied = plan.task.constraints.data_parallel
     dims = tuple(round(sum(t.sent_columns for t in tables if t.name not in copied)) for tables in sets)
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
-    all_to_all = CollectiveCase(device_dims=dims, start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None
-    left_out = ""
-    if backend == "cpu" and len(dims) > most_processes:
-        all_to_all = None
-        left_out = (
-            f"on a CPU it is run for at most {most_processes} devices, as with more it depends on this machine's cores; "
-            f"--processes {len(dims)} runs it"
-        )
-    cases = tuple(case for case in by_device if case)
-    drawn = Cases(
-        tables=plan.task.tables,
-        compute=cases,
-        collective=(all_to_all,) if all_to_all else (),
-        max_dim=max(table.dim for case in cases for table in case.tables),
-        seed=settings.seed,
-    )
+    all_to_all, left_out = _all_to_all(dims, backend, most_processes)
     rounds_differ, at_once = None, False
-    with closing(open_backend(backend, drawn, settings)) as opened:
+    with closing(open_backend(backend, _cases(plan, by_device, all_to_all, settings.seed), settings)) as opened:
         if all_to_all and opened.most_devices is not None and len(dims) > opened.most_devices:
             all_to_all = None
             left_out = f"this machine can run {counted(opened.most_devices, 'device')} at once; evaluate on one for {len(dims)}"
@@ -105,6 +91,28 @@ def evaluate(
         plan_notes=plan.provenance.notes,
         predicted_for=_predicted_for(plan),
         devices=_device_evaluations(plan, dims, measured),
+    )
+
+
+def _all_to_all(dims: tuple[int, ...], backend: str, most_processes: int) -> tuple[CollectiveCase | None, str]:
+    """The all-to-all of devices that hold `dims` columns, all starting together; or None, and why it is left out."""
+    if backend == "cpu" and len(dims) > most_processes:
+        return None, (
+            f"on a CPU it is run for at most {most_processes} devices, as with more it depends on this machine's cores; "
+            f"--processes {len(dims)} runs it"
+        )
+    return (CollectiveCase(device_dims=dims, start_delays_ms=(0.0,) * len(dims)) if len(dims) > 1 else None), ""
+
+
+def _cases(plan: Plan, by_device: Sequence[ComputeCase | None], all_to_all: CollectiveCase | None, seed: int) -> Cases:
+    """All that is run of the plan."""
+    compute = tuple(case for case in by_device if case)
+    return Cases(
+        tables=plan.task.tables,
+        compute=compute,
+        collective=(all_to_all,) if all_to_all else (),
+        max_dim=max(table.dim for case in compute for table in case.tables),
+        seed=seed,
     )
 
 
@@ -183,7 +191,10 @@ def _in_steps(
     by_device: Sequence[ComputeCase | None], all_to_all: CollectiveCase, backend: Backend, rounds: int
 ) -> tuple[list[DeviceCost | str], float | None] | None:
     """What each device takes in steps of all at the same time, the median of the rounds; and by what share the slowest round of
-    compute exceeds the fastest (median). None where that cannot be: one of them then shows which device is at fault."""
+    compute exceeds the fastest (median).
+
+    None where they cannot, or where a worker is lost: measured one after another, the devices then show which is at fault.
+    """
     taken: list[list[DeviceCost]] = []
     try:
         costs = backend.steps(by_device, all_to_all)

@@ -16,7 +16,7 @@ import numpy as np
 
 from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import ELEMENT_BYTES, Table
-from neuroshard.costmodel.features import distinct_rows
+from neuroshard.costmodel.features import distinct_rows, rounded_up
 from neuroshard.costmodel.protocol import Floats, Ints, slope_by_differences
 
 DEVICE_NAME = "formula of an H100"
@@ -76,7 +76,7 @@ def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
     bins = np.array([table.reuse_bins for table in tables]).reshape(-1, REUSE_BINS)
     distinct = distinct_rows(rows, pooling, bins, counted_on, batch_size)
     lookups = pooling * batch_size
-    row_bytes = _whole(dims * element_bytes, SECTOR_BYTES)
+    row_bytes = rounded_up(dims * element_bytes, SECTOR_BYTES)
     weighted, mean = (
         np.array(flags, dtype=float) for flags in ([t.weighted for t in tables], [t.pooling == "mean" for t in tables])
     )
@@ -89,7 +89,7 @@ def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
         "output_bytes": batch_size * vectors * dims * 4.0,
         "gradient_bytes": lookups * dims * 4.0,
         "state_bytes": distinct * 2.0 * SECTOR_BYTES,
-        "vectors": lookups * _whole(dims, VECTOR_COLUMNS) / VECTOR_COLUMNS,
+        "vectors": lookups * rounded_up(dims, VECTOR_COLUMNS) / VECTOR_COLUMNS,
         "rows": rows,
         "pooling_to_the_8th": (pooling / vectors) ** LONGEST,
         "sample_weight_bytes": weighted * lookups * 4.0,
@@ -156,11 +156,6 @@ def _by_name(terms: Floats) -> dict[str, Floats]:
     return {name: terms[..., index] for index, name in enumerate(TERMS)}
 
 
-def _whole(amount: Floats | Ints, unit: int) -> Floats:
-    """Rounded up to a multiple of `unit`."""
-    return np.asarray(np.ceil(amount / unit) * unit, dtype=np.float64)
-
-
 def _idle(of: dict[str, Floats]) -> Floats:
     """By what factor work takes longer than on a fully used device."""
     return 1 + BAGS_IN_FLIGHT / np.maximum(of["bags"], 1)
@@ -204,12 +199,12 @@ class Formula:
     stand_ins: tuple[str, ...] = ()
     operator_ms = FORWARD_LAUNCH_MS + BACKWARD_LAUNCH_MS
 
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+
     @property
     def reorder_ms(self) -> float:
         return reorder_ms(self.batch_size)
-
-    def __init__(self, batch_size: int) -> None:
-        self.batch_size = batch_size
 
     def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
         return table_terms(tables, dims, self.batch_size)

@@ -1,10 +1,9 @@
-"""This machine's CPU or GPUs, as a bench describes them: hardware, memory, facts, notes."""
+"""What differs between this machine's CPU and its GPUs, for real_devices.py: memory, concurrency, and how labels are made."""
 
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol
 
-from neuroshard import __version__, devices, system
+from neuroshard import devices, system
 from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.extras import install_command, pip
@@ -12,9 +11,8 @@ from neuroshard.core.units import format_bytes
 from neuroshard.measure.gpu_facts import gpu_facts
 from neuroshard.measure.memory_quotas import PROCESS_BYTES, MemoryQuotas
 from neuroshard.measure.rowcap import default_memory_limit
-from neuroshard.measure.timing import calm
-from neuroshard.measure.timing.calm import dealt_out
-from neuroshard.measure.timing.harness import AGREEING, LONG_CASE_MS, MIN_REPEATS, SETTLED
+from neuroshard.measure.timing.calm import SETTLED_ERROR, dealt_out
+from neuroshard.measure.timing.harness import FASTEST, LONG_CASE_MS, MIN_REPEATS, SETTLED_DIFFERENCE
 from neuroshard.measure.workers.cores import may_go_first
 
 
@@ -107,7 +105,7 @@ class CpuMachine:
             f"the label of a table set is the median of {visits * each} repeats in {visits} visits, each repeat scaled by how "
             f"much longer than calm_compute_ms random reads (to the power {SLOWDOWN_EXPONENTS[READS]:g}) and a small table set "
             f"({SLOWDOWN_EXPONENTS[SMALL_SET]:g}) take right after it, both run once before; of up to twice as many while the "
-            f"standard error of the visits is above {calm.SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than "
+            f"standard error of the visits is above {SETTLED_ERROR:.0%}; of at least {MIN_REPEATS} if they take longer than "
             f"{LONG_CASE_MS:.0f} ms"
         )
 
@@ -180,8 +178,9 @@ class CudaMachine:
 
     def label_note(self, repeats: int) -> str:
         return (
-            f"the label of a table set is the fastest of {repeats} repeats; of up to {2 * repeats} while the fastest {AGREEING} "
-            f"differ by more than {SETTLED:.0%}; of at least {MIN_REPEATS} if they take longer than {LONG_CASE_MS:.0f} ms"
+            f"the label of a table set is the fastest of {repeats} repeats; of up to {2 * repeats} while the fastest {FASTEST} "
+            f"differ by more than {SETTLED_DIFFERENCE:.0%}; of at least {MIN_REPEATS} if they take longer than "
+            f"{LONG_CASE_MS:.0f} ms"
         )
 
     def facts(self) -> dict[str, str]:
@@ -203,14 +202,3 @@ def _from_torch(found: Any) -> Hardware:
         compute_capability=f"{found.major}.{found.minor}",
         machine=devices.machine_name(),
     )
-
-
-def installed_versions() -> dict[str, str]:
-    """Versions of the packages that times depend on."""
-    found = {"neuroshard": __version__}
-    for name in ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -86,7 +86,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class NetworkFigures:
-    """`ms` of each pattern by the bytes that a rank sends."""
+    """`ms` of each pattern by the bytes that a rank sends. `run` fills it, so that what was measured outlives a failure."""
 
     settings: NetworkSettings
     ms: dict[Pattern, dict[int, float]]
@@ -148,13 +148,13 @@ class NetworkFigures:
         }
 
 
-def run(settings: NetworkSettings, figures: NetworkFigures) -> None:
-    """Measure the network together with the other hosts, which run the same, and add what is measured to `figures`.
+def run(figures: NetworkFigures) -> None:
+    """Measure the network together with the other hosts, which run the same, and add what is measured to `figures.ms`.
 
     Blocks until all have met. Raises MeasureError in one line where hosts do not meet, or one ends on the way; what was measured
     until then is in `figures`.
     """
-    address = settings.meeting_point
+    settings, address = figures.settings, figures.settings.meeting_point
     interface = interface_to(address)
     interface = os.environ.get("GLOO_SOCKET_IFNAME", interface)
     places = [

@@ -18,7 +18,7 @@ from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import Backend, MeasureSettings, open_backend
 from neuroshard.measure.budget import FEWEST_REPEATS, SETS, TRIAL_SETS, Bought, buy, ranks_of, share_of_time, trial
-from neuroshard.measure.schedule import REFERENCE, Schedule, Step, schedule
+from neuroshard.measure.schedule import DRIFT, Schedule, Step, schedule
 from neuroshard.measure.summary import RunSummary
 from neuroshard.measure.workers.processes import WorkerLost, tried
 from neuroshard.progress import progress
@@ -77,13 +77,13 @@ def _succeeds(step: Step | None, backend: Backend) -> bool:
 
 
 def in_chunks(steps: Sequence[Step], concurrency: Callable[[], int]) -> Iterator[list[Step]]:
-    """The steps in order, up to `concurrency` table sets in a chunk. An all-to-all or the reference case is a chunk alone.
+    """The steps in order, up to `concurrency` table sets in a chunk. An all-to-all or the drift case is a chunk alone.
 
     `concurrency` is called at every step, since it falls while table sets take long.
     """
     chunk: list[Step] = []
     for step in steps:
-        alone = step.kind == "collective" or step.round_ == REFERENCE
+        alone = step.kind == "collective" or step.round_ == DRIFT
         if chunk and (alone or len(chunk) >= concurrency()):
             yield chunk
             chunk = []
@@ -130,7 +130,7 @@ def run(
 ) -> RunSummary:
     """Measure a folder of cases into a folder of costs, within the budget of the settings, and report how it went.
 
-    A `share` of (2, 8) is every eighth case, starting with the second; workers/merge.py joins what eight machines measured.
+    A `share` of (2, 8) is every eighth case, starting with the second; shares/merge.py joins what eight machines measured.
     With several `rounds` all cases are measured once a round, and the mean is the label. With one round, a few cases are
     measured again, which shows how repeatable labels are. Raises UsageError, MeasureError, and InvalidInput, also where another
     bench began `out`; `out` then holds what was measured before.
@@ -163,7 +163,7 @@ def run(
         now_by_ranks={kind: len(seconds) for kind, seconds in sorted(this_run.seconds_of.items())},
         impossible=_rows(planned.steps) - _rows(possible.steps),
         seconds=time.monotonic() - began,
-        reference_ms=this_run.reference_ms,
+        drift_case_ms=this_run.drift_case_ms,
     )
 
 
@@ -180,12 +180,12 @@ def _disturbed_once(planned: Sequence[Step], disturbed: Mapping[str, Sequence[bo
 
 
 class _Run:
-    """What this run has measured so far: rows written, ms of the reference case (not written), and seconds of the steps."""
+    """What this run has measured so far: rows written, ms of the drift case (not written), and seconds of the steps."""
 
     def __init__(self, writer: "CostWriter", backend: Backend, deadline: float) -> None:
         self.writer, self.backend, self.deadline = writer, backend, deadline
         self.rows = self.errors = self.disturbed = 0
-        self.reference_ms: list[float] = []
+        self.drift_case_ms: list[float] = []
         # Of each step by its kind, scaled to the usual number of repeats. What a chunk takes counts at its first step.
         self.seconds_of: dict[int, list[float]] = {}
         self.first_chunk = min(backend.concurrency, TRIAL_SETS)  # number of table sets
@@ -213,7 +213,7 @@ class _Run:
             self._measure(bought.steps, bought.repeats)
 
     def _unmeasured(self, steps: Sequence[Step]) -> list[Step]:
-        """The steps without a cost so far; none where only the reference case is left."""
+        """The steps without a cost so far; none where only the drift case is left."""
         done = self.writer.done
         found = [step for step in steps if (step.case.case_id, step.round_) not in done[step.kind]]
         return found if _rows(found) else []
@@ -236,14 +236,14 @@ class _Run:
         for step, cost in measure(steps, self.backend, self.deadline):
             self._add(step, cost)
             now = time.monotonic()
-            if step.round_ != REFERENCE:
+            if step.round_ != DRIFT:
                 self.seconds_of.setdefault(ranks_of(step), []).append((now - began) / share_of_time(repeats, usual))
             began = now
 
     def _add(self, step: Step, cost: Cost) -> None:
         if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
-            if step.round_ == REFERENCE:
-                self.reference_ms += [] if cost.error else [cost.total_ms]
+            if step.round_ == DRIFT:
+                self.drift_case_ms += [] if cost.error else [cost.total_ms]
                 return
             self.writer.add_compute(step.case, cost)
         elif isinstance(step.case, CollectiveCase) and isinstance(cost, CollectiveCost):
@@ -278,8 +278,8 @@ def _measure_disturbed_again(writer: "CostWriter", planned: Sequence[Step], back
 
 
 def _rows(steps: Sequence[Step]) -> int:
-    """How many of the steps become rows of the costs: all but those of the reference case."""
-    return sum(step.round_ != REFERENCE for step in steps)
+    """How many of the steps become rows of the costs: all but those of the drift case."""
+    return sum(step.round_ != DRIFT for step in steps)
 
 
 def has_devices(step: Step, most_devices: int | None) -> bool:

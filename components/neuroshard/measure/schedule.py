@@ -4,8 +4,8 @@ The least is some cases of every kind: table sets of each split and width, and a
 a run that ends early has some of each. The others are in random order, so such a run has a fair sample, and drift does not look
 like a trend.
 
-A few cases are measured again later, which shows how repeatable labels are; with several rounds all of them are, and the mean is
-the label. One case, the reference, is measured again and again, which shows whether the machine becomes slower or faster.
+A few cases are measured again later, which shows how repeatable labels are; with several rounds all cases are, and the mean is
+the label. One case, the drift case, is measured in every block, which shows whether the machine becomes slower or faster.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,12 +40,12 @@ LEAST_ALL_TO_ALLS: dict[Split, int] = {
     "test_tables": 0,
 }  # of each number of ranks
 LEAST_BLOCKS = 4  # of table sets and all-to-alls in the least
-REFERENCE = -1  # the round of the reference case, which is not written to the costs
+DRIFT = -1  # the round of the drift case, which is not written to the costs
 
 
 @dataclass(frozen=True)
 class Step:
-    """One case to measure. Round 0 is the first measurement, later rounds repeat it; REFERENCE shows the drift."""
+    """One case to measure. Round 0 is the first measurement, later rounds repeat it; DRIFT is the drift case."""
 
     case: Case
     round_: int
@@ -72,7 +72,7 @@ class Schedule:
 
 
 def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
-    """All steps, in the same order for the same seed. The first compute case is the reference, once in each block.
+    """All steps, in the same order for the same seed. The first table set is the drift case, once in each block.
 
     With several `rounds`, each round has all cases in the same order, so a repetition comes as late as possible.
     """
@@ -86,25 +86,25 @@ def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
         return [step for step in steps if step.round_ != 0 or step.case.case_id not in first]
 
     compute, collective = (_in_rounds(some, rounds) for some in (drawn_sets, drawn_all_to_alls))
-    reference = [Step(step.case, REFERENCE) for step in compute[:1]]
+    drift_case = [Step(step.case, DRIFT) for step in compute[:1]]
     once_sets, once_all_to_alls = ([Step(case, 0) for case in some] for some in (least_sets, least_all_to_alls))
     return Schedule(
-        least=_in_blocks(reference, once_sets, once_all_to_alls, LEAST_BLOCKS),
-        others=_in_blocks(reference, rest(compute), rest(collective), -(-max(len(compute), len(collective)) // BLOCK)),
+        least=_in_blocks(drift_case, once_sets, once_all_to_alls, LEAST_BLOCKS),
+        others=_in_blocks(drift_case, rest(compute), rest(collective), -(-max(len(compute), len(collective)) // BLOCK)),
     )
 
 
 def _in_blocks(
-    reference: Sequence[Step], compute: Sequence[Step], collective: Sequence[Step], blocks: int
+    drift_case: Sequence[Step], compute: Sequence[Step], collective: Sequence[Step], blocks: int
 ) -> tuple[Step, ...]:
-    """The steps in `blocks` blocks: the reference case, a part of the table sets, and a part of the all-to-alls."""
+    """The steps in `blocks` blocks: the drift case, a part of the table sets, and a part of the all-to-alls."""
     order: list[Step] = []
     for block in range(blocks):
         parts = [
             steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks] for steps in (compute, collective)
         ]
         if any(parts):
-            order += [*reference, *parts[0], *parts[1]]
+            order += [*drift_case, *parts[0], *parts[1]]
     return tuple(order)
 
 

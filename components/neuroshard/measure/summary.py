@@ -14,7 +14,7 @@ class RunSummary:
     """How a run went. Counts are of measurements: one for each case, and a second one for some of them.
 
     Each `repeatability` is the median relative difference between a first and a later measurement of a case; None where no case
-    was measured twice. `drift` is how much slower the reference case was in the second half of the run than in the first.
+    was measured twice. `drift` is how much slower the drift case was in the second half of the run than in the first.
     """
 
     planned: int
@@ -39,7 +39,7 @@ class RunSummary:
         now_by_ranks: Mapping[int, int],
         impossible: int,
         seconds: float,
-        reference_ms: Sequence[float],
+        drift_case_ms: Sequence[float],
     ) -> "RunSummary":
         """The summary of a run that left `costs` in its folder."""
         forward, backward = collective_repeatability(costs)
@@ -54,7 +54,7 @@ class RunSummary:
             compute_repeatability=compute_repeatability(costs),
             forward_collective_repeatability=forward,
             backward_collective_repeatability=backward,
-            drift=drift(reference_ms),
+            drift=drift(drift_case_ms),
             disturbed=sum(cost.disturbed for _, cost in costs.compute if cost.round == 0),
         )
 
@@ -135,7 +135,7 @@ def _median_difference(pairs: Sequence[tuple[float, float]]) -> float | None:
     return statistics.median(abs(again / first - 1) for first, again in pairs if first) if pairs else None
 
 
-def drift(reference_ms: Sequence[float]) -> float | None:
+def drift(drift_case_ms: Sequence[float]) -> float | None:
     """Median of the second half over median of the first, less 1; None for fewer than four samples."""
-    half = len(reference_ms) // 2
-    return statistics.median(reference_ms[-half:]) / statistics.median(reference_ms[:half]) - 1 if half >= 2 else None
+    half = len(drift_case_ms) // 2
+    return statistics.median(drift_case_ms[-half:]) / statistics.median(drift_case_ms[:half]) - 1 if half >= 2 else None

@@ -17,7 +17,7 @@ from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings, open_backend
-from neuroshard.measure.hardware import with_hidden_facts
+from neuroshard.measure.bench import with_hidden_facts
 from neuroshard.measure.run import has_devices, measure
 from neuroshard.measure.schedule import Step
 from neuroshard.progress import progress

@@ -1,7 +1,8 @@
 """Measured all-to-alls -> the all-to-all net (costmodel/all_to_all_net.py), trained on all numbers of devices together."""
 
 import dataclasses
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -29,50 +30,58 @@ from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, unifo
 
 WEIGHT_DECAY: Final = 0.03  # little, as test all-to-alls are drawn like the training ones
 UNLIKELY: Final = 0.01  # initial weights of the inputs that depend on the number of devices, as a share of the others
+FIRST_LATENCY: Final = (0.1, 0.05)  # initial weights of `latencies`, in units of the median transfer; not tuned
 INPUTS: Final = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
+
+Way = Literal["forward", "backward"]  # only in forward does a device wait for the last one to start
 
 
 def train_all_to_all(
     labels: list[Labels[CollectiveCase]],
     places: tuple[list[Ints], list[Ints]],
     batch_size: int,
-    delays: bool,
+    way: Way,
     epochs: int | None,
     generator: torch.Generator,
     checkpoint: Checkpoint = NONE,
 ) -> tuple[AllToAllNet, Fit]:
-    """The all-to-all net for all numbers of devices; with `delays` the forward one, without the backward one.
+    """The forward or the backward all-to-all net, for all numbers of devices.
 
     `labels` has an entry for each number of devices, and `places` the training and the validation cases of each entry.
     """
-    samples = AllToAllSamples(labels, places[0], batch_size, delays)
+    samples = AllToAllSamples(labels, places[0], batch_size, way)
     net = _AllToAllNet(generator)
     train, valid = (samples.number(some) for some in places)
-    what = f"train {'forward' if delays else 'backward'} all-to-all net"
-    fit = fit_net(what, net, samples, (train, valid), Recipe(epochs, WEIGHT_DECAY), generator, checkpoint)
+    what, recipe = f"train {way} all-to-all net", Recipe(epochs, WEIGHT_DECAY)
+    fit = fit_net(what, net, samples, (train, valid), recipe, generator, checkpoint)
 
     found = net.as_numpy(samples.unit_bytes, samples.unit_ms)
-    held_out = [_transfer_errors(found, one, at, batch_size, delays) for one, at in zip(labels, places[1], strict=True)]
+    held_out = [_transfer_errors(found, one, at, batch_size, way) for one, at in zip(labels, places[1], strict=True)]
     return dataclasses.replace(found, spread=max(typical(np.concatenate(held_out)), LEAST_SPREAD)), fit
 
 
-def predicted_ms(net: AllToAllNet, cases: tuple[CollectiveCase, ...], batch_size: int, delays: bool) -> Floats:
-    """Predicted ms of all-to-alls of one number of devices D: (cases, D)."""
-    sent = np.array([case.device_dims for case in cases], dtype=np.float64) * 4.0 * batch_size
-    return net.ms(sent, np.array([case.start_delays_ms for case in cases]) if delays else None)
+def predicted_ms(net: AllToAllNet, cases: Sequence[CollectiveCase], batch_size: int, way: Way) -> Floats:
+    """Predicted ms of all-to-alls of one number of devices D, in forward with waiting: (cases, D)."""
+    delays_ms = np.array([case.start_delays_ms for case in cases]) if way == "forward" else None
+    return net.ms(_sent_bytes(cases, batch_size), delays_ms)
+
+
+def _sent_bytes(cases: Sequence[CollectiveCase], batch_size: int) -> Floats:
+    """Bytes of the whole batch's outputs on each device, in fp32: (cases, D)."""
+    return np.array([case.device_dims for case in cases], dtype=np.float64) * 4.0 * batch_size
 
 
 def _transfer_errors(
-    net: AllToAllNet, labels: Labels[CollectiveCase], places: Ints, batch_size: int, delays: bool
+    net: AllToAllNet, labels: Labels[CollectiveCase], places: Ints, batch_size: int, way: Way
 ) -> Floats:
     """Log errors of those devices that spend at least half of their all-to-all on the transfer.
 
     Waiting is added by rule; its error is that of the compute net, not of this one.
     """
-    cases = tuple(labels.cases[i] for i in places)
+    cases = [labels.cases[i] for i in places]
     if not cases:
         return np.empty(0)
-    transfer, total = (predicted_ms(net, cases, batch_size, way) for way in (False, delays))
+    transfer, total = net.ms(_sent_bytes(cases, batch_size)), predicted_ms(net, cases, batch_size, way)
     mostly_transfer = total <= 2 * transfer
     measured = np.maximum(labels.ms[places], CLOCK_MS)
     return (np.log(np.maximum(total, CLOCK_MS)) - np.log(measured))[mostly_transfer]
@@ -81,11 +90,11 @@ def _transfer_errors(
 class AllToAllSamples:
     """All-to-alls as rows, one for each device: those of case i are rows[starts[i] : starts[i] + counts[i]]."""
 
-    def __init__(self, labels: list[Labels[CollectiveCase]], train: list[Ints], batch_size: int, delays: bool) -> None:
+    def __init__(self, labels: list[Labels[CollectiveCase]], train: list[Ints], batch_size: int, way: Way) -> None:
         dims = [np.array([case.device_dims for case in one.cases], dtype=np.float64) for one in labels]
         starts = [np.array([case.start_delays_ms for case in one.cases]) for one in labels]
         sent = [some * (4.0 * batch_size) for some in dims]
-        waits = [waiting_ms(some) if delays else np.zeros_like(some) for some in starts]
+        waits = [waiting_ms(some) if way == "forward" else np.zeros_like(some) for some in starts]
         widest = np.concatenate([some[at].max(axis=1) for some, at in zip(sent, train, strict=True)])
         self.unit_bytes = max(float(np.median(widest)), 1.0)
         transfers = [
@@ -141,7 +150,7 @@ class _AllToAllNet(Net):
         self.bias = uniform(HIDDEN_WIDTH, fan_in=inputs, generator=generator)
         self.out = uniform(HIDDEN_WIDTH, fan_in=HIDDEN_WIDTH, generator=generator)
         self.skip = uniform(inputs, fan_in=inputs, generator=generator)
-        self.latency = nn.Parameter(torch.tensor([0.1, 0.05]))
+        self.latency = nn.Parameter(torch.tensor(FIRST_LATENCY))
         with torch.no_grad():
             for weights in (self.weight, self.skip):
                 weights[INPUTS:] *= UNLIKELY

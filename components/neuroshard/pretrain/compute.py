@@ -49,6 +49,7 @@ FEWEST_TABLES: Final = 40  # with fewer distinct tables, bytes and steps in rows
 PARTS: Final = 2  # forward and backward
 FIRST_RATES: Final = 0.02  # initial rates, as a share of a layer's usual initial weights
 BEYOND: Final = 0.3  # initial skip beyond its least, as a share of a layer's usual initial weights
+FIRST_MS: Final = 0.1  # initial prediction for a device without tables, in units of the median label; not tuned
 ROUNDED: Final = 1e-9  # relative margin that keeps the skip above its least whatever the rounding
 COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # what each threshold counts: 0 rows, 1 bytes
 SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates rise slowly; STEPS: at once
@@ -91,7 +92,7 @@ def train_compute(
     samples = SetSamples(labels, batch_sizes, train, start.scale if start else None)
     learnable = samples.learnable(train)
     if start is not None and start.rates is not None:
-        rates = _of_kind(start.rates, samples.few(train))
+        rates = _of_kind(start.rates, samples.has_few_tables(train))
         start = replace(start, rates=rates)
         learnable = np.union1d(learnable, np.flatnonzero(rates.any(axis=(0, 1))))
     net = _Ensemble(generator, training.monotone, samples.floor, learnable)
@@ -157,13 +158,13 @@ class SetSamples:
         of_each = counted.numpy()[:, COUNTS]
         above, below = (of_each >= THRESHOLDS).sum(axis=0), (of_each <= SETS_IN * THRESHOLDS).sum(axis=0)
         apart = np.minimum(above, below) >= max(LEAST_SHARE_EACH_SIDE * len(cases), FEWEST_EACH_SIDE)
-        if self.few(cases):
+        if self.has_few_tables(cases):
             apart[SLOW.stop :] = False
         else:
             apart[SLOW] = False
         return np.flatnonzero(apart)
 
-    def few(self, cases: Ints) -> bool:
+    def has_few_tables(self, cases: Ints) -> bool:
         """True if the cases have fewer than FEWEST_TABLES distinct tables."""
         _, tables = self._tables(torch.from_numpy(cases))
         return len({self.names[table] for table in tables.tolist()}) < FEWEST_TABLES
@@ -173,7 +174,8 @@ class SetSamples:
         return self.labels[:, cases]
 
     def sums(self, net: ComputeNet, cases: Ints) -> Floats:
-        """The vector sum of each case: (cases, width)."""
+        """The vector sum of each of these cases: (cases, width). It adds in another order than `sums_of_sets`, whose last bits
+        would change every spread that was calibrated by it."""
         places, tables = self._tables(torch.from_numpy(cases))
         vectors = net.vectors(self.plain[tables.numpy()])
         sums = np.zeros((len(cases), vectors.shape[1]))
@@ -216,7 +218,7 @@ class _Ensemble(Net):
         self.skip = uniform(MEMBERS, vector, PARTS, fan_in=vector, generator=generator)
         with torch.no_grad():
             self.skip.abs_().mul_(BEYOND)  # also where it may turn negative: costs grow
-            self.biases[3].fill_(0.1 / PARTS)
+            self.biases[3].fill_(FIRST_MS / PARTS)
         self.learnable = learnable
         self.counts = torch.from_numpy(COUNTS[learnable])
         self.thresholds, self.sets_in = (torch.from_numpy(of[learnable]).float() for of in (THRESHOLDS, SETS_IN))
@@ -288,8 +290,8 @@ class _Ensemble(Net):
         layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
         head, parts = layers[2:]
         least = sum(least_skip(head.weight, part) for part in np.split(parts.weight, PARTS, axis=2))
-        skip = least * (1 + ROUNDED) + _whole(_numpy(self._positive(self.skip)))
-        out = Layer(_whole(parts.weight), _whole(parts.bias))
+        skip = least * (1 + ROUNDED) + _added_up(_numpy(self._positive(self.skip)))
+        out = Layer(_added_up(parts.weight), _added_up(parts.bias))
         rates = None
         if len(self.learnable):
             rates = np.zeros((*skip.shape[:2], len(THRESHOLDS)))
@@ -297,10 +299,10 @@ class _Ensemble(Net):
         return ComputeNet(scale, (layers[0], layers[1]), head, out, skip, unit_ms, self.floor, 1.0, 1.0, rates)
 
 
-def _whole(parts: Floats) -> Floats:
+def _added_up(parts: Floats) -> Floats:
     """Forward and backward together: (…, PARTS) -> (…, 1)."""
-    whole: Floats = parts.sum(axis=-1, keepdims=True)
-    return whole
+    both: Floats = parts.sum(axis=-1, keepdims=True)
+    return both
 
 
 def _of_kind(rates: Floats, slow: bool) -> Floats:

@@ -9,9 +9,9 @@ from neuroshard.core.label import Case
 from neuroshard.costmodel.all_to_all_net import AllToAllNet
 from neuroshard.costmodel.compute_net import ComputeNet
 from neuroshard.costmodel.features import table_features
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats, Ints, sums_of_sets
 from neuroshard.costmodel.report import SET_SIZES, Coverage, Errors, Fit, NetReport, Noise, SizeError
-from neuroshard.pretrain.all_to_all import predicted_ms
+from neuroshard.pretrain.all_to_all import Way, predicted_ms
 from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import errors, mape
 
@@ -50,25 +50,23 @@ def compute_report(net: ComputeNet, labels: Labels[ComputeCase], batch_sizes: In
 
 
 def set_sums(net: ComputeNet, cases: Sequence[ComputeCase], batch_sizes: Ints) -> Floats:
-    """Sums of the tables' vectors of each case, read by batches of these sizes: (N,) cases -> (N, width)."""
+    """The vector sum of each case, in a batch of its size: N cases and (N,) -> (N, width)."""
     tables = [table for case in cases for table in case.tables]
     counts = [len(case.tables) for case in cases]
     dims = np.array([table.dim for table in tables])
-    vectors = net.vectors(table_features(tables, dims, np.repeat(batch_sizes, counts)))
-    sums: Floats = np.add.reduceat(vectors, np.cumsum([0, *counts])[:-1], axis=0)
-    return sums
+    return sums_of_sets(net.vectors(table_features(tables, dims, np.repeat(batch_sizes, counts))), counts)
 
 
 def all_to_all_report(
-    net: AllToAllNet, labels: Labels[CollectiveCase], batch_size: int, delays: bool, fit: Fit
+    net: AllToAllNet, labels: Labels[CollectiveCase], batch_size: int, way: Way, fit: Fit
 ) -> NetReport:
     """Errors of an all-to-all net on unseen all-to-alls of one number of devices, over all devices of all of them."""
 
     def predict(places: Ints) -> Floats:
-        return predicted_ms(net, tuple(labels.cases[i] for i in places), batch_size, delays)
+        return predicted_ms(net, [labels.cases[i] for i in places], batch_size, way)
 
     return NetReport(
-        kind="forward all-to-all" if delays else "backward all-to-all",
+        kind="forward all-to-all" if way == "forward" else "backward all-to-all",
         devices=labels.ms.shape[1],
         fit=fit,
         splits=_by_split(labels, predict, "test_sets"),

@@ -7,7 +7,7 @@ was killed continues from its checkpoints when it is started again.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR, ModelReport, NetReport
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import check_can_write
-from neuroshard.pretrain.all_to_all import train_all_to_all
+from neuroshard.pretrain.all_to_all import Way, train_all_to_all
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.compute import ComputeTraining, train_compute
 from neuroshard.pretrain.evaluate import all_to_all_report, compute_report, set_sums
@@ -140,20 +140,18 @@ def pretrain(
     check_one_time_a_device(costs.collective)
     training = Training(seed, epochs, monotone, start, checkpoints)
 
-    gaps: list[str] = []
     with one_thread():
-        whole = completed(costs, seed)
-        compute_stands_in = len(whole.costs.compute) > len(costs.compute)
-        compute, max_dim, batch_sizes, report = _compute_net(whole.costs, training.brief_if(compute_stands_in))
+        known = completed(costs, seed)
+        compute, max_dim, batch_sizes, report = _compute_net(known.costs, training.brief_if(known.drawn_sets))
         # with explicit epochs or start, the caller wants that net
         chosen = start is not None or epochs is not None
-        if not (compute_stands_in or chosen) and _analytic_is_better(costs, compute):
-            compute_stands_in, whole = True, completed(costs, seed, sets_too=True)
-            compute, max_dim, batch_sizes, report = _compute_net(whole.costs, training.brief_if(True))
-        forward, backward, device_counts, all_to_all_reports = _all_to_all_nets(whole.costs, training, gaps)
-    if compute_stands_in:  # it was calibrated on drawn cases, which have no measuring error
+        if not (known.drawn_sets or chosen) and _analytic_is_better(costs, compute):
+            known = completed(costs, seed, sets_too=True)
+            compute, max_dim, batch_sizes, report = _compute_net(known.costs, training.brief_if(True))
+        forward, backward, device_counts, all_to_all_reports = _all_to_all_nets(known.costs, training)
+    if known.drawn_sets:  # it was calibrated on drawn cases, which have no measuring error
         compute = replace(compute, least_spread=max(compute.least_spread, STAND_IN_ERROR))
-    if forward and backward and len(whole.stand_ins) > compute_stands_in:
+    if forward and backward and known.drawn_all_to_alls:
         forward, backward = (replace(net, spread=max(net.spread, STAND_IN_ERROR)) for net in (forward, backward))
 
     return cost_model(
@@ -162,9 +160,9 @@ def pretrain(
         ModelReport(
             nets=(report, *all_to_all_reports),
             left_out=sum(not teaches(cost) for rows in (costs.compute, costs.collective) for _, cost in rows),
-            gaps=tuple(gaps),
-            stand_ins=whole.stand_ins,
-            compute_stands_in=compute_stands_in,
+            gaps=() if device_counts else ("no all-to-all was asked for: plans for one device only",),
+            stand_ins=known.stand_ins,
+            compute_stands_in=known.drawn_sets,
         ),
         TrainedFrom(
             neuroshard_version=__version__,
@@ -228,30 +226,33 @@ def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:
 
 
 def _all_to_all_nets(
-    costs: Costs, training: Training, gaps: list[str]
+    costs: Costs, training: Training
 ) -> tuple[AllToAllNet | None, AllToAllNet | None, tuple[int, ...], list[NetReport]]:
-    """The forward and backward net, the numbers of devices in their training, and a report for each net and number."""
-    usable: dict[int, list[tuple[CollectiveCase, CollectiveCost]]] = {}
+    """The forward and backward net, the numbers of devices in their training, and a report for each net and number.
+
+    Without all-to-alls there are none of these.
+    """
+    by_devices: dict[int, list[tuple[CollectiveCase, CollectiveCost]]] = {}
     for case, cost in costs.collective:
-        usable.setdefault(len(case.device_dims), []).append((case, cost))
-    if not usable:
-        gaps.append("no all-to-all was asked for: plans for one device only")
+        by_devices.setdefault(len(case.device_dims), []).append((case, cost))
+    if not by_devices:
         return None, None, (), []
-    usable = dict(sorted(usable.items()))
+    by_devices = dict(sorted(by_devices.items()))
 
     nets: list[AllToAllNet] = []
     reports: list[list[NetReport]] = []
-    for way, times in (("forward", forward_ms), ("backward", backward_ms)):
-        labels = [collect(rows, times) for rows in usable.values()]
+    times: dict[Way, Callable[[CollectiveCost], tuple[float, ...]]] = {"forward": forward_ms, "backward": backward_ms}
+    for way, ms in times.items():
+        labels = [collect(rows, ms) for rows in by_devices.values()]
         generator = training.generator(way)
         splits = [_train_and_valid(one, generator) for one in labels]
         places = [train for train, _ in splits], [valid for _, valid in splits]
         checkpoint = training.checkpoint(way, labels, [*places[0], *places[1]])
-        batch_size, delays = costs.bench.batch_size, way == "forward"
-        net, fit = train_all_to_all(labels, places, batch_size, delays, training.epochs, generator, checkpoint)
+        batch_size = costs.bench.batch_size
+        net, fit = train_all_to_all(labels, places, batch_size, way, training.epochs, generator, checkpoint)
         nets.append(net)
-        reports.append([all_to_all_report(net, one, batch_size, delays, fit) for one in labels])
-    return nets[0], nets[1], tuple(usable), [report for both in zip(*reports, strict=True) for report in both]
+        reports.append([all_to_all_report(net, one, batch_size, way, fit) for one in labels])
+    return nets[0], nets[1], tuple(by_devices), [report for both in zip(*reports, strict=True) for report in both]
 
 
 def _train_and_valid(labels: Labels[Case], generator: torch.Generator) -> tuple[Ints, Ints]:

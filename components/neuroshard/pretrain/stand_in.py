@@ -27,29 +27,34 @@ DRAWN_SETS: Final = 400  # enough for a net to be within 5 % of the analytic mod
 DRAWN_ALL_TO_ALLS: Final = 120
 VALID_EVERY: Final = 10  # every tenth drawn case is in the split that chooses the best epoch
 LATEST_START_MS: Final = 20.0  # latest start of a rank, as in augment
+OWN_STREAM: Final = (
+    0x57A2D  # reads STAND; with the seed it makes a stream of random numbers that no other draw of a run has
+)
 
 
 @dataclass(frozen=True)
 class Completed:
-    """Measured costs plus drawn cases, and a sentence for each part that was drawn."""
+    """Measured costs plus drawn cases, which parts were drawn, and a sentence for each of these."""
 
     costs: Costs
+    drawn_sets: bool
+    drawn_all_to_alls: bool  # of some number of ranks
     stand_ins: tuple[str, ...]
 
 
 def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
     """The costs, plus drawn table sets if there are too few (or `sets_too`), and drawn all-to-alls for each wanted number of
     ranks with too few. Raises InvalidInput if table sets must be drawn and no tables are known."""
-    rng = np.random.default_rng([seed, 0x57A2D])
+    rng = np.random.default_rng([seed, OWN_STREAM])
     analytic = Analytic(analytic_for(costs.bench.hardware)[0], costs.bench.batch_size)
     train = [case for case, cost in costs.compute if case.split == "train" and cost.round == 0 and teaches(cost)]
-    stand_ins = []
+    of_sets, of_all_to_alls = [], []
     compute, collective = list(costs.compute), list(costs.collective)
 
     if sets_too or len(train) < FEWEST_TRAIN_SETS:
         factor, known = _sets_factor(analytic, costs)
         compute += _drawn_sets(analytic, costs, factor, rng)
-        stand_ins.append(
+        of_sets.append(
             f"compute costs are those of {analytic.name}, {_scaled(factor, known, 'table set', costs.compute)}"
             + ("" if len(train) < FEWEST_TRAIN_SETS else ", which predicts them better than a net of so few cases")
         )
@@ -59,12 +64,12 @@ def completed(costs: Costs, seed: int, sets_too: bool = False) -> Completed:
         if enough < FEWEST_TRAIN_ALL_TO_ALLS:
             factors, known = _all_to_all_factors(analytic, costs, ranks)
             collective += _drawn_all_to_alls(analytic, costs, ranks, factors, rng)
-            stand_ins.append(
+            of_all_to_alls.append(
                 f"all-to-all costs of {ranks:,} ranks are those of {analytic.name}, "
                 f"{_scaled(math.sqrt(math.prod(factors)), known, 'all-to-all', costs.collective)}"
             )
     drawn = costs.model_copy(update={"compute": tuple(compute), "collective": tuple(collective)})
-    return Completed(drawn, tuple(stand_ins))
+    return Completed(drawn, bool(of_sets), bool(of_all_to_alls), (*of_sets, *of_all_to_alls))
 
 
 def wanted_ranks(costs: Costs) -> list[int]:

@@ -23,7 +23,7 @@ from neuroshard.core.nightly import Request
 from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
-from neuroshard.measure.workers import job as job_module
+from neuroshard.measure.shares import job as job_module
 from neuroshard.nightly.search import run as search_run
 from neuroshard.store import folder as folder_module
 from neuroshard.store.folder import FolderStore

@@ -34,7 +34,7 @@ FLEETS: tuple[list[dict[str, Any]], ...] = (
 )
 FILES = {"two.json": tables(2), "six.json": tables(6), "nine.json": tables(9), "grown.json": tables(6, rows=1300)}
 QUIET = 3  # nights after a week
-VERSIONED = ("measure.synthetic", "nightly.learn", "nightly.survey")
+VERSIONED = ("measure.synthetic", "nightly.pretrain", "nightly.survey")
 
 
 class Months:

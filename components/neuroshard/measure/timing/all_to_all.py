@@ -51,7 +51,7 @@ def agreed(*sampled: Sequence[float]) -> bool:
     return all(disagreement(samples) <= AGREEMENT for samples in sampled if samples)
 
 
-def reference_case(devices: int) -> CollectiveCase:
+def reference_all_to_all(devices: int) -> CollectiveCase:
     """The reference kernel of all-to-alls: its time shows how fast an all-to-all is at the moment."""
     return CollectiveCase(device_dims=(REFERENCE_DIM,) * devices, start_delays_ms=(0.0,) * devices)
 
@@ -114,7 +114,9 @@ class Rank:
             shutil.rmtree(folder, ignore_errors=True)
 
         # GPUs need no reference kernel: NCCL shares its links with nobody
-        self.references = {n: self._steps(reference_case(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
+        self.references = (
+            {n: self._steps(reference_all_to_all(n))[1] for n in counts if rank < n} if kind == "cpu" else {}
+        )
 
     def __call__(self, request: TimeAllToAll | TimeReorder) -> RankTiming | float | str:
         answer = self._reorder_ms(request.devices) if isinstance(request, TimeReorder) else self._all_to_all(*request)

@@ -22,8 +22,8 @@ from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, timing
 
 VISITS = 4  # of a table set, which share its repeats; up to twice as many while they disagree
-SETTLED = 0.03  # standard error of a label over its visits, at which it needs no more visits …
-DISTURBED = 0.05  # … and above which it is marked as disturbed
+SETTLED_ERROR = 0.03  # standard error of a label over its visits, as a share, at which it needs no more visits …
+DISTURBED_ERROR = 0.05  # … and above which it is marked as disturbed
 # Labels are scaled to this quantile of the reference kernels' times. It repeats as well as the fastest time does, and is
 # typical of the machine.
 USUAL = 0.25
@@ -39,8 +39,8 @@ def _alike(tables: int, rows: int) -> ComputeCase:
 
 
 SMALL = _alike(2, 512)  # a core's cache holds it
-# Runs before the reference kernels while their usual times are found, as a table set does later: right after one they take 6 to
-# 9 % longer than after a flush alone.
+# Run before each trial of the reference kernels, since a table set runs before them later: right after one they take 6 to 9 %
+# longer than after a flush alone.
 BEFORE = _alike(4, 16_384)
 
 
@@ -132,7 +132,7 @@ def enough(visits: Sequence[Sequence[Repeat]], repeats: int) -> bool:
     together = [repeat for one in visits for repeat in one]
     if len(together) >= MIN_REPEATS and sum(r.forward_ms + r.backward_ms for r in together) > LONG_CASE_MS:
         return True
-    return len(visits) >= planned and (standard_error(visits) <= SETTLED or len(visits) >= 2 * planned)
+    return len(visits) >= planned and (standard_error(visits) <= SETTLED_ERROR or len(visits) >= 2 * planned)
 
 
 def case_timing(visits: Sequence[Sequence[Repeat]]) -> CaseTiming:
@@ -146,7 +146,7 @@ def case_timing(visits: Sequence[Sequence[Repeat]]) -> CaseTiming:
     return CaseTiming(
         of([repeat.forward_ms for repeat in repeats]),
         of([repeat.backward_ms for repeat in repeats]),
-        standard_error(visits) > DISTURBED,
+        standard_error(visits) > DISTURBED_ERROR,
     )
 
 

@@ -15,9 +15,9 @@ from neuroshard.measure.timing.clocks import TimedDevice
 
 MIN_REPEATS = 3
 LONG_CASE_MS = 500.0  # after which a case needs no more than MIN_REPEATS
-AGREEING = 3  # the fastest repeats, which must agree: up to twice the repeats while they differ by more than SETTLED
-SETTLED = 0.03
-CALM = 0.05  # a label whose fastest repeats differ by more is disturbed: such labels were 2.7 % off instead of 1.4 %
+FASTEST = 3  # repeats that must agree
+SETTLED_DIFFERENCE = 0.03  # of the fastest repeats, as a share: above it, up to twice the repeats are taken …
+DISTURBED_DIFFERENCE = 0.05  # … and above this the label is disturbed: such labels were 2.7 % off instead of 1.4 %
 
 
 class Timing(NamedTuple):
@@ -70,6 +70,8 @@ def collective_cost(
 
 
 class CaseTiming(NamedTuple):
+    """The label of a table set, and whether its repeats did not agree."""
+
     forward: Timing
     backward: Timing
     disturbed: bool
@@ -81,7 +83,7 @@ def time_case(
     """Forward and backward of a case, each from a cold cache: warm-up, then the fastest of `repeats` repeats.
 
     `backward` gets what `forward` returned. While the fastest disagree, up to `repeats` more are taken. A long case ends
-    early, but not before MIN_REPEATS. The case is disturbed if the fastest still differ by more than CALM.
+    early, but not before MIN_REPEATS. The case is disturbed if the fastest still differ by more than DISTURBED_DIFFERENCE.
     """
     forwards: list[float] = []
     backwards: list[float] = []
@@ -94,18 +96,18 @@ def time_case(
             continue
         forwards.append(forward_ms)
         backwards.append(backward_ms)
-        settled = max(disagreement(forwards), disagreement(backwards)) <= SETTLED
+        settled = max(disagreement(forwards), disagreement(backwards)) <= SETTLED_DIFFERENCE
         if settled and len(forwards) >= repeats:
             break
         if len(forwards) >= MIN_REPEATS and sum(forwards) + sum(backwards) > LONG_CASE_MS:
             break
-    disturbed = max(disagreement(forwards), disagreement(backwards)) > CALM
+    disturbed = max(disagreement(forwards), disagreement(backwards)) > DISTURBED_DIFFERENCE
     return CaseTiming(timing(forwards, min), timing(backwards, min), disturbed)
 
 
 def disagreement(samples: Sequence[float]) -> float:
-    """By what share the slowest of the AGREEING fastest samples is slower than the fastest."""
-    fastest = sorted(samples)[:AGREEING]
+    """By what share the slowest of the FASTEST fastest samples is slower than the fastest."""
+    fastest = sorted(samples)[:FASTEST]
     return fastest[-1] / fastest[0] - 1 if fastest[0] else 0.0
 
 

@@ -27,8 +27,10 @@ class TableLookups:
         self.kept_bytes = 0
 
     def of(self, table: Table, rows: int, batch_size: int) -> tuple[Ints, Ints]:
-        """Row indices (L,), folded into the first `rows` rows, and lookups of each sample (batch_size,): of one feature after
-        the other where the table has several, (features x batch_size,)."""
+        """Row indices (L,), folded into the first `rows` rows, and lookups of each sample (batch_size,).
+
+        Of a table with several features, one feature comes after the other, with lookups (features x batch_size,).
+        """
         shares = [feature.pooling_factor for feature in table.features[1:]]
         key = sha256(
             canonical_json([batch_size, table.name, table.rows, table.pooling_factor, *table.reuse_bins, *shares])
@@ -58,8 +60,11 @@ class TableLookups:
 
 
 def by_feature(table: Table, indices: Ints, lengths: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """A table's lookups (L,), of samples with these lengths (B,), dealt out to its features by their shares: the same lookups,
-    one feature after the other, and lengths (features x B,). So all features together read rows as often as the table says."""
+    """A table's lookups (L,) of samples with lengths (B,), dealt out to its features -> the same lookups, one feature after the
+    other, and lengths (features x B,).
+
+    Each feature gets its share. So all features together read rows as often as the table says.
+    """
     shares = np.array([feature.pooling_factor for feature in table.features])
     upto = np.concatenate([[0.0], shares.cumsum() / max(shares.sum(), 1e-30)])
     upto[-1] = 1.0

@@ -1,1 +1,1 @@
-"""Who measures: the processes of one machine, the shares of several machines, and train jobs on a cluster."""
+"""The processes that measure: how they start, answer, and end."""

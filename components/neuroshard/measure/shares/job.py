@@ -18,8 +18,8 @@ from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import BROKEN, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure
+from neuroshard.measure.shares import merge
 from neuroshard.measure.summary import RunSummary
-from neuroshard.measure.workers import merge
 from neuroshard.store.folders import fetch_folder, kept
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (

@@ -1,4 +1,4 @@
-"""The tables of a pipeline -> tables.json, from a preset's name, a file, or an object in a store.
+"""The tables that a text names, as a nightly model does: a preset, a file, or an object in a store.
 
 mlperf-dlrm-dcnv2        tables.csv        s3://bucket/folder/tables.json
 """
@@ -27,8 +27,8 @@ def load_tables(source: str) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     return imported.tables, imported.notes
 
 
-def run(source: str, out: Path) -> None:
-    """Write the tables of `source` as tables.json. stderr says what was left out or renamed."""
+def fetch_tables(source: str, out: Path) -> None:
+    """Write the tables of `source` as tables.json. stderr says what was left out or renamed. Raises as `load_tables`."""
     tables, notes = load_tables(source)
     write_tables(out, tables)
     log(*(f"note: {note}" for note in notes))

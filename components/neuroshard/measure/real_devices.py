@@ -1,6 +1,6 @@
-"""The backends that measure real devices: this machine's CPU, or its NVIDIA GPUs.
+"""Backends `cpu` and `cuda`: FBGEMM and torch.distributed on this machine's CPU, or on its NVIDIA GPUs.
 
-They differ in the device only. Worker processes measure table sets with FBGEMM, one on the CPU or one for each GPU. Further
+What differs between the two is in machine.py. Worker processes measure table sets, one on the CPU or one for each GPU. Further
 worker processes, one for each device, are the ranks of all-to-alls.
 """
 
@@ -18,25 +18,19 @@ from typing import Any
 from neuroshard import system
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.plan import DeviceCost
-from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, installed_versions
-from neuroshard.measure.rowcap import buffer_bytes, capped_tables, least_cap
+from neuroshard.measure.bench import bench_of
+from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine
+from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.timing.all_to_all import (
-    AGREEMENT,
-    BACKWARDS,
-    BURSTS,
     CALM_TRIALS,
-    COLLECTIVES,
-    LONG_SECONDS,
-    MOST_BURSTS,
     RankTiming,
     TimeAllToAll,
     TimeReorder,
-    reference_case,
+    reference_all_to_all,
 )
 from neuroshard.measure.timing.harness import collective_cost
 from neuroshard.measure.timing.steps import TimeSteps
@@ -62,8 +56,8 @@ LOOKUP_BYTES = 32  # of one lookup in a worker: an index of 8 bytes as it is dra
 TURNS_SECONDS = 5.0  # for all table sets that are measured in turns: a killed run loses this much
 
 
-class OnMachine:
-    """FBGEMM and torch.distributed on the devices of one machine."""
+class RealDevices:
+    """The devices of one machine: its CPU, with processes for ranks, or its GPUs."""
 
     def __init__(self, machine: Machine, cases: Cases, settings: MeasureSettings, begun: Bench | None) -> None:
         for package in ("torch", "fbgemm_gpu"):
@@ -203,7 +197,7 @@ class OnMachine:
         try:
             trials = tried(
                 lambda: [
-                    (n, self.rank_workers.ask(TimeAllToAll(reference_case(n), self.repeats), count=n))
+                    (n, self.rank_workers.ask(TimeAllToAll(reference_all_to_all(n), self.repeats), count=n))
                     for _ in range(CALM_TRIALS)
                     for n in counts
                 ]
@@ -247,71 +241,11 @@ def reference_ms(answers: Sequence[RankTiming]) -> float:
     return statistics.mean(answer.reference_ms or 0.0 for answer in answers)
 
 
-def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: Bench | None) -> Bench:
-    """The conditions of this run. A run that continues keeps the memory limit of `begun`, unless the settings give another."""
-    limit = settings.memory_limit_bytes or (
-        machine.memory_limit(settings.budget_seconds) if begun is None else begun.memory_limit_bytes
-    )
-    return Bench(
-        backend=machine.kind,
-        hardware=wanted_hardware(machine.hardware(), settings.hardware),
-        batch_size=settings.batch_size,
-        warmup=settings.warmup,
-        repeats=settings.repeats,
-        optimizer=settings.optimizer,
-        threads=settings.threads,
-        seed=settings.seed,
-        memory_limit_bytes=limit,
-        row_cap_bytes=least_cap(cases.compute, settings.optimizer, limit),
-        capped_tables=capped_tables(cases.compute, settings.optimizer, limit),
-        versions=installed_versions(),
-        facts=machine.facts(),
-        notes=(
-            *machine.notes(),
-            machine.label_note(settings.repeats),
-            f"the label of an all-to-all is the median of {BURSTS * settings.repeats} forwards, and of {BACKWARDS} times "
-            f"as many backwards; of up to {MOST_BURSTS * settings.repeats} forwards while the fastest differ by more than "
-            f"{AGREEMENT:.0%}; of at least {settings.repeats} if they take longer than {LONG_SECONDS:g} s",
-            f"all-to-alls in fp32 over {COLLECTIVES[machine.kind]}, all devices on one host",
-            "lookups from traces" if settings.traces else "lookups drawn to match the tables' reuse bins",
-        ),
-    )
-
-
-def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
-    """The hardware that was found here. Raises MeasureError if it is of another kind than `wanted`."""
-    if wanted is None:
-        return found
-    found = with_hidden_facts(found, wanted)
-    if found.fingerprint != wanted.fingerprint:
-        raise MeasureError(
-            f"{wanted.name} was to be measured ({_facts(wanted)}), but this machine has {found.name} ({_facts(found)}): correct "
-            "the node's labels, or the node selector"
-        )
-    return found
-
-
-def with_hidden_facts(found: Hardware, known: Hardware) -> Hardware:
-    """The hardware found here, with what is `known` otherwise: the machine's name, which a container hides, and the sharing,
-    which is invisible from inside."""
-    return found.model_copy(update={"machine": found.machine or known.machine, "sharing": known.sharing})
-
-
-def _facts(hardware: Hardware) -> str:
-    facts = (
-        format_bytes(hardware.memory_bytes),
-        hardware.driver and f"driver {hardware.driver}",
-        hardware.compute_capability and f"compute {hardware.compute_capability}",
-        hardware.machine,
-    )
-    return ", ".join(filter(None, facts))
-
-
-def cpu(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> OnMachine:
+def cpu(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> RealDevices:
     """This machine's CPU."""
-    return OnMachine(CpuMachine(), cases, settings, begun)
+    return RealDevices(CpuMachine(), cases, settings, begun)
 
 
-def cuda(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> OnMachine:
+def cuda(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> RealDevices:
     """This machine's NVIDIA GPUs."""
-    return OnMachine(CudaMachine(), cases, settings, begun)
+    return RealDevices(CudaMachine(), cases, settings, begun)

@@ -4,7 +4,7 @@ Nodes, secrets and limits come from a TrainingRuntime that the cluster keeps for
 (manifests/components/several-nodes), since the TrainJob field for them has another name in every minor version. The pods run
 this module, one on each node, and each measures the share of its index:
 
-    python3 -m neuroshard.measure.workers.train_job OPTIONS     OPTIONS is JSON; Kubernetes sets JOB_COMPLETION_INDEX
+    python3 -m neuroshard.measure.shares.train_job OPTIONS     OPTIONS is JSON; Kubernetes sets JOB_COMPLETION_INDEX
 """
 
 import json
@@ -19,7 +19,7 @@ from neuroshard.core.nightly import Campaign, Job
 from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json, sha256
 from neuroshard.kube import TIMEOUT_SECONDS, kubernetes_api
-from neuroshard.measure.workers.job import run as run_job
+from neuroshard.measure.shares.job import run as run_job
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -34,7 +34,7 @@ def train_job(campaign: Campaign, runtime: str, image: str, options: dict[str, A
     trainer: dict[str, Any] = {
         "image": image,
         "numNodes": campaign.pods,
-        "command": ["python3", "-m", "neuroshard.measure.workers.train_job"],
+        "command": ["python3", "-m", "neuroshard.measure.shares.train_job"],
         "args": [json.dumps({"campaign": campaign.model_dump(mode="json"), **options})],
     }
     if campaign.resource:

@@ -1,13 +1,13 @@
-"""What a pipeline takes for its tables: a preset, a file, an object in a store."""
+"""What a text may name as tables: a preset, a file, an object in a store."""
 
 from pathlib import Path
 
 import pytest
 
-from neuroshard.augment.source import load_tables, run
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import read_tables
+from neuroshard.store.tables import fetch_tables, load_tables
 
 CSV = "name,rows,dim,pooling_factor,colour\nusers,1000,64,1,red\nusers,50,16,2.5,blue\n"
 
@@ -33,7 +33,7 @@ def test_a_file_and_the_same_file_in_a_store_are_the_same_tables(folder: Path) -
 
 
 def test_notes_go_to_stderr_and_tables_into_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(str(folder / "tables.csv"), folder / "out" / "tables")
+    fetch_tables(str(folder / "tables.csv"), folder / "out" / "tables")
     assert read_tables(folder / "out" / "tables")[0] == load_tables(str(folder / "tables.csv"))[0]
     printed = capsys.readouterr()
     assert printed.out == ""

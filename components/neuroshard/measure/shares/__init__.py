@@ -1,0 +1,1 @@
+"""A draw of cases, shared out: each pod measures its share, and the costs of all shares are merged."""
