@@ -127,6 +127,12 @@ def test_search_from_python_writes_the_bytes_that_the_command_writes(tmp_path: P
     assert ns.load_plan(tmp_path / "command.json") == of_values == of_a_file
 
 
+def test_with_a_move_budget_of_0_nothing_moves(plan: ns.Plan) -> None:
+    kept = ns.search(TABLES, "analytic:h100", **{**OPTIONS, "rounds": 3}, previous=plan, move_budget=0)
+
+    assert kept.shards == plan.shards
+
+
 def test_tables_come_from_a_file_a_frame_a_model_and_a_list(tmp_path: Path) -> None:
     import pandas as pd
 
@@ -148,11 +154,11 @@ def test_search_takes_whatever_tables_come_from(tmp_path: Path) -> None:
 
 
 def test_tables_come_from_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from neuroshard.augment import source
+    from neuroshard.store import tables
     from neuroshard.store.folder import FolderStore
 
     ns.tables(TABLES).save(tmp_path / "tables.json")
-    monkeypatch.setattr(source, "open_store", {"s3://bucket/today": FolderStore(tmp_path)}.__getitem__)
+    monkeypatch.setattr(tables, "open_store", {"s3://bucket/today": FolderStore(tmp_path)}.__getitem__)
 
     assert ns.tables("s3://bucket/today/tables.json") == ns.tables(TABLES)
     plan = ns.search("s3://bucket/today/tables.json", "analytic:h100", **OPTIONS)
@@ -338,6 +344,7 @@ def test_without_pandas_to_frame_says_how_to_get_it(plan: ns.Plan, monkeypatch: 
             ("pin", "['t0=0']"),
         ),
         (lambda: ns.search("no.json", "analytic:h100", **OPTIONS), InvalidInput, ("no.json",)),
+        (lambda: ns.search("t.json", "analytic:h100", **OPTIONS, out="./t.json"), UsageError, ("t.json",)),
         (lambda: ns.tables(3), UsageError, (3, "preset")),  # type: ignore[arg-type]
         (lambda: ns.tables([3]), InvalidInput, ("tables[0]", 3, "Table")),  # type: ignore[list-item]
         (lambda: ns.tables(TABLES, pooling_factors={"t0": 2.0}), UsageError, ("pooling factors", "model")),

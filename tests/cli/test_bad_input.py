@@ -362,10 +362,11 @@ def test_numbers_beyond_all_reason_are_refused_at_once(made, neuroshard, command
     "command",
     [
         "tables --preset mlperf-dlrm-dcnv2 -o {nowhere}/tables.json",
-        "augment tables.json -o {nowhere}/cases",
+        "augment tables.json --devices 2 --memory 1GiB -o {nowhere}/cases",
         "measure cases --backend synthetic -o {nowhere}/costs",
         "pretrain costs -o {nowhere}/model",
         "search tables.json --devices 2 --memory 1GiB --model model -o {nowhere}/plan.json",
+        "submit --patience 0 --endpoint http://127.0.0.1:9 --metrics {nowhere}/neuroshard.prom",
     ],
 )
 def test_a_mistyped_folder_is_not_made(made: Path, neuroshard, command: str) -> None:
@@ -373,3 +374,30 @@ def test_a_mistyped_folder_is_not_made(made: Path, neuroshard, command: str) -> 
     done = neuroshard(*command.format(nowhere=nowhere).split(), cwd=made)
     assert_one_line(done, 2, f"its folder {nowhere} does not exist", "mkdir -p")
     assert not nowhere.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "out"),
+    [
+        ("tables --from tables.json -o ./tables.json", "tables.json"),
+        ("tables --from-stats log.txt --plan-out tables.json -o tables.json", "tables.json"),
+        ("search tables.json --devices 2 --memory 1GiB --model model -o link.json", "link.json"),
+        ("search tables.json --devices 2 --memory 1GiB --model model --from plan.json -o plan.json", "plan.json"),
+        ("search tables.json --devices 2 --memory 1GiB --model given:plan.json -o plan.json", "plan.json"),
+        ("report plan.json --live tables.json -o tables.json", "tables.json"),
+        ("pretrain costs --start-from model -o model", "model"),
+        ("submit --patience 0 --endpoint http://127.0.0.1:9 --models tables.json --metrics tables.json", "tables.json"),
+    ],
+)
+def test_an_output_over_another_file_of_the_command_is_refused(made, tmp_path, neuroshard, command, out):
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True, symlinks=True)
+    (tmp_path / "link.json").symlink_to("tables.json")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
+
+    assert_one_line(neuroshard(*command.split(), cwd=tmp_path), 2, f"{out}: ")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == before
+
+
+def test_a_device_may_be_read_and_written(made, neuroshard):
+    command = "tables --from-stats /dev/null --plan-out /dev/null --costs-out /dev/null -o /dev/null"
+    assert_one_line(neuroshard(*command.split(), cwd=made), 1, "/dev/null")

@@ -26,7 +26,7 @@ BAD: dict[str, list[object]] = {
         *("", "{}", "[]", "[1]", f"{model()[:-1]}, {model()[1:]}"),
         *(model(name="hardware"), model(name="_measuring"), model(devices=0), model(memory="x"), model(tables=" ")),
     ],
-    "store": ["", "gs://bucket/x", "s3://", "s3:///x", "a\nb"],
+    "store": ["", 3, "gs:bucket", "s3://b//x"],
     "backend": ["", "tpu", "CPU"],
     "batch_size": [0, -1, 1.5, 2**40, True],
     "compute_cases": [-1, 0, 0.5],

@@ -90,6 +90,11 @@ def test_how_a_table_is_pooled_is_written_only_where_it_is_not_the_default():
     assert Table.parse(said.model_dump(mode="json"), "back") == said
 
 
+def test_a_table_is_dumped_without_defaults_too() -> None:
+    said = {"name": "t", "rows": 10, "dim": 8, "pooling_factor": 1.0}
+    assert Table(**said).model_dump(exclude_defaults=True, exclude={"reuse_bins"}) == said
+
+
 def test_reuse_bins_that_are_rounded_are_made_to_sum_to_one():
     bins = Table(**GOOD, reuse_bins=[0.5, 0.49, *[0.0] * 15]).reuse_bins
     assert bins[:2] == (0.5 / 0.99, 0.49 / 0.99)

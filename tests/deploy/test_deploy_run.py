@@ -115,6 +115,16 @@ def test_there_is_nothing_to_roll_back_or_list_before_the_first_deploy(store):
             use()
 
 
+@pytest.mark.parametrize("data", [b"{", b'{"format_version": 999}'])
+def test_a_damaged_release_is_named_and_the_others_are_listed(store, capsys, data):
+    for plan in (A, B, C):
+        deploy(plan, store, "m", now=NOW)
+    change(store, release_key("m", 2), data)
+
+    assert [r.number for r in all_releases(store, plans_of("m"))] == [3, 1]
+    assert release_key("m", 2) in capsys.readouterr().err
+
+
 def test_models_in_one_store_do_not_meet(store):
     deploy(A, store, "m", now=NOW)
     deploy(B, store, "m2", now=NOW)

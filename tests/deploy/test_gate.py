@@ -407,6 +407,16 @@ def test_a_kept_plan_costs_no_release(store):
     assert [r.time[11:13] for r in read_refusals(store, "m")] == ["14", "13", "12"]
 
 
+def test_a_damaged_refusal_is_named_and_the_others_are_listed(store, capsys):
+    for hour in range(3):
+        deploy(plan_of(10.0, note=str(hour)), store, "m", now=NOW + timedelta(hours=hour))
+    *_, newest = store.list("m/decisions/")
+    store.swap(newest.key, b"{", store.read_versioned(newest.key)[1])
+
+    assert [r.time[11:13] for r in read_refusals(store, "m")] == ["13"]
+    assert newest.key in capsys.readouterr().err
+
+
 def guessed(cost_ms: float, **fields: Any) -> Plan:
     """A plan by the analytic model."""
     return plan_of(cost_ms, cost_model="analytic:h100", error=None, **fields)

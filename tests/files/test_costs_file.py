@@ -16,7 +16,7 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
-from neuroshard.measure.workers import merge
+from neuroshard.measure.shares import merge
 
 BENCH = Bench(
     backend="synthetic",

@@ -1,6 +1,7 @@
 """Which kinds need measuring, and why, by cost models in a folder store; and the command that tells it."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from datetime import timedelta
@@ -14,8 +15,10 @@ from typer.testing import CliRunner
 from helpers.costs import random_model
 from helpers.nodes import node
 from helpers.plans import NOW
+from helpers.refusals import refused
 from neuroshard.cli import app
 from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import StoreError
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.table import Table
 from neuroshard.core.value import canonical_json, sha256
@@ -29,8 +32,9 @@ from neuroshard.fleet.kinds import Kind
 from neuroshard.fleet.labels import kinds_of
 from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
+from neuroshard.models.published import list_published
 from neuroshard.models.serving import Wanted, known_models
-from neuroshard.store.bundles import models_of
+from neuroshard.store.bundles import find_hardware, models_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.track import live_or_none
 
@@ -191,7 +195,7 @@ def test_what_cannot_be_had_tonight_or_is_shared_is_not_measured(store: FolderSt
 def test_a_bundle_that_never_went_live_covers_nothing(store: FolderStore) -> None:
     line, manifest = models_of(kind().fingerprint, 512), b"{}"
     store.create(line.keys(sha256(manifest))[1], manifest)
-    assert known_models(store) == ({}, ())
+    assert known_models(store) == ({}, {})
 
 
 @pytest.mark.parametrize("file", [0, 1])
@@ -219,8 +223,31 @@ def test_a_pointer_that_cannot_be_read_is_noted_and_holds_up_no_other(store: Fol
     broken.parent.mkdir(parents=True)
     broken.write_bytes(data)
     assert stands(store, kind()).state == "covered"
-    [note] = known_models(store)[1]
-    assert note.startswith(f"hardware {'0' * 16} counts as without a cost model at this batch size: ")
+    assert [*known_models(store)[1]] == ["0" * 16]
+
+
+def test_a_kind_that_may_not_be_listed_is_noted_and_holds_up_no_other(
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest, own, other = make_live(store, kind().hardware), kind().fingerprint, "0" * 16
+    for stray in ("README", f"{other}/512/live.json", "lost+found/x"):
+        (store.root / "hardware" / stray).parent.mkdir(parents=True, exist_ok=True)
+        (store.root / "hardware" / stray).touch()
+    scandir = os.scandir
+
+    def denied(path: str) -> object:
+        if str(path).endswith((other, "lost+found")):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    assert stands(store, kind()).state == "covered"
+    assert [*known_models(store)[1]] == [other]
+    assert [one.digest for one in list_published(store)] == [digest]
+    assert other in capsys.readouterr().err
+    assert find_hardware(store, own).release.bundle_digest == digest
+    with refused(StoreError, other):
+        find_hardware(store, other)
 
 
 def command(*arguments: str) -> Any:

@@ -9,8 +9,9 @@ import pytest
 from helpers.memory_store import MemoryStore
 from neuroshard.core.nightly import ModelSpec, Request, Survey
 from neuroshard.models.published import Listed
+from neuroshard.models.serving import known_models
 from neuroshard.nightly import fallbacks
-from neuroshard.nightly.fallbacks import candidates
+from neuroshard.nightly.fallbacks import candidates, choose
 
 SPEC = ModelSpec(name="ads", tables="tables.json", devices=1, memory="1GiB")
 REQUEST = Request(compute_cases=1, collective_cases=0, batch_size=512, seed=0, backend="cuda")
@@ -53,3 +54,17 @@ def test_a_good_cost_model_that_is_live_no_more_comes_before_one_that_is_too_far
     assert {one.cost_model.rpartition("@")[2]: one.what for one in others} == found
     assert [one.cost_model.rpartition("@")[2] for one in others] == list(found)
     assert analytic.cost_model.startswith("analytic:")
+
+
+def test_a_broken_pointer_is_a_reason_for_its_own_hardware_alone() -> None:
+    store, other = MemoryStore(), "f" * 16
+    store.create(f"hardware/{HARDWARE}/512/live.json", b"{")
+    quoting = b'{"format_version": "%s"}' % HARDWARE.encode()  # its fault names the first hardware
+    store.create(f"hardware/{other}/512/live.json", quoting)
+    why = known_models(store)[1]
+    survey = Survey(request=REQUEST, models=(SPEC,), hardware={"ads": HARDWARE}, campaigns=())
+
+    instead = choose(survey, SPEC, store).instead
+
+    assert why[HARDWARE] in instead
+    assert why[other] not in instead

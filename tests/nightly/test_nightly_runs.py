@@ -15,7 +15,7 @@ from helpers.refusals import refused
 from neuroshard.client import load_plan
 from neuroshard.core.case import Cases
 from neuroshard.core.errors import MeasureError, StoreError
-from neuroshard.core.nightly import Request
+from neuroshard.core.nightly import Request, Verdict
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.bundles import MAX_ERROR
 from neuroshard.deploy.gate import Gate
@@ -23,13 +23,12 @@ from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy
 from neuroshard.files.tables import write_tables
 from neuroshard.fleet.survey import SurveySettings
-from neuroshard.measure.workers import job as job_module
+from neuroshard.measure.shares import job as job_module
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.serving import known_models
 from neuroshard.nightly import survey as survey_module
-from neuroshard.nightly.draw import read_draws
-from neuroshard.nightly.draw import run as augment
-from neuroshard.nightly.release import Verdict
+from neuroshard.nightly.augment import read_draws
+from neuroshard.nightly.augment import run as augment
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import measuring
@@ -455,7 +454,7 @@ def test_a_models_own_pointer_heals_where_nobody_can_follow_it(place: Place, dat
     assert (ended.error, ended.verdicts["ads"].doubts) == ("", ())
     assert ended.verdicts["feed"].doubts
     assert pointer.read_bytes() == (good if data == b"garbage" else data)
-    in_words = "release 1 is live" if data == b"garbage" else "the live release is of a newer version"
+    in_words = "release 1 is live" if data == b"garbage" else "what is live cannot be read"
     assert in_words in ended.verdicts["feed"].text
 
 
@@ -735,6 +734,9 @@ def test_an_object_that_may_not_be_read_costs_no_other_model_its_plan(
     assert night.verdicts["ads"].end in ("live", "kept")
     assert night.verdicts["ads"].doubts == ()
     assert (night.error == "") == (key != "feed/live.json")
-    assert key != "feed/live.json" or "feed/live.json: cannot read it: Permission denied" in night.error
+    if key == "feed/live.json":
+        assert "feed/live.json: cannot read it: Permission denied" in night.error
+        assert night.verdicts["feed"].release is None
+        assert "nothing is live" not in night.error
     after = well(place.nightly_run())
     assert all(end in ("live", "kept") for end in after.ends.values())

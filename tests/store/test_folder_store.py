@@ -13,6 +13,7 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError
 from neuroshard.store import folder
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.protocol import PartlyListed
 
 
 def files(store: FolderStore) -> set[str]:
@@ -59,6 +60,12 @@ def test_a_file_where_a_folder_should_be_is_reported_in_one_line(store):
             use()
 
 
+def test_a_folder_where_the_lock_should_be_is_named(store):
+    (store.root / "m" / ".lock").mkdir(parents=True)
+    with refused(StoreError, "m/.lock"):
+        store.swap("m/live.json", b"one", None)
+
+
 def test_a_place_where_no_folder_can_be_made_is_reported_as_that():
     with refused(StoreError, "/proc/nonesuch") as caught:
         FolderStore(Path("/proc/nonesuch")).create("m/a", b"one")
@@ -68,6 +75,7 @@ def test_a_place_where_no_folder_can_be_made_is_reported_as_that():
 def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(store, monkeypatch):
     """What a listing leaves out is taken for not there: a mark of a gc, say."""
     store.create("m/condemned/a", b"one")
+    store.create("m/plans/b", b"two")
     scandir = os.scandir
 
     def denied(path: str) -> object:
@@ -76,8 +84,21 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_no_empty_one(store, monk
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", denied)
-    with refused(StoreError, "Permission denied"):
+    with pytest.raises(PartlyListed) as caught:
         store.list("m/")
+    assert [*caught.value.denied] == ["m/condemned"]
+    assert [entry.key for entry in caught.value.entries] == ["m/plans/b"]
+
+
+def test_a_hidden_folder_need_not_be_readable(store, monkeypatch):
+    """A file server's .snapshot, say."""
+    store.create("m/a", b"one")
+    (store.root / "m" / ".snapshot").mkdir()
+    scandir, listed = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(Path(path).name) or scandir(path))
+
+    assert [entry.key for entry in store.list("m/")] == ["m/a"]
+    assert listed == ["m"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")

@@ -104,3 +104,17 @@ def test_a_holder_without_a_name_is_another_run(store: MemoryStore) -> None:
         leased(PatientStore(store), KEY, "two"),
     ):
         pass
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"[]", b"{"])
+def test_a_lease_that_cannot_be_read_is_another_runs(store: MemoryStore, data: bytes) -> None:
+    store.create(KEY, data)
+    with refused(LeaseHeld, "another nightly run"), leased(PatientStore(store), KEY, "two"):
+        pass
+
+
+def test_a_lease_that_was_overwritten_is_not_deleted(store: MemoryStore) -> None:
+    deep = b"[" * 100_000
+    with leased(PatientStore(store), KEY, "one"):
+        store.objects[KEY] = deep
+    assert store.read(KEY) == deep

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.measuring import Share, measuring, set_aside_share
+from neuroshard.store.measuring import FAILED, Share, cases_of, measuring, note_failure, read_record, set_aside_share
 
 
 def test_of_a_draw_whose_costs_are_set_aside_no_share_counts_as_ended(tmp_path: Path) -> None:
@@ -19,3 +19,27 @@ def test_of_a_draw_whose_costs_are_set_aside_no_share_counts_as_ended(tmp_path: 
     assert not now.shares
     assert now.ended == (Share(2, 1, 2),)
     assert store.read("work/aside/draw-0001/costs-1-of-1/costs.json") == b"{}"
+
+
+def test_a_later_step_that_fails_does_not_hide_the_failure_of_an_earlier_one(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store")
+    for step, why in (("measure", "no GPU"), ("measure", "lost"), ("publish", "too far off")):
+        note_failure(store, "work", step, why)
+
+    record = read_record(store, f"work/{FAILED}")
+    assert record == {"format_version": 1, "step": "measure", "why": "lost; publish: too far off"}
+
+
+def test_after_draw_9999_comes_draw_10000(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store")
+    share = Share(10000, 1, 2)
+    for name in (
+        f"{cases_of(10000)}/cases.json",
+        f"{share.costs}/costs.json",
+        share.ended,
+        "draw-00001/cases/cases.json",
+    ):
+        store.create(f"work/{name}", b"{}")
+
+    now = measuring(store, "work")
+    assert (now.draws, [*now.shares], now.ended) == ((10000,), [share], (share,))

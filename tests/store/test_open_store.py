@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.parameters import faults
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.s3 import S3Store
@@ -25,6 +26,7 @@ def test_a_path_or_file_url_is_a_folder(url, root):
     store: Any = open_store(url)
 
     assert isinstance(store, FolderStore)
+    assert faults({"store": url}) == ()
     assert store.root == Path(root)
 
 
@@ -36,6 +38,7 @@ def test_an_s3_url_is_a_bucket_and_a_prefix(url, bucket, prefix):
     store: Any = open_store(url)
 
     assert isinstance(store, S3Store)
+    assert faults({"store": url}) == ()
     assert (store.bucket, store.prefix) == (bucket, prefix)
 
 
@@ -51,12 +54,20 @@ def test_an_s3_url_is_a_bucket_and_a_prefix(url, bucket, prefix):
         "s3:///x",
         "s3://b/../x",
         "s3://b//x",
+        "s3://b/.x",
+        "s3://b",
+        f"s3://bucket/{'x' * 1000}",
+        "S3://bucket",
         "file://host/x",
+        "file://[/x",
+        "file:///x?y",
+        "a\nb",
     ],
 )
-def test_another_url_is_refused(url):
+def test_another_url_is_refused_and_is_no_parameter_of_a_run_either(url):
     with pytest.raises(UsageError):
         open_store(url)
+    assert len(faults({"store": url})) == 1
 
 
 @pytest.mark.parametrize("url", ["s3://KEY:hunter2@bucket/x", "https://me:hunter2@host/x"])

@@ -271,6 +271,23 @@ def test_a_plan_that_is_answered_compressed_is_no_plan(aws, moto, monkeypatch):
         load_plan(url, "m", cache_dir=False)
 
 
+@pytest.mark.parametrize("form", ['W/"{}"', '"{}-gzip"', 'W/"{}-br"'])
+@pytest.mark.parametrize("single_writer", [False, True])
+def test_the_etag_of_a_proxy_that_compresses_is_the_stores(aws, moto, monkeypatch, form, single_writer):
+    url = aws(moto)
+    store: Any = open_store(url, single_writer=single_writer)
+    deploy(A, store, "m", now=NOW)
+    get = store.client.get_object
+
+    def compressed(**request: object) -> object:
+        answer = get(**request)
+        return {**answer, "ETag": form.format(answer["ETag"].strip('"'))}
+
+    monkeypatch.setattr(store.client, "get_object", compressed)
+    assert deploy(B, store, "m", now=NOW).number == 2
+    assert load_plan(url, "m", cache_dir=False) == B
+
+
 def test_a_bucket_with_versions_is_a_store_like_any_other(aws, moto):
     url = aws(moto)
     store: Any = open_store(url)

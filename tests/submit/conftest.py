@@ -26,7 +26,7 @@ def kfp_stub() -> Iterator[KfpStub]:
 @pytest.fixture
 def parameters(tmp_path: Path) -> Path:
     path = tmp_path / "parameters.yaml"
-    path.write_text('store: s3://b/p\nbatch_size: 512\nmeasure_cpus: "8"\n')
+    path.write_text('store: s3://bucket/p\nbatch_size: 512\nmeasure_cpus: "8"\n')
     return path
 
 
@@ -34,7 +34,7 @@ def parameters(tmp_path: Path) -> Path:
 def models(tmp_path: Path) -> Path:
     path = tmp_path / "models.yaml"
     path.write_text(
-        "- {name: ads, tables: 's3://b/ads.json', devices: 8, memory: 80GiB, hardware: h200}\n"
-        "- {name: feed, tables: 's3://b/feed.json', devices: 16, memory: 60GiB, hardware: h100}\n"
+        "- {name: ads, tables: 's3://bucket/ads.json', devices: 8, memory: 80GiB, hardware: h200}\n"
+        "- {name: feed, tables: 's3://bucket/feed.json', devices: 16, memory: 60GiB, hardware: h100}\n"
     )
     return path

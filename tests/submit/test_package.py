@@ -52,7 +52,7 @@ def test_the_package_carries_the_compiled_pipeline(tmp_path: Path) -> None:
 def test_settings_go_over_models_and_those_over_the_file(parameters: Path, models: Path) -> None:
     given = read_parameters(parameters, models, ["batch_size=1024", "measure_cpus=4", "single_writer=true"])
     assert json.loads(given.pop("models"))[1]["name"] == "feed"
-    assert given == {"store": "s3://b/p", "batch_size": 1024, "measure_cpus": "4", "single_writer": True}
+    assert given == {"store": "s3://bucket/p", "batch_size": 1024, "measure_cpus": "4", "single_writer": True}
 
 
 def test_nothing_given_is_every_default() -> None:
@@ -108,10 +108,10 @@ def test_the_limit_that_kfp_compiles_is_the_one_that_is_set() -> None:
 
 
 def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path, "store: s3://b/p\nparallelism: 4\n")
+    file = written(tmp_path, "store: s3://bucket/p\nparallelism: 4\n")
     for asked, limit in ((None, 4), (2, 2), (0, 0)):
         given = read_parameters(file, None)
-        assert (take_parallelism(given, asked), given) == (limit, {"store": "s3://b/p"})
+        assert (take_parallelism(given, asked), given) == (limit, {"store": "s3://bucket/p"})
     assert take_parallelism(read_parameters(file, None, ["parallelism=7"]), None) == 7
     assert take_parallelism({}, None) == 0
     for wrong in (-1, 10_001):

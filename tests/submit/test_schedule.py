@@ -15,7 +15,7 @@ from neuroshard.submit.package import RunSettings
 from neuroshard.submit.schedule import Nightly, run, wanted
 
 NAME = "neuroshard-nightly"
-GIVEN = {"store": "s3://b/p", "pods": 2}
+GIVEN = {"store": "s3://bucket/p", "pods": 2}
 
 
 def scheduled(stub: KfpStub, cron: str = "0 2 * * *", given: dict[str, Any] = GIVEN, **more: Any) -> list[str]:
@@ -27,7 +27,7 @@ def removed(stub: KfpStub, **more: Any) -> list[str]:
 
 
 def test_it_is_made_as_the_facts_want_it(kfp_stub: KfpStub) -> None:
-    assert scheduled(kfp_stub) == [f"make {NAME}: cron 0 0 2 * * *; pods=2, store=s3://b/p"]
+    assert scheduled(kfp_stub) == [f"make {NAME}: cron 0 0 2 * * *; pods=2, store=s3://bucket/p"]
     [made] = kfp_stub.recurring
     assert made["trigger"]["cron_schedule"] == {"cron": "0 0 2 * * *"}  # seconds first
     assert (made["mode"], made["max_concurrency"], made["no_catchup"]) == ("ENABLE", 1, True)
@@ -45,7 +45,7 @@ def test_again_it_changes_nothing(kfp_stub: KfpStub) -> None:
 
 
 def test_a_dry_run_says_what_would_change_and_changes_nothing(kfp_stub: KfpStub) -> None:
-    assert scheduled(kfp_stub, dry_run=True) == [f"would make {NAME}: cron 0 0 2 * * *; pods=2, store=s3://b/p"]
+    assert scheduled(kfp_stub, dry_run=True) == [f"would make {NAME}: cron 0 0 2 * * *; pods=2, store=s3://bucket/p"]
     assert kfp_stub.changes() == []  # not even an experiment is made
     scheduled(kfp_stub)
     asked = kfp_stub.changes()
@@ -56,7 +56,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(kfp_stub: KfpStub)
 def test_what_has_changed_is_reported_line_by_line(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     kfp_stub.recurring[0]["mode"] = "DISABLE"
-    lines = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://b/p", "seed": 1})
+    lines = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://bucket/p", "seed": 1})
     assert lines[0] == f"recreate {NAME} with"
     assert lines[1] == "  cron: 0 0 2 * * * -> 0 30 3 * * *"
     assert lines[2].startswith("  description: neuroshard 0.1.0, package and parameters ")

@@ -87,7 +87,7 @@ def test_the_command_submits_the_same_package_for_all_models_and_waits(
     assert sent["service_account"] == "neuroshard-runner"
     given = sent["runtime_config"]["parameters"]
     assert {**given, "models": None} == {
-        "store": "s3://b/p", "batch_size": 512, "measure_cpus": "8", "pods": 2, "models": None,
+        "store": "s3://bucket/p", "batch_size": 512, "measure_cpus": "8", "pods": 2, "models": None,
     }  # fmt: skip
     assert json.loads(given["models"]) == yaml.safe_load(models.read_text())  # numbers in it stay whole
     assert len(read_specs(given["models"])) == 2
@@ -116,9 +116,9 @@ def test_other_parameters_or_an_ended_run_make_another(kfp_stub: KfpStub, given:
 
 
 def test_a_dry_run_says_what_it_would_do_and_changes_nothing(kfp_stub: KfpStub) -> None:
-    lines = submitted(kfp_stub, {"pods": 1, "store": "s3://b/p"}, dry_run=True)
+    lines = submitted(kfp_stub, {"pods": 1, "store": "s3://bucket/p"}, dry_run=True)
     assert lines[0].startswith("would submit neuroshard ")
-    assert lines[1:] == ["  pods: 1", "  store: s3://b/p"]
+    assert lines[1:] == ["  pods: 1", "  store: s3://bucket/p"]
     assert kfp_stub.changes() == []
     submitted(kfp_stub, {"pods": 1}, None)
     assert submitted(kfp_stub, {"pods": 1}, dry_run=True)[0].startswith("would wait for run r1 (neuroshard ")

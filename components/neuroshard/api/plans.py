@@ -85,10 +85,14 @@ def search(
     """
     from neuroshard.core.clean import silent
     from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
+    from neuroshard.files.disk import check_other_path
     from neuroshard.search.run import run
     from neuroshard.search.settings import SearchSettings
 
     _check_devices(devices)
+    if out is not None:
+        read = (one for one in (tables, constraints, previous) if isinstance(one, str | PathLike))
+        check_other_path(Path(out), map(Path, read))
     file, ignored = (ConstraintsFile(), ()) if constraints is None else read_constraints(Path(constraints))
     _say_notes(ignored, quiet)
     settings = SearchSettings(
@@ -96,7 +100,7 @@ def search(
         seed=seed,
         rounds=rounds,
         time_budget_s=None if time_budget is None else parse_duration(str(time_budget)),
-        move_budget_bytes=None if move_budget is None else parse_bytes(str(move_budget)),
+        move_budget_bytes=None if move_budget is None else parse_bytes(str(move_budget), least=0),
         simplicity=parse_portion(str(simplicity)),
         keep_optimizer_state=keep_optimizer_state,
         try_data_parallel=AUTO in data_parallel,

@@ -70,7 +70,7 @@ def tables(
             raise UsageError(
                 f"{source}: access, dtype, optimizer and dim are for files; copy it to one, or leave them out"
             )
-        from neuroshard.augment.source import load_tables
+        from neuroshard.store.tables import load_tables
 
         return _noted(*load_tables(source), quiet)
     found: Source

@@ -21,6 +21,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 
 from neuroshard import __version__
 from neuroshard.cli.help import EXIT_CODES, GROUPS, name_values, usage_of, write_commands, write_parameters
+from neuroshard.cli.options import check_outputs
 from neuroshard.core.clean import accept_all_characters, clean, clean_lines, is_silent, silent
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
@@ -81,7 +82,7 @@ def _root(
 
 
 class _Command(TyperCommand):
-    """A subcommand that refuses empty arguments: an empty path would mean the current folder."""
+    """A subcommand that refuses empty arguments, since an empty path would mean the current folder, and bad outputs."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -98,7 +99,10 @@ class _Command(TyperCommand):
             option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
             if equals and not value.strip():
                 raise UsageError(f"an argument of {option} is empty; is it a variable that is not set?")
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if not ctx.resilient_parsing:
+            check_outputs(ctx.params)
+        return rest
 
 
 def command(group: str, example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -182,7 +182,7 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Join costs of one case set that several machines of a kind measured."""
-    from neuroshard.measure.workers.merge import run
+    from neuroshard.measure.shares.merge import run
 
     costs = run(folders, out)
     if as_json:
@@ -226,7 +226,7 @@ def network(
     )
     figures = NetworkFigures(settings, {})
     try:
-        run(settings, figures)
+        run(figures)
     except MeasureError:
         if any(figures.ms.values()):
             _say_network(figures, as_json)

@@ -25,7 +25,7 @@ _VALUES = {
     "STORE": "publish store",
     "HARDWARE": "hardware",
     "FILE": "constraints costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors previous "
-    "source stats tables_json traces",
+    "source stats tables_json traces traces_out",
     "FOLDER": "costs verify",
     "PATH": "out",
     "PLAN": "live",

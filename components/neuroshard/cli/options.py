@@ -1,11 +1,15 @@
 """Options that several subcommands share."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from neuroshard.files.disk import check_folder_exists
+from neuroshard.files.disk import check_folder_exists, check_other_path
+
+OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "metrics"}
+TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
 Seed = Annotated[int, typer.Option(help="Seed of all random choices.", min=0, max=2**31 - 1)]
 StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
@@ -17,13 +21,23 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
 def out_file(kind: str, more: str = "", *names: str) -> Any:
-    return typer.Option(*(names or ("-o", "--out")), help=f"{kind} to write{more}.", callback=_in_a_folder)
+    return typer.Option(*(names or ("-o", "--out")), help=f"{kind} to write{more}.")
 
 
-def _in_a_folder(path: Path | None) -> Path | None:
-    if path is not None:
-        check_folder_exists(path)
-    return path
+def check_outputs(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for an output in a folder that does not exist, or over another file or folder of the command line."""
+    paths = {name: _paths(name, value) for name, value in given.items()}
+    for name in OUTPUTS & paths.keys():
+        for path in paths[name]:
+            check_folder_exists(path)
+            check_other_path(path, (one for other in paths.keys() - {name} for one in paths[other]))
+
+
+def _paths(name: str, value: Any) -> list[Path]:
+    """The paths in the value of a parameter."""
+    if isinstance(value, str) and name in TEXTS and "://" not in value:
+        return [Path(value.removeprefix("given:"))]
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, Path)]
 
 
 def was_typed(context: typer.Context, name: str) -> bool:

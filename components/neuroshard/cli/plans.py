@@ -128,7 +128,8 @@ def search(
     ] = None,
     previous: Annotated[Path | None, typer.Option("--from", help="plan.json to start from.")] = None,
     move_budget: Annotated[
-        str | None, typer.Option(help="With --from: most weights and optimizer state to move: 50GiB.")
+        str | None,
+        typer.Option(help="With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing."),
     ] = None,
     keep_optimizer_state: Annotated[
         bool,

@@ -74,11 +74,13 @@ def tables(
         str, typer.Option(help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
     ] = "rowwise_adagrad",
     dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
-    traces: Annotated[Path | None, typer.Option(help="Also write the file's own lookups here (dlrm_datasets).")] = None,
+    traces_out: Annotated[
+        Path | None, typer.Option("--traces", help="Also write the file's own lookups here (dlrm_datasets).")
+    ] = None,
 ) -> None:
     """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
     from neuroshard.core.value import canonical_json
-    from neuroshard.files.disk import check_can_write, check_folder_exists, write_bytes
+    from neuroshard.files.disk import check_can_write, write_bytes
     from neuroshard.files.importers import tables_source
     from neuroshard.files.importers.check_tables import findings_json, findings_text
     from neuroshard.files.importers.import_tables import has_lookups
@@ -102,12 +104,11 @@ def tables(
         ("--dim", was_typed(context, "dim"), "--from FILE.pt", source is not None and has_lookups(source)),
         ("--plan-out", plan_out, "-o tables.json", out),
         ("--costs-out", costs_out, "-o tables.json", out),
-        ("--traces", traces, "-o tables.json", out),
+        ("--traces", traces_out, "-o tables.json", out),
     ):
         if given and not there:
             raise UsageError(f"{option} is for {needed}")
-    for path in filter(None, (out, plan_out, costs_out, traces)):
-        check_folder_exists(path)
+    for path in filter(None, (out, plan_out, costs_out, traces_out)):
         check_can_write(path)  # of several files all or none, and lookups take minutes to read
     word = dtype or "fp32"
     match preset, source, torchrec, stats:
@@ -129,7 +130,7 @@ def tables(
             raise UsageError(
                 "give one of --preset NAME, --from FILE, --from-torchrec package.module:function and --from-stats FILE"
             )
-    if traces is not None and found.traces is None:
+    if traces_out is not None and found.traces is None:
         raise UsageError(f"{found.where} holds no lookups to write to --traces; only dlrm_datasets files do")
     findings = found.findings() if check else ()
     if check:
@@ -144,8 +145,8 @@ def tables(
             write_plan(plan_out, plan)
         if found.printed is not None and costs_out is not None:
             write_bytes(costs_out, canonical_json(given_costs(found.printed, imported.tables, found.where)))
-        if found.traces is not None and traces is not None:
-            write_traces(traces, found.traces)
+        if found.traces is not None and traces_out is not None:
+            write_traces(traces_out, found.traces)
         write_tables(out, imported.tables)
         total = sum(table.memory_bytes for table in imported.tables)
         say(f"{out}: {counted(len(imported.tables), 'table')}, {format_bytes(total)} with optimizer state", err=as_json)

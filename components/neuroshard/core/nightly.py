@@ -12,7 +12,7 @@ either name.
 """
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -64,7 +64,7 @@ class ModelSpec(Value):
     @property
     def move_budget_bytes(self) -> int | None:
         """None where everything may move. Raises UsageError for an invalid amount."""
-        return parse_bytes(self.move_budget) if self.move_budget else None
+        return parse_bytes(self.move_budget, least=0) if self.move_budget else None
 
     @property
     def topology(self) -> Topology | None:
@@ -160,6 +160,35 @@ class Searched(Value):
     model: str = ""
     instead: str = ""
     no_plan: str = ""
+
+
+# The new plan went live; or it is valid, but the live one stays; or there is no new plan, or it broke a rule, and the live one
+# stays; or there is no new plan, and nothing is live, or the live plan cannot be loaded.
+End = Literal["live", "kept", "no plan", "red"]
+
+
+class Verdict(Value):
+    """How the nightly run `run` ended for a model, and why.
+
+    `doubts` are the reasons why the model's plan is degraded, if it is; `release` is the number of the live release, 0 where
+    nothing is live, None where that cannot be read.
+    """
+
+    run: str
+    model: str
+    end: End
+    why: str
+    doubts: tuple[str, ...] = ()
+    release: int | None = 0
+
+    @property
+    def text(self) -> str:
+        """One line, with what is wrong first."""
+        said = {"live": "has today's plan", "kept": "keeps its live plan"}.get(self.end, "has no new plan")
+        unnumbered = "nothing is live" if self.release == 0 else "what is live cannot be read"
+        live = f"release {self.release} is live" if self.release else unnumbered
+        doubts = "; ".join(doubt for doubt in self.doubts if doubt != self.why)
+        return f"{self.model} {said} ({live}): {f'degraded: {doubts}; ' if doubts else ''}{self.why}"
 
 
 def campaign_folder(fingerprint: str, request: Request) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.nightly import read_specs
 from neuroshard.core.release import HARDWARE
+from neuroshard.core.store_url import parse_store_url
 from neuroshard.core.units import parse_duration
 from neuroshard.core.value import shown
 
@@ -27,7 +28,6 @@ QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
-STORE = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/.*)?|file:///.+|(?![A-Za-z][A-Za-z0-9+.-]*://).+")
 
 Check = Callable[[Any], object]  # raises UsageError, or another NeuroshardError, for an invalid value
 
@@ -149,7 +149,7 @@ _seconds: Check = lambda value: parse_duration(_text(value))  # noqa: E731
 
 CHECKS: Mapping[str, Check] = {
     "models": _models,
-    "store": _matches(STORE, "s3://bucket/prefix or a folder", longest=4000),
+    "store": lambda value: parse_store_url(_text(value)),
     "backend": _one_of(*BACKENDS),
     "batch_size": _whole(1, MAX_BATCH_SIZE),
     "compute_cases": _whole(1, MAX_CASES),

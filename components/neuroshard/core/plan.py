@@ -148,9 +148,10 @@ class Plan(Value):
         """Bound and improvements are written only if there are any."""
         data: dict[str, Any] = handler(self)
         if not self.improvements:
-            del data["improvements"]
+            data.pop("improvements", None)
         if self.lower_bound_ms is None and not self.bound_assumptions:
-            del data["lower_bound_ms"], data["bound_assumptions"]
+            data.pop("lower_bound_ms", None)
+            data.pop("bound_assumptions", None)
         return data
 
     @model_validator(mode="after")

@@ -68,7 +68,7 @@ class Table(Value):
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data = without_defaults(fields(self), _UNSAID)
         if not self.features:
-            del data["features"]
+            data.pop("features", None)
         return data
 
     @model_validator(mode="before")

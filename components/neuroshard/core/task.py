@@ -60,7 +60,7 @@ class ShardingTask(Value):
         """Constraints, and fields that are None by default, are written only if they are set."""
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
-            del data["constraints"]
+            data.pop("constraints", None)
         return without_defaults(data, {"pipeline": None, "topology": None, "collective_precision": None})
 
     @property

@@ -18,14 +18,14 @@ _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _BY_LOWER = {unit.lower(): factor for unit, factor in _FACTORS.items()}
 
 
-def parse_bytes(text: str) -> int:
-    """`"32GiB"`, `"1.5 TB"` or `"34359738368"` as bytes. Raises UsageError, also for zero."""
+def parse_bytes(text: str, least: int = 1) -> int:
+    """`"32GiB"`, `"1.5 TB"` or `"34359738368"` as bytes. Raises UsageError, also for fewer than `least`."""
     match = _BYTES.fullmatch(text)
     factor = _BY_LOWER.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
         raise UsageError(f"{text!r} is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB")
     value = float(match.group(1)) * factor
-    if not math.isfinite(value) or value < 1 or value > 2**63:
+    if not math.isfinite(value) or value < least or value > 2**63:
         raise UsageError(f"{text!r} is not a usable amount of memory; write at least one byte, as in 32GiB")
     return int(value)
 

@@ -245,7 +245,10 @@ def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Stor
     except NeuroshardError:
         raise StoreError(f"{error}; whether {said} went live is not known: look with `neuroshard releases`") from None
     if isinstance(error, Conflict):
-        raise Conflict(f"{error}; but what was live there still is, so {said} did not go live; try again")
+        raise Conflict(
+            f"{error}; but what was live there still is, so {said} did not go live; try again, and if that does not help, look "
+            "for a proxy in front of the store that changes ETags"
+        )
     if isinstance(error, Unreachable):
         raise Unreachable(
             f"{error}; {said} is not live, unless the request is still under way: look with `neuroshard releases`"

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,6 +42,14 @@ def check_folder_exists(path: Path) -> None:
         raise UsageError(
             f"{path}: its folder {folder} does not exist, and only the last part of a path is created; check the path, or "
             "create the folder first (mkdir -p)"
+        )
+
+
+def check_other_path(out: Path, others: Iterable[Path]) -> None:
+    """Raise UsageError where `out` is also one of the `others`, which a command reads or writes: one would be lost."""
+    if not _is_sink(out) and os.path.realpath(out) in map(os.path.realpath, others):
+        raise UsageError(
+            f"{out}: is given twice, and writing it would overwrite the other; give another path to write to"
         )
 
 

@@ -56,7 +56,7 @@ def against(
 ) -> tuple[KindCoverage, ...]:
     """How the live cost models of a store cover the fleet at `now` (UTC)."""
     known, notes = known_models(open_store(store_url))
-    log(*(f"note: {note}" for note in notes))
+    log(*(f"note: {note}" for note in notes.values()))
     return coverage(fleet.kinds, known, now=now, usual=Wanted(max_age_seconds=max_age_seconds, max_error=max_error))
 
 

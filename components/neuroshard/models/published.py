@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Unreachable, UsageError
 from neuroshard.core.release import BUNDLE_FILES, ModelRelease
 from neuroshard.core.value import check_format, decode_json, sha256
@@ -18,7 +19,7 @@ from neuroshard.files.disk import write_bytes
 from neuroshard.store.bundles import find_bundle, find_hardware, model_keys, models_of
 from neuroshard.store.local import default_cache_dir
 from neuroshard.store.open import open_store
-from neuroshard.store.protocol import Store
+from neuroshard.store.protocol import PartlyListed, Store
 from neuroshard.store.track import Files, Live, ReleaseTrack, live_or_none, read_artifact
 
 MANIFEST_VERSIONS = 1_000  # newer than any: a manifest that this version cannot read is listed with its fault
@@ -78,15 +79,23 @@ def open_bundle(store: Store, track: ReleaseTrack[ModelRelease], digest: str) ->
 
 
 def list_published(store: Store) -> tuple[Listed, ...]:
-    """Every cost model of every hardware, newest first within a hardware. Raises StoreError; what is broken is listed as such."""
+    """Every cost model of every hardware, newest first within a hardware. Raises StoreError.
+
+    What is broken is listed as such, and what may not be listed is noted on stderr.
+    """
     found = []
-    for key in model_keys(store):
+    keys, unlisted = model_keys(store)
+    log(*(f"note: hardware {fingerprint}: {why}" for fingerprint, why in unlisted.items()))
+    for key in keys:
         track, fingerprint = models_of(*key), key.fingerprint
         live, broken = _live(store, track)
-        entries = [entry for entry in store.list(f"{track.name}/") if entry.key.endswith(BUNDLE_FILES[-1])]
+        try:
+            entries = store.list(f"{track.name}/")
+        except PartlyListed as error:
+            entries = error.entries
         for entry in sorted(entries, key=lambda entry: entry.modified, reverse=True):
             digest = track.digest_of(entry.key)
-            if digest is None:
+            if digest is None or not entry.key.endswith(BUNDLE_FILES[-1]):
                 continue
             manifest, fault = _manifest(store, entry.key)
             is_live = live is not None and live.release.bundle_digest == digest

@@ -64,13 +64,15 @@ class Shortfall(NamedTuple):
     usable: bool
 
 
-def known_models(store: Store) -> tuple[dict[ModelKey, Known], tuple[str, ...]]:
-    """The live cost models of a store, and notes on pointers that cannot be read. Raises StoreError.
+def known_models(store: Store) -> tuple[dict[ModelKey, Known], dict[str, str]]:
+    """The live cost models of a store; and by fingerprint, a note on hardware whose pointers cannot be read. Raises StoreError.
 
     A model that cannot be opened is among them with its fault.
     """
-    known, notes = {}, []
-    for key in model_keys(store):
+    keys, unlisted = model_keys(store)
+    known = {}
+    notes = {one: f"hardware {one}: some of its cost models cannot be listed: {why}" for one, why in unlisted.items()}
+    for key in keys:
         track = models_of(*key)
         try:
             release = read_pointer(store, track).release
@@ -79,7 +81,8 @@ def known_models(store: Store) -> tuple[dict[ModelKey, Known], tuple[str, ...]]:
         except Unreachable:
             raise
         except (InvalidInput, StoreError) as error:  # damaged, or this key may not be read
-            notes.append(f"hardware {key.fingerprint} counts as without a cost model at this batch size: {error}")
+            note = f"hardware {key.fingerprint} counts as without a cost model at this batch size: {error}"
+            notes[key.fingerprint] = "; ".join(filter(None, (notes.get(key.fingerprint), note)))
             continue
         try:
             known[key] = Known(release, open_bundle(store, track, release.bundle_digest))
@@ -87,7 +90,7 @@ def known_models(store: Store) -> tuple[dict[ModelKey, Known], tuple[str, ...]]:
             raise
         except (InvalidInput, StoreError) as error:
             known[key] = Known(release, None, str(error))
-    return known, tuple(notes)
+    return known, notes
 
 
 def serves(known: Known, wanted: Wanted, now: datetime) -> tuple[Shortfall, ...]:

@@ -1,1 +1,1 @@
-"""The nightly run, above the stages: survey, draw, learn, search, release."""
+"""The nightly run, above the stages: survey, augment, measure, pretrain, search, deploy, conclude."""

@@ -89,7 +89,7 @@ def augment(survey: str, store: str, single_writer: bool, training_runtime: str)
     With a training runtime, all pods of a kind are one TrainJob; without, each pod is a job of its own.
     """
     from neuroshard.core.nightly import Survey, parse_message
-    from neuroshard.nightly.draw import run
+    from neuroshard.nightly.augment import run
 
     jobs = run(parse_message(Survey, survey), store, single_writer=single_writer)
     if training_runtime:
@@ -112,7 +112,7 @@ def pretrain(
     from pathlib import Path
 
     from neuroshard.core.nightly import Campaign, Survey, parse_message
-    from neuroshard.nightly.learn import run
+    from neuroshard.nightly.pretrain import run
 
     paths = Path(costs.path), Path(cost_model.path)
     found, asked = parse_message(Survey, survey), parse_message(Campaign, campaign)
@@ -178,7 +178,8 @@ def deploy(
 
     from neuroshard.core.nightly import Searched, Survey, parse_message
     from neuroshard.deploy.run import DeploySettings
-    from neuroshard.nightly.release import ReleaseFiles, check_red, run
+    from neuroshard.nightly.conclude import check_red
+    from neuroshard.nightly.deploy import ReleaseFiles, run
 
     found = parse_message(Survey, survey)
     settings = DeploySettings(
@@ -192,6 +193,6 @@ def deploy(
 def conclude(survey: str, store: str) -> None:
     """Report which models have no new plan and why. Fails where a model has no plan at all."""
     from neuroshard.core.nightly import Survey, parse_message
-    from neuroshard.nightly.release import conclude
+    from neuroshard.nightly.conclude import run
 
-    conclude(parse_message(Survey, survey), store)
+    run(parse_message(Survey, survey), store)

@@ -36,9 +36,9 @@ class Candidate(NamedTuple):
 
 def choose(survey: Survey, spec: ModelSpec, store: Store) -> Searched:
     """The best cost model that can be used for a model, and why it is not the hardware's own. Raises StoreError."""
-    known, notes = known_models(store)
+    known, unreadable = known_models(store)
     live = live_at(known, survey.request.batch_size)
-    why = _why_not_own(survey, spec, store, live, notes)
+    why = _why_not_own(survey, spec, store, live, unreadable)
     for candidate in candidates(survey, spec, store, live):
         try:
             model = open_cost_model(candidate.cost_model, survey.request.batch_size)
@@ -105,7 +105,7 @@ def _ranks(survey: Survey, spec: ModelSpec) -> int:
 
 
 def _why_not_own(
-    survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str, Known], notes: tuple[str, ...]
+    survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str, Known], unreadable: Mapping[str, str]
 ) -> str:
     """Why the hardware's own live cost model cannot be used: its shortfalls, and the failure of the last measuring."""
     fingerprint = survey.hardware.get(spec.name, "")
@@ -116,7 +116,7 @@ def _why_not_own(
     else:
         called = spec.hardware or "its hardware"
         whys = [f"no cost model of {called} is live for {survey.request.batch_size:,} samples a step"]
-    whys += [note for note in notes if fingerprint and fingerprint in note]
+    whys += [unreadable[fingerprint]] if fingerprint in unreadable else []
     if fingerprint:
         failed = read_record(store, f"{campaign_folder(fingerprint, survey.request)}/{FAILED}")
         whys += [f"{failed.get('step')}: {failed.get('why')}"] if failed else []

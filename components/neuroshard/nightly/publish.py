@@ -13,7 +13,6 @@ from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.golive import delete_damaged, mend_live
 from neuroshard.models.serving import known_models
 from neuroshard.store.bundles import ModelKey, models_of
-from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 
 
@@ -21,16 +20,14 @@ def publish(
     campaign: Campaign,
     request: Request,
     cost_model: Path,
-    store_url: str,
+    store: Store,
     *,
     max_error: float | None = None,
-    single_writer: bool = False,
 ) -> ModelRelease:
     """Publish the cost model of a campaign, and return its release. Without `max_error` any error on unseen tables is allowed.
 
     Raises Refused where the error on unseen tables is higher, or where the live cost model serves more; StoreError, Conflict.
     """
-    store = open_patiently(store_url, single_writer=single_writer)
     track = models_of(campaign.hardware.fingerprint, request.batch_size)
     if mended := mend_live(store, track):
         log(f"note: {mended}")

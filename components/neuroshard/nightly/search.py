@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from neuroshard.augment.source import run as load_tables
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable
 from neuroshard.core.nightly import ModelSpec, Searched, Survey
@@ -27,6 +26,7 @@ from neuroshard.search.settings import SearchSettings
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
+from neuroshard.store.tables import fetch_tables
 from neuroshard.store.track import Live
 
 
@@ -42,7 +42,7 @@ def run(
     try:
         if not reason:
             store = open_patiently(store_url)
-            patiently(lambda: load_tables(survey.spec(name).tables, tables))
+            patiently(lambda: fetch_tables(survey.spec(name).tables, tables))
             return patiently(lambda: search_plan(survey, name, store, tables, out, algorithm, memory_margin))
     except Unreachable:
         raise

@@ -19,7 +19,7 @@ from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
-from neuroshard.nightly.draw import finished, lacking, read_draws, renamed, tables_of
+from neuroshard.nightly.augment import finished, lacking, read_draws, renamed, tables_of
 from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record
 from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
@@ -48,7 +48,7 @@ def run(models: str, store_url: str, settings: SurveySettings, *, single_writer:
 
     log(*fleet_text(fleet, found.kinds).splitlines(), *(f"note: {note}" for note in fleet.notes))
     log(f"to measure: {len(campaigns)} of {len(found.kinds)} kinds of hardware")
-    said = [*notes, *unreadable, *said_of_others]
+    said = [*notes, *unreadable.values(), *said_of_others]
     log(*(f"note: {note}" for note in said))
     log(*(f"note: model {name!r} gets no plan: {why}" for name, why in no_plan.items()))
     return Survey(

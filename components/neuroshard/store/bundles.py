@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import InvalidInput, NotFound, UsageError
+from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable, UsageError
 from neuroshard.core.hardware_names import is_part_of_name
 from neuroshard.core.release import BUNDLE_FILES, FINGERPRINT, HARDWARE, ModelRelease
 from neuroshard.core.value import decode_json, sha256, shown
-from neuroshard.store.protocol import Store
+from neuroshard.store.protocol import PartlyListed, Store
 from neuroshard.store.track import Files, Live, ReleaseTrack, find_artifact, read_pointer
 
 BATCH_SIZE = r"[1-9][0-9]{0,11}"
@@ -40,33 +40,44 @@ def models_of(fingerprint: str, batch_size: int) -> ReleaseTrack[ModelRelease]:
     )
 
 
-def model_keys(store: Store) -> tuple[ModelKey, ...]:
-    """The keys of all cost models in the store, live or not."""
+def model_keys(store: Store) -> tuple[tuple[ModelKey, ...], dict[str, str]]:
+    """The keys of all cost models in the store, live or not; and by fingerprint, why some of a hardware cannot be listed."""
+    unlisted = {}
+    try:
+        entries = store.list(f"{HARDWARE}/")
+    except PartlyListed as error:
+        if HARDWARE in error.denied:
+            raise
+        entries = error.entries
+        of = {folder.split("/")[1]: why for folder, why in error.denied.items()}
+        unlisted = {name: why for name, why in of.items() if re.fullmatch(FINGERPRINT, name)}
     form = re.compile(rf"{HARDWARE}/({FINGERPRINT.strip('^$')})/({BATCH_SIZE})/.+")
-    found = {match.groups() for entry in store.list(f"{HARDWARE}/") if (match := form.fullmatch(entry.key))}
-    return tuple(sorted(ModelKey(fingerprint, int(batch_size)) for fingerprint, batch_size in found))
+    found = {match.groups() for entry in entries if (match := form.fullmatch(entry.key))}
+    return tuple(sorted(ModelKey(fingerprint, int(batch_size)) for fingerprint, batch_size in found)), unlisted
 
 
 def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> Live[ModelRelease]:
     """The live cost model of the hardware with the fingerprint `wanted`, or with `wanted` in its name.
 
     Of cost models of several batch sizes it is the one of `batch_size`. A single cost model is returned whatever its batch
-    size, and the caller checks that. Raises NotFound where there is none, UsageError where several fit. A pointer that cannot
-    be read, such as one of a newer version, is noted on stderr and skipped.
+    size, and the caller checks that. Raises NotFound where there is none, UsageError where several fit. Hardware whose pointer
+    cannot be read, such as one of a newer version, is noted on stderr and skipped, unless its fingerprint is `wanted`.
     """
     named = bool(re.fullmatch(FINGERPRINT, wanted))
-    live, skipped = [], ""
-    for key in model_keys(store):
+    keys, skipped = model_keys(store)
+    live = []
+    for key in keys:
         try:
             live.append(read_pointer(store, models_of(*key)))
         except NotFound:  # published, none of them live
             continue
-        except InvalidInput as error:
-            if named and key.fingerprint == wanted and batch_size in (None, key.batch_size):
+        except Unreachable:
+            raise
+        except (InvalidInput, StoreError) as error:
+            if key.fingerprint == wanted and batch_size in (None, key.batch_size):
                 raise
-            skipped = str(error)
-    if skipped:
-        log(f"note: its hardware is skipped: {skipped}")
+            skipped[key.fingerprint] = str(error)
+    log(*(f"note: hardware {fingerprint} is skipped: {why}" for fingerprint, why in skipped.items()))
     if named:
         found = [one for one in live if one.release.fingerprint == wanted]
     else:
@@ -76,6 +87,8 @@ def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> L
         f"{one.release.fingerprint} {one.release.device_name}, batch {one.release.batch_size:,}"
         for one in found or live
     )
+    if not found and wanted in skipped:
+        raise StoreError(skipped[wanted])
     if not found:
         raise NotFound(
             f"{store.url}: no cost model of hardware {wanted!r} is live there; there is "
@@ -95,7 +108,7 @@ def find_bundle(store: Store, fingerprint: str, prefix: str) -> tuple[ReleaseTra
 
     Raises NotFound, and UsageError for an invalid digest.
     """
-    for key in model_keys(store):
+    for key in model_keys(store)[0]:
         if key.fingerprint == fingerprint:
             try:
                 return models_of(*key), find_artifact(store, models_of(*key), prefix)

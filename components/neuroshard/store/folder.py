@@ -5,15 +5,16 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.core.store_url import check_key, is_key
 from neuroshard.core.value import sha256
-from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, check_key, is_key
+from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, PartlyListed
 
 # errors of a network file system whose server is gone
 GONE = {
@@ -88,15 +89,30 @@ class FolderStore:
     def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
         folder = self.root / prefix.rpartition("/")[0]
         entries = []
+        denied: dict[str, str] = {}
+
+        def failed(error: OSError) -> None:
+            if isinstance(error, FileNotFoundError):  # deleted since
+                return
+            if not isinstance(error, PermissionError):
+                raise error
+            key = Path(error.filename).relative_to(self.root).as_posix()
+            denied[key] = f"{self.root / key}: cannot list it: {error.strerror}"
+
         with _errors(folder, "list it"):
-            for path in _files_under(folder):
+            for path in _files_under(folder, failed):
                 key = path.relative_to(self.root).as_posix()
                 if not key.startswith(prefix) or not is_key(key):
                     continue
-                with suppress(FileNotFoundError):  # deleted since
+                try:
                     status = path.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        entries.append(ObjectInfo(key, status.st_size, _when(status)))
+                except OSError as error:
+                    failed(error)
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    entries.append(ObjectInfo(key, status.st_size, _when(status)))
+        if denied:
+            raise PartlyListed(tuple(sorted(entries)), denied)
         return tuple(sorted(entries))
 
     def delete(self, key: str) -> None:
@@ -121,14 +137,10 @@ def _when(status: os.stat_result) -> datetime:
     return datetime.fromtimestamp(min(max(status.st_mtime, 0.0), LAST_SECONDS), UTC)
 
 
-def _files_under(folder: Path) -> Iterator[Path]:
-    """All files below a folder; none where the folder does not exist. Raises OSError for a folder that may not be read."""
-
-    def failed(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):
-            raise error
-
-    for above, _, names in os.walk(folder, onerror=failed):
+def _files_under(folder: Path, failed: Callable[[OSError], None]) -> Iterator[Path]:
+    """All files below a folder, except in hidden folders. A folder that cannot be listed is passed to `failed`."""
+    for above, folders, names in os.walk(folder, onerror=failed):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # scratch; .snapshot of a file server
         yield from (Path(above, name) for name in names)
 
 
@@ -195,8 +207,8 @@ def _take_name(temporary: Path, path: Path) -> None:
 def _lock(folder: Path) -> Iterator[None]:
     """Hold the folder's lock, which the kernel frees when the holder dies. Raises StoreError after LOCK_SECONDS."""
     began = time.monotonic()
-    # O_NONBLOCK: a pipe of that name would block
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    with _errors(folder / ".lock", "write it"):  # O_NONBLOCK: a pipe of that name would block
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         while True:
             try:

@@ -3,14 +3,13 @@
 Ages are by the store's own clock alone, so no machine's clock decides who holds a lease.
 """
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from uuid import uuid4
 
-from neuroshard.core.errors import Conflict, NotFound, StoreError
-from neuroshard.core.value import canonical_json
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
+from neuroshard.core.value import canonical_json, decode_json
 from neuroshard.store.background import repeating
 from neuroshard.store.patience import PatientStore
 from neuroshard.store.protocol import ObjectInfo, Store
@@ -53,8 +52,8 @@ def leased(store: PatientStore, key: str, owner: str, seconds: float = LEASE_SEC
 
 def holder(store: Store, key: str) -> str:
     """The holder of a lease, or its last holder, in words."""
-    with suppress(StoreError, ValueError, AttributeError):
-        if owner := json.loads(store.read(key)).get("owner"):  # the pods of a TrainJob do not know their run
+    with suppress(StoreError, InvalidInput, AttributeError):
+        if owner := decode_json(store.read(key), key).get("owner"):  # the pods of a TrainJob do not know their run
             return f"nightly run {owner}"
     return "another nightly run"
 
@@ -92,7 +91,11 @@ def _take_over(store: Store, key: str, owner: str, nonce: str, seconds: float) -
 
 
 def _age(store: Store, entry: ObjectInfo) -> timedelta:
-    """How long ago an object changed, by the store's clock: a scratch object is written to read that clock."""
+    """How long ago an object changed, by the store's clock: a scratch object is written to read that clock.
+
+    On S3, `Store.clock()` is the date of an answer, which a proxy such as nginx replaces by its own. Where that one's clock is
+    off, two runs would hold a lease.
+    """
     probe = f"{entry.key.rpartition('/')[0]}/now-{uuid4().hex}"
     store.create(probe, b"")
     try:
@@ -107,6 +110,6 @@ def _lease(owner: str, nonce: str, renewals: int) -> bytes:
 
 
 def _nonce(data: bytes) -> str:
-    with suppress(ValueError, AttributeError):
-        return str(json.loads(data).get("nonce"))
+    with suppress(InvalidInput, AttributeError):
+        return str(decode_json(data, "a lease").get("nonce"))
     return ""

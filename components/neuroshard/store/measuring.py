@@ -81,7 +81,7 @@ def measuring(store: Store, folder: str) -> Measuring:
     for entry in store.list(f"{folder}/"):
         name = entry.key.removeprefix(f"{folder}/")
         if found := re.fullmatch(
-            r"draw-([0-9]{4})/(cases|costs|ended|lease)(?:-([0-9]+)-of-([0-9]+))?(/.+|\.json)", name
+            r"draw-([0-9]{4}|[1-9][0-9]{4,})/(cases|costs|ended|lease)(?:-([0-9]+)-of-([0-9]+))?(/.+|\.json)", name
         ):
             draw, what = int(found[1]), found[2]
             if what == "cases":
@@ -198,9 +198,15 @@ def costs_digest(store: Store, folder: str) -> str:
 
 
 def note_failure(store: Store, folder: str, step: str, why: str) -> None:
-    """Record why this attempt failed, for the end of this run and for the next run. Never raises."""
+    """Record why this attempt failed, for the end of this run and for the next run. Never raises.
+
+    It follows what an earlier step of this attempt recorded.
+    """
     log(f"note: {step} failed: {why}")
     try:
+        earlier = read_record(store, f"{folder}/{FAILED}")
+        if earlier and earlier.get("step") != step:
+            step, why = str(earlier.get("step")), f"{earlier.get('why')}; {step}: {why}"
         write_record(store, f"{folder}/{FAILED}", {"step": step, "why": why})
     except StoreError as error:
         log(f"note: the failure could not be recorded: {error}")

@@ -1,14 +1,10 @@
 """A store from its URL: `s3://bucket/prefix`, `file:///folder`, or the path of a folder."""
 
-import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from neuroshard.core.errors import UsageError
+from neuroshard.core.store_url import parse_store_url
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.protocol import Store, check_key
-
-BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+from neuroshard.store.protocol import Store
 
 
 def open_store(url: str, *, single_writer: bool = False) -> Store:
@@ -16,24 +12,9 @@ def open_store(url: str, *, single_writer: bool = False) -> Store:
 
     `single_writer` declares that nobody else writes there, for an S3 store that ignores conditional writes.
     """
-    scheme, colon, rest = url.partition(":")
-    if not url or not url.isprintable():
-        raise UsageError("the store's URL is empty or not text; write s3://bucket/prefix or a folder")
-    if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
-        return FolderStore(Path(url))
-    if scheme == "file" and rest.startswith("//"):
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
-            raise UsageError(f"{url!r} is not a folder's URL; write file:///absolute/path")
-        return FolderStore(Path(unquote(parts.path)))
-    if scheme == "s3" and rest.startswith("//"):
-        bucket, _, prefix = rest[2:].partition("/")
-        prefix = prefix.rstrip("/")
-        if not BUCKET.fullmatch(bucket):  # not echoed: somebody may have put a secret in front of an @
-            raise UsageError("the s3 URL does not name a usable bucket; write s3://bucket/prefix")
-        if prefix:
-            check_key(prefix)
-        from neuroshard.store.s3 import S3Store
+    place = parse_store_url(url)
+    if not place.bucket:
+        return FolderStore(Path(place.folder))
+    from neuroshard.store.s3 import S3Store
 
-        return S3Store(bucket, prefix, single_writer=single_writer)
-    raise UsageError(f"{scheme!r} is not a kind of store; write s3://bucket/prefix, file:///folder, or a folder's path")
+    return S3Store(place.bucket, place.prefix, single_writer=single_writer)

@@ -1,9 +1,10 @@
 """The interface of a store. Any object with these methods is a store: a folder, a bucket, a dict in a test."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import StoreError
 
 # Of one object. A plan of 2,000 tables in 4,000 shards has 1 MiB. Decoded, hostile JSON takes 35 times its size.
 MAX_BYTES = 16 * 2**20
@@ -15,6 +16,14 @@ class ObjectInfo(NamedTuple):
     key: str
     size: int
     modified: datetime
+
+
+class PartlyListed(StoreError):
+    """Some folders may not be listed: `denied` maps the key of each to the reason. `entries` are all other objects."""
+
+    def __init__(self, entries: tuple[ObjectInfo, ...], denied: Mapping[str, str]) -> None:
+        super().__init__("; ".join(denied.values()))
+        self.entries, self.denied = entries, denied
 
 
 class Store(Protocol):
@@ -45,34 +54,13 @@ class Store(Protocol):
         """Replace the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
 
     def list(self, prefix: str) -> tuple[ObjectInfo, ...]:
-        """All objects whose key starts with `prefix`, sorted by key. Keys that `check_key` refuses are left out."""
+        """All objects whose key starts with `prefix`, sorted by key. Keys that `check_key` refuses are left out.
+
+        Raises PartlyListed where folders that may hold such objects may not be listed.
+        """
 
     def delete(self, key: str) -> None:
         """Delete the object. It is no error if it does not exist."""
 
     def clock(self) -> datetime:
         """The time by the store's own clock, as in `modified`: this machine's clock may be hours off."""
-
-
-def check_key(key: str) -> str:
-    """Return `key`, if it is safe both in a folder and in a bucket. Raises UsageError.
-
-    Segments that start with a dot are reserved for the stores' own scratch files.
-    """
-    segments = key.split("/")
-    if any(not segment or segment.startswith(".") for segment in segments):
-        raise UsageError(f"{key!r} is not a usable key: no part between the slashes may be empty or start with a dot")
-    if not key.isprintable() or "\\" in key or len(key.encode()) > 900:  # S3 takes 1,024 bytes
-        raise UsageError(
-            f"{key[:60]!r} is not a usable key: at most 900 bytes, without backslashes or control characters"
-        )
-    return key
-
-
-def is_key(text: str) -> bool:
-    """Whether `check_key` accepts it."""
-    try:
-        check_key(text)
-    except UsageError:
-        return False
-    return True

@@ -11,7 +11,16 @@ from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import HARDWARE, MODEL_NAME, Refusal, Release
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Live, ReleaseTrack, read_artifact, read_past, read_pointer
+from neuroshard.store.track import (
+    MAX_RELEASE_BYTES,
+    Files,
+    Live,
+    ReleaseTrack,
+    read_artifact,
+    read_past,
+    read_pointer,
+    readable,
+)
 
 
 class Published(NamedTuple):
@@ -86,13 +95,11 @@ def live_plan(live: Live[Release] | None, store: Store) -> Plan | None:
 
 
 def read_refusals(store: Store, model: str) -> tuple[Refusal, ...]:
-    """The refusals of a model, newest first. Raises InvalidInput or NewerFormat where one is broken."""
+    """The refusals of a model that can be read, newest first."""
     track = plans_of(model)
-    entries = store.list(f"{model}/decisions/")
+    keys = [entry.key for entry in reversed(store.list(f"{model}/decisions/")) if track.is_record(entry.key)]
     return tuple(
-        Refusal.from_json(store.read(entry.key, MAX_RELEASE_BYTES), f"{store.url}/{entry.key}")
-        for entry in reversed(entries)
-        if track.is_record(entry.key)
+        readable(keys, lambda key: Refusal.from_json(store.read(key, MAX_RELEASE_BYTES), f"{store.url}/{key}"))
     )
 
 

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
@@ -25,8 +26,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unsafe
+from neuroshard.core.store_url import check_key, is_key
 from neuroshard.store.deadline import too_late, within
-from neuroshard.store.protocol import MAX_BYTES, ObjectInfo, check_key, is_key
+from neuroshard.store.protocol import MAX_BYTES, ObjectInfo
 from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, request_errors
 
 # For a request with all its attempts, which take 95 s if each of them hangs. boto3's own limits do not suffice: read_timeout
@@ -34,6 +36,8 @@ from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, request_error
 REQUEST_SECONDS = 120.0
 MAX_PAGES = 10_000  # of one listing, up to 1,000 objects each; a nightly run writes thousands of objects
 BUSY_SECONDS = 0.2  # to wait where another write of the key is under way
+# What proxies that compress make of the ETag "abc": W/"abc" or "abc-gzip", of which the store would know neither.
+COMPRESSED = re.compile(r'^W/|-(gzip|br|zstd|deflate)(?="$)')
 CONFIG = Config(
     connect_timeout=5,
     read_timeout=20,
@@ -103,7 +107,7 @@ class S3Store:
             with closing(answer["Body"]) as body:
                 if "ETag" not in answer:
                     raise StoreError(f"{self.url}/{key}: the store's answer has no ETag, which shows changes")
-                return self._body(key, body, max_bytes), answer["ETag"]
+                return self._body(key, body, max_bytes), COMPRESSED.sub("", answer["ETag"])
 
         def get_whole() -> tuple[bytes, str]:
             for _ in range(1, ATTEMPTS):  # boto3 does not retry where the body breaks off

@@ -8,18 +8,21 @@
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, UsageError
+from neuroshard.core.clean import log
+from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, StoreError, Unreachable, UsageError
 from neuroshard.core.release import Pointer
 from neuroshard.core.value import sha256
 from neuroshard.store.protocol import Store
 
 MAX_RELEASE_BYTES = 64 * 2**10
 R = TypeVar("R", bound=Pointer)
+T = TypeVar("T")
+V = TypeVar("V")
 Files = Mapping[str, bytes]  # key -> bytes, in the order in which they are written
 
 
@@ -137,11 +140,22 @@ def history(store: Store, track: ReleaseTrack[R]) -> list[int]:
 
 
 def all_releases(store: Store, track: ReleaseTrack[R]) -> tuple[R, ...]:
-    """Every release, newest first, so the live one is the first. Raises NotFound where there is none."""
+    """Every release that can be read, newest first, so the live one is the first. Raises NotFound where there is none."""
     live = read_pointer(store, track).release
     # a newer release may have come since live.json was read, and the live one may not be in the history yet
     older = [number for number in reversed(history(store, track)) if number < live.number]
-    return (live, *(read_past(store, track, number) for number in older))
+    return (live, *readable(older, lambda number: read_past(store, track, number)))
+
+
+def readable(names: Iterable[T], read: Callable[[T], V]) -> Iterator[V]:
+    """What `read` returns of each name; a note on stderr names the fault of any that cannot be read. Raises Unreachable."""
+    for name in names:
+        try:
+            yield read(name)
+        except Unreachable:
+            raise
+        except (InvalidInput, StoreError) as error:
+            log(f"note: left out: {error}")
 
 
 def read_artifact(store: Store, track: ReleaseTrack[R], digest: str) -> Artifact:

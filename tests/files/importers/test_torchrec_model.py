@@ -64,6 +64,12 @@ MODEL = """
     def exits():
         raise SystemExit("bye")
 
+    class Odd(BaseException):
+        pass
+
+    def odd():
+        raise Odd("farewell")
+
     def needs(batch_size, *, device):
         return Model()
 
@@ -162,6 +168,7 @@ def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(u
         ("{0}:raises", InvalidInput, ("ValueError", "two lines", "{0}.py")),
         ("{0}:reads_weights", InvalidInput, ("meta tensors", "weights")),
         ("{0}:exits", InvalidInput, ("SystemExit", "bye")),
+        ("{0}:odd", InvalidInput, ("Odd", "farewell")),
         ("{0}:other", InvalidInput, ("{{}}", "torch.nn.Module")),
         ("{0}:plain", InvalidInput, ("EmbeddingBagCollection", "EmbeddingCollection")),
     ],

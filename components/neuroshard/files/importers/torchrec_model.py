@@ -189,9 +189,9 @@ def _one_line(doing: str) -> Iterator[None]:
     """Whatever a user's code raises as one line that says where; a missing module is the caller's to explain."""
     try:
         yield
-    except (InvalidInput, UsageError, ModuleNotFoundError):
+    except (InvalidInput, UsageError, ModuleNotFoundError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         frame = inspect.getinnerframes(error.__traceback__)[-1] if error.__traceback__ else None
         place = f" (at {Path(frame.filename).name}:{frame.lineno})" if frame else ""
         hint = "; leave out what reads the values of weights" if "meta tensor" in str(error) else ""

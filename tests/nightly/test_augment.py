@@ -7,7 +7,7 @@ from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.nightly import ModelSpec
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.files.tables import write_tables
-from neuroshard.nightly.draw import renamed, roles, tables_of
+from neuroshard.nightly.augment import renamed, roles, tables_of
 
 
 def spec(name: str, path: str) -> ModelSpec:

@@ -1,18 +1,13 @@
 """A model's new plan -> what is live for the model, a page that shows the plan, and a verdict on the model in the store.
 
-A verdict is one of:
-
-    live       the new plan went live
-    kept       the new plan is valid, but the live plan stays
-    no plan    there is no new plan, or it broke a rule; the live plan stays
-    red        there is no new plan, and nothing is live, or the live plan cannot be loaded
+The verdict is the last step's to read (conclude.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import (
@@ -25,45 +20,18 @@ from neuroshard.core.errors import (
     Unreachable,
     Unsafe,
 )
-from neuroshard.core.nightly import VERDICTS_FOLDER, Searched, Survey
-from neuroshard.core.value import Value
+from neuroshard.core.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verdict
 from neuroshard.deploy.golive import delete_damaged, mend_live
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
 from neuroshard.report.run import run as report
-from neuroshard.store.measuring import FAILED, read_record, write_record
+from neuroshard.store.measuring import write_record
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, plans_of
 from neuroshard.store.releases import read_plan as read_live_plan
 from neuroshard.store.track import live_or_none
-
-End = Literal["live", "kept", "no plan", "red"]
-
-
-class Verdict(Value):
-    """How the nightly run `run` ended for a model, and why.
-
-    `doubts` are the reasons why the model's plan is degraded, if it is; `release` is the number of the live release, 0 for none
-    and for one of a newer version.
-    """
-
-    run: str
-    model: str
-    end: End
-    why: str
-    doubts: tuple[str, ...] = ()
-    release: int = 0
-
-    @property
-    def text(self) -> str:
-        """One line, with what is wrong first."""
-        said = {"live": "has today's plan", "kept": "keeps its live plan"}.get(self.end, "has no new plan")
-        unread = "the live release is of a newer version" if self.end == "no plan" else "nothing is live"
-        live = f"release {self.release} is live" if self.release else unread
-        doubts = "; ".join(doubt for doubt in self.doubts if doubt != self.why)
-        return f"{self.model} {said} ({live}): {f'degraded: {doubts}; ' if doubts else ''}{self.why}"
 
 
 class ReleaseFiles(NamedTuple):
@@ -86,7 +54,7 @@ def run(
     try:
         mended = mend_live(store, plans_of(name))
         doubts = [*survey.notes, *([mended] if mended else [])]
-        verdict = _verdict(survey, name, searched, files, store_url, settings, doubts)
+        verdict = _verdict(survey, name, searched, files, store, settings, doubts)
     except (Unreachable, Unsafe):
         raise
     except StoreError as error:  # a full disk, or a key that may not be read
@@ -115,12 +83,11 @@ def _verdict(
     name: str,
     searched: Searched,
     files: ReleaseFiles,
-    store_url: str,
+    store: Store,
     settings: DeploySettings,
     doubts: Sequence[str],
 ) -> Verdict:
     """Deploy the plan, if there is one; returns the verdict."""
-    store = open_patiently(store_url, single_writer=settings.single_writer)
     if searched.no_plan:
         return _without_plan(store, survey, name, searched.no_plan, doubts)
     instead = searched.instead or read_plan(files.plan).provenance.instead
@@ -129,7 +96,7 @@ def _verdict(
     gated = replace(settings, tables=files.tables, cost_model=searched.model, max_error=survey.max_error, nightly=True)
 
     def attempt() -> Deployed:
-        return deploy(files.plan, store_url, name, gated)
+        return deploy(files.plan, store.url, name, gated)
 
     try:
         try:
@@ -148,43 +115,10 @@ def _verdict(
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=tuple(doubts), release=release.number)
 
 
-def conclude(survey: Survey, store_url: str) -> tuple[str, ...]:
-    """How the nightly run ended: a line for each model with a doubt, and for each kind of hardware that was not learned.
-
-    Raises NeuroshardError where a model has no plan at all, and StoreError.
-    """
-    store = open_patiently(store_url)
-    lines, red = [], []
-    for spec in survey.models:
-        raw = read_record(store, f"{VERDICTS_FOLDER}/{spec.name}.json")
-        verdict = Verdict.parse(raw, spec.name) if raw and raw.get("run") == survey.owner else None
-        if verdict is None:
-            lines.append(
-                f"{spec.name}: this run's verdict is not in the store; another nightly run may have planned it since"
-            )
-        elif verdict.end == "red":
-            red.append(verdict.text)
-        elif verdict.doubts or verdict.end == "no plan":
-            lines.append(verdict.text)
-    for campaign in survey.campaigns:
-        failed = read_record(store, f"{campaign.folder}/{FAILED}")
-        lines += [f"{campaign.hardware.name}: {failed.get('step')}: {failed.get('why')}"] if failed else []
-    log(*(f"degraded: {line}" for line in lines))
-    if red:
-        raise NeuroshardError("; ".join(red))
-    return tuple(lines)
-
-
-def check_red(survey: Survey, verdict: Verdict) -> None:
-    """Raise NeuroshardError for a model without any plan. A run that measures afterwards leaves that to `conclude`."""
-    if verdict.end == "red" and not survey.campaigns:
-        raise NeuroshardError(verdict.text)
-
-
 def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Sequence[str]) -> Verdict:
     """The verdict on a model without a new plan: the live plan stays, if there is one that trainers can read."""
     end: End = "no plan"
-    number = 0
+    number: int | None = None
     try:
         live = live_or_none(store, plans_of(name))
         number = live.release.number if live else 0

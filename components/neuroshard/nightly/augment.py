@@ -19,7 +19,6 @@ import numpy as np
 from neuroshard.augment.pools import fitting, hold_out, trait
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
-from neuroshard.augment.source import load_tables
 from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, TRAIN_SHARE, Cases, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
@@ -33,6 +32,7 @@ from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import FAILED, Share, age_out, cases_of, left_of, measuring, note_failure, set_aside
 from neuroshard.store.patience import PatientStore, open_patiently, patiently
 from neuroshard.store.protocol import Store
+from neuroshard.store.tables import load_tables
 
 FILES = ("compute.parquet", "collective.parquet", "cases.json")  # the last file shows that the draw is whole
 TEST_SHARE = AugmentSettings.test_share  # of the kinds of tables, as augment holds out

@@ -10,10 +10,10 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, NeuroshardError, Refused, StoreError, Unreachable, Unsafe
 from neuroshard.core.nightly import Campaign, Survey
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.measure.workers.job import merge_shares
+from neuroshard.measure.shares.job import merge_shares
 from neuroshard.nightly.publish import publish
 from neuroshard.pretrain.run import run as pretrain
-from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, note_failure, write_record
+from neuroshard.store.measuring import LEARNED, costs_digest, note_failure, write_record
 from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 
@@ -34,9 +34,7 @@ def run(
         step = "pretrain"
         model = pretrain(costs, cost_model, seed=survey.request.seed, ranks=campaign.ranks)
         step = "publish"
-        publish(
-            campaign, survey.request, cost_model, store_url, max_error=survey.max_error, single_writer=single_writer
-        )
+        publish(campaign, survey.request, cost_model, store, max_error=survey.max_error)
     except Refused as error:
         _record_learned(store, campaign, learned_from, survey.max_error, str(error))
         note_failure(store, campaign.folder, step, str(error))
@@ -47,9 +45,7 @@ def run(
     except NeuroshardError as error:
         if step == "pretrain":  # these costs are not enough to learn from
             _record_learned(store, campaign, learned_from, survey.max_error, str(error))
-        # a failure of measuring says more than one of merging
-        if step != "merge" or FAILED not in measuring(store, campaign.folder).others:
-            note_failure(store, campaign.folder, step, str(error))
+        note_failure(store, campaign.folder, step, str(error))
     else:
         _record_learned(store, campaign, learned_from, survey.max_error)
     return model
