@@ -194,12 +194,10 @@ def _provenance(cost_model: CostModel, settings: SearchSettings, trust: Trust, n
 def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
     """The task with permission to split row-wise every table that no rule keeps whole. None if there is no such table, or if the
     task permits some already."""
-    constraints = task.constraints
-    too_few = constraints.max_shards is not None and constraints.max_shards < task.devices
-    if too_few or constraints.may_split_rows(task.tables, task.devices):
+    if task.may_split_rows:
         return None
-    tried = task.model_copy(update={"constraints": constraints.model_copy(update={"row_wise": True})})
-    return tried if tried.constraints.may_split_rows(task.tables, task.devices) else None
+    tried = task.model_copy(update={"constraints": task.constraints.model_copy(update={"row_wise": True})})
+    return tried if tried.may_split_rows else None
 
 
 def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ...]:
