@@ -85,13 +85,19 @@ def search(
 
 def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
     """The cheaper of two plans: one with the copies that the task asks for, and one with copies of more small tables, if those
-    make first plans cheaper. Each search has half of a time budget."""
+    make plans cheaper. Of a time budget a share is for choosing them, and each search has half of the rest."""
     if not cost_model.prices_rows:
         raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
-    chosen = worth_copying(allowed or task, cost_model, settings.tuning)
-    if chosen and settings.time_budget_s is not None:
-        settings = replace(settings, time_budget_s=settings.time_budget_s / 2)
+    budget_s, share = settings.time_budget_s, settings.tuning.time_for_copies
+    watch = Watch(None if budget_s is None else budget_s * share, stop=caller.stop)
+    before = caller.previous if settings.keep_optimizer_state else None  # copies would lose the state of its tables
+    stay = (
+        () if before is None else {table.name for table in before.task.tables} - before.task.constraints.data_parallel
+    )
+    chosen = worth_copying(allowed or task, cost_model, settings.tuning, watch, stay)
+    if budget_s is not None:
+        settings = replace(settings, time_budget_s=budget_s * (1 - share) / (2 if chosen else 1))
     plan = _beside_copies(task, cost_model, settings, caller)
     if not chosen:
         return plan
