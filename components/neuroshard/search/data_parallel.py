@@ -26,7 +26,7 @@ from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import feasible
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.registry import propose
-from neuroshard.search.tuning import Tuning
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
 
 STAY = "data-parallel tables stay so, and no others become so"
@@ -110,7 +110,7 @@ class Copies:
 
 
 def worth_copying(
-    task: ShardingTask, model: CostModel, tuning: Tuning, watch: Watch, stay: Collection[str] = ()
+    task: ShardingTask, model: CostModel, settings: SearchSettings, watch: Watch, stay: Collection[str] = ()
 ) -> tuple[str, ...]:
     """The tables, beside those of which there are copies anyway, whose copies make improved plans cheaper by `copies_worth`. The
     tables that `stay` sharded are none of them.
@@ -121,11 +121,11 @@ def worth_copying(
     first plans cost little more than the best are compared by improved ones, and then numbers between the best and its
     neighbours.
     """
-    tables = _may_be_copied(task, stay)
+    tables, tuning = _may_be_copied(task, stay), settings.tuning
 
     @cache
     def copying(count: int) -> _Try:
-        return _Try(task, tables[:count], model, tuning)
+        return _Try(task, tables[:count], model, settings)
 
     rows = [table.rows for table in tables]
     powers = range(max(rows, default=1).bit_length() + 1)
@@ -154,9 +154,9 @@ def worth_copying(
 class _Try:
     """A task with copies of these tables too: what they and the plans of the rest take, in ms; infinite where nothing fits."""
 
-    def __init__(self, task: ShardingTask, copied: Sequence[Table], model: CostModel, tuning: Tuning) -> None:
+    def __init__(self, task: ShardingTask, copied: Sequence[Table], model: CostModel, settings: SearchSettings) -> None:
         self.task = with_copies(task, [table.name for table in copied])
-        self.model, self.tuning, names = for_task(model, task), tuning, self.task.constraints.data_parallel
+        self.model, self.settings, names = for_task(model, task), settings, self.task.constraints.data_parallel
         self.copies_ms = copies_ms(self.model, [table for table in task.tables if table.name in names], task).total_ms
         self._improved_ms: float | None = None
 
@@ -165,10 +165,10 @@ class _Try:
         """Plans of the tables that are not copied, cheapest first: row-wise ones too where the task allows them."""
         try:
             rest = Copies(self.task).rest if self.task.constraints.data_parallel else self.task
-            problem = feasible(rest, for_task(self.model, rest), self.tuning)
+            problem = feasible(rest, for_task(self.model, rest), self.settings.tuning)
         except Infeasible:
             return []
-        plans = [*propose("greedy", problem), *propose("row_wise", problem)]
+        plans = [plan for name in ("greedy", "row_wise") for plan in propose(name, problem, self.settings.seed)]
         return sorted(plans, key=lambda plan: plan.cost)
 
     @property
@@ -178,8 +178,11 @@ class _Try:
     def improved_ms(self, watch: Watch) -> float:
         """The same after the cheapest first plans were improved once, as far as there is time."""
         if self._improved_ms is None and self.first_plans:
-            some = self.first_plans[: self.tuning.lockstep_plans]
-            self._improved_ms = LocalSearch(some, np.random.default_rng(0), watch).best.cost + self.copies_ms
+            some, rng = (
+                self.first_plans[: self.settings.tuning.lockstep_plans],
+                np.random.default_rng(self.settings.seed),
+            )
+            self._improved_ms = LocalSearch(some, rng, watch).best.cost + self.copies_ms
         return inf if self._improved_ms is None else self._improved_ms
 
 

@@ -95,7 +95,7 @@ def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: Search
     stay = (
         () if before is None else {table.name for table in before.task.tables} - before.task.constraints.data_parallel
     )
-    chosen = worth_copying(allowed or task, cost_model, settings.tuning, watch, stay)
+    chosen = worth_copying(allowed or task, cost_model, settings, watch, stay)
     if budget_s is not None:
         settings = replace(settings, time_budget_s=budget_s * (1 - share) / (2 if chosen else 1))
     plan = _beside_copies(task, cost_model, settings, caller)

@@ -93,7 +93,17 @@ class Tuning:
 
     # improve: the local search
     worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it
-    perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on the chosen devices that are placed anew
+    perturb_devices: int = 4  # whose tables are placed anew, at most; at least the slowest and another
+    perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on these devices
+    perturb_order: tuple[float, float] = (
+        0.7,
+        1.4,
+    )  # they are placed heaviest first, after weights were drawn larger or smaller
+    perturb_cuts_more: float = (
+        0.1  # of so many a table gets more shards than it needs; plus its share of a mean device's ms
+    )
+    perturb_most_more: int = 3  # and so many more at most
+    perturb_uneven: float = 0.5  # share of cuts that are at random places, not even
     perturb_tries: int = 3  # draws of tables, until those of one find room: with little memory to spare most find none
     toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
     toggle_seldom: int = 8
