@@ -71,7 +71,7 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     search may. Infinite where there is none."""
     model, constraints = for_task(model, task), task.constraints
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
-    row_wise = set(constraints.may_split_rows(task.tables, task.devices))
+    row_wise = set(task.may_split_rows)
     domain = task.topology.domain if task.topology and task.topology.domains(task.devices) > 1 else 1
     rates = DomainMs.of(model, task) if domain > 1 else None
     # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent, those that are sent beyond these
@@ -80,7 +80,7 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     vectors, columns, near, far, encoded, nbytes = [], [], [], [], [], []
     for table in task.tables:
         least, most = constraints.allowed(rules.get(table.name), table.dim)
-        least = max(least, table.narrowest_cut)
+        least, most_blocks = max(least, table.narrowest_cut), most or task.devices
         most = 1 if table.name in together or not constraints.may_use("column-wise") else most or task.devices
         rule = rules.get(table.name)
         pinned = range(task.devices) if rule is None or rule.devices is None else rule.devices
@@ -92,21 +92,22 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
             if (w[w > 0] >= least).all() and (w > 0).sum() <= most and set(np.flatnonzero(w)) <= set(pinned)
         ]
         split_over = [task.devices] * len(rectangles)
-        if table.name in row_wise and constraints.may_use("row-wise"):
+        everywhere = table.has_rows_for(task.devices) and task.devices <= most_blocks
+        if table.name in row_wise and everywhere and constraints.may_use("row-wise"):
             rectangles.append([(rows, table.dim) for _, rows in table.row_blocks(task.devices)])
             split_over.append(task.devices)
         over_domains = 0
-        if table.name in row_wise and domain > 1 and table.pooling != "none" and constraints.may_use("table-row-wise"):
+        in_domains = table.name in row_wise and domain > 1 and table.pooling != "none" and table.has_rows_for(domain)
+        if in_domains and domain <= most_blocks and constraints.may_use("table-row-wise"):
             over_domains = task.devices // domain
             blocks = [(rows, table.dim) for _, rows in table.row_blocks(domain)]
             for first in range(0, task.devices, domain):
                 rectangles.append([(0, 0)] * first + blocks + [(0, 0)] * (task.devices - first - domain))
                 split_over.append(domain)
         grids: list[int] = []  # the columns of a part of each
-        pooled = table.name in row_wise and domain > 1 and table.pooling != "none" and constraints.may_use("grid")
-        for number in range(2, task.devices // domain + 1 if pooled else 0):
+        for number in range(2, task.devices // domain + 1 if in_domains and constraints.may_use("grid") else 0):
             part, each = table.dim // number, number * domain
-            if (task.devices // domain) % number or table.dim % (4 * number) or part < least:
+            if (task.devices // domain) % number or table.dim % (4 * number) or part < least or each > most_blocks:
                 continue
             for first in range(0, task.devices, each):
                 blocks = [(rows, part) for _, rows in table.row_blocks(domain)] * number

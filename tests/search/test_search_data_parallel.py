@@ -156,7 +156,7 @@ def test_small_tables_are_copied_where_that_pays(seed: int) -> None:
     assert plan.predicted_ms == pytest.approx(prices.total_ms)
 
 
-@pytest.mark.parametrize("seed", [1, 5])
+@pytest.mark.parametrize("seed", [9])
 def test_as_many_tables_are_copied_as_is_cheapest(seed: int) -> None:
     """Copies may pay only together: each alone, or a few, make the plan dearer."""
     rng = np.random.default_rng(seed)
@@ -166,10 +166,23 @@ def test_as_many_tables_are_copied_as_is_cheapest(seed: int) -> None:
     plan = search(task, model, replace(AUTO, rounds=4))
     names = [table.name for table in sorted(task.tables, key=lambda table: table.rows)]
     plain = replace(AUTO, rounds=4, try_data_parallel=False)
-    costs = {count: search(with_copies(task, names[:count]), model, plain).cost_ms for count in range(0, 41, 5)}
+    costs = {count: search(with_copies(task, names[:count]), model, plain).cost_ms for count in range(0, 41, 10)}
     assert min(costs, key=costs.__getitem__) > 10
     assert plan.cost_ms is not None
-    assert plan.cost_ms < 1.05 * min(cost for cost in costs.values() if cost is not None)
+    assert plan.cost_ms < 1.02 * min(cost for cost in costs.values() if cost is not None)
+
+
+def test_tables_whose_optimizer_state_is_to_stay_are_not_copied() -> None:
+    """Copies are trained by the dense optimizer, which knows nothing of the state that the fused one kept."""
+    model, task = Analytic("h100", 65536), over_network(drawn(0))
+    once = replace(AUTO, rounds=1)
+    first = search(over_network(drawn(0)[:20]), model, replace(once, try_data_parallel=False))
+    loses, keeps = (
+        search(task, model, replace(once, keep_optimizer_state=keep), previous=first) for keep in (False, True)
+    )
+    known = {table.name for table in first.task.tables}
+    assert loses.task.constraints.data_parallel & known
+    assert keeps.task.constraints.data_parallel.isdisjoint(known)
 
 
 def test_where_links_are_fast_and_tables_large_nothing_is_copied() -> None:

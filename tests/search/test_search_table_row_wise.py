@@ -175,6 +175,27 @@ def test_all_rows_in_domains_rescue_what_fits_no_device() -> None:
     assert "t" in split(plan)
 
 
+def test_beside_a_table_that_fills_a_device_another_is_split_over_the_other_domain() -> None:
+    """A block on every device would find no room on the full one."""
+    fills = Table(name="fills", rows=10**7, dim=4, pooling_factor=1.0, pooling="mean")
+    large = Table(name="large", rows=6 * 10**7, dim=4, pooling_factor=1.0)
+    task = task_of((fills, large)).model_copy(update={"device_memory_bytes": (fills.memory_bytes + 1,) * DEVICES})
+    plan = search(task, Analytic("h100", BATCH_SIZE), TRY)
+    (full,) = (shard.device for shard in plan.shards if shard.table == "fills")
+    assert full not in split(plan)["large"] in DOMAINS
+
+
+def test_a_table_with_fewer_rows_than_devices_may_be_split_inside_a_domain() -> None:
+    """What a step keeps for the lookups of a hot table fits no device, and its few rows are not enough for all."""
+    few = Table(name="few", rows=DOMAIN, dim=4, pooling_factor=400.0)
+    others = tuple(Table(name=f"o{i}", rows=1000, dim=4, pooling_factor=1.0) for i in range(3))
+    task = task_of((few, *others)).model_copy(update={"pipeline": "sparse-dist"})
+    room = task.shard_bytes(few, few.rows, 4) // 2
+    assert not few.has_rows_for(DEVICES)
+    plan = search(task.model_copy(update={"device_memory_bytes": (room,) * DEVICES}), Analytic("h100", BATCH_SIZE), TRY)
+    assert split(plan)["few"] in DOMAINS
+
+
 @pytest.mark.parametrize(
     ("given", "facts"),
     [

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -155,6 +155,19 @@ def test_table_row_wise_plans_and_their_bound_hold_against_the_best_of_all_plans
     task = task_of(some, 4, domain=2)
     constraints = Constraints(row_wise=True, sharding_types=types)
     task = task.model_copy(update={"constraints": constraints})
+    check_near_optimum(task, model, rounds=10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tables_with_rows_for_a_domain_alone_hold_against_the_best_of_all_plans(seed: int) -> None:
+    """Blocks of three rows over four devices would leave one without any; and three shards are too few for four devices."""
+    model = trained(seed) if seed % 2 else Analytic("h100", BATCH_SIZE)
+    few = Table(name="few", rows=3, dim=8, pooling_factor=150.0)
+    rules = (TableRule(table="t0", max_shards=3),)
+    task = task_of((few, *tables(seed, 2)), 4, domain=2)
+    task = task.model_copy(update={"constraints": Constraints(row_wise=True, tables=rules)})
+    assert task.may_split_rows == ["few", "t0", "t1"]
+    assert task.constraints.may_split_rows(task.tables, 4) == ["t1"]
     check_near_optimum(task, model, rounds=10)
 
 

@@ -179,8 +179,9 @@ class Constraints(Value):
         most = rule.max_shards if rule and rule.max_shards is not None else self.max_shards
         return min(least, dim), most
 
-    def may_split_rows(self, tables: Collection[Table], devices: int) -> list[str]:
-        """Names of the tables that may be split row-wise over `devices` devices, and have rows for all of them.
+    def may_split_rows(self, tables: Collection[Table], devices: int, domain: int = 0) -> list[str]:
+        """Names of the tables that may be split row-wise over `devices` devices or, where there are domains, over the `domain`
+        devices of one, and have rows for all of them.
 
         Not those whose rows are averaged: TorchRec (1.8) then divides what whole tables give as well (client/torchrec_shards.py).
         """
@@ -192,12 +193,12 @@ class Constraints(Value):
                 return False
             most = self.allowed(rule, table.dim)[1]
             everywhere = rule is None or rule.devices is None or len(rule.devices) == devices
-            return (
-                everywhere
-                and (most is None or most >= devices)
-                and table.pooling != "mean"
-                and table.has_rows_for(devices)
+            in_domains = (
+                domain if table.pooling != "none" and (self.may_use("table-row-wise") or self.may_use("grid")) else 0
             )
+            over = [count for count in (devices * self.may_use("row-wise"), in_domains) if count]
+            enough = [count for count in over if (most is None or most >= count) and table.has_rows_for(count)]
+            return everywhere and table.pooling != "mean" and len(enough) > 0
 
         if devices == 1 or not self.may_split_some_rows:
             return []

@@ -68,6 +68,13 @@ class ShardingTask(Value):
         return len(self.device_memory_bytes)
 
     @property
+    def may_split_rows(self) -> list[str]:
+        """Names of the tables that may be split row-wise, over all devices or over those of a domain."""
+        several = self.topology is not None and self.topology.domains(self.devices) > 1
+        domain = self.topology.domain if self.topology is not None and several else 0
+        return self.constraints.may_split_rows(self.tables, self.devices, domain)
+
+    @property
     def usable_bytes(self) -> tuple[int, ...]:
         """Memory of each device that is for tables."""
         return tuple(memory - self.constraints.reserved(memory) for memory in self.device_memory_bytes)

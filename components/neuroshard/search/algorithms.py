@@ -73,14 +73,14 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
     the move budget is too small.
     """
     current, far = asked.current, 1 - problem.tuning.both_kinds_within
-    starts = _starts(problem, current)
+    starts = _starts(problem, asked)
     asked.watch.note(min(plan.cost for plan in starts))
-    first = _first_cost(problem, starts)
+    first = _first_cost(problem, starts, asked)
     uncut = _uncut(problem, first / far)
-    uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, current), current)
+    uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, asked), current)
     if uncut is None or not uncut_starts:
         return _local_search(problem, starts, asked, rng)
-    first_uncut = _first_cost(uncut, uncut_starts)
+    first_uncut = _first_cost(uncut, uncut_starts, asked)
     if first < far * first_uncut:
         return _local_search(problem, starts, asked, rng)
     uncut_rng = rng.spawn(1)[0]
@@ -106,9 +106,9 @@ def _uncut(problem: Problem, most_ms: float) -> Problem | None:
     return uncut
 
 
-def _first_cost(problem: Problem, starts: Sequence[State]) -> float:
+def _first_cost(problem: Problem, starts: Sequence[State], asked: Asked) -> float:
     """Ms of the cheapest first plan: of these, or with rows split, where that is allowed."""
-    return min(plan.cost for plan in [*starts, *propose("row_wise", problem)])
+    return min(plan.cost for plan in [*starts, *propose("row_wise", problem, asked.settings.seed)])
 
 
 def _local_search(
@@ -166,7 +166,7 @@ def _improved(problem: Problem, starts: Sequence[State], asked: Asked, rng: np.r
         best = column_wise.run(rounds)
     if not _may_split_rows(problem):
         return best
-    proposed = _affordable(propose("row_wise", problem), current)
+    proposed = _affordable(propose("row_wise", problem, asked.settings.seed), current)
     # whether one with rows split costs less than all first column-wise plans: improving lowers both
     cheaper = min((plan.cost for plan in proposed), default=math.inf) < min(plan.cost for plan in starts)
     if asked.tries_row_wise and not cheaper:
@@ -193,17 +193,18 @@ def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: As
     return simplest(plans if current is None else [*plans, start], simplicity, current)
 
 
-def _starts(problem: Problem, current: CurrentPlacement | None) -> list[State]:
+def _starts(problem: Problem, asked: Asked) -> list[State]:
     """Plans that fit and keep the move budget: those proposed or, if there are none, any plan that fits."""
-    starts = _proposed(problem, current) or [State(*any_plan(problem))]
+    starts, current = _proposed(problem, asked) or [State(*any_plan(problem))], asked.current
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in starts))
     return _affordable(starts, current)
 
 
-def _proposed(problem: Problem, current: CurrentPlacement | None) -> list[State]:
+def _proposed(problem: Problem, asked: Asked) -> list[State]:
     """First the current plan, if there is one, then greedy plans, cheapest first."""
-    return [*([] if current is None else plans_in_place(problem, current)), *propose("greedy", problem)]
+    in_place = [] if asked.current is None else plans_in_place(problem, asked.current)
+    return [*in_place, *propose("greedy", problem, asked.settings.seed)]
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:

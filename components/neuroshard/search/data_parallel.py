@@ -1,12 +1,15 @@
 """Tables of which every device has a copy: they take the same on every device.
 
 A search places the other tables in the memory that the copies leave. What the copies cost is added to its plan afterwards. Which
-tables to copy is decided before (`worth_copying`), by first plans.
+tables to copy is decided before (`worth_copying`), by plans that are improved a little.
 """
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
+from functools import cache, cached_property
 from math import inf
+
+import numpy as np
 
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
@@ -19,9 +22,12 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import LaunchMs, copies_ms, launch_ms
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import feasible
+from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.registry import propose
-from neuroshard.search.tuning import Tuning
+from neuroshard.search.settings import SearchSettings
+from neuroshard.search.watch import Watch
 
 STAY = "data-parallel tables stay so, and no others become so"
 
@@ -103,36 +109,81 @@ class Copies:
         )
 
 
-def worth_copying(task: ShardingTask, model: CostModel, tuning: Tuning) -> tuple[str, ...]:
-    """The tables, beside those of which there are copies anyway, whose copies make first plans cheaper by `copies_worth`.
+def worth_copying(
+    task: ShardingTask, model: CostModel, settings: SearchSettings, watch: Watch, stay: Collection[str] = ()
+) -> tuple[str, ...]:
+    """The tables, beside those of which there are copies anyway, whose copies make improved plans cheaper by `copies_worth`. The
+    tables that `stay` sharded are none of them.
 
     A copy of a table saves a device its outputs, of as many columns for all samples, and takes gradients of as many columns for
     all rows: the fewer rows, the better. So of the tables in order of their rows those of at most 1, 2, 4, … rows are tried,
-    until the copies alone take longer than the best plan, and then numbers of tables between the best and its neighbours.
+    until the copies alone take longer than the best first plan. First plans are up to a tenth off, so the numbers of tables whose
+    first plans cost little more than the best are compared by improved ones, and then numbers between the best and its
+    neighbours.
     """
-    tables = _may_be_copied(task)
-    names = [table.name for table in tables]
-    known: dict[int, float] = {}
+    tables, tuning = _may_be_copied(task, stay), settings.tuning
 
-    def cost(count: int) -> float:
-        if count not in known:
-            known[count] = _first_cost(with_copies(task, names[:count]), model, tuning)
-        return known[count]
+    @cache
+    def copying(count: int) -> _Try:
+        return _Try(task, tables[:count], model, settings)
 
     rows = [table.rows for table in tables]
     powers = range(max(rows, default=1).bit_length() + 1)
     counts = sorted({0, *(bisect_right(rows, 2**power) for power in powers)})
-    best = 0
-    for count in counts:
-        if copies_ms(model, tables[:count], task).total_ms > cost(best):
+    least = inf
+    for place, count in enumerate(counts):
+        if copying(count).copies_ms > least:
+            counts = counts[:place]
             break
-        best = min(best, count, key=cost)
+        least = min(least, copying(count).first_ms)
+
+    def improved_ms(count: int) -> float:
+        return copying(count).improved_ms(watch)
+
+    near = [count for count in counts if copying(count).first_ms <= least * (1 + tuning.copies_compared)]
+    best = min(near, key=improved_ms)
     place = counts.index(best)
     low, high = counts[max(place - 1, 0)], counts[min(place + 1, len(counts) - 1)]
     while high - low > 2:
         low, high = (low + best + 1) // 2, (best + high) // 2
-        best = min((low, best, high), key=cost)
-    return tuple(names[:best]) if cost(best) < cost(0) * (1 - tuning.copies_worth) else ()
+        best = min((low, best, high), key=improved_ms)
+    names = tuple(table.name for table in tables[:best])
+    return names if improved_ms(best) < improved_ms(0) * (1 - tuning.copies_worth) else ()
+
+
+class _Try:
+    """A task with copies of these tables too: what they and the plans of the rest take, in ms; infinite where nothing fits."""
+
+    def __init__(self, task: ShardingTask, copied: Sequence[Table], model: CostModel, settings: SearchSettings) -> None:
+        self.task = with_copies(task, [table.name for table in copied])
+        self.model, self.settings, names = for_task(model, task), settings, self.task.constraints.data_parallel
+        self.copies_ms = copies_ms(self.model, [table for table in task.tables if table.name in names], task).total_ms
+        self._improved_ms: float | None = None
+
+    @cached_property
+    def first_plans(self) -> list[State]:
+        """Plans of the tables that are not copied, cheapest first: row-wise ones too where the task allows them."""
+        try:
+            rest = Copies(self.task).rest if self.task.constraints.data_parallel else self.task
+            problem = feasible(rest, for_task(self.model, rest), self.settings.tuning)
+        except Infeasible:
+            return []
+        plans = [plan for name in ("greedy", "row_wise") for plan in propose(name, problem, self.settings.seed)]
+        return sorted(plans, key=lambda plan: plan.cost)
+
+    @property
+    def first_ms(self) -> float:
+        return min((plan.cost + self.copies_ms for plan in self.first_plans[:1]), default=inf)
+
+    def improved_ms(self, watch: Watch) -> float:
+        """The same after the cheapest first plans were improved once, as far as there is time."""
+        if self._improved_ms is None and self.first_plans:
+            some, rng = (
+                self.first_plans[: self.settings.tuning.lockstep_plans],
+                np.random.default_rng(self.settings.seed),
+            )
+            self._improved_ms = LocalSearch(some, rng, watch).best.cost + self.copies_ms
+        return inf if self._improved_ms is None else self._improved_ms
 
 
 def with_copies(task: ShardingTask, names: Collection[str]) -> ShardingTask:
@@ -143,26 +194,14 @@ def with_copies(task: ShardingTask, names: Collection[str]) -> ShardingTask:
     return task.model_copy(update={"constraints": task.constraints.model_copy(update={"tables": ordered})})
 
 
-def _may_be_copied(task: ShardingTask) -> list[Table]:
-    """Tables without a rule that are no sequences, those of the fewest rows first; all but one of them, if they are all."""
+def _may_be_copied(task: ShardingTask, stay: Collection[str]) -> list[Table]:
+    """Tables without a rule that are no sequences and need not `stay`, those of the fewest rows first; all but one of them, if
+    they are all."""
     constraints = task.constraints
-    ruled = {*constraints.rules(), *(name for group in constraints.together for name in group)}
+    ruled = {*stay, *constraints.rules(), *(name for group in constraints.together for name in group)}
     free = [table for table in task.tables if table.name not in ruled and table.pooling != "none"]
     ordered = sorted(free, key=lambda table: (table.rows, table.dim, table.name))
     return ordered[: len(task.tables) - len(constraints.data_parallel) - 1]
-
-
-def _first_cost(task: ShardingTask, model: CostModel, tuning: Tuning) -> float:
-    """Ms of the cheapest first plan, infinite if there is none: row-wise ones too where the task allows them."""
-    model = for_task(model, task)
-    try:
-        copies = Copies(task) if task.constraints.data_parallel else None
-        problem = feasible(copies.rest if copies else task, model, tuning)
-    except Infeasible:
-        return inf
-    plans = [*propose("greedy", problem), *propose("row_wise", problem)]
-    cheapest = min((plan.cost for plan in plans), default=inf)
-    return cheapest + (copies_ms(model, copies.tables, task).total_ms if copies else 0.0)
 
 
 def _task_of(task: ShardingTask, tables: Sequence[Table], memory_bytes: tuple[int, ...]) -> ShardingTask:

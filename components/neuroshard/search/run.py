@@ -85,13 +85,19 @@ def search(
 
 def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
     """The cheaper of two plans: one with the copies that the task asks for, and one with copies of more small tables, if those
-    make first plans cheaper. Each search has half of a time budget."""
+    make plans cheaper. Of a time budget a share is for choosing them, and each search has half of the rest."""
     if not cost_model.prices_rows:
         raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
-    chosen = worth_copying(allowed or task, cost_model, settings.tuning)
-    if chosen and settings.time_budget_s is not None:
-        settings = replace(settings, time_budget_s=settings.time_budget_s / 2)
+    budget_s, share = settings.time_budget_s, settings.tuning.time_for_copies
+    watch = Watch(None if budget_s is None else budget_s * share, stop=caller.stop)
+    before = caller.previous if settings.keep_optimizer_state else None  # copies would lose the state of its tables
+    stay = (
+        () if before is None else {table.name for table in before.task.tables} - before.task.constraints.data_parallel
+    )
+    chosen = worth_copying(allowed or task, cost_model, settings, watch, stay)
+    if budget_s is not None:
+        settings = replace(settings, time_budget_s=budget_s * (1 - share) / (2 if chosen else 1))
     plan = _beside_copies(task, cost_model, settings, caller)
     if not chosen:
         return plan
@@ -194,12 +200,10 @@ def _provenance(cost_model: CostModel, settings: SearchSettings, trust: Trust, n
 def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
     """The task with permission to split row-wise every table that no rule keeps whole. None if there is no such table, or if the
     task permits some already."""
-    constraints = task.constraints
-    too_few = constraints.max_shards is not None and constraints.max_shards < task.devices
-    if too_few or constraints.may_split_rows(task.tables, task.devices):
+    if task.may_split_rows:
         return None
-    tried = task.model_copy(update={"constraints": constraints.model_copy(update={"row_wise": True})})
-    return tried if tried.constraints.may_split_rows(task.tables, task.devices) else None
+    tried = task.model_copy(update={"constraints": task.constraints.model_copy(update={"row_wise": True})})
+    return tried if tried.may_split_rows else None
 
 
 def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ...]:

@@ -74,7 +74,11 @@ class Tuning:
     # Tables over all devices, where the others are over those of a domain
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest
-    copies_worth: float = 0.02  # share that first plans must save by copies for small tables to be data-parallel
+    copies_worth: float = 0.02  # share that improved plans must save by copies for small tables to be data-parallel
+    # Numbers of copied tables whose first plans cost more than the best first plan by at most this share are compared by improved
+    # plans. On 14 drawn table sets first plans alone chose numbers with plans 1.3 % too dear, with any of 0.05 to 0.25 0.3 %
+    copies_compared: float = 0.15
+    time_for_copies: float = 0.25  # share of a time budget for choosing which tables to copy
 
     # improve: the objective and the descent
     sharpness: int = 6  # doublings of the exponent of the soft maximum: x^64
@@ -89,7 +93,17 @@ class Tuning:
 
     # improve: the local search
     worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it
-    perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on the chosen devices that are placed anew
+    perturb_devices: int = 4  # whose tables are placed anew, at most; at least the slowest and another
+    perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on these devices
+    perturb_order: tuple[float, float] = (
+        0.7,
+        1.4,
+    )  # they are placed heaviest first, after weights were drawn larger or smaller
+    perturb_cuts_more: float = (
+        0.1  # of so many a table gets more shards than it needs; plus its share of a mean device's ms
+    )
+    perturb_most_more: int = 3  # and so many more at most
+    perturb_uneven: float = 0.5  # share of cuts that are at random places, not even
     perturb_tries: int = 3  # draws of tables, until those of one find room: with little memory to spare most find none
     toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
     toggle_seldom: int = 8

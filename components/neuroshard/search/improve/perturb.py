@@ -12,7 +12,7 @@ from neuroshard.search.problem.state import State
 def perturbed(
     state: State, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None = None
 ) -> State:
-    """The plan with some groups of one to four devices, the slowest among them, placed again in random order.
+    """The plan with some groups of a few devices, the slowest among them, placed again in random order.
 
     Where memory is tight, groups are drawn again if they find no room, a few times. The same plan if they never do, or would
     move more bytes than a `current` placement's budget allows.
@@ -26,10 +26,11 @@ def perturbed(
 
 def _perturbed_once(state: State, objective: Objective, rng: np.random.Generator) -> State | None:
     """The same by one draw of groups; None if they find no room, in random order nor largest first, or lie as before."""
-    problem = state.problem
-    devices = [int(state.ready.argmax()), *rng.integers(problem.devices, size=rng.integers(1, 4)).tolist()]
+    problem, tuning = state.problem, state.problem.tuning
+    others = rng.integers(1, tuning.perturb_devices)
+    devices = [int(state.ready.argmax()), *rng.integers(problem.devices, size=others).tolist()]
     groups = np.flatnonzero(state.widths[:, devices].any(axis=1))
-    groups = groups[rng.random(len(groups)) < rng.uniform(*problem.tuning.perturb_share)]
+    groups = groups[rng.random(len(groups)) < rng.uniform(*tuning.perturb_share)]
     if not len(groups):
         return None
     slope, widths, free = problem.model.compute_slope(state.sums), state.widths.copy(), state.free.copy()
@@ -47,7 +48,7 @@ def _perturbed_once(state: State, objective: Objective, rng: np.random.Generator
     weight = problem.vectors[widest] @ slope.mean(axis=0) * problem.all_units[groups] / problem.max_units[groups]
     fewest, most = fewest_and_most_shards(problem)
     lost: list[tuple[int, int]] = []
-    for index in np.argsort(-weight * rng.uniform(0.7, 1.4, len(groups))).tolist():
+    for index in np.argsort(-weight * rng.uniform(*tuning.perturb_order, len(groups))).tolist():
         group = int(groups[index])
         heavy = weight[index] / max(float(state.ready.mean()), 1e-30)
         for units in _cut(problem, group, int(fewest[group]), int(most[group]), heavy, rng):
@@ -71,12 +72,14 @@ def _perturbed_once(state: State, objective: Objective, rng: np.random.Generator
 
 
 def _cut(problem: Problem, group: int, fewest: int, most: int, heavy: float, rng: np.random.Generator) -> list[int]:
-    """Units of the `fewest` to `most` shards that a group is cut into: mostly as few as possible, more if it is heavy. Half of
-    the cuts are as even as possible, half are at random places. `heavy` is the group's share of a mean device's ms."""
+    """Units of the `fewest` to `most` shards that a group is cut into: mostly as few as possible, more if it is heavy. Some cuts
+    are as even as possible, the others at random places. `heavy` is the group's share of a mean device's ms."""
+    tuning = problem.tuning
     units, least = int(problem.all_units[group]), int(problem.min_units[group])
-    count = fewest + (int(rng.integers(1, 4)) if rng.random() < 0.1 + heavy else 0)
+    more = rng.random() < tuning.perturb_cuts_more + heavy
+    count = fewest + (int(rng.integers(1, tuning.perturb_most_more + 1)) if more else 0)
     count = max(1, min(count, most))
-    if count > 1 and rng.random() < 0.5:
+    if count > 1 and rng.random() < tuning.perturb_uneven:
         places = least * np.sort(rng.choice(np.arange(1, units // least), size=count - 1, replace=False))
         shards = np.diff(places, prepend=0, append=units)
         if shards.max() <= problem.max_units[group]:

@@ -40,7 +40,7 @@ def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> P
         )
     problem = Problem(task, model, tuning)
     lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
-    lacking[problem.row_blocks.groups] = 0
+    lacking[problem.row_blocks.groups[problem.row_blocks.allowed.any(axis=1)]] = 0
     if lacking.max() > 0:
         raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model)}")
     return problem

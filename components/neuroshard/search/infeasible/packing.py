@@ -10,7 +10,7 @@ import numpy as np
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import put_back
 from neuroshard.search.problem.problem import Problem, Widths
-from neuroshard.search.problem.row_blocks import OVER_ALL
+from neuroshard.search.problem.row_blocks import OVER_ALL, OVER_DOMAIN
 
 TRIED = 20_000  # placements of one group each: about a second
 
@@ -22,21 +22,38 @@ class GaveUp(Exception):
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
     """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables row-wise.
 
-    Each try has more of these: one more, and from eight on a quarter more. Returned are the problem with these
-    tables row-wise, and the units of every group on every device (G, D).
+    Each try has more of these: one more, and from eight on a quarter more. Where there are domains, they are split over all
+    devices in one series of tries, and each over a domain in another. Returned are the problem with these tables row-wise, and
+    the units of every group on every device (G, D).
     """
-    blocks = problem.row_blocks
-    may_be = blocks.allowed[:, OVER_ALL]
-    largest, count = blocks.groups[may_be][np.argsort(-blocks.nbytes[may_be, OVER_ALL].sum(axis=1), kind="stable")], 0
-    while count <= len(largest):
-        there = problem.with_row_wise(largest[:count])
-        if there is None:
-            break
-        widths = fill(there)
-        if widths is not None:
-            return there, widths
-        count = min(count + max(1, count // 4), max(len(largest), count + 1))
+    for preferred in (OVER_ALL, OVER_DOMAIN)[: 2 if problem.row_blocks.domains > 1 else 1]:
+        groups, places = _largest_row_wise(problem, preferred)
+        count = 0
+        while count <= len(groups):
+            there = problem.with_row_wise(groups[:count], places[:count])
+            if there is None:
+                break
+            widths = fill(there)
+            if widths is not None:
+                return there, widths
+            count = min(count + max(1, count // 4), max(len(groups), count + 1))
     return None
+
+
+def _largest_row_wise(problem: Problem, preferred: int) -> tuple[Ints, Ints]:
+    """The groups that may be row-wise, the largest first, and where each goes: over all devices, or over the domain whose fullest
+    device has the most room. Each is split in the preferred way, in the other if it may not be in that."""
+    blocks, free = problem.row_blocks, problem.memory.reshape(problem.row_blocks.domains, -1).copy()
+    may = blocks.allowed[:, : 1 + (blocks.domains > 1)]
+    ways = np.where(may[:, preferred], preferred, may.argmax(axis=1))
+    largest = np.argsort(-blocks.nbytes[:, OVER_ALL].sum(axis=1), kind="stable")
+    largest = largest[may[largest].any(axis=1)]
+    places = []
+    for position in largest.tolist():
+        way, domain = int(ways[position]), int(free.min(axis=1).argmax())
+        free[slice(None) if way == OVER_ALL else domain] -= blocks.nbytes[position, way, 0]
+        places.append(blocks.place_of(way, 0 if way == OVER_ALL else domain))
+    return blocks.groups[largest], np.array(places, dtype=np.int64)
 
 
 def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:

@@ -34,7 +34,7 @@ class KeptCuts:
     def __init__(self, task: ShardingTask, plan: Plan, max_dim: int) -> None:
         old, shards, before = {table.name: table for table in plan.task.tables}, plan.by_table(), list(plan.task.tables)
         constraints, rules = task.constraints, dict(task.constraints.rules())
-        may_split_rows = set(constraints.may_split_rows(task.tables, task.devices))
+        may_split_rows = set(task.may_split_rows)
         names = {*old, *(table.name for table in task.tables)}
         self.tables: list[str] = []
         self.cut: list[str] = []

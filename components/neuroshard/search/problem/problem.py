@@ -98,7 +98,7 @@ class Problem:
         self.max_units: Ints = np.minimum(self.all_units, widest)
         self.max_units[never] = 1
 
-        splittable = set(constraints.may_split_rows(task.tables, self.devices))
+        splittable = set(task.may_split_rows)
         permitted = [group for group, tables in enumerate(self.tables) if tables[0].name in splittable]
         rows = [
             group for group in permitted if self.all_units[group] <= self.max_units[group]

@@ -68,7 +68,8 @@ class RowBlocks:
         rows = np.array([table.rows for table in tables], dtype=np.int64)
         block = np.array([[t.block_rows(n) for n in self.split_over] for t in tables], dtype=np.int64)
         block = block.reshape(-1, ways)
-        self.rows: Ints = np.stack([block, rows[:, None] - block * (np.array(self.split_over) - 1)], axis=-1)
+        last = rows[:, None] - block * (np.array(self.split_over) - 1)
+        self.rows: Ints = np.stack([block, np.maximum(last, 1)], axis=-1)  # no such way is allowed where none are left
         self.allowed = np.array([self._allowed(table, task.constraints) for table in tables], dtype=bool)
         self.allowed = self.allowed.reshape(block.shape)
         widths = [[max(t.dim // n, DIM_STEP) for n in self.parts] for t in tables]
@@ -104,11 +105,15 @@ class RowBlocks:
 
     def _allowed(self, table: Table, constraints: Constraints) -> list[bool]:
         """In which ways. TorchRec has no table-row-wise sequences, and the parts of a grid are equally wide."""
-        least = max(constraints.allowed(constraints.rules().get(table.name), table.dim)[0], table.narrowest_cut)
-        pooled, grid = table.pooling != "none", constraints.may_use("grid")
+        least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
+        least, pooled, grid = max(least, table.narrowest_cut), table.pooling != "none", constraints.may_use("grid")
         fits = [table.dim % (n * DIM_STEP) == 0 and table.dim // n >= least for n in self.parts[FIRST_GRID:]]
         over_domain = [pooled and constraints.may_use("table-row-wise")] * (len(self.parts) > 1)
-        return [constraints.may_use("row-wise"), *over_domain, *(pooled and grid and fit for fit in fits)]
+        may = [constraints.may_use("row-wise"), *over_domain, *(pooled and grid and fit for fit in fits)]
+        return [
+            one and table.has_rows_for(over) and (most is None or over * parts <= most)
+            for one, over, parts in zip(may, self.split_over, self.parts, strict=True)
+        ]
 
     @property
     def vectors(self) -> Floats:

@@ -15,6 +15,6 @@ PROPOSERS: dict[str, Proposer] = {
 }
 
 
-def propose(name: str, problem: Problem, seed: int = 0) -> list[State]:
+def propose(name: str, problem: Problem, seed: int) -> list[State]:
     """The plans of one proposer; none if its switch is off. Whether they keep a move budget, the caller checks."""
     return PROPOSERS[name](problem, seed) if getattr(problem.tuning, name) else []
