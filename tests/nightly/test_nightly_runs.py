@@ -31,7 +31,7 @@ from neuroshard.nightly.augment import read_draws
 from neuroshard.nightly.augment import run as augment
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import LeaseHeld, leased
-from neuroshard.store.measuring import measuring
+from neuroshard.store.measuring import AUGMENT_LEASE, FAILED, measuring
 from neuroshard.store.patience import PatientStore
 from neuroshard.store.releases import plans_of
 
@@ -525,6 +525,18 @@ def test_a_share_that_another_run_measures_is_left_to_it(place: Place) -> None:
     assert (ended.error, ended.ends) == ("", {"ads": "live"})
     assert not [path for path in Path(place.store, folder).rglob("*.parquet") if "costs-" in str(path)]
     well(place.nightly_run())
+
+
+def test_models_do_not_wait_for_cases_that_another_run_draws_or_died_drawing(place: Place) -> None:
+    place.budget_seconds = 0.0
+    place.nightly_run()
+    [folder] = campaigns(place)
+    settings = SurveySettings(Request.parse(place.request, "request"), nodes=str(place.folder / "nodes.json"))
+    found = survey_module.run(json.dumps(place.models), place.store, settings)
+    store_of(place).delete(f"{folder}/{FAILED}")
+    assert survey_module.planned_at_once(found, place.store) == []
+    store_of(place).create(f"{folder}/{AUGMENT_LEASE}", b"{}")
+    assert survey_module.planned_at_once(found, place.store) == ["ads"]
 
 
 def test_a_dead_runs_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Path) -> None:

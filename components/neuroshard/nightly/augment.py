@@ -29,7 +29,17 @@ from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import read_costs
 from neuroshard.store.folders import delete_folder, fetch_folder
 from neuroshard.store.lease import LeaseHeld, leased
-from neuroshard.store.measuring import FAILED, Share, age_out, cases_of, left_of, measuring, note_failure, set_aside
+from neuroshard.store.measuring import (
+    AUGMENT_LEASE,
+    FAILED,
+    Share,
+    age_out,
+    cases_of,
+    left_of,
+    measuring,
+    note_failure,
+    set_aside,
+)
 from neuroshard.store.patience import PatientStore, open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.tables import load_tables
@@ -93,7 +103,7 @@ def _failures_noted(store: Store, campaign: Campaign) -> Iterator[None]:
 
 def extend(store: PatientStore, campaign: Campaign, request: Request, tables: Sequence[Table], owner: str) -> None:
     """Add a draw with what the campaign lacks, if it lacks anything. Raises LeaseHeld, StoreError, and what `augment` raises."""
-    with leased(store, f"{campaign.folder}/lease-augment.json", owner):
+    with leased(store, f"{campaign.folder}/{AUGMENT_LEASE}", owner):
         earlier = read_draws(store, campaign.folder)
         for number in earlier.keys() - set(measuring(store, campaign.folder).draws):
             _put(earlier[number], store, campaign.folder, number)

@@ -20,7 +20,7 @@ from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
 from neuroshard.nightly.augment import finished, lacking, read_draws, renamed, tables_of
-from neuroshard.store.measuring import FAILED, LEARNED, costs_digest, measuring, read_record
+from neuroshard.store.measuring import AUGMENT_LEASE, FAILED, LEARNED, costs_digest, measuring, read_record
 from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
@@ -73,7 +73,7 @@ def planned_at_once(found: Survey, store_url: str) -> list[str]:
     failed = set()
     for campaign in found.campaigns:
         now = measuring(store, campaign.folder)
-        if FAILED in now.others or now.leases:
+        if not now.others.isdisjoint((FAILED, AUGMENT_LEASE)) or now.leases:
             failed.add(campaign.hardware.fingerprint)
     waiting = set(planned_after(found))
     names = [spec.name for spec in found.models]

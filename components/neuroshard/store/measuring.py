@@ -21,7 +21,7 @@ from neuroshard.store.folders import delete_folder
 from neuroshard.store.lease import expired
 from neuroshard.store.protocol import ObjectInfo, Store
 
-LEARNED, FAILED = "learned.json", "failed.json"
+LEARNED, FAILED, AUGMENT_LEASE = "learned.json", "failed.json", "lease-augment.json"
 TRIES = 5  # of a write that meets another one
 
 
