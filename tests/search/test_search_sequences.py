@@ -43,3 +43,51 @@ def test_no_heuristic_finds_a_cheaper_plan(seed: int, rows: bool) -> None:
     assert plan.lower_bound_ms is not None
     assert plan.lower_bound_ms <= plan.cost_ms
     assert plan.cost_ms <= min(one.cost_ms for one in plan.baselines if one.cost_ms is not None) * (1 + 1e-9)
+
+
+"""Sequences: whole and cut ones of a collection have operators and all-to-alls of their own, so mixing them must pay."""
+
+import numpy as np
+import pytest
+
+from neuroshard.core.launches import launches
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+
+pytestmark = pytest.mark.slow
+
+
+def drawn(seed: int) -> ShardingTask:
+    """A few sequences of one width, and as many pooled tables, for small batches."""
+    rng = np.random.default_rng(seed)
+    devices, count, dim = int(rng.choice([4, 8])), int(rng.integers(6, 16)), int(rng.choice([64, 128, 256]))
+
+    def some(name: str, **more: object) -> list[dict[str, object]]:
+        lookups = np.exp(rng.uniform(0, 4.5, count))
+        rows = (10 ** rng.uniform(2, 7, count)).astype(int)
+        return [
+            {"name": f"{name}{i}", "rows": rows[i], "dim": dim, "pooling_factor": lookups[i], **more}
+            for i in range(count)
+        ]
+
+    return ShardingTask.parse(
+        {
+            "tables": [*some("seq", pooling="none", module="seq"), *some("t")],
+            "device_memory_bytes": (2**36,) * devices,
+            "batch_size": 1024 * devices,
+        },
+        "task",
+    )
+
+
+@pytest.mark.parametrize("seed", [2, 3, 8])
+def test_once_a_sequence_is_cut_all_are_where_that_saves_an_operator_of_their_own(seed: int) -> None:
+    task = drawn(seed)
+    plan = search(task, Analytic("h100", task.batch_size), SearchSettings(rounds=8))
+    counted = launches({table.name: table for table in task.tables}, plan.shards, task.devices)
+    assert counted.outputs == 2
+    sequences = [len(shards) for name, shards in plan.by_table().items() if name.startswith("seq")]
+    assert set(sequences) == {2}

@@ -43,6 +43,9 @@ class LaunchCosts:
         self.of_table: Ints = np.array(of, dtype=np.int64)
         self.collection: Ints = np.full(len(table_groups), -1)
         self.collection[self.group[pooled]] = self.of_table[pooled]
+        self.sequences: Ints = np.full(len(table_groups), -1)  # the same of sequences, -1 for pooled tables
+        of = [keys.setdefault((t.module, t.weighted), len(keys)) for _, t in tables]
+        self.sequences[self.group[~np.array(pooled)]] = np.array(of)[~np.array(pooled)]
         self.measured = operators_of(table for _, table in tables)
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}

@@ -37,9 +37,11 @@ def first_plans(problem: Problem, most: int) -> list[State]:
 def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
     """At most so many plans by the cost model, from lists of shards and from halving the costliest of the first list."""
     problem.price(np.concatenate(lists))  # together, since a batch of one takes as long as some hundred shards
-    every = costliest_first(problem, [*lists, *_halved(problem, lists[0])])
+    lists = [*lists, *_halved(problem, lists[0])]
+    every = costliest_first(problem, [*lists, *_with_all_sequences_cut(problem, lists)])
     tried = list({shards.tobytes(): shards for shards in every}.values())
     placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
+    costs += _cuts_ms(problem, tried)[:, None]
     found: dict[bytes, Widths] = {}
     caps = costs.argmin(axis=1)
     for row in np.argsort(costs.min(axis=1), kind="stable").tolist():
@@ -50,6 +52,14 @@ def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
         if (widths <= problem.max_units[:, None]).all():  # shards of a group on one device may be too wide together
             found.setdefault(widths.tobytes(), widths)
     return State.each(problem, list(found.values())) if found else []
+
+
+def _cuts_ms(problem: Problem, lists: Sequence[Ints]) -> Floats:
+    """What the launches of each list take beyond those of uncut tables, and putting outputs into order: (B,) ms."""
+    count = len(problem.whole)
+    uncut_ms = problem.launched_ms(np.ones(count, dtype=np.int64))
+    counts = (np.bincount(problem.group[shards], minlength=count) for shards in lists)
+    return np.array([problem.launched_ms(each) - uncut_ms for each in counts])
 
 
 def _caps(problem: Problem) -> Floats:
@@ -77,6 +87,21 @@ def _halved(problem: Problem, shards: Ints) -> list[Ints]:
         shards = cut
         lists.append(shards)
     return lists
+
+
+def _with_all_sequences_cut(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
+    """Those of the lists in which some sequences of a collection are cut and others whole, with all of them cut: TorchRec runs the
+    whole ones by themselves, with all-to-alls of their own."""
+    collections, found = problem.launches.sequences, list[Ints]()
+    if not (collections >= 0).any():
+        return found
+    for shards in lists:
+        group = problem.group[shards]
+        is_cut = problem.units[shards] < problem.all_units[group]
+        some_cut = np.isin(collections[group], collections[group[is_cut & (collections[group] >= 0)]])
+        cut = split(problem, shards, np.flatnonzero(some_cut & ~is_cut))
+        found += [] if cut is None else [cut]
+    return found
 
 
 def _by_estimates(problem: Problem, shares: Shares) -> list[State]:
