@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from neuroshard.core.launches import launches
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
@@ -43,21 +44,6 @@ def test_no_heuristic_finds_a_cheaper_plan(seed: int, rows: bool) -> None:
     assert plan.lower_bound_ms is not None
     assert plan.lower_bound_ms <= plan.cost_ms
     assert plan.cost_ms <= min(one.cost_ms for one in plan.baselines if one.cost_ms is not None) * (1 + 1e-9)
-
-
-"""Sequences: whole and cut ones of a collection have operators and all-to-alls of their own, so mixing them must pay."""
-
-import numpy as np
-import pytest
-
-from neuroshard.core.launches import launches
-from neuroshard.core.table import Table
-from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.analytic import Analytic
-from neuroshard.search.run import search
-from neuroshard.search.settings import SearchSettings
-
-pytestmark = pytest.mark.slow
 
 
 def drawn(seed: int) -> ShardingTask:

@@ -90,7 +90,7 @@ def _halved(problem: Problem, shards: Ints) -> list[Ints]:
 
 
 def _with_all_sequences_cut(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
-    """Those of the lists in which some sequences of a collection are cut and others whole, with all of them cut: TorchRec runs the
+    """Those of the lists in which some sequences of a collection are cut and others whole, with all of them cut: TorchRec runs
     whole ones by themselves, with all-to-alls of their own."""
     collections, found = problem.launches.sequences, list[Ints]()
     if not (collections >= 0).any():
