@@ -365,16 +365,19 @@ def test_a_checkpoint_goes_to_a_plan_with_the_same_column_cuts_with_row_wise_sta
         assert found == pytest.approx(uninterrupted, abs=2e-6)
 
 
-def means_beside_whole_rows(rank: int) -> float:
-    """What TorchRec makes of a whole table beside one of means whose rows are split: largest difference of its sums."""
+def off_unsharded(rank: int, some: dict[str, tuple[str, str, bool]], key: str) -> float:
+    """What TorchRec makes of tables in one collection: the largest difference of what `key` names from the unsharded one's.
+    Tables by name: pooling, feature, and whether rows are split."""
     warnings.simplefilter("ignore")
-    some = (
-        Table(name="mean", rows=10, dim=8, pooling_factor=2.0, pooling="mean"),
-        Table(name="sum", rows=10, dim=8, pooling_factor=2.0),
-    )
+    configs = [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=10, embedding_dim=8, feature_names=[feature], pooling=POOLING[pooling]
+        )
+        for name, (pooling, feature, _) in some.items()
+    ]
     torch.manual_seed(0)
-    unsharded, meta = (Model.collection(list(some), False, device) for device in ("cpu", "meta"))
-    makers = {"mean": row_wise(), "sum": table_wise(rank=1)}
+    unsharded, meta = (EmbeddingBagCollection(tables=configs, device=torch.device(name)) for name in ("cpu", "meta"))
+    makers = {name: row_wise() if split else table_wise(rank=1) for name, (_, _, split) in some.items()}
     plan = construct_module_sharding_plan(meta, makers, world_size=2, local_size=2, device_type="cpu")
     model = DistributedModelParallel(
         meta,
@@ -385,10 +388,27 @@ def means_beside_whole_rows(rank: int) -> float:
     )
     for name, place, part in local_parts(model):
         part.copy_(unsharded.state_dict()[name][place])
-    jagged = batch(list(some), False, 8, torch.Generator().manual_seed(1))
-    return float((model(jagged)["sum"] - unsharded(jagged)["sum"]).abs().max())
+    features = [Table(name=f, rows=10, dim=8, pooling_factor=2.0) for f in sorted({f for _, f, _ in some.values()})]
+    jagged = batch(features, False, 8, torch.Generator().manual_seed(1))
+    return float((model(jagged)[key] - unsharded(jagged)[key]).abs().max())
 
 
-def test_torchrec_still_divides_whole_tables_beside_means_of_split_rows(tmp_path):
-    """Where this fails, TorchRec was mended, and the row-wise part of client.torchrec_module.wrong_means can go."""
-    assert min(on_ranks(2, tmp_path, means_beside_whole_rows)) > 0.1
+@pytest.mark.parametrize(
+    ("some", "key"),
+    [
+        ({"mean": ("mean", "x", True), "sum": ("sum", "y", False)}, "y"),
+        ({"a": ("sum", "x", True), "b": ("sum", "x", True), "mean": ("mean", "y", True)}, "x@b"),
+        ({"a": ("mean", "x", True), "b": ("sum", "x", True)}, "x@b"),
+    ],
+    ids=["whole", "two sums of one feature", "a mean and a sum of one feature"],
+)
+def test_torchrec_still_divides_other_tables_beside_means_of_split_rows(tmp_path, some, key):
+    """Where this fails, TorchRec was mended, and its part of client.torchrec_module.wrong_means can go."""
+    assert min(on_ranks(2, tmp_path, off_unsharded, some, key)) > 0.1
+
+
+def test_means_of_split_rows_may_share_a_feature(tmp_path):
+    some = {"a": ("mean", "x", True), "b": ("mean", "x", True), "sum": ("sum", "y", True)}
+    for key in ("x@a", "x@b", "y"):
+        (tmp_path / key).mkdir()
+        assert max(on_ranks(2, tmp_path / key, off_unsharded, some, key)) < 1e-5

@@ -22,6 +22,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 import neuroshard as ns
 from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
+from helpers.plans import row_wise as row_wise_shards
 from helpers.refusals import refused, warned
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
 from neuroshard.core.constraints import Constraints
@@ -30,6 +31,7 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology as Domains
+from neuroshard.files.importers.torchrec_collections import weight_of
 from neuroshard.files.plan import write_plan
 
 
@@ -354,6 +356,63 @@ def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused_and
         assert set(taken_over(theirs, together).shards) == set(plan.shards)
 
 
+def all_row_wise(*tables: tuple[str, str, str], weighted: bool = False) -> tuple[Plan, EmbeddingBagCollection]:
+    """A plan with all rows split over two ranks, and its collection. tables: (name, pooling, its features, one letter each)."""
+    some = tuple(change(ITEM, name=name, pooling=pooling, weighted=weighted) for name, pooling, _ in tables)
+    configs = [
+        EmbeddingBagConfig(
+            name=name,
+            num_embeddings=ITEM.rows,
+            embedding_dim=ITEM.dim,
+            feature_names=list(features),
+            pooling=PoolingType[pooling.upper()],
+        )
+        for name, pooling, features in tables
+    ]
+    shards = [shard for table in some for shard in row_wise_shards(table, 2)]
+    plan = Plan(task=make_plan(tables=some).task, shards=tuple(shards), provenance=make_plan().provenance)
+    return plan, EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=torch.device("meta"))
+
+
+@pytest.mark.filterwarnings("ignore:table .* is read by 2 features:neuroshard.client.torchrec.ShardingWarning")
+@pytest.mark.parametrize(
+    "tables",
+    [
+        [("a", "sum", "x"), ("b", "sum", "x"), ("c", "mean", "z")],
+        [("c", "mean", "z"), ("a", "sum", "xy"), ("b", "sum", "y")],
+        [("a", "mean", "xy"), ("b", "sum", "x")],
+    ],
+    ids=["sums", "sums, the mean first", "a mean and a sum"],
+)
+def test_sums_that_share_a_feature_beside_means_of_split_rows_are_refused_and_in_torchrecs_own_plan_warned_of(tables):
+    plan, module = all_row_wise(*tables)
+    with refused(InvalidInput, "module ''", "mean", "row-wise", "'a'", "'b'", "feature"):
+        to_torchrec(plan, module)
+    theirs = construct_module_sharding_plan(
+        module, {name: row_wise() for name, *_ in tables}, world_size=2, local_size=2, device_type="cpu"
+    )
+    with warned(ShardingWarning, "module ''", "mean", "row-wise", "'a'", "'b'", "feature"):
+        taken_over(ShardingPlan(plan={"": theirs}), module)
+
+
+@pytest.mark.filterwarnings("ignore:table .* is read by 2 features:neuroshard.client.torchrec.ShardingWarning")
+def test_means_of_split_rows_may_share_a_feature():
+    plan, module = all_row_wise(("a", "mean", "x"), ("b", "mean", "xy"), ("c", "sum", "z"))
+    assert {of.sharding_type for of in to_torchrec(plan, module).plan[""].values()} == {"row_wise"}
+
+
+def test_weighted_means_are_warned_of_and_of_split_rows_refused():
+    plan, module = all_row_wise(("a", "mean", "x"), weighted=True)
+    with (
+        warned(ShardingWarning, "'a'", "mean with weights"),
+        refused(InvalidInput, "'a'", "mean", "row-wise", "weights"),
+    ):
+        to_torchrec(plan, module)
+    theirs = construct_module_sharding_plan(module, {"a": row_wise()}, world_size=2, local_size=2, device_type="cpu")
+    with warned(ShardingWarning, "'a'", "mean", "row-wise", "weights"):
+        taken_over(ShardingPlan(plan={"": theirs}), module)
+
+
 def test_all_rows_on_the_first_of_several_ranks_are_a_whole_table():
     table = change(ITEM, rows=1)
     module = collection(table)
@@ -495,17 +554,65 @@ def test_a_plan_without_the_model_s_sequences_is_refused():
         to_torchrec(make_plan(), nn.ModuleDict({"a": collection(*TABLES), "s": sequences("seq")}))
 
 
-def test_sequences_cut_into_two_widths_on_a_rank_are_refused():
-    a, b = (Table(name=name, rows=8, dim=16, pooling_factor=2.0, pooling="none") for name in "ab")
-    shards = [
-        Shard(table=table.name, rows=8, column_offset=at, dim=dim, device=device)
-        for table, parts in ((a, ((0, 8), (8, 8))), (b, ((0, 4), (4, 12))))
-        for device, (at, dim) in enumerate(parts)
-    ]
-    task = ShardingTask(tables=(a, b), device_memory_bytes=(10**6,) * 2, batch_size=8)
-    plan = Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
-    with refused(InvalidInput, "'a'", "'b'", "rank 0", 8, 4):
-        to_torchrec(plan, sequences("a", "b"))
+def plan_of_sequences(devices: int, *shards: tuple[str, int, int, int, int, int]) -> Plan:
+    """shards: (table, first row, rows, column, columns, rank), of sequences of 8 rows and 16 columns."""
+    tables = (
+        Table(name=n, rows=8, dim=16, pooling_factor=2.0, pooling="none") for n in sorted({n for n, *_ in shards})
+    )
+    cut = (
+        Shard(table=n, row_offset=row, rows=rows, column_offset=at, dim=dim, device=rank)
+        for n, row, rows, at, dim, rank in shards
+    )
+    task = ShardingTask(tables=tuple(tables), device_memory_bytes=(10**6,) * devices, batch_size=8)
+    return Plan(task=task, shards=tuple(cut), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+
+
+@pytest.mark.parametrize(
+    ("shards", "facts"),
+    [
+        (
+            [("a", 0, 8, 8 * i, 8, i) for i in (0, 1)] + [("b", 0, 8, 0, 4, 0), ("b", 0, 8, 4, 12, 1)],
+            ["'a'", "'b'", 8, 4],
+        ),
+        ([("a", 0, 8, 0, 4, 0), ("a", 0, 8, 4, 12, 1)], ["'a'", "rank 0", "rank 1", 4, 12]),
+        (
+            [("a", 0, 8, 4 * i, 4, i % 2) for i in range(4)] + [("b", 0, 8, 8 * i, 8, 2 + i) for i in (0, 1)],
+            ["'a'", "'b'", "rank 0", "rank 2", 4, 8],
+        ),
+    ],
+    ids=["on one rank", "of one table on two ranks", "of two tables on other ranks"],
+)
+def test_sequences_cut_into_two_widths_are_refused(shards, facts):
+    plan = plan_of_sequences(4, *shards)
+    with refused(InvalidInput, *facts, "module ''"):
+        to_torchrec(plan, sequences(*(table.name for table in plan.task.tables)))
+
+
+@pytest.mark.parametrize(
+    ("shards", "kind"),
+    [
+        ([("a", 4 * i, 4, 0, 16, i) for i in (0, 1)], "table_row_wise"),
+        ([("a", 4 * (i % 2), 4, 8 * (i // 2), 8, i) for i in range(4)], "grid_shard"),
+    ],
+)
+def test_sequences_split_over_a_host_s_ranks_are_refused(shards, kind):
+    with refused(InvalidInput, "'a'", "module ''", "sequence", kind):
+        to_torchrec(plan_of_sequences(4, *shards), sequences("a"), local_world_size=2)
+
+
+def test_a_pooled_table_that_is_now_a_sequence_is_refused_and_the_other_way_round():
+    table = Table(name="a", rows=8, dim=16, pooling_factor=2.0)
+    with refused(InvalidInput, "'a'", "module ''", "a sequence", "pooled", "sum"):
+        to_torchrec(make_plan(tables=(table,)), sequences("a"))
+    with refused(InvalidInput, "'a'", "module ''", "a sequence", "pooled", "none"):
+        to_torchrec(plan_of_sequences(2, ("a", 0, 8, 0, 16, 0)), collection(table))
+
+
+def test_a_frozen_table_is_warned_of():
+    bags = collection(*TABLES)
+    weight_of(bags, "item").requires_grad_(False)
+    with warned(ShardingWarning, "'item'", "module 'm'", "frozen", "learning rate of 0"):
+        to_torchrec(make_plan(), nn.ModuleDict({"m": bags}))
 
 
 def test_a_table_that_several_features_read_is_placed_and_another_number_of_them_warned_of():

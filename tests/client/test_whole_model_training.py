@@ -19,6 +19,7 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
@@ -73,7 +74,7 @@ class Model(nn.Module):
             else {name: PositionWeightedModule(LONGEST) for name in MODULES["e"]}
         )
         self.e = FeatureProcessedEmbeddingBagCollection(bags(MODULES["e"], True, device), positions)
-        self.s = sequences(device)
+        self.s = EmbeddingTower(sequences(device), nn.Identity())  # a container of torchrec's
         self.also_b = nn.ModuleDict({"c": self.b["c"]})  # a second name, in another module
         self.dense = nn.Linear(DIM, 1)
 
@@ -235,5 +236,5 @@ def test_tables_of_one_name_are_distinguished_by_their_modules():
         "a": {"user": "column_wise", "ad": "column_wise", "tiny": "data_parallel"},
         "b.c": {"ad": "row_wise"},
         "e": {"page": "column_wise", "query": "column_wise", "shop": "row_wise"},
-        "s": {"past": "table_wise", "pair": "column_wise", "tall": "row_wise", "path": "column_wise"},
+        "s.embedding": {"past": "table_wise", "pair": "column_wise", "tall": "row_wise", "path": "column_wise"},
     }

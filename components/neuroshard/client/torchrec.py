@@ -33,10 +33,11 @@ from neuroshard.client.torchrec_module import (
     ShardingWarning,
     TablePlace,
     check_memory,
-    check_widths_of_sequences,
+    check_sequences,
     collections_of,
     match_tables,
     warn_of_split_state,
+    warn_of_training,
     wrong_means,
 )
 from neuroshard.client.torchrec_shards import (
@@ -96,7 +97,9 @@ def to_torchrec(
 
     whose = f"plan {plan.digest()[:12]}"
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
-    places = match_tables(plan.task.tables, collections_of(module), whose)
+    collections = collections_of(module)
+    places = match_tables(plan.task.tables, collections, whose)
+    warn_of_training(collections)
     if world_size is None and dist.is_available() and dist.is_initialized():
         world_size = dist.get_world_size()
     if world_size is not None:
@@ -106,7 +109,7 @@ def to_torchrec(
     kinds = _sharding_types(plan, shards, places)
     if dist.is_available() and dist.is_initialized():
         check_hosts(shards, kinds, plan.task.devices)
-    check_widths_of_sequences(shards, kinds, places, whose)
+    check_sequences(shards, kinds, places, whose)
     if optimizer is not None:
         check_memory(plan, optimizer, whose)
         warn_of_split_state(shards, optimizer)

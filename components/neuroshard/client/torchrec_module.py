@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import nn
 from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from neuroshard.core.errors import InvalidInput
@@ -15,14 +15,17 @@ from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
-from neuroshard.files.importers.torchrec_collections import find_collections
-from neuroshard.files.importers.torchrec_tables import configs_of
+from neuroshard.files.importers.torchrec_collections import find_collections, weight_of
+from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of
 
 DIVIDED = (
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
 )  # sharding types whose sums the collection divides at the end, for mean pooling
-
+UNSUPPORTED_FOR_SEQUENCES = (
+    ShardingType.TABLE_ROW_WISE.value,
+    ShardingType.GRID_SHARD.value,
+)  # where TorchRec raises `Sharding not supported` without the table
 
 Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
 
@@ -50,8 +53,7 @@ class TablePlace(NamedTuple):
 
 def collections_of(module: nn.Module) -> dict[str, Collection]:
     """The collections of a model, by path. Raises InvalidInput without one, and for a module with tables that no plan covers."""
-    found = find_collections(module)
-    every = {**found.pooled, **found.sequences}
+    every: dict[str, Collection] = find_collections(module).all
     if not every:
         raise InvalidInput(
             f"the {type(module).__name__} has no EmbeddingBagCollection and no EmbeddingCollection in it to shard"
@@ -128,10 +130,17 @@ def _check_shapes(
 
 
 def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], whose: str) -> None:
-    """Warn of tables whose pooling, weights or features differ from those that were priced."""
+    """Warn of tables whose pooling, weights or features differ from those that were priced. Raises InvalidInput where one is a
+    sequence on one side only: TorchRec cannot split it as the other."""
     otherwise = []
     for table in tables:
         place, features = places[table.name], max(len(table.features), 1)
+        if "none" in (place.pooling, table.pooling) and place.pooling != table.pooling:
+            is_, was = ("a sequence", "pooled") if place.pooling == "none" else ("pooled", "a sequence")
+            raise InvalidInput(
+                f"table {table.name!r} is {is_} in module {place.path!r}, but {was} in {whose} (`pooling` is {table.pooling}); "
+                "search a plan for this model's tables (neuroshard tables --from-torchrec)"
+            )
         if (place.pooling, place.weighted) != (table.pooling, table.weighted):
             otherwise.append(
                 f"table {table.name!r} is pooled by {place.pooling}{' with weights' * place.weighted} in module "
@@ -145,7 +154,7 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], w
     if otherwise:
         more = f" (and {len(otherwise) - 1} more tables differ)" if len(otherwise) > 1 else ""
         warnings.warn(
-            f"{otherwise[0]}{more}: it trains correctly, but its cost was predicted for other tables; say `pooling`, `weighted` "
+            f"{otherwise[0]}{more}: the plan can be used, but its cost was predicted for other tables; say `pooling`, `weighted` "
             "and `features` in tables.json",
             ShardingWarning,
             stacklevel=4,
@@ -157,10 +166,12 @@ def wrong_means(kinds: Mapping[str, str], places: Mapping[str, TablePlace]) -> t
     does not split them, both in words; None if all is right.
 
     Row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But it then divides all its tables,
-    also the table-wise and column-wise ones, which are complete already (`_create_mean_pooling_divisor`). In a grid, the operator
-    takes the mean of each row block, and the ranks sum up these means (`pooling_type_to_pooling_mode`). `kinds` is the sharding
-    type by table.
+    also the table-wise and column-wise ones, which are complete already (`_create_mean_pooling_divisor`). It leaves out sums by
+    feature, and only where the feature comes first: of two tables that read it, a sum is divided, or a mean is not. With weights
+    it divides by their sum, where whole tables are divided by the number of lookups. In a grid, the operator takes the mean of
+    each row block, and the ranks sum up these means (`pooling_type_to_pooling_mode`). `kinds` is the sharding type by table.
     """
+    elsewhere = ", or the model must have it in another collection"
     for path in dict.fromkeys(place.path for place in places.values()):
         here = {name: place for name, place in places.items() if place.path == path}
         means = [name for name, place in here.items() if place.pooling == "mean"]
@@ -169,14 +180,55 @@ def wrong_means(kinds: Mapping[str, str], places: Mapping[str, TablePlace]) -> t
             where = f"table {grids[0]!r} of module {path!r}"
             return f"{where} is pooled by mean and in a grid, where TorchRec adds up the means of blocks", ""
         divided = [name for name in means if kinds[name] in DIVIDED]
-        others = [name for name in here if kinds[name] not in DIVIDED]
-        if divided and others:
+        if not divided:
+            continue
+        what = f"table {divided[0]!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides"
+        if here[divided[0]].weighted:
+            return f"{what} by the sum of its weights, and those of whole tables by their number", ""
+        if others := [name for name in here if kinds[name] not in DIVIDED]:
+            return f"{what} table {others[0]!r}, which is not, by its lookups too", elsewhere
+        if shared := _shared_sum(here):
+            feature, first, second = shared
             return (
-                f"table {divided[0]!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides table "
-                f"{others[0]!r}, which is not, by its lookups too",
-                ", or the model must have it in another collection",
+                f"{what} tables {first!r} and {second!r} wrongly: both read feature {feature!r}, and not both are means",
+                elsewhere,
             )
     return None
+
+
+def _shared_sum(places: Mapping[str, TablePlace]) -> tuple[str, str, str] | None:
+    """A feature that a table pooled by sum reads and another table too, and two tables that read it."""
+    readers: dict[str, list[str]] = {}
+    for name, place in places.items():
+        for feature in place.config.feature_names:
+            readers.setdefault(feature, []).append(name)
+    for feature, names in readers.items():
+        if len(names) > 1 and any(places[name].pooling == "sum" for name in names):
+            return feature, names[0], names[1]
+    return None
+
+
+def warn_of_training(collections: Mapping[str, Collection]) -> None:
+    """Warn of tables that TorchRec trains otherwise than the model says, by any plan: frozen ones, and means of weighted rows."""
+    frozen, means = [], []
+    for path, collection in collections.items():
+        weighted = isinstance(collection, EmbeddingBagCollection) and collection.is_weighted()
+        for config in configs_of(collection):
+            where = f"table {config.name!r} of module {path!r}"
+            frozen += [where] if not weight_of(collection, config.name).requires_grad else []
+            means += [where] if weighted and config.pooling is PoolingType.MEAN else []
+    _warn_of(
+        frozen,
+        "frozen (requires_grad is False), but TorchRec trains it, by any plan; let it require gradients, and give it a "
+        "learning rate of 0 (apply_optimizer_in_backward)",
+    )
+    _warn_of(means, WEIGHTED_MEAN)
+
+
+def _warn_of(tables: Sequence[str], what: str) -> None:
+    if tables:
+        more = f" (and {len(tables) - 1} more)" if len(tables) > 1 else ""
+        warnings.warn(f"{tables[0]}{more}: {what}", ShardingWarning, stacklevel=4)
 
 
 def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
@@ -209,18 +261,26 @@ def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
         )
 
 
-def check_widths_of_sequences(
+def check_sequences(
     shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], places: Mapping[str, TablePlace], whose: str
 ) -> None:
-    """Raise InvalidInput where column shards of a module's sequences on one rank are not equally wide: they are in one operator,
-    and FBGEMM has none for unpooled rows of several widths."""
-    widths: dict[tuple[str, int], tuple[str, int]] = {}
+    """Raise InvalidInput for sequences whose rows are split over a part of the ranks, and where column shards of a module's
+    sequences are not equally wide, on whatever ranks: TorchRec has no such sharding of sequences, and takes all ranks' rows to
+    be of one width (1.8: a rank fails, and the others wait for it)."""
+    widths: dict[str, tuple[str, Shard]] = {}
     for name, place in places.items():
+        if place.pooling == "none" and kinds[name] in UNSUPPORTED_FOR_SEQUENCES:
+            raise InvalidInput(
+                f"table {name!r} of module {place.path!r} is a sequence, and TorchRec has no {kinds[name]} sharding for "
+                f"sequences; {whose} must keep it whole, or split its columns or its rows over all ranks"
+            )
         if place.pooling == "none" and kinds[name] == ShardingType.COLUMN_WISE.value:
             for shard in shards[name]:
-                other, dim = widths.setdefault((place.path, shard.device), (name, shard.dim))
-                if dim != shard.dim:
+                other, first = widths.setdefault(place.path, (name, shard))
+                if first.dim != shard.dim:
+                    both = f"table {name!r}" if other == name else f"tables {other!r} and {name!r}"
                     raise InvalidInput(
-                        f"tables {other!r} and {name!r} of module {place.path!r} are sequences with shards of {dim} and "
-                        f"{shard.dim} columns on rank {shard.device}, which no operator takes; {whose} must cut them equally"
+                        f"{both} of module {place.path!r}: sequences in shards of {first.dim} columns (rank {first.device}) and "
+                        f"{shard.dim} (rank {shard.device}), which TorchRec cannot exchange; {whose} must cut all sequences of a "
+                        "module equally"
                     )

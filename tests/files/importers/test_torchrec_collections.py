@@ -1,6 +1,7 @@
 """Which modules of a model are planned, at which path, and which are refused by name."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ with warnings.catch_warnings():
     import torchrec.distributed.itep_embeddingbag
     import torchrec.distributed.pec_embedding
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
-    from torchrec.distributed.embedding_tower_sharding import EmbeddingTowerCollectionSharder, EmbeddingTowerSharder
     from torchrec.distributed.fused_embedding import FusedEmbeddingCollectionSharder
     from torchrec.distributed.sharding_plan import get_module_to_default_sharders
     from torchrec.models.dlrm import SparseArch
@@ -32,7 +32,8 @@ with warnings.catch_warnings():
         MCHManagedCollisionModule,
     )
 
-    from neuroshard.files.importers.torchrec_collections import COVERED, find_collections
+    from neuroshard.files.importers.torchrec_collections import COVERED, find_collections, weight_of
+    from neuroshard.files.importers.torchrec_tables import tables_of
 
 META = torch.device("meta")
 BAGS = [EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=16, feature_names=["f"])]
@@ -66,8 +67,9 @@ REFUSED = {
     "managed collisions": lambda: ManagedCollisionEmbeddingBagCollection(bags(), remap(BAGS)),
     "managed collisions of sequences": lambda: ManagedCollisionEmbeddingCollection(sequences(), remap(ROWS)),
     "a map of ids alone": lambda: remap(BAGS),
-    "tower": lambda: EmbeddingTower(bags(), nn.Identity()),
-    "towers": lambda: EmbeddingTowerCollection([EmbeddingTower(bags(), nn.Identity())]),
+    "managed collisions in a tower": lambda: EmbeddingTower(
+        ManagedCollisionEmbeddingCollection(sequences(), remap(ROWS)), nn.Identity()
+    ),
     "fused": lambda: FusedEmbeddingBagCollection(
         tables=BAGS, optimizer_type=torch.optim.SGD, optimizer_kwargs={"lr": 0.1}, device=META
     ),
@@ -94,15 +96,14 @@ def test_a_module_that_torchrec_shards_otherwise_is_refused_with_its_path_and_cl
     message = str(refused.value)
     assert "'over.odd" in message
     assert "\n" not in message
-    assert type(make()).__name__ in message or "MyBags" in message
+    assert type(make()).__name__ in message or "MyBags" in message or "ManagedCollision" in message
 
 
 def test_every_class_with_a_default_sharder_is_planned_or_refused():
     """A new one in a later TorchRec fails here until somebody has decided."""
     kinds = set(get_module_to_default_sharders())
-    kinds |= {EmbeddingTowerSharder.module_type.fget(None), EmbeddingTowerCollectionSharder.module_type.fget(None)}
     kinds |= {FusedEmbeddingCollectionSharder.module_type.fget(None)}
-    for kind in kinds - {*COVERED, EmbeddingCollection}:
+    for kind in kinds - {*COVERED, EmbeddingTower, EmbeddingTowerCollection}:
         odd = kind.__new__(kind)  # what it is made of depends on the class: only that it holds tables counts here
         nn.Module.__init__(odd)
         odd._embedding_bag_collection = bags()
@@ -116,11 +117,13 @@ def test_containers_of_torchrec_and_of_users_only_hold():
             super().__init__()
             self.inner = nn.ModuleList([SparseArch(bags())])
             self.sequence = sequences()
+            self.tower = EmbeddingTower(processed(), nn.Identity())
+            self.towers = EmbeddingTowerCollection([EmbeddingTower(sequences(), nn.Identity())])
 
     found = find_collections(Wrapper())
 
-    assert list(found.pooled) == ["inner.0.embedding_bag_collection"]
-    assert list(found.sequences) == ["sequence"]
+    assert list(found.pooled) == ["inner.0.embedding_bag_collection", "tower.embedding"]
+    assert list(found.sequences) == ["sequence", "towers.towers.0.embedding"]
 
 
 def test_a_feature_processed_collection_is_planned_at_its_wrapper():
@@ -136,3 +139,46 @@ def test_a_collection_with_two_names_in_one_module_is_refused_and_in_two_modules
 
     apart = nn.ModuleDict({"a": nn.ModuleDict({"x": shared}), "b": nn.ModuleDict({"x": shared})})
     assert list(find_collections(apart).pooled) == ["a.x"]
+
+
+def tied(second: nn.Module, holder: str) -> nn.ModuleDict:
+    """Two modules; what is at `holder` in the second has the weight of the first one's table."""
+    first = bags()
+    second.get_submodule(holder).register_parameter("weight", weight_of(first, "t"))
+    return nn.ModuleDict({"a": first, "b": second})
+
+
+def in_two_places(first: str, second: str) -> nn.ModuleDict:
+    """One collection, alone and in a wrapper that weighs lookups by position."""
+    inner = bags(weighted=True)
+    wrapper = FeatureProcessedEmbeddingBagCollection(inner, {"f": PositionWeightedModule(8, META)})
+    return nn.ModuleDict({name: wrapper if name == "b" else inner for name in (first, second)})
+
+
+@pytest.mark.parametrize(
+    ("make", "facts"),
+    [
+        (lambda: tied(bags(), "embedding_bags.t"), ["'t'", "module 'a'", "module 'b'"]),
+        (lambda: tied(sequences(), "embeddings.t"), ["'t'", "module 'a'", "module 'b'"]),
+        (lambda: tied(nn.Linear(16, 100, bias=False, device=META), ""), ["'t'", "module 'a'", "'b'", "Linear"]),
+        (lambda: in_two_places("a", "b"), ["'t'", "module 'a'", "module 'b'"]),
+        (lambda: in_two_places("b", "a"), ["'t'", "module 'a'", "module 'b'"]),
+    ],
+    ids=["two collections", "a sequence", "a dense layer", "alone, then processed", "processed, then alone"],
+)
+def test_a_weight_that_is_a_table_s_and_another_s_is_refused(make, facts):
+    with refused(InvalidInput, "one Parameter", *facts):
+        find_collections(make())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_embeddings_post_pruning", 50), ("num_embeddings_post_pruning", 0), ("use_virtual_table", True)],
+)
+def test_a_config_with_which_sharding_fails_is_refused(field, value):
+    config = replace(BAGS[0], **{field: value})
+    module = nn.ModuleDict({"a": EmbeddingBagCollection(tables=[config], device=META)})
+    with refused(InvalidInput, "'t'", "'a'", f"{field}={value}"):
+        find_collections(module)
+    with refused(InvalidInput, "'t'", f"{field}={value}"):
+        tables_of([config])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from helpers.refusals import refused
+from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.units import parse_bytes
 from neuroshard.files.importers.dense_memory import dense_bytes, reserve_notes
@@ -78,6 +78,17 @@ MODEL = """
 
     def plain():
         return nn.Linear(2, 2)
+
+    def bags_of(is_weighted=False, **fields):
+        return EmbeddingBagCollection(is_weighted=is_weighted, tables=[
+            EmbeddingBagConfig(name=name, num_embeddings=9, embedding_dim=4, feature_names=[name], **more)
+            for name, more in fields.items()])
+
+    def apart():
+        return bags_of(plain={}, stashed={"stash_weights": True}, updated={"enable_embedding_update": True})
+
+    def weighted_means():
+        return bags_of(is_weighted=True, plain={}, averaged={"pooling": PoolingType.MEAN})
 
     number = 3
 """
@@ -197,3 +208,13 @@ def test_tables_say_their_module_and_have_its_path_in_a_name_that_two_modules_us
 def test_a_pooling_factor_of_nothing_in_the_model_is_refused(user_model):
     with refused(InvalidInput, "'usr'"):
         read(f"{user_model}:make", factors={"usr": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("make", "facts"),
+    [("apart", ["stashed", "updated", "stash_weights"]), ("weighted_means", ["averaged", "mean with weights", "sum"])],
+)
+def test_what_torchrec_does_otherwise_than_costs_or_the_model_say_is_a_note(user_model, make, facts):
+    notes = read(f"{user_model}:{make}").tables().notes
+    assert any(all(names(note, fact) for fact in facts) for note in notes), notes
+    assert not any(names(note, "plain") and names(note, facts[0]) for note in notes if "pooling factor" not in note)

@@ -12,6 +12,7 @@ from typing import NoReturn, cast
 from torch import nn
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.files.importers.torchrec_tables import check_config, configs_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # warnings of torchrec and FBGEMM while they are imported
@@ -28,7 +29,7 @@ COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection, Embed
 INTERFACES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
 MANAGED_COLLISIONS = (ManagedCollisionCollection, ManagedCollisionModule)
 # classes of torchrec that only hold other modules
-CONTAINERS = ("torchrec.models.", "torchrec.modules.lazy_extension")
+CONTAINERS = ("torchrec.models.", "torchrec.modules.lazy_extension", "torchrec.modules.embedding_tower")
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,56 @@ class Collections:
     pooled: dict[str, EmbeddingBagCollection] = field(default_factory=dict)
     sequences: dict[str, EmbeddingCollection] = field(default_factory=dict)
 
+    @property
+    def all(self) -> dict[str, EmbeddingBagCollection | EmbeddingCollection]:
+        """Both, pooled ones first."""
+        return {**self.pooled, **self.sequences}
+
 
 def find_collections(model: nn.Module) -> Collections:
     """The collections of a model. A feature-processed one counts as pooled, at the path of its wrapper.
 
-    Raises InvalidInput, which names module and class, for a module with tables that plans do not cover, and for a collection
-    that has two names in one module, of which TorchRec shards one.
+    Raises InvalidInput, which names module and class, for a module with tables that plans do not cover, for a collection
+    that has two names in one module, of which TorchRec shards one, for a table whose weight is also another's, and for a table
+    that TorchRec cannot shard.
     """
     found = Collections()
     _find(model, "", found, {})
+    _check_tied(model, found)
+    for path, collection in found.all.items():
+        for config in configs_of(collection):
+            check_config(config, f" of module {path!r}")
     return found
+
+
+def weight_of(collection: EmbeddingBagCollection | EmbeddingCollection, table: str) -> nn.Parameter:
+    """The weight of one table of a collection."""
+    holders = collection.embedding_bags if isinstance(collection, EmbeddingBagCollection) else collection.embeddings
+    return cast(nn.Parameter, holders[table].weight)
+
+
+def _check_tied(model: nn.Module, found: Collections) -> None:
+    """Raise InvalidInput where a table's weight is also that of another table or module: TorchRec makes each table's shards
+    anew, so that both train apart."""
+    tables: dict[int, str] = {}
+    inside: set[int] = set()
+    for path, collection in found.all.items():
+        inside |= {id(module) for module in collection.modules()}
+        for config in configs_of(collection):
+            where, weight = f"table {config.name!r} of module {path!r}", id(weight_of(collection, config.name))
+            if weight in tables:
+                raise InvalidInput(
+                    f"{tables[weight]} and {where} are one Parameter, which TorchRec would untie and train as two; let one table "
+                    "have the features of both"
+                )
+            tables[weight] = where
+    for path, module in model.named_modules():
+        for name, weight in module._parameters.items():
+            if id(weight) in tables and id(module) not in inside:
+                raise InvalidInput(
+                    f"{tables[id(weight)]} and {name!r} of module {path!r} ({type(module).__name__}) are one Parameter, which "
+                    "TorchRec would untie and train as two; give the module a parameter of its own"
+                )
 
 
 def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]) -> None:

@@ -22,7 +22,7 @@ from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
 from neuroshard.files.importers.dense_memory import reserve_notes
 from neuroshard.files.importers.imported import TableEntry
-from neuroshard.files.importers.torchrec_tables import config_fields, configs_of
+from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, config_fields, configs_of, has_own_operator
 
 EXAMPLE = "as in my_package.model:make_model"
 
@@ -46,6 +46,8 @@ def entries_of(
     """`torchrec_entries` of a model that is made already; messages call it `spec`."""
     entries: list[TableEntry] = []
     assumed: list[str] = []
+    apart: list[str] = []
+    means: list[str] = []
     known: set[str] = set()
     collections = list(_collections(model, spec))
     for path, collection in collections:
@@ -63,6 +65,8 @@ def entries_of(
                 ]
             assumed += [config.name] if own is None and None in each else []
             fields = config_fields(config, _lookups(each, own), weighted)
+            apart += [config.name] if has_own_operator(config) else []
+            means += [config.name] if weighted and fields["pooling"] == "mean" else []
             entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path}))
     if not entries:
         raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection and no EmbeddingCollection")
@@ -71,7 +75,10 @@ def entries_of(
         raise InvalidInput(
             f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
         )
-    return entries, [*_notes(assumed), *reserve_notes(model, [collection for _, collection in collections])]
+    return entries, [
+        *_notes(assumed, apart, means),
+        *reserve_notes(model, [collection for _, collection in collections]),
+    ]
 
 
 def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
@@ -85,13 +92,15 @@ def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
     return [(total - known) / unknown if one is None else one for one in each]
 
 
-def _notes(assumed: list[str]) -> list[str]:
-    if not assumed:
-        return []
-    return [
-        f"{_some(assumed)} have no pooling factor and are assumed to have 1 lookup a feature and sample; give the real "
-        "number with --pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it"
-    ]
+def _notes(assumed: list[str], apart: list[str], means: list[str]) -> list[str]:
+    notes = {
+        "have no pooling factor and are assumed to have 1 lookup a feature and sample; give the real number with "
+        "--pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it": assumed,
+        "have stash_weights or enable_embedding_update, for which TorchRec runs operators apart; costs count neither these "
+        "nor what they copy": apart,
+        f"are {WEIGHTED_MEAN}": means,
+    }
+    return [f"{_some(names)} {note}" for note, names in notes.items() if names]
 
 
 def _some(names: list[str], most: int = 4) -> str:

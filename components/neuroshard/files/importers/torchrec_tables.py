@@ -8,7 +8,16 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.files.importers.imported import table_defaults
 
+WEIGHTED_MEAN = (
+    "pooled by mean with weights, which TorchRec refuses without DistributedModelParallel, and whose gradients FBGEMM's CPU "
+    "operator does not divide; pool by sum, and divide the weights"
+)
 _DTYPES = {"FP32": "fp32", "FP16": "fp16"}  # TorchRec's DataType -> ours
+_FAILS_SHARDED = {  # fields of a config with which sharding fails in torchrec 1.8, and what they are for
+    "num_embeddings_post_pruning": "pruned tables, which TorchRec has for inference",
+    "use_virtual_table": "virtual tables, which need a key-value kernel",
+}
+_OWN_OPERATOR = ("stash_weights", "enable_embedding_update")  # fields that put a table into another operator
 
 
 def tables_of(
@@ -57,9 +66,25 @@ def _equal_shares(config: Any, total: float | None) -> list[float]:
     return [(count if total is None else total) / max(count, 1)] * max(count, 1)
 
 
+def check_config(config: Any, where: str = "") -> None:
+    """Raise InvalidInput for a config that TorchRec cannot shard with its usual kernels. `where` follows the table's name."""
+    for name, what in _FAILS_SHARDED.items():
+        value = getattr(config, name, None)
+        if value is not None and value is not False:
+            raise InvalidInput(
+                f"table {config.name!r}{where} has {name}={value}, for {what}, and fails in TorchRec's sharding; leave it out"
+            )
+
+
+def has_own_operator(config: Any) -> bool:
+    """Whether TorchRec looks the table up in an operator apart from that of its module's other tables."""
+    return any(getattr(config, name, False) for name in _OWN_OPERATOR)
+
+
 def config_fields(config: Any, pooling_factors: Sequence[float], weighted: bool) -> dict[str, Any]:
     """Fields of Table as an EmbeddingBagConfig or EmbeddingConfig has them, whose features have these lookups a sample each.
-    Raises InvalidInput for a data type that we do not know."""
+    Raises InvalidInput for a data type that we do not know, and for what TorchRec cannot shard."""
+    check_config(config)
     dtype = _DTYPES.get(config.data_type.name)
     if dtype is None:
         raise InvalidInput(f"table {config.name!r}: data_type {config.data_type.name} is neither FP32 nor FP16")
