@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.launches import launches
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -77,3 +78,18 @@ def test_once_a_sequence_is_cut_all_are_where_that_saves_an_operator_of_their_ow
     assert counted.outputs == 2
     sequences = [len(shards) for name, shards in plan.by_table().items() if name.startswith("seq")]
     assert set(sequences) == {2}
+
+
+def test_a_note_on_row_wise_sequences_speaks_of_no_sums() -> None:
+    read = Table(name="s", module="seq", rows=10**6, dim=64, pooling_factor=300.0, pooling="none")
+    rules = (TableRule(table="s", row_wise=True),)
+    task = ShardingTask(
+        tables=(read, *model_with_sequences(0)[:3]),
+        device_memory_bytes=(2**27,) * 4,
+        batch_size=8192,
+        constraints=Constraints(tables=rules),
+    )
+    plan = search(task, Analytic("h100", 8192), SearchSettings(rounds=1))
+    (note,) = (note for note in plan.provenance.notes if "row-wise" in note)
+    assert "1 table of 4" in note
+    assert "sums" not in note

@@ -178,9 +178,9 @@ class _Try:
     def improved_ms(self, watch: Watch) -> float:
         """The same after the cheapest first plans were improved once, as far as there is time."""
         if self._improved_ms is None and self.first_plans:
-            some, rng = (
-                self.first_plans[: self.settings.tuning.lockstep_plans],
+            rng, some = (
                 np.random.default_rng(self.settings.seed),
+                self.first_plans[: self.settings.tuning.lockstep_plans],
             )
             self._improved_ms = LocalSearch(some, rng, watch).best.cost + self.copies_ms
         return inf if self._improved_ms is None else self._improved_ms

@@ -59,9 +59,11 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
         }
         some = {way: count for way, count in counts.items() if count}
         ways = list(some) if len(some) == 1 else [f"{count} {way}" for way, count in some.items()]
+        pooled = any(problem.tables[group][0].pooling != "none" for group in placement.row_wise.tolist())
+        sums = ", and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes" * pooled
         notes.append(
             f"{counted(len(placement.row_wise), 'table')} of {of} split row-wise {', '.join(ways)}: costs take all rows of a "
-            "table to be looked up alike, and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes"
+            f"table to be looked up alike{sums}"
         )
     return notes
 
