@@ -1,6 +1,7 @@
 """The live plan where TorchRec wants a planner."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,14 +9,22 @@ import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.types import ShardingPlanner
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs, ShardingPlanner
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from helpers.gloo import on_ranks
 from helpers.plans import NOW, TABLES, make_plan
-from helpers.refusals import refused
-from neuroshard.client.torchrec import NeuroShardPlanner, to_torchrec
+from helpers.refusals import names, refused
+from neuroshard.client.torchrec import NeuroShardPlanner, ShardingWarning, qcomms, to_torchrec
 from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.precision import CollectivePrecision
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
 
@@ -93,3 +102,62 @@ def test_torchrec_1_9_takes_it_from_a_provider(store):
     result = DefaultPlannerExecutor(provider=theirs()).run("any", context)
     assert result.success
     assert result.sharding_plan == to_torchrec(make_plan(), model())
+
+
+F16, INT8 = (CollectivePrecision.model_validate({"forward": each, "backward": each}) for each in ("fp16", "int8"))
+
+
+def of_two_modules(precision: CollectivePrecision | None) -> tuple[Plan, nn.Module]:
+    """A pooled collection, and a feature-processed one, whose sharder has a sharder inside."""
+    tables = tuple(Table(name=n, module=n, rows=40, dim=8, pooling_factor=1.0, weighted=n == "fp") for n in ("m", "fp"))
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * 2, batch_size=64, collective_precision=precision)
+    shards = tuple(Shard(table=t.name, rows=40, dim=8, device=0) for t in tables)
+
+    def bags(name: str, weighted: bool) -> EmbeddingBagCollection:
+        config = EmbeddingBagConfig(name=name, num_embeddings=40, embedding_dim=8, feature_names=[f"{name}_f"])
+        return EmbeddingBagCollection(tables=[config], is_weighted=weighted, device=torch.device("meta"))
+
+    processed = FeatureProcessedEmbeddingBagCollection(
+        bags("fp", True), PositionWeightedModuleCollection({"fp_f": 4}, device=torch.device("meta"))
+    )
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    return plan, nn.ModuleDict({"m": bags("m", False), "fp": processed})
+
+
+def codecs(precision: CollectivePrecision | None) -> dict[str, QuantizedCommCodecs] | None:
+    return qcomms(of_two_modules(precision)[0], "cpu")
+
+
+def warnings_of(url: str, planned: CollectivePrecision | None, sharders: list[ModuleSharder[nn.Module]]) -> list[str]:
+    plan, module = of_two_modules(planned)
+    deploy(plan, FolderStore(Path(url)), "m", now=NOW)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        NeuroShardPlanner(url, "m", device_type="cpu").plan(module, sharders)
+    return [str(warning.message) for warning in caught if warning.category is ShardingWarning]
+
+
+Ebc, Processed = EmbeddingBagCollectionSharder, FeatureProcessedEmbeddingBagCollectionSharder
+
+
+@pytest.mark.parametrize("planned", [None, F16, INT8], ids=["fp32", "fp16", "int8"])
+def test_codecs_of_the_plan_are_not_warned_of_wherever_a_sharder_has_them(tmp_path, planned):
+    one = Ebc(qcomm_codecs_registry=codecs(planned))
+    for processed in (Processed(one), Processed(qcomm_codecs_registry=codecs(planned))):
+        # the idle sharder of sequences has none
+        assert warnings_of(str(tmp_path), planned, [one, processed, EmbeddingCollectionSharder()]) == []
+
+
+@pytest.mark.parametrize(
+    ("planned", "given", "facts"),
+    [(F16, None, ["fp32", "fp16"]), (None, F16, ["fp16", "fp32"]), (F16, INT8, ["int8", "fp16"])],
+    ids=["none", "needless", "others"],
+)
+def test_other_codecs_than_the_plan_s_are_warned_of_by_module(tmp_path, planned, given, facts):
+    ours, theirs = Ebc(qcomm_codecs_registry=codecs(planned)), Ebc(qcomm_codecs_registry=codecs(given))
+    for path, sharders in {
+        "'m'": [theirs, Processed(ours)],
+        "'fp'": [ours, Processed(theirs, qcomm_codecs_registry=codecs(planned))],  # its own do not count
+    }.items():
+        (said,) = warnings_of(str(tmp_path), planned, sharders)
+        assert all(names(said, fact) for fact in [path, "EmbeddingBagCollectionSharder", *facts]), said

@@ -25,7 +25,7 @@ from helpers.plans import TABLES, make_plan, row_plan
 from helpers.plans import row_wise as row_wise_shards
 from helpers.refusals import refused, warned
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -219,9 +219,35 @@ def test_tables_are_by_default_on_what_the_ranks_train_on(monkeypatch, backends,
 
 
 def test_the_compute_kernel_is_the_callers():
-    got = to_torchrec(make_plan(), collection(*TABLES), compute_kernel="fused_uvm")
+    for kernel in ("fused_uvm", "fused_uvm_caching"):
+        with warned(ShardingWarning, repr(kernel), "host memory"):
+            got = to_torchrec(make_plan(), collection(*TABLES), compute_kernel=kernel)
+        assert {p.compute_kernel for p in got.plan[""].values()} == {kernel}
 
-    assert {p.compute_kernel for p in got.plan[""].values()} == {"fused_uvm"}
+
+@pytest.mark.parametrize("kernel", ["dense", "quant", "key_value", "fused_triton"])
+def test_a_kernel_that_does_not_train_as_planned_is_refused(kernel):
+    with refused(UsageError, repr(kernel), "fused"):
+        to_torchrec(make_plan(), collection(*TABLES), compute_kernel=kernel)
+
+
+@pytest.mark.parametrize("local", [0, -2])
+def test_a_host_has_ranks(local):
+    with refused(UsageError, "local_world_size", local):
+        to_torchrec(make_plan(), collection(*TABLES), local_world_size=local)
+
+
+def test_a_copied_table_is_one_on_one_rank_too():
+    shards = tuple(Shard(table=t.name, rows=t.rows, dim=t.dim, device=0) for t in (ITEM, COUNTRY))
+    constraints = Constraints(tables=(TableRule(table="item", data_parallel=True),))
+    task = ShardingTask(tables=(ITEM, COUNTRY), device_memory_bytes=(2**20,), batch_size=64, constraints=constraints)
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+
+    got = to_torchrec(plan, collection(ITEM, COUNTRY)).plan[""]
+    assert {name: (p.sharding_type, p.compute_kernel) for name, p in got.items()} == {
+        "item": ("data_parallel", "dense"),
+        "country": ("table_wise", "fused"),
+    }
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from helpers.plans import row_wise
+from helpers.trainers import cut_plan
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -20,6 +21,10 @@ def plan(*columns: tuple[int, int], table: Table = TABLE) -> Plan:
     task = ShardingTask(tables=(table,), device_memory_bytes=(10**6,) * 3, batch_size=1)
     provenance = Provenance(neuroshard_version="0", algorithm="test")
     return Plan(task=task, shards=tuple(shards) or row_wise(table, 3), provenance=provenance)
+
+
+def copied(table: Table) -> Plan:
+    return cut_plan((table,), 3, {}, batch_size=1, copied={"t"})
 
 
 WHOLE, ROWS, HALVES = plan((16, 0)), plan(), plan((8, 0), (8, 1))
@@ -53,6 +58,16 @@ def test_state_kept_by_the_element_and_none_at_all_carry_over():
     for per_element in (0, 4):
         table = TABLE.model_copy(update={"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": per_element})
         assert changed_state(plan((16, 0), table=table), plan((8, 0), (8, 1), table=table)) == ()
+
+
+@pytest.mark.parametrize(("per_row", "per_element"), [(4, 0), (0, 8)])
+def test_state_of_a_table_that_only_one_plan_copies_does_not_carry_over(per_row, per_element):
+    table = TABLE.model_copy(update={"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element})
+    whole, copies = plan((16, 0), table=table), copied(table)
+    assert changed_state(whole, copies) == changed_state(copies, whole) == ("t",)
+    assert changed_state(copies, copies) == ()
+    without = table.model_copy(update={"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": 0})
+    assert changed_state(plan((16, 0), table=without), copied(without)) == ()
 
 
 def test_a_table_of_another_width_or_of_one_plan_only_is_made_anew():

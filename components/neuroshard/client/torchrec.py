@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
@@ -29,14 +28,20 @@ from torchrec.distributed.types import (
 from neuroshard import __version__
 from neuroshard.client.load import check_world_size, load_plan
 from neuroshard.client.ranks import load_plan_on_all_ranks
+from neuroshard.client.torchrec_codecs import warn_of_codecs
+from neuroshard.client.torchrec_fused import (
+    check_memory,
+    in_backward,
+    warn_of_copies,
+    warn_of_several,
+    warn_of_split_state,
+)
 from neuroshard.client.torchrec_module import (
     ShardingWarning,
     TablePlace,
-    check_memory,
     check_sequences,
     collections_of,
     match_tables,
-    warn_of_split_state,
     warn_of_training,
     wrong_means,
 )
@@ -59,6 +64,10 @@ from neuroshard.files.importers.torchrec_tables import tables_of
 __all__ = ["NeuroShardPlanner", "ShardingWarning", "check_same_digest", "from_torchrec", "qcomms", "to_torchrec"]
 
 DEVICE_TYPES = ("cpu", "cuda")
+# Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
+# inference, and key-value and virtual tables need more than a plan has.
+IN_DEVICE_MEMORY = "fused"
+COMPUTE_KERNELS = (IN_DEVICE_MEMORY, "fused_uvm", "fused_uvm_caching")
 NOTES = {
     ShardingType.TABLE_ROW_WISE.value: "row-wise over the ranks of a host (table-row-wise): {}; to_torchrec accepts such tables "
     "for trainers whose hosts have as many ranks",
@@ -82,16 +91,22 @@ def to_torchrec(
     Device d of the plan is rank d, on host d // `local_world_size` (by default as LOCAL_WORLD_SIZE says, which torchrun sets);
     with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default torch.distributed's, if initialised.
     `device_type` (cpu, cuda) is by default cuda if torch.distributed has NCCL or, where it is not initialised, torch finds a GPU.
-    `optimizer` (sgd, rowwise_adagrad, adagrad, adam) is the fused one. The memory check then counts its state instead of what
-    the plan's tables say, and a ShardingWarning is issued if a column split changes the training.
+    `optimizer` (sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, partial_rowwise_lamb, lars_sgd) is the fused one
+    of the sharders' `fused_params`; what apply_optimizer_in_backward has put on a table is found there. The memory check then
+    counts its state instead of what the plan's tables say, and a ShardingWarning is issued if a column split changes the
+    training. Others are issued for optimizers that TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm,
+    fused_uvm_caching) whose tables are not in device memory, as the plan's costs are.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
     rows, dims and element size, the number of ranks is the same, every rank has enough memory, and tables are split column-wise,
     or row-wise over all ranks or those of one host. Raises UsageError for a wrong argument.
     """
     device_type = _device_type(device_type)
-    if compute_kernel not in {kernel.value for kernel in EmbeddingComputeKernel}:
-        raise UsageError(f"compute_kernel {compute_kernel!r} is not one of TorchRec's; the usual one is fused")
+    _check_compute_kernel(compute_kernel)
+    if local_world_size is not None and local_world_size < 1:
+        raise UsageError(
+            f"local_world_size is {local_world_size}, but a host has 1 rank or more; leave it out for torchrun's"
+        )
     if optimizer is not None and optimizer not in OPTIMIZER_BYTES:
         raise UsageError(f"optimizer {optimizer!r} is none of {', '.join(OPTIMIZER_BYTES)}")
 
@@ -99,6 +114,7 @@ def to_torchrec(
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
     collections = collections_of(module)
     places = match_tables(plan.task.tables, collections, whose)
+    applied = in_backward(collections, places, optimizer)
     warn_of_training(collections)
     if world_size is None and dist.is_available() and dist.is_initialized():
         world_size = dist.get_world_size()
@@ -110,9 +126,14 @@ def to_torchrec(
     if dist.is_available() and dist.is_initialized():
         check_hosts(shards, kinds, plan.task.devices)
     check_sequences(shards, kinds, places, whose)
-    if optimizer is not None:
-        check_memory(plan, optimizer, whose)
-        warn_of_split_state(shards, optimizer)
+    optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
+    copied = plan.task.constraints.data_parallel  # not fused
+    optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
+    if optimizers:
+        check_memory(plan, optimizers, whose)
+        warn_of_split_state(shards, optimizers)
+    warn_of_several(applied, kinds, places)
+    warn_of_copies(applied, [name for name in places if name in copied], places)
     if wrong := wrong_means(kinds, places):
         what, or_else = wrong
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
@@ -138,16 +159,35 @@ def _device_type(given: str | None) -> str:
     return given
 
 
+def _check_compute_kernel(kernel: str) -> None:
+    """Raise UsageError for one that does not train as planned, and warn of one that does, at another cost."""
+    if kernel not in COMPUTE_KERNELS:
+        raise UsageError(
+            f"compute_kernel {kernel!r} is none of {', '.join(COMPUTE_KERNELS)}, which train a plan's tables with a fused "
+            "optimizer"
+        )
+    if kernel != IN_DEVICE_MEMORY:
+        warnings.warn(
+            f"compute_kernel {kernel!r} keeps tables in host memory, but the plan's costs and memory are those of device memory "
+            "(fused)",
+            ShardingWarning,
+            stacklevel=3,
+        )
+
+
 def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mapping[str, TablePlace]) -> dict[str, str]:
     """TorchRec's sharding type of each table.
 
     TorchRec runs an operator and its all-to-alls for each sharding type of a module. So whole tables of a module that has cut
     ones are called column-wise, in one shard: the same bytes in half as many launches (torchrec 1.8, 4 gloo ranks, 8 small
     tables: 17 instead of 22 ms a step). Sequences are an exception: their operators have rows of one width.
+
+    Copies are what the plan calls copies: on one rank, one looks like a whole table.
     """
     kinds = {
         table.name: sharding_type(table, shards[table.name], plan.task.devices).value for table in plan.task.tables
     }
+    kinds |= dict.fromkeys(plan.task.constraints.data_parallel, ShardingType.DATA_PARALLEL.value)
     cut = {places[name].path for name, kind in kinds.items() if kind == ShardingType.COLUMN_WISE.value}
     for name, kind in kinds.items():
         if kind == ShardingType.TABLE_WISE.value and places[name].path in cut and places[name].pooling != "none":
@@ -213,14 +253,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 raise InvalidInput(
                     f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
                 )
-        precision = loaded.task.collective_precision
-        if precision is not None and any(not sharder.qcomm_codecs_registry for sharder in sharders):
-            warnings.warn(
-                f"the plan is for collectives in {precision.text}, but a sharder has no codecs and will send fp32; "
-                "give all qcomm_codecs_registry=qcomms(plan)",
-                ShardingWarning,
-                stacklevel=3,
-            )
+        warn_of_codecs(given, module, sharders, qcomms(loaded, self.how.get("device_type")))
         self.loaded = loaded
         return given
 

@@ -10,11 +10,10 @@ from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagC
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.plan import Plan, Shard, device_memory, shard_memory
+from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
-from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.table import Table
 from neuroshard.core.text import counted
-from neuroshard.core.units import format_bytes
 from neuroshard.files.importers.torchrec_collections import find_collections, weight_of
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of
 
@@ -229,36 +228,6 @@ def _warn_of(tables: Sequence[str], what: str) -> None:
     if tables:
         more = f" (and {len(tables) - 1} more)" if len(tables) > 1 else ""
         warnings.warn(f"{tables[0]}{more}: {what}", ShardingWarning, stacklevel=4)
-
-
-def check_memory(plan: Plan, optimizer: str, whose: str) -> None:
-    """Raise InvalidInput if a rank lacks memory for the weights, the state of this optimizer and what a step needs."""
-    per_row, per_element = OPTIMIZER_BYTES[optimizer]
-    update = {"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}
-    tables = tuple(table.model_copy(update=update) for table in plan.task.tables)
-    task = plan.task.model_copy(update={"tables": tables})
-    ranks = zip(device_memory(task, plan.shards), plan.task.usable_bytes, strict=True)
-    for rank, (needed, limit) in enumerate(ranks):
-        if needed.total > limit:
-            shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
-            _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
-            raise InvalidInput(
-                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)} with the state of "
-                f"{optimizer}, most of it for table {largest!r}; search a plan for tables that count it"
-            )
-
-
-def warn_of_split_state(shards: dict[str, list[Shard]], optimizer: str) -> None:
-    """Warn of column splits with row-wise Adagrad: with a moment a row and shard, parts of a row learn at different rates."""
-    split = [name for name, parts in shards.items() if len({part.column_offset for part in parts}) > 1]
-    if optimizer == "rowwise_adagrad" and split:
-        warnings.warn(
-            f"{counted(len(split), 'table')} split column-wise ({split[0]!r} into {len(shards[split[0]])}): row-wise Adagrad "
-            "keeps one moment per row and shard, so training differs from that of the unsplit tables; row-wise splits do "
-            "not change training (search with --row-wise '*' --min-dim 65536)",
-            ShardingWarning,
-            stacklevel=3,
-        )
 
 
 def check_sequences(

@@ -13,16 +13,19 @@ shard gets the mean of the old shards' moments, weighted by the columns that it 
 - whole old shards joined: exactly what the joined shard would have added up from the same gradients;
 - a part of an old shard: that shard's moments, an estimate, since the columns' own share is in no checkpoint.
 
+Tables of which every rank has a copy (data-parallel) are dense parameters, trained by the dense optimizer: they have no fused
+moments. Where only one of the plans copies a table, its moments start anew.
+
 Not covered: state in DTensors, and row-wise state of other optimizers, if it is not a mean over the row.
 """
 
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -46,6 +49,7 @@ from neuroshard.core.text import counted, spanned
 __all__ = ["load_resharded"]
 
 METADATA_FILE = ".metadata"  # that torch.distributed.checkpoint writes last
+INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
 
 
 def load_resharded(
@@ -61,12 +65,14 @@ def load_resharded(
 
     `state` is what was saved, of the new model: {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
     and what else there was. Its tensors are the model's own, so the model has the weights and moments afterwards. Returns the
-    tables of this rank whose moments are not exactly the old ones (a row's moment under other column cuts), in order.
+    tables of this rank whose moments are not exactly the old ones, in order, as plans name them: a row's moment under other
+    column cuts is estimated, and moments start anew where only one of the plans copies the table.
 
-    `old_plan` is checked against the checkpoint, and `new_plan` against the state and the ranks of `group`. A
-    `storage_reader` reads what is not in a folder (S3 by fsspec's reader). Ranks read only what their shards overlap. Besides
-    the model, a rank needs memory for the largest piece that one rank saved of one table, on the CPU, as every load does,
-    and for the moments of the rows of one shard, on the model's device.
+    `old_plan` is checked against the checkpoint, and `new_plan` against the state and the ranks of `group`. Without `old_plan`,
+    a table is taken to have been copied if the checkpoint has moments of others and none of it. A `storage_reader` reads what
+    is not in a folder (S3 by fsspec's reader). Ranks read only what their shards overlap. Besides the model, a rank needs memory
+    for the largest piece that one rank saved of one table, on the CPU, as every load does, and for the moments of the rows of
+    one shard, on the model's device.
 
     Raises InvalidInput, the same on every rank, for no checkpoint, one of another model, plan or optimizer, and for a plan
     for other ranks; then the state is as it was. A file that breaks later leaves it half read, and raises InvalidInput too.
@@ -78,7 +84,7 @@ def load_resharded(
         load(state, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
         raise InvalidInput(_fault(f"checkpoint {checkpoint}", error)) from None
-    return tuple(sorted(planner.estimated))
+    return tuple(sorted(planner.inexact_tables()))
 
 
 def _check_there(checkpoint: str | os.PathLike[str], group: dist.ProcessGroup | None) -> None:
@@ -131,16 +137,21 @@ class _Resharding(DefaultLoadPlanner):
         self, whose: str, old_plan: Plan | None, new_plan: Plan | None, group: dist.ProcessGroup | None
     ) -> None:
         super().__init__()
-        self.whose, self.old_plan, self.new_plan, self.group = whose, old_plan, new_plan, group
+        self.whose, self.new_plan, self.group = whose, new_plan, group
+        self.old, self.new = (_Tables(plan) if plan else None for plan in (old_plan, new_plan))
         self.weights_of: dict[ReadItem, float] = {}  # of what is added up
-        self.estimated: set[str] = set()  # tables
+        self.anew: list[str] = []  # keys of moments that start at 0
+        self.inexact: set[str] = set()  # keys of weights
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads, and with it, for the plan of all ranks, which shards it has."""
         saved = self._saved()
-        weights = {str(path[-1]): key for key, path in self.mappings.items() if _is_weight(key, self.state_dict[key])}
-        self._check(saved, weights.values())
-        moments = dict(self._moments(weights))
+        tables = {str(path[-1]): key for key, path in self.mappings.items() if _is_table(key, self.state_dict[key])}
+        weights = {name: key for name, key in tables.items() if isinstance(self.state_dict[key], ShardedTensor)}
+        copies = set(tables.values()) - set(weights.values())
+        self._start_anew(saved, tables, copies)
+        self._check(saved, tables.values())
+        moments = {key: weight for key, weight in self._moments(weights) if key not in self.anew}
         by_row = {key: weight for key, weight in moments.items() if self._is_by_row(key, weight)}
         for key in (key for key in moments if key not in by_row):
             if saved.shape(key) != (here := tuple(self.state_dict[key].size())):
@@ -148,7 +159,7 @@ class _Resharding(DefaultLoadPlanner):
                     f"{self.whose} has {_by(saved.shape(key))} values of {key!r}, and the state {_by(here)}: it is of another "
                     "optimizer"
                 )
-        rest = {key: value for key, value in self.state_dict.items() if key not in by_row}
+        rest = {key: value for key, value in self.state_dict.items() if key not in by_row and key not in self.anew}
         items = list(create_default_local_load_plan(rest, saved.metadata).items)
         for key, weight in by_row.items():
             items += self._moment_items(saved, key, weight)
@@ -156,26 +167,31 @@ class _Resharding(DefaultLoadPlanner):
             key: _rectangles(shard.metadata for shard in self.state_dict[key].local_shards())
             for key in weights.values()
         }
-        return LoadPlan(items, planner_data=_RankState(tuple(self.state_dict), shards))
+        return LoadPlan(items, planner_data=_RankState(tuple(self.state_dict), shards, copies))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """On one rank, for all: a rank's state may lack the tables of others. Raises InvalidInput, which all ranks get."""
-        saved, keys, shards = self._saved(), set[str](), dict[str, list[_Rectangle]]()
+        saved, keys, shards, copies = self._saved(), set[str](), dict[str, list[_Rectangle]](), set[str]()
         for state in (plan.planner_data for plan in global_plan):
             keys |= set(state.keys)
+            copies |= state.copies
             for key, rectangles in state.shards.items():
                 shards.setdefault(key, []).extend(rectangles)
-        if not shards:
+        if not shards and not copies:
             raise InvalidInput("the state has no weights of sharded tables; give it model.state_dict()")
-        _check_nothing_left(saved, keys, shards)
-        if self.old_plan is not None:
-            _check_plan(self.old_plan, {key: saved.rectangles(key) for key in shards}, self.whose)
-        if self.new_plan is not None:
-            _check_plan(self.new_plan, shards, "the model")
+        _check_nothing_left(saved, keys, shards, copies, self.old)
+        if self.old is not None:
+            _check_plan(self.old, {key: saved.rectangles(key) for key in (*shards, *copies)}, copies, self.whose)
+        if self.new is not None:
+            _check_copies(self.new, shards, copies)
+            whole = {key: [_whole(saved.shape(key))] for key in copies}
+            _check_plan(self.new, shards | whole, copies, "the model")
         return [replace(plan, planner_data=None) for plan in global_plan]
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
-        """All ranks agree by now. Moments that are added up start at 0."""
+        """All ranks agree by now. Moments that start anew, or are added up, start at 0."""
+        for key in self.anew:
+            _zero(self.state_dict[key])
         for item in new_plan.items:
             if item in self.weights_of:
                 self.transform_tensor(item, self.lookup_tensor(item.dest_index)).detach().zero_()
@@ -189,6 +205,35 @@ class _Resharding(DefaultLoadPlanner):
         if read_item in self.weights_of:
             into = self.transform_tensor(read_item, self.lookup_tensor(read_item.dest_index)).detach()
             into.add_(tensor, alpha=self.weights_of[read_item])
+
+    def _start_anew(self, saved: "_Saved", tables: Mapping[str, str], copies: Collection[str]) -> None:
+        """Find the moments of this rank that the checkpoint cannot have, and the tables whose moments it has in vain: those of
+        which only one of the plans has a copy on every rank."""
+        missing = defaultdict[str, list[str]](list)  # by table
+        for key, path in self.mappings.items():
+            if len(path) > 1 and path[-2] in tables and not saved.has(key):
+                missing[str(path[-2])].append(key)
+        for name, weight in tables.items():
+            copied = saved.copied(name, weight, self.old)
+            if copied is None or copied == (weight in copies):
+                continue
+            self.anew += missing[name]
+            left = [key for key in saved.state_of[name] if key not in self.state_dict]
+            if left if weight in copies else any(self._has_rows(key) for key in missing[name]):
+                self.inexact.add(weight)
+
+    def _has_rows(self, key: str) -> bool:
+        value = self.state_dict[key]
+        return not isinstance(value, ShardedTensor) or any(math.prod(s.tensor.size()) for s in value.local_shards())
+
+    def inexact_tables(self) -> Iterator[str]:
+        """Their names, as plans have them: with the module where two modules have a table of that name."""
+        paths = self._saved().paths
+        times = Counter(_table_of(key) for key in paths if _is_key_of_table(key))
+        for weight in self.inexact:
+            name, table = _table_of(weight), self.new.of(weight) if self.new else None
+            module = [part for part in str(paths[weight][-1]).split(".")[:-3] if part != INSIDE]
+            yield table.name if table else name if times[name] < 2 else ".".join([*module, name])
 
     def _moments(self, weights: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """The keys of a weight's optimizer state, each with the key of the weight."""
@@ -235,15 +280,17 @@ class _Resharding(DefaultLoadPlanner):
                 if columns < mine.columns:
                     self.weights_of[item] = columns / mine.columns
                 if (mine.column, mine.columns) != (theirs.column, theirs.columns):
-                    self.estimated.add(_table_of(weight))
+                    self.inexact.add(weight)
                 yield item
 
     def _check(self, saved: "_Saved", weights: Iterable[str]) -> None:
         """Raise InvalidInput unless the checkpoint has all that this rank's state has, and the new plan is for as many ranks."""
         for key in self.state_dict:
-            if key not in saved.metadata.state_dict_metadata:
+            if not saved.has(key) and key not in self.anew:
+                known = self.old is not None or _is_key_of_table(key)
+                or_copied = "" if known else ", or of a plan that copied the table to every rank (then give old_plan)"
                 raise InvalidInput(
-                    f"{self.whose} has no {key!r}, which the state has: it is of another model or optimizer"
+                    f"{self.whose} has no {key!r}, which the state has: it is of another model or optimizer{or_copied}"
                 )
         for key in weights:
             if (there := saved.shape(key)) != (here := tuple(self.state_dict[key].size())):
@@ -260,10 +307,11 @@ class _Resharding(DefaultLoadPlanner):
 
 
 class _RankState(NamedTuple):
-    """The keys of a rank's state, and its shards by key of the weights."""
+    """The keys of a rank's state, its shards by key of the weights, and the keys of copied tables' weights."""
 
     keys: tuple[str, ...]
     shards: dict[str, list[_Rectangle]]
+    copies: set[str]
 
 
 class _Saved:
@@ -272,6 +320,23 @@ class _Saved:
     def __init__(self, metadata: Metadata, whose: str) -> None:
         self.metadata, self.whose = metadata, whose
         self.paths: dict[str, tuple[Any, ...]] = dict(metadata.planner_data or {})
+        self.state_of = defaultdict[str, list[str]](list)  # keys, by the last part of a weight's path
+        for key, path in self.paths.items():
+            if len(path) > 1:
+                self.state_of[str(path[-2])].append(key)
+        self.has_moments = any(
+            str(path[-1]) in self.state_of for key, path in self.paths.items() if _is_key_of_table(key)
+        )
+
+    def has(self, key: str) -> bool:
+        return key in self.metadata.state_dict_metadata
+
+    def copied(self, name: str, weight: str, old: "_Tables | None") -> bool | None:
+        """Whether every rank had a copy of a table, as the `old` plan says. Without one, a table without moments among others
+        with moments is taken to have been copied; None where none has any."""
+        if old is not None:
+            return old.copies(weight)
+        return name not in self.state_of if self.has_moments else None
 
     def shape(self, key: str) -> tuple[int, ...]:
         return tuple(self._tensor(key).size)
@@ -304,9 +369,12 @@ def _by_offset(rectangles: Iterable[_Rectangle], table_rows: int) -> dict[int, _
     return {columns.index(rectangle.column) * table_rows + rectangle.row: rectangle for rectangle in held}
 
 
-def _check_nothing_left(saved: _Saved, keys: Collection[str], weights: Collection[str]) -> None:
-    """Raise InvalidInput where the checkpoint has tables, or moments, that no rank's state has."""
-    modules = {_module_of(key) for key in weights}
+def _check_nothing_left(
+    saved: _Saved, keys: Collection[str], weights: Collection[str], copies: Collection[str], old: "_Tables | None"
+) -> None:
+    """Raise InvalidInput where the checkpoint has tables, or moments, that no rank's state has. Moments of a table that only one
+    of the plans copies are left."""
+    modules = {_module_of(key) for key in (*weights, *copies)}
     for key, path in saved.paths.items():
         if key in keys:
             continue
@@ -314,47 +382,73 @@ def _check_nothing_left(saved: _Saved, keys: Collection[str], weights: Collectio
             raise InvalidInput(
                 f"{saved.whose} has table {_table_of(key)!r}, which the model lacks: it is of another model"
             )
-        if len(path) > 1 and any(weight.endswith(str(path[-2])) for weight in weights):
+        weight = next((w for w in weights if len(path) > 1 and w.endswith(str(path[-2]))), None)
+        if weight is not None and not (old and old.copies(weight)):
             raise InvalidInput(
                 f"{saved.whose} has optimizer state {path[-1]!r}, which the state lacks: it is of another optimizer, or "
                 "model.fused_optimizer.state_dict() was not given"
             )
 
 
-def _check_plan(plan: Plan, held: Mapping[str, Sequence[_Rectangle]], whose: str) -> None:
-    """Raise InvalidInput unless the tables are held, by key of their weights, in the shards that the plan gives TorchRec."""
-    name = f"plan {plan.digest()[:12]}"
-    shards, taken, called = plan.by_table(), set[str](), defaultdict[str, list[Table]](list)
-    for each in plan.task.tables:
-        for known_as in {each.name, each.name_in_module}:
-            called[known_as].append(each)
+class _Tables:
+    """A plan's tables, by the keys of their weights."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.copied = plan, plan.task.constraints.data_parallel
+        self.called = defaultdict[str, list[Table]](list)
+        for each in plan.task.tables:
+            for known_as in {each.name, each.name_in_module}:
+                self.called[known_as].append(each)
+
+    def of(self, key: str) -> Table | None:
+        """The table of this weight; where several tables have its name, the one in its module."""
+        called = self.called[_table_of(key)]
+        inside = [t for t in called if t.module and f".{t.module}." in f".{key}"]
+        return max(inside or called, key=lambda table: len(table.module or ""), default=None)
+
+    def copies(self, key: str) -> bool:
+        table = self.of(key)
+        return table is not None and table.name in self.copied
+
+
+def _check_plan(tables: _Tables, held: Mapping[str, Sequence[_Rectangle]], copies: Collection[str], whose: str) -> None:
+    """Raise InvalidInput unless the tables are held, by key of their weights, in the shards that the plan gives TorchRec. Those
+    of `copies` that the plan does not know may be dense embeddings."""
+    name, shards, taken = f"plan {tables.plan.digest()[:12]}", tables.plan.by_table(), set[str]()
     for key, rectangles in held.items():
-        if (table := _planned(called[_table_of(key)], key)) is None:
+        if (table := tables.of(key)) is None:
+            if key in copies:
+                continue
             raise InvalidInput(f"{whose} has table {_table_of(key)!r}, which {name} lacks")
         taken.add(table.name)
         there = sorted(rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns)
-        wanted = sorted(_Rectangle(s.row_offset, s.rows, s.column_offset, s.dim) for s in joined(shards[table.name]))
+        parts = shards[table.name][:1] if table.name in tables.copied else joined(shards[table.name])
+        wanted = sorted(_Rectangle(s.row_offset, s.rows, s.column_offset, s.dim) for s in parts)
         if there != wanted:
             other, planned = next(_differing(there, wanted))
             raise InvalidInput(
                 f"table {table.name!r} is in {counted(len(there), 'shard')} ({other}) in {whose}, but in {len(wanted)} "
                 f"({planned}) by {name}: give the plan that it was sharded by"
             )
-    taken |= plan.task.constraints.data_parallel  # no rank has a shard of these: they are dense parameters
-    if missing := [table.name for table in plan.task.tables if table.name not in taken]:
+    if missing := [table.name for table in tables.plan.task.tables if table.name not in taken]:
         raise InvalidInput(f"{name} has table {missing[0]!r}, which {whose} lacks")
+
+
+def _check_copies(tables: _Tables, shards: Collection[str], copies: Collection[str]) -> None:
+    """Raise InvalidInput unless the model has copies of the tables that the plan copies, and of no others."""
+    for key in (*shards, *copies):
+        if tables.of(key) is not None and tables.copies(key) != (key in copies):
+            here, there = ("copied to every rank", "sharded") if key in copies else ("sharded", "copied to every rank")
+            raise InvalidInput(
+                f"table {_table_of(key)!r} is {here} in the model, but {there} by plan {tables.plan.digest()[:12]}: give the "
+                "plan that it was sharded by"
+            )
 
 
 def _differing(one: Sequence[_Rectangle], other: Sequence[_Rectangle]) -> Iterator[tuple[_Rectangle, _Rectangle]]:
     """The first shards that differ; the last ones where one has more."""
     yield from (pair for pair in zip(one, other, strict=False) if pair[0] != pair[1])
     yield one[-1], other[-1]
-
-
-def _planned(called: Sequence[Table], key: str) -> Table | None:
-    """The plan's table of this weight; where several tables have its name, the one in its module."""
-    inside = [t for t in called if t.module and f".{t.module}." in f".{key}"]
-    return max(inside or called, key=lambda table: len(table.module or ""), default=None)
 
 
 def _module_of(key: str) -> str:
@@ -367,11 +461,30 @@ def _table_of(key: str) -> str:
     return key.split(".")[-2]
 
 
-def _is_weight(key: str, value: object) -> bool:
-    return key.endswith(".weight") and isinstance(value, ShardedTensor) and len(value.size()) == 2
+def _is_table(key: str, value: object) -> bool:
+    """Whether a value of the state is a table's weights: shards, or a copy, which only its place tells from dense parameters."""
+    if not key.endswith(".weight") or not _has_size(value) or len(value.size()) != 2:
+        return False
+    return isinstance(value, ShardedTensor) or _is_key_of_table(key)
 
 
-def _has_size(value: object) -> bool:
+def _is_key_of_table(key: str) -> bool:
+    """Whether a key is that of the weights of a table of a collection, `….embedding_bags.NAME.weight`."""
+    return key.endswith(".weight") and key.split(".")[-3:-2] in (["embedding_bags"], ["embeddings"])
+
+
+def _whole(shape: Sequence[int]) -> _Rectangle:
+    return _Rectangle(0, shape[0], 0, shape[1])
+
+
+def _zero(state: object) -> None:
+    tensors = [part.tensor for part in state.local_shards()] if isinstance(state, ShardedTensor) else [state]
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            tensor.detach().zero_()
+
+
+def _has_size(value: object) -> TypeGuard[Tensor | ShardedTensor]:
     return isinstance(value, Tensor | ShardedTensor)
 
 

@@ -52,17 +52,21 @@ def arriving_bytes(table: Table, before: Sequence[Shard], after: Sequence[Shard]
 
 
 def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
-    """Tables of both plans with optimizer state per row and shard whose column cuts differ: the state does not carry over
-    exactly (client.torchrec_optimizer says how it is loaded). A table with another number of columns is initialised."""
+    """Tables of both plans whose optimizer state does not carry over exactly (client.torchrec_optimizer says how it is loaded):
+    those with state per row and shard whose column cuts differ, and those with any state that only one of the plans copies to
+    every device, where the dense optimizer trains them. A table with another number of columns is initialised."""
     before = {table.name: table for table in old.task.tables}
+    copied = new.task.constraints.data_parallel ^ old.task.constraints.data_parallel
     cuts, were = new.by_table(), old.by_table()
     return tuple(
         table.name
         for table in new.task.tables
-        if table.optimizer_bytes_per_row
-        and table.name in before
+        if table.name in before
         and before[table.name].dim == table.dim
-        and _spans(cuts[table.name]) != _spans(were[table.name])
+        and (
+            (table.optimizer_bytes_per_row and _spans(cuts[table.name]) != _spans(were[table.name]))
+            or (table.optimizer_bytes_per_row + table.optimizer_bytes_per_element and table.name in copied)
+        )
     )
 
 

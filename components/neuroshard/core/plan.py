@@ -318,7 +318,11 @@ class Plan(Value):
 
 
 def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
-    """What takes the memory of each of a plan's shards."""
+    """What takes the memory of each of a plan's shards.
+
+    A copy of a data-parallel table has a dense gradient too. Its state is what the table says; of the dense optimizer that trains
+    it, moments beyond that are not counted, nor are the buckets of DistributedDataParallel.
+    """
     tables = {table.name: table for table in task.tables}
     row_blocks = Counter((shard.table, shard.column_offset, shard.dim) for shard in shards)
     memory = []

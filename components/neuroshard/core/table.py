@@ -13,8 +13,17 @@ MAX_NAME = 500  # characters
 MAX_ROWS = 2**40
 MAX_DIM = 2**16
 
-# Bytes of optimizer state (a row, an element), fp32 moments; FBGEMM's row-wise Adagrad keeps one moment a row.
-OPTIMIZER_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8)}
+# Bytes of optimizer state (a row, an element): the fp32 moments of FBGEMM 1.8's SplitTableBatchedEmbeddingBagsCodegen.
+OPTIMIZER_BYTES = {
+    "sgd": (0, 0),
+    "rowwise_adagrad": (4, 0),
+    "adagrad": (0, 4),
+    "adam": (0, 8),
+    "partial_rowwise_adam": (4, 4),
+    "lamb": (0, 8),
+    "partial_rowwise_lamb": (4, 4),
+    "lars_sgd": (0, 4),
+}
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
 
 MOST_LOOKUPS = 1e9  # a sample

@@ -13,7 +13,8 @@ COPIES = 4  # of each trained parameter: weight, gradient, and the two moments o
 def dense_bytes(model: nn.Module, collections: Iterable[nn.Module]) -> int:
     """Bytes of a model's parameters that none of these collections holds, trained with Adam.
 
-    Not covered: activations, buffers, the buckets of DistributedDataParallel, and lazy parameters that have no shape yet.
+    Not covered: activations, buffers, the buckets of DistributedDataParallel, lazy parameters that have no shape yet, and tables
+    that a plan will copy to every rank, which the dense optimizer trains too.
     """
     in_tables = {id(parameter) for collection in collections for parameter in collection.parameters()}
     dense = [p for p in model.parameters() if id(p) not in in_tables and not is_lazy(p)]

@@ -1,0 +1,171 @@
+"""The fused optimizers of a model's tables, and what they mean for a plan. Needs torch and torchrec.
+
+TorchRec takes a table's optimizer from its parameter, where apply_optimizer_in_backward has put it, else from the sharders'
+`fused_params`, which no plan sees: a trainer says that one by name.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.types import ShardingType
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+
+from neuroshard.client.torchrec_module import Collection, ShardingWarning, TablePlace
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.plan import Plan, Shard, device_memory, shard_memory
+from neuroshard.core.table import OPTIMIZER_BYTES
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
+from neuroshard.files.importers.torchrec_collections import weight_of
+
+NAMES = {
+    EmbOptimType.EXACT_SGD: "sgd",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
+    EmbOptimType.EXACT_ADAGRAD: "adagrad",
+    EmbOptimType.ADAM: "adam",
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: "partial_rowwise_adam",
+    EmbOptimType.LAMB: "lamb",
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: "partial_rowwise_lamb",
+    EmbOptimType.LARS_SGD: "lars_sgd",
+}
+# What these compute of the whole row, FBGEMM computes of the columns of a shard (codegen/genscript/optimizers.py).
+OF_THE_ROW = {
+    "rowwise_adagrad": "one moment",
+    "partial_rowwise_adam": "one second moment",
+    "lamb": "one norm",
+    "partial_rowwise_lamb": "one second moment and norm",
+    "lars_sgd": "one norm",
+}
+
+
+class InBackward(NamedTuple):
+    """What apply_optimizer_in_backward has put on a parameter."""
+
+    optimizer: str
+    settings: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"{self.optimizer} ({', '.join(map('='.join, self.settings))})"
+
+
+def in_backward(
+    collections: Mapping[str, Collection], places: Mapping[str, TablePlace], optimizer: str | None
+) -> dict[str, InBackward]:
+    """What is on the parameters of a plan's tables, by table, for those that have any.
+
+    Raises InvalidInput for one that TorchRec cannot fuse, or that we do not know, and UsageError where `optimizer` is another.
+    """
+    found = {}
+    for name, place in places.items():
+        weight = weight_of(collections[place.path], place.config.name)
+        classes = getattr(weight, "_optimizer_classes", [])
+        where = f"table {place.config.name!r} of module {place.path!r}"
+        if not classes:
+            continue
+        if len(classes) > 1:
+            raise InvalidInput(
+                f"{where} has {len(classes)} optimizers by apply_optimizer_in_backward, and TorchRec fuses one; apply one"
+            )
+        given = dict(getattr(weight, "_optimizer_kwargs", [{}])[0])
+        known = _name(classes[0], given.pop("optimizer", None))
+        if known is None:
+            raise InvalidInput(
+                f"{where} has {classes[0].__name__} by apply_optimizer_in_backward, which is none of "
+                f"{', '.join(NAMES.values())}; apply one of torchrec.optim"
+            )
+        if optimizer not in (None, known):
+            raise UsageError(
+                f"optimizer is {optimizer!r}, but {where} has {known} by apply_optimizer_in_backward, which TorchRec takes; "
+                "leave out optimizer="
+            )
+        found[name] = InBackward(known, tuple(sorted((key, repr(value)) for key, value in given.items())))
+    return found
+
+
+def _name(kind: type[Any], said: object) -> str | None:
+    """Our name of an optimizer's class; TorchRec lets an `optimizer` that was `said` in its settings count."""
+    try:
+        return NAMES.get(said if isinstance(said, EmbOptimType) else optimizer_type_to_emb_opt_type(kind))
+    except ValueError:
+        return None
+
+
+def check_memory(plan: Plan, optimizers: Mapping[str, str], whose: str) -> None:
+    """Raise InvalidInput if a rank lacks memory for the weights, the state of these optimizers, by table, and what a step needs.
+    Of other tables the plan says what state they have."""
+    tables = []
+    for table in plan.task.tables:
+        if table.name in optimizers:
+            per_row, per_element = OPTIMIZER_BYTES[optimizers[table.name]]
+            table = table.model_copy(
+                update={"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}
+            )
+        tables.append(table)
+    task = plan.task.model_copy(update={"tables": tuple(tables)})
+    ranks = zip(device_memory(task, plan.shards), plan.task.usable_bytes, strict=True)
+    for rank, (needed, limit) in enumerate(ranks):
+        if needed.total > limit:
+            shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
+            _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
+            raise InvalidInput(
+                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)} with the state of "
+                f"{' and '.join(sorted(set(optimizers.values())))}, most of it for table {largest!r}; search a plan for tables "
+                "that count it"
+            )
+
+
+def warn_of_split_state(shards: Mapping[str, list[Shard]], optimizers: Mapping[str, str]) -> None:
+    """Warn of column splits with optimizers, by table, that compute something of the row: its parts learn at different rates."""
+    for optimizer, what in OF_THE_ROW.items():
+        split = [
+            name
+            for name, parts in shards.items()
+            if optimizers.get(name) == optimizer and len({part.column_offset for part in parts}) > 1
+        ]
+        if split:
+            _warn(
+                f"{counted(len(split), 'table')} split column-wise ({split[0]!r} into {len(shards[split[0]])}): {optimizer} "
+                f"has {what} per row and shard, so training differs from that of the unsplit tables; row-wise splits do "
+                "not change training (search with --row-wise '*' --min-dim 65536)"
+            )
+
+
+def warn_of_several(
+    applied: Mapping[str, InBackward], kinds: Mapping[str, str], places: Mapping[str, TablePlace]
+) -> None:
+    """Warn where tables that would share an operator have other optimizers or settings: TorchRec then runs one for each."""
+    first: dict[tuple[object, ...], str] = {}
+    apart: dict[str, list[str]] = {}  # by module
+    for name, place in places.items():
+        if kinds[name] == ShardingType.DATA_PARALLEL.value:
+            continue
+        other = first.setdefault((place.path, kinds[name], place.config.data_type, place.pooling), name)
+        if applied.get(name) != applied.get(other):
+            apart.setdefault(place.path, [other, name])
+    for path, (one, other) in apart.items():
+        _warn(
+            f"tables {one!r} and {other!r} of module {path!r} have {_said(applied.get(one))} and {_said(applied.get(other))} by "
+            "apply_optimizer_in_backward: TorchRec runs an operator for each, and the plan was priced for one"
+        )
+
+
+def _said(one: InBackward | None) -> str:
+    return "no optimizer" if one is None else str(one)
+
+
+def warn_of_copies(applied: Mapping[str, InBackward], copied: Sequence[str], places: Mapping[str, TablePlace]) -> None:
+    """Warn of copied tables with an optimizer of their own, which TorchRec 1.8 drops."""
+    dropped = [name for name in copied if name in applied]
+    if dropped:
+        place, more = places[dropped[0]], f" (and {len(dropped) - 1} more)" if len(dropped) > 1 else ""
+        _warn(
+            f"table {place.config.name!r} of module {place.path!r}{more} is copied to every rank, for which TorchRec drops "
+            f"{applied[dropped[0]]} of apply_optimizer_in_backward: your dense optimizer trains it; give the table its own "
+            "settings there, or search without --data-parallel"
+        )
+
+
+def _warn(what: str) -> None:
+    warnings.warn(what, ShardingWarning, stacklevel=4)
