@@ -71,7 +71,11 @@ def tables(
         str | None, typer.Option(help="Element type where the source does not say: fp32 or fp16 [default: fp32].")
     ] = None,
     optimizer: Annotated[
-        str, typer.Option(help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad or adam.")
+        str,
+        typer.Option(
+            help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, "
+            "partial_rowwise_lamb or lars_sgd."
+        ),
     ] = "rowwise_adagrad",
     dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
     traces_out: Annotated[

@@ -126,8 +126,9 @@ def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
 
 def state_changed(plan: Plan, previous: Plan, kept: KeptCuts) -> tuple[str, ...]:
     """A line about tables whose cuts were kept and whose state changes all the same: neighbouring shards of unequal widths on one
-    device are one shard to TorchRec."""
-    changed = [name for name in changed_state(previous, plan) if name in kept.tables]
+    device are one shard to TorchRec. Tables that were copies had no state to keep."""
+    had_none = previous.task.constraints.data_parallel
+    changed = [name for name in changed_state(previous, plan) if name in kept.tables and name not in had_none]
     if not changed:
         return ()
     return (
