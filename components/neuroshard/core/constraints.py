@@ -193,12 +193,11 @@ class Constraints(Value):
                 return False
             most = self.allowed(rule, table.dim)[1]
             everywhere = rule is None or rule.devices is None or len(rule.devices) == devices
-            in_domains = (
-                domain if table.pooling != "none" and (self.may_use("table-row-wise") or self.may_use("grid")) else 0
-            )
-            over = [count for count in (devices * self.may_use("row-wise"), in_domains) if count]
-            enough = [count for count in over if (most is None or most >= count) and table.has_rows_for(count)]
-            return everywhere and table.pooling != "mean" and len(enough) > 0
+            over = [devices] if self.may_use("row-wise") else []
+            if domain and table.pooling != "none" and (self.may_use("table-row-wise") or self.may_use("grid")):
+                over.append(domain)
+            enough = any((most is None or most >= count) and table.has_rows_for(count) for count in over)
+            return everywhere and table.pooling != "mean" and enough
 
         if devices == 1 or not self.may_split_some_rows:
             return []

@@ -33,19 +33,15 @@ class LaunchCosts:
         self.ways = [_ways(table) for _, table in tables]
         self.columns = [table.sent_columns for _, table in tables]
         self.pieces: Ints = NONE
-        # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences
+        # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences; and of each
+        # group that of its collection of sequences, -1 for pooled tables
         keys: dict[object, int] = {}
-        pooled = [table.pooling != "none" for _, table in tables]
-        of = [
-            keys.setdefault((t.module, t.weighted), len(keys)) if one else -1
-            for one, (_, t) in zip(pooled, tables, strict=True)
-        ]
-        self.of_table: Ints = np.array(of, dtype=np.int64)
-        self.collection: Ints = np.full(len(table_groups), -1)
-        self.collection[self.group[pooled]] = self.of_table[pooled]
-        self.sequences: Ints = np.full(len(table_groups), -1)  # the same of sequences, -1 for pooled tables
-        of = [keys.setdefault((t.module, t.weighted), len(keys)) for _, t in tables]
-        self.sequences[self.group[~np.array(pooled)]] = np.array(of)[~np.array(pooled)]
+        of: Ints = np.array([keys.setdefault((t.module, t.weighted), len(keys)) for _, t in tables], dtype=np.int64)
+        pooled = np.array([table.pooling != "none" for _, table in tables])
+        self.of_table: Ints = np.where(pooled, of, -1)
+        self.collection, self.sequences = np.full((2, len(table_groups)), -1)
+        self.collection[self.group[pooled]] = of[pooled]
+        self.sequences[self.group[~pooled]] = of[~pooled]
         self.measured = operators_of(table for _, table in tables)
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
