@@ -1,6 +1,7 @@
 """Fixtures that several rooms' tests share."""
 
 import functools
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, settings
 
 from helpers import commands, servers, skipped
@@ -23,6 +25,20 @@ settings.register_profile(
 )
 settings.load_profile("facts")
 
+
+# What is imported stays: looking through torch and kfp for garbage, again and again, takes a third of the collection.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+# The compiled pipeline is read some three hundred times, most of them by kfp: by libyaml in a tenth of the time.
+if yaml.__with_libyaml__:
+    yaml.safe_load_all = functools.partial(yaml.load_all, Loader=yaml.CSafeLoader)
+    yaml.safe_dump_all = functools.partial(yaml.dump_all, Dumper=yaml.CSafeDumper)
 
 # Whoever asks for one of these starts a process, a server or a browser, or trains nets: marked slow with those that say so
 # themselves.

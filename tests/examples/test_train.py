@@ -59,6 +59,26 @@ def command(store: Path, *arguments: object) -> list[str]:
     return [sys.executable, str(TRAIN), *map(str, given)]
 
 
+# Progress is shown from the first step on, so that nobody waits five seconds to see that it has begun.
+SHOWN_AT_ONCE = """
+import runpy, sys
+import neuroshard.progress
+neuroshard.progress.LINE_EVERY_SECONDS = 0.0
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def begun(store: Path, mark: dict[str, str]) -> "subprocess.Popen[str]":
+    """A trainer of very many steps, that has taken one."""
+    python, *script = command(store, "--steps", 10**9)
+    given = [python, "-c", SHOWN_AT_ONCE, *script]
+    process = subprocess.Popen(given, stderr=subprocess.PIPE, text=True, env={**os.environ, **mark})
+    assert process.stderr is not None
+    assert any(line.startswith("train: ") for line in process.stderr)
+    return process
+
+
 def train(store: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command(store, *arguments), capture_output=True, text=True, timeout=HANGS)
 
@@ -115,12 +135,7 @@ def test_three_ranks_train_on_rows_that_are_split_over_all_of_them(tmp_path):
 def test_a_killed_rank_ends_the_run_in_bounded_time(tmp_path):
     store = deployed(tmp_path, make_plan())
     mark = new_mark()
-    process = subprocess.Popen(
-        command(store, "--steps", 10**9), stderr=subprocess.PIPE, text=True, env={**os.environ, **mark}
-    )
-    for line in process.stderr:
-        if line.startswith("train: "):
-            break
+    process = begun(store, mark)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[1]), 9)
     rest = process.communicate(timeout=HANGS)[1]
@@ -224,12 +239,7 @@ def test_a_batch_has_as_many_lookups_as_the_pooling_factors_say(example):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trainer_that_is_killed_takes_its_ranks_with_it(tmp_path, number):
     store, mark = deployed(tmp_path, make_plan()), new_mark()
-    process = subprocess.Popen(
-        command(store, "--steps", 10**9), stderr=subprocess.PIPE, text=True, env={**os.environ, **mark}
-    )
-    for line in process.stderr:
-        if line.startswith("train: "):
-            break
+    process = begun(store, mark)
     assert len(alive(mark)) >= 3
     process.send_signal(number)
     assert wait_until(lambda: not alive(mark), HANGS), alive(mark)

@@ -182,7 +182,7 @@ def test_on_new_hardware_a_model_of_another_needs_fewer_cases(model, costs):
     rest = [row for row in new.compute if row[0].split == "test_sets"]
     little = new.model_copy(update={"compute": (*train, *rest)})
 
-    anew, started = pretrain(little), pretrain(little, start=model)
+    anew, started = (pretrain(little, epochs=160, start=start) for start in (None, model))
 
     assert started.manifest.provenance.started_from == model.name
     errors = [by_name(one.report)["compute"].splits["test_sets"].mape for one in (started, anew)]
@@ -388,7 +388,7 @@ def test_sequences_are_drawn_at_the_widths_that_a_plan_can_have():
     assert widths == {"none": {64, 128}, "sum": {4, 8, 16, 32, 64, 128}}
 
 
-def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used():
+def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used(monkeypatch):
     """The costs are the datasheet's own, three times: nothing that a net of 40 cases could know better."""
     costs = few(compute=60)
     analytic = Analytic("h100", BENCH.batch_size)
@@ -399,6 +399,7 @@ def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used():
         return ComputeCost(case_id=case.case_id, forward_ms=3 * float(forward), backward_ms=3 * float(backward))
 
     exact = costs.model_copy(update={"compute": tuple((case, threefold(case)) for case, _ in costs.compute)})
+    monkeypatch.setattr("neuroshard.pretrain.run.STAND_IN_EPOCHS", 5)
     model = pretrain(exact)
 
     (stand_in,) = model.report.stand_ins

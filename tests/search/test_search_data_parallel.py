@@ -136,7 +136,7 @@ def over_network(some: tuple[Table, ...], devices: int = 16, **rules: object) ->
     return ShardingTask.parse({**given, "constraints": Constraints(**rules)}, "task")
 
 
-AUTO = SearchSettings(rounds=12, try_row_wise=True, try_data_parallel=True)
+AUTO = SearchSettings(rounds=4, try_row_wise=True, try_data_parallel=True)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -163,9 +163,9 @@ def test_as_many_tables_are_copied_as_is_cheapest(seed: int) -> None:
     small, large = drawn_tables(rng, 40, rows=(2, 4.5)), drawn_tables(rng, 3, rows=(6, 7))
     renamed = [table.model_copy(update={"name": f"large{i}"}) for i, table in enumerate(large)]
     task, model = over_network((*small, *renamed)), Analytic("h100", 65536)
-    plan = search(task, model, replace(AUTO, rounds=4))
+    plan = search(task, model, AUTO)
     names = [table.name for table in sorted(task.tables, key=lambda table: table.rows)]
-    plain = replace(AUTO, rounds=4, try_data_parallel=False)
+    plain = replace(AUTO, try_data_parallel=False)
     costs = {count: search(with_copies(task, names[:count]), model, plain).cost_ms for count in range(0, 41, 10)}
     assert min(costs, key=costs.__getitem__) > 10
     assert plan.cost_ms is not None

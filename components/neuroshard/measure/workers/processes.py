@@ -6,6 +6,7 @@ message. It answers every later message with the result of the callable that thi
 """
 
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -217,7 +218,12 @@ def main(parent: int, descriptor: int, target: str) -> None:
     _die_with(parent)
     try:
         module, _, function = target.partition(":")
+        # importing torch and FBGEMM makes a million objects that stay: not to look for garbage among them, now and while
+        # steps are timed, is a seventh of the start
+        gc.disable()
         serve: Serve = getattr(importlib.import_module(module), function)(*connection.recv())
+        gc.freeze()
+        gc.enable()
         connection.send(("answer", None))
         while True:
             connection.send(("answer", serve(connection.recv())))
