@@ -174,9 +174,9 @@ def test_as_many_tables_are_copied_as_is_cheapest(seed: int) -> None:
 
 def test_tables_whose_optimizer_state_is_to_stay_are_not_copied() -> None:
     """Copies are trained by the dense optimizer, which knows nothing of the state that the fused one kept."""
-    model, task = Analytic("h100", 65536), over_network(drawn(0))
+    model, task = Analytic("h100", 65536), over_network(drawn(0)[:16])
     once = replace(AUTO, rounds=1)
-    first = search(over_network(drawn(0)[:20]), model, replace(once, try_data_parallel=False))
+    first = search(over_network(drawn(0)[:12]), model, replace(once, try_data_parallel=False))
     loses, keeps = (
         search(task, model, replace(once, keep_optimizer_state=keep), previous=first) for keep in (False, True)
     )

@@ -63,7 +63,7 @@ ROOMY = ShardingTask(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(task=tasks(), algorithm=st.sampled_from([*ALGORITHMS, *[LOCAL_SEARCH] * 6]))
 @example(task=ROOMY, algorithm="local-search")
 def test_shards_tile_every_table_no_device_is_over_its_memory_and_no_heuristic_is_better(task, algorithm):
