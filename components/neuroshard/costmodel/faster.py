@@ -1,7 +1,7 @@
 """The same answers in less time, where a cost model can give them: so a search need not know which class it is.
 
-Trained nets are recognised by their class. A protocol would say it better (network.ForTasks is one), but to recognise a protocol
-takes Python 3.11 30 to 80 us instead of 0.5, and a search asks at every step.
+Trained nets are recognised by their class. A protocol would say it better, but to recognise one takes Python 3.11 30 to 80 us
+instead of 0.5, and a search asks at every step.
 """
 
 from collections.abc import Callable

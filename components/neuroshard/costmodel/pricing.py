@@ -10,7 +10,7 @@ from neuroshard.core.launches import group_of, is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import DomainMs, ForTasks, MoreColumns, for_task, sending_more, waiting_ms
+from neuroshard.costmodel.network import DomainMs, MoreColumns, for_task, knows_tasks, sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
 # gloo has no reduce-scatter: it runs an all-reduce, which sends twice as much (bytes counted on four ranks, torch 2.13). With the
@@ -38,6 +38,34 @@ class LaunchMs(NamedTuple):
         return sum(self)
 
 
+class LaunchPrices(NamedTuple):
+    """What one launch of each kind takes, in ms, without any data: an operator, a collective forward and one backward; and a
+    reordered column of all samples."""
+
+    operator_ms: float
+    forward_ms: float
+    backward_ms: float
+    reorder_ms: float
+
+    @classmethod
+    def of(cls, model: CostModel, devices: int) -> "LaunchPrices":
+        if devices == 1:
+            return cls(model.operator_ms, 0.0, 0.0, 0.0)
+        nothing = np.zeros(devices)
+        each = (model.forward_collective_ms(nothing, nothing), model.backward_collective_ms(nothing))
+        forward, backward = (max(float(ms.max()), 0.0) for ms in each)
+        return cls(model.operator_ms, forward, backward, model.reorder_ms / devices)
+
+    def ms(self, operators: int, outputs: int, inputs: int = 0, reordered: float = 0.0) -> LaunchMs:
+        """As `launch_ms`."""
+        copied = reordered * self.reorder_ms / 2
+        return LaunchMs(
+            operators * self.operator_ms,
+            (outputs + inputs) * self.forward_ms + copied,
+            outputs * self.backward_ms + copied,
+        )
+
+
 def launch_ms(
     model: CostModel, devices: int, operators: int, outputs: int, inputs: int = 0, reordered: float = 0.0
 ) -> LaunchMs:
@@ -48,13 +76,7 @@ def launch_ms(
     TorchRec launches more (core/launches.py), since it runs each collection and sharding type by itself; this prices the rest.
     Their bytes are part of the one all-to-all. Every device is assumed to run every operator of the plan.
     """
-    if devices == 1:
-        return LaunchMs(operators * model.operator_ms, 0.0, 0.0)
-    nothing = np.zeros(devices)
-    each = (model.forward_collective_ms(nothing, nothing), model.backward_collective_ms(nothing))
-    forward, backward = (max(float(ms.max()), 0.0) for ms in each)
-    copied = reordered * model.reorder_ms / devices / 2
-    return LaunchMs(operators * model.operator_ms, (outputs + inputs) * forward + copied, outputs * backward + copied)
+    return LaunchPrices.of(model, devices).ms(operators, outputs, inputs, reordered)
 
 
 def own_samples(table: Table, devices: int) -> Table:
@@ -96,7 +118,7 @@ def block_columns(model: CostModel, block: Table) -> float:
     if block.pooling == "none":
         return block.sent_columns
     over_gloo = model.backend == "cpu" or model.name == "analytic:cpu"
-    precision = model.precision if isinstance(model, ForTasks) else None
+    precision = model.precision if knows_tasks(model) else None
     return block.sent_columns * (GLOO_BLOCKS if over_gloo else 1.0) * (precision.rows_factor if precision else 1.0)
 
 

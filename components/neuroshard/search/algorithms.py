@@ -7,9 +7,9 @@ others are heuristics that need no cost model.
 The order of the steps is decided here and nowhere below: read `_local_search` from top to bottom.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,6 +41,18 @@ class Asked:
     watch: Watch
     current: CurrentPlacement | None
     tries_row_wise: bool
+
+
+class FirstPlans(NamedTuple):
+    """Proposed plans, to be improved: those without rows split, at least one, and those with."""
+
+    column_wise: list[State]
+    row_wise: list[State]
+
+    @property
+    def cost(self) -> float:
+        """Ms of the cheapest."""
+        return min(plan.cost for plan in (*self.column_wise, *self.row_wise))
 
 
 def find(problem: Problem, asked: Asked) -> tuple[State, tuple[str, ...]]:
@@ -75,21 +87,21 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
     current, far = asked.current, 1 - problem.tuning.both_kinds_within
     starts = _starts(problem, asked)
     asked.watch.note(min(plan.cost for plan in starts))
-    first = _first_cost(problem, starts, asked)
-    uncut = _uncut(problem, first / far)
+    first = FirstPlans(starts, _split_row_wise(problem, asked))
+    uncut = _uncut(problem, first.cost / far)
     uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, asked), current)
     if uncut is None or not uncut_starts:
-        return _local_search(problem, starts, asked, rng)
-    first_uncut = _first_cost(uncut, uncut_starts, asked)
-    if first < far * first_uncut:
-        return _local_search(problem, starts, asked, rng)
+        return _local_search(problem, first, asked, rng)
+    first_uncut = FirstPlans(uncut_starts, _split_row_wise(uncut, asked))
+    if first.cost < far * first_uncut.cost:
+        return _local_search(problem, first, asked, rng)
     uncut_rng = rng.spawn(1)[0]
     from_cuts = current is not None and starts[0].cuts > len(starts[0].problem.row_wise)
-    if first_uncut < far * first and not from_cuts:
-        return _local_search(uncut, uncut_starts, asked, uncut_rng, WITHOUT_CUTS)
+    if first_uncut.cost < far * first.cost and not from_cuts:
+        return _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
-        without = _local_search(uncut, uncut_starts, asked, uncut_rng, WITHOUT_CUTS)
-    found = _local_search(problem, starts, asked, rng)
+        without = _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
+    found = _local_search(problem, first, asked, rng)
     worth = 1 - problem.tuning.worth_moving if from_cuts else 1.0
     return without if without[0].cost <= found[0].cost * worth else found
 
@@ -106,26 +118,21 @@ def _uncut(problem: Problem, most_ms: float) -> Problem | None:
     return uncut
 
 
-def _first_cost(problem: Problem, starts: Sequence[State], asked: Asked) -> float:
-    """Ms of the cheapest first plan: of these, or with rows split, where that is allowed."""
-    return min(plan.cost for plan in [*starts, *propose("row_wise", problem, asked.settings.seed)])
-
-
 def _local_search(
-    problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator, name: str = "search"
+    problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.Generator, name: str = "search"
 ) -> tuple[State, tuple[str, ...]]:
     """The plan to take, and notes where it costs more than the cheapest."""
-    settings, watch, current = asked.settings, asked.watch, asked.current
+    settings, watch, current, start = asked.settings, asked.watch, asked.current, first.column_wise[0]
     column_wise, row_wise = _rounds(problem, asked)
     total, unit = watch.amount(column_wise + row_wise)
     with progress(name, total=total, unit=unit) as watch.bar:
         with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
-            best = _improved(problem, starts, asked, rng)
+            best = _improved(problem, first, asked, rng)
 
         # From a current plan nothing moves for next to no gain.
         worth = 1 - problem.tuning.worth_moving if current is not None else 1.0
-        if best.cost > starts[0].cost * worth:
-            best = starts[0]
+        if best.cost > start.cost * worth:
+            best = start
 
         # No heuristic's plan is cheaper.
         within_budget = current is not None and current.budget_bytes is not None
@@ -135,7 +142,7 @@ def _local_search(
 
         if not settings.simplicity:
             return best, ()
-        simple = _with_few_cuts(best, starts[0], heuristic, asked, rng.spawn(1)[0])
+        simple = _with_few_cuts(best, start, heuristic, asked, rng.spawn(1)[0])
     return simple, fewer_cuts_cost(best, simple)
 
 
@@ -157,23 +164,24 @@ def _may_split_rows(problem: Problem) -> bool:
     return len(problem.row_blocks.groups) > 0 and problem.tuning.row_wise
 
 
-def _improved(problem: Problem, starts: Sequence[State], asked: Asked, rng: np.random.Generator) -> State:
-    """The cheapest plan found from these column-wise ones, and from plans with rows split."""
+def _improved(problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.Generator) -> State:
+    """The cheapest plan found from the first column-wise ones, and from those with rows split."""
     watch, current, tuning = asked.watch, asked.current, problem.tuning
     rounds, rounds_with_rows = _rounds(problem, asked)
     with watch.sharing(0.5 if _may_split_rows(problem) else 1.0):
-        column_wise = LocalSearch(starts, rng, watch, current)
+        column_wise = LocalSearch(first.column_wise, rng, watch, current)
         best = column_wise.run(rounds)
     if not _may_split_rows(problem):
         return best
-    proposed = _affordable(propose("row_wise", problem, asked.settings.seed), current)
     # whether one with rows split costs less than all first column-wise plans: improving lowers both
-    cheaper = min((plan.cost for plan in proposed), default=math.inf) < min(plan.cost for plan in starts)
+    cheaper = first.cost < min(plan.cost for plan in first.column_wise)
     if asked.tries_row_wise and not cheaper:
         return column_wise.run(rounds_with_rows)
     # Rounds start from the cheapest plan given. The improved column-wise plan would be that, and the others never be tried.
     more = [] if cheaper else [best]
-    with_rows = LocalSearch([*proposed, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise)
+    with_rows = LocalSearch(
+        [*first.row_wise, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
+    )
     return min(with_rows.run(rounds_with_rows), best, key=lambda plan: plan.cost)
 
 
@@ -205,6 +213,13 @@ def _proposed(problem: Problem, asked: Asked) -> list[State]:
     """First the current plan, if there is one, then greedy plans, cheapest first."""
     in_place = [] if asked.current is None else plans_in_place(problem, asked.current)
     return [*in_place, *propose("greedy", problem, asked.settings.seed)]
+
+
+def _split_row_wise(problem: Problem, asked: Asked) -> list[State]:
+    """Proposed plans with rows split that keep the move budget, where rows may be split."""
+    if not _may_split_rows(problem):
+        return []
+    return _affordable(propose("row_wise", problem, asked.settings.seed), asked.current)
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:

@@ -3,13 +3,14 @@ depend on which tables are row-wise, over which devices, and which are cut.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
 from neuroshard.core.launches import Group, operators_of, reordered_columns
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
-from neuroshard.costmodel.pricing import LaunchMs, launch_ms
+from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices
 from neuroshard.costmodel.protocol import CostModel, Ints
 from neuroshard.search.problem.row_blocks import EVERYWHERE
 
@@ -27,7 +28,7 @@ class LaunchCosts:
     def __init__(
         self, table_groups: Sequence[Sequence[Table]], devices: int, model: CostModel, pipeline: Pipeline | None
     ) -> None:
-        self.devices, self.model = devices, model
+        self.model, self.devices = model, devices
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
         self.group: Ints = np.array([place for place, _ in tables])
         self.ways = [_ways(table) for _, table in tables]
@@ -57,19 +58,20 @@ class LaunchCosts:
         self.inputs: Ints = np.array([group.inputs if pipeline == "none" else 0 for group in outputs])
         self.collectives: Ints = np.array([group.outputs for group in outputs])
 
+    @cached_property
+    def prices(self) -> LaunchPrices:
+        """Of one launch of each kind."""
+        return LaunchPrices.of(self.model, self.devices)
+
     def of(self, row_wise: Ints, domains: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
-        way = np.full(len(self.output), WHOLE)
-        for of, groups in (
-            (ROW_WISE, row_wise),
-            (CUT, np.concatenate([cut, self.pieces])),
-            (TABLE_ROW_WISE, row_wise[domains >= 0]),
-            (GRID, row_wise[domains < EVERYWHERE]),
-        ):
-            way[np.isin(self.group, groups)] = of
-        outputs, operators = (
-            distinct(np.take_along_axis(each, way[:, None], axis=1)) for each in (self.output, self.operator)
-        )
+        of_group = np.full(len(self.collection), WHOLE)
+        of_group[row_wise] = ROW_WISE
+        of_group[cut], of_group[self.pieces] = CUT, CUT
+        of_group[row_wise[domains >= 0]] = TABLE_ROW_WISE
+        of_group[row_wise[domains < EVERYWHERE]] = GRID
+        way = of_group[self.group]
+        outputs, operators = (distinct(each[np.arange(len(way)), way]) for each in (self.output, self.operator))
         each = zip(self.ways, self.columns, way.tolist(), strict=True)
         return self._ms(len(operators), outputs, reordered_columns((of[at], n, at == CUT) for of, n, at in each))
 
@@ -85,7 +87,7 @@ class LaunchCosts:
         numbers, of = distinct(self.of_table[free]), self.of_table[free]
         columns = np.bincount(of, np.array(self.columns)[free])[numbers]
         least = float(columns.min(initial=np.inf)) if len(columns) else 0.0
-        return launch_ms(self.model, self.devices, 0, 0, reordered=least).total_ms
+        return self.prices.ms(0, 0, reordered=least).total_ms
 
     def least(self, row_wise: Ints, may_be: Ints) -> float:
         """The least ms of a plan in which the table groups `row_wise` are row-wise, and of the others only `may_be` can be.
@@ -104,7 +106,7 @@ class LaunchCosts:
         """Of so many operators, the collectives with these numbers, and so many columns put into order."""
         inputs = int(self.inputs[outputs].sum())
         count = int(self.collectives[outputs].sum())
-        return launch_ms(self.model, self.devices, operators - self.measured, count - 1, inputs, reordered)
+        return self.prices.ms(operators - self.measured, count - 1, inputs, reordered)
 
 
 def distinct(numbers: Ints) -> Ints:
