@@ -26,10 +26,10 @@ run: .venv/run.done ## the whole pipeline on this CPU, ending in a plan that a t
 	@NEUROSHARD_END_WITH_PARENT=$$PPID exec $(BIN)/python -m pipelines.run_local $(ARGS)
 
 test: .venv/dev.done ## before you hand in: all tests, two at a time; ARGS="tests/core -k plan" for some, JOBS=0 for one process
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-fast: .venv/dev.done ## while you write: the tests that start no process and train no net; ARGS="tests/core" for some
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
 check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, and whether the compiled pipeline is current
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }
