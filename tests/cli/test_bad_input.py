@@ -119,6 +119,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
         ("pretrain costs --start-from nowhere -o x", 1, ["nowhere", "model.json"]),
         ("pretrain costs --start-from analytic:h100 -o x", 2, ["--start-from analytic:h100", "neuroshard pretrain"]),
         ("pretrain costs --publish http://x -o x", 2, ["http"]),
+        ("pretrain costs --single-writer -o x", 2, ["--single-writer is for --publish"]),
         (
             "search tables.json --model model --devices 2 --memory 1GiB --algorithm guess -o x",
             2,

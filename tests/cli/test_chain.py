@@ -95,6 +95,18 @@ def test_a_cost_model_is_published_where_it_is_trained(chain, neuroshard, tmp_pa
     assert f"cost model {listed[0]['digest'][:12]}" in done.stdout
 
 
+def test_a_single_writer_publishes_where_it_trains_to_a_store_that_ignores_conditions(
+    chain, neuroshard, tmp_path, aws, rclone
+):
+    store = aws(rclone)
+    arguments = ("pretrain", "costs", "--epochs", 5, "-o", tmp_path / "model", "--publish", store, "--single-writer")
+    done = neuroshard(*arguments, cwd=chain)
+    listed = json.loads(neuroshard("models", "--store", store, "--json").stdout)
+
+    assert len(listed) == 1, done.stderr
+    assert done.returncode == (0 if listed[0]["live"] else 1), done.stderr
+
+
 def test_measuring_again_measures_nothing_twice(chain, neuroshard):
     before = {part.name: part.read_bytes() for part in (chain / "costs").iterdir()}
     arguments = ("measure", "cases", "--backend", "synthetic", "--batch-size", 65536, "-o", "costs")

@@ -17,6 +17,7 @@ from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy
 from neuroshard.store.open import open_store
 from neuroshard.store.patience import open_patiently
+from neuroshard.store.protocol import MAX_BYTES
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import all_releases
 
@@ -54,6 +55,12 @@ class TestStore:
         assert store.create("m/a", b"one") is False
 
         assert store.read("m/a") == b"one"
+
+    def test_creating_the_same_again_is_fine_however_large_it_is(self, store):
+        large = bytes(MAX_BYTES + 1)
+        assert [store.create("m/a", large) for _ in range(2)] == [True, False]
+        with refused(Conflict, "m/a"):
+            store.create("m/a", large[1:] + b"x")
 
     def test_what_was_created_is_never_overwritten(self, store):
         store.create("m/a", b"one")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import names, refused
 from helpers.servers import KEY, SECRET, rclone
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
@@ -14,8 +14,10 @@ from neuroshard.files.costs import read_costs
 from neuroshard.measure.bench import wanted_hardware
 from neuroshard.measure.shares import job as job_module
 from neuroshard.measure.shares.job import merge_shares, run
+from neuroshard.nightly import augment
 from neuroshard.nightly.augment import run as draw
-from neuroshard.store.measuring import Share
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.measuring import FAILED, Share, measuring, read_record
 
 TWIN = Hardware(kind="synthetic", name="H200, by a formula", memory_bytes=80 * 2**30)
 
@@ -46,6 +48,20 @@ def drawn(store: Path, pods: int = 2, seed: int = 0) -> list[Job]:
 
 def measure(job: Job, store: Path) -> None:
     run(job, str(store), backend="synthetic", batch_size=512, budget_seconds=1e6, seed=0)
+
+
+def test_a_draw_too_large_to_be_read_again_is_not_written_and_the_failure_says_what_to_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(augment, "MOST_BYTES", 1000)
+    assert drawn(tmp_path) == []
+
+    store, folder = FolderStore(tmp_path), night().campaigns[0].folder
+    assert measuring(store, folder).draws == ()
+    record = read_record(store, f"{folder}/{FAILED}")
+    assert record is not None
+    for fact in ("draw-0001/cases/compute.parquet", "1,000", "fewer compute_cases"):
+        assert names(record["why"], fact), record
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from helpers.loopback import NETLOC, bound, port_of
 from helpers.refusals import refused
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.topology import topology_of
+from neuroshard.core.units import parse_network
 from neuroshard.measure import network
 from neuroshard.measure.network import NetworkFigures, NetworkSettings, fitted, run
 from neuroshard.measure.timing.network import Pattern, Place
@@ -55,6 +56,27 @@ def test_what_it_prints_is_what_a_search_takes() -> None:
     assert any("a port for each" in line for line in figures.lines())
     slower = {size: ms if size < 2**20 else 2 * ms for size, ms in far.items()}
     assert any("share ports" in line for line in NetworkFigures(settings(), {"far": slower, "alone": far}).lines())
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "latency_ms", "text"),
+    [
+        (999.7e6, 0.0612, "1GB/s,0.0612ms"),
+        (1.2345e12, 0.00001, "1230GB/s,0.00001ms"),
+        (43.06e9, 1234.0, "43.1GB/s,1230ms"),
+        (123_456.0, 999.9, "123KB/s,1000ms"),
+        (999.9, 100.0, "1KB/s,100ms"),
+        (4567.0e12, 1.5e-7, "4570000GB/s,0.00000015ms"),
+    ],
+)
+def test_a_search_takes_what_it_prints_of_any_network(bytes_per_s: float, latency_ms: float, text: str) -> None:
+    far = {4096: latency_ms, 2**28: latency_ms + 1e3 * (2**28 - 4096) / bytes_per_s}
+    figures = NetworkFigures(settings(), {"far": far})
+    assert figures.text == text
+    rate, latency = parse_network(text)
+    assert (rate, latency) == (pytest.approx(bytes_per_s, rel=0.01), pytest.approx(latency_ms, rel=0.01))
+    [line] = [line for line in figures.lines() if line.startswith("to other domains")]
+    assert "{} a rank and {} (".format(*text.replace("ms", " ms").split(",")) in line
 
 
 @pytest.mark.parametrize(

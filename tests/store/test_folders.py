@@ -12,6 +12,7 @@ from neuroshard.core.errors import Conflict, StoreError, Unreachable
 from neuroshard.store import patience
 from neuroshard.store.folders import delete_folder, fetch_folder, kept, send_folder
 from neuroshard.store.patience import PatientStore, patiently
+from neuroshard.store.protocol import MAX_BYTES
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +29,13 @@ def test_what_a_folder_has_at_the_end_is_in_the_store_and_comes_back(tmp_path: P
         (here / ".half").write_text("not whole yet")
     assert set(fetch_folder(store, "work/costs", there)) == {"a.json", "deep/b"}
     assert {path.name: path.read_text() for path in there.rglob("*") if path.is_file()} == {"a.json": "a", "b": "b"}
+
+
+def test_a_draw_of_many_cases_comes_back_though_it_is_larger_than_a_plan_may_be(tmp_path: Path) -> None:
+    store, large = MemoryStore(), bytes(MAX_BYTES + 1)
+    store.create("work/draw-0001/cases/compute.parquet", large)
+    fetch_folder(store, "work/draw-0001/cases", tmp_path)
+    assert (tmp_path / "compute.parquet").read_bytes() == large
 
 
 def test_it_is_sent_while_the_work_goes_on_so_that_a_killed_pod_loses_little(tmp_path: Path) -> None:

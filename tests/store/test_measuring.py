@@ -3,7 +3,17 @@
 from pathlib import Path
 
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.measuring import FAILED, Share, cases_of, measuring, note_failure, read_record, set_aside_share
+from neuroshard.store.measuring import (
+    FAILED,
+    Share,
+    cases_of,
+    measuring,
+    note_failure,
+    read_record,
+    set_aside,
+    set_aside_share,
+)
+from neuroshard.store.protocol import MAX_BYTES
 
 
 def test_of_a_draw_whose_costs_are_set_aside_no_share_counts_as_ended(tmp_path: Path) -> None:
@@ -19,6 +29,16 @@ def test_of_a_draw_whose_costs_are_set_aside_no_share_counts_as_ended(tmp_path: 
     assert not now.shares
     assert now.ended == (Share(2, 1, 2),)
     assert store.read("work/aside/draw-0001/costs-1-of-1/costs.json") == b"{}"
+
+
+def test_of_a_draw_that_is_set_aside_a_copy_is_kept_however_large_it_is(tmp_path: Path) -> None:
+    store, large = FolderStore(tmp_path / "store"), bytes(MAX_BYTES + 1)
+    store.create(f"work/{cases_of(1)}/compute.parquet", large)
+
+    set_aside(store, "work", cases_of(1), "it cannot be read")
+
+    assert [one.key for one in store.list("work/")] == [f"work/aside/{cases_of(1)}/compute.parquet"]
+    assert store.read(f"work/aside/{cases_of(1)}/compute.parquet", len(large)) == large
 
 
 def test_a_later_step_that_fails_does_not_hide_the_failure_of_an_earlier_one(tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(kfp_stub: KfpStub)
     assert kfp_stub.changes() == asked
 
 
+def test_a_dry_run_of_another_schedule_says_would_of_the_new_one_and_of_the_old_one(kfp_stub: KfpStub) -> None:
+    scheduled(kfp_stub)
+    kfp_stub.recurring.insert(0, {**kfp_stub.recurring[0], "recurring_run_id": "twin"})
+    asked = kfp_stub.changes()
+    again = scheduled(kfp_stub, dry_run=True)
+    assert again == [f"{NAME} (j1) is up to date", f"would delete {NAME} (twin), of the same name"]
+    lines = scheduled(kfp_stub, "30 3 * * *", dry_run=True)
+    assert lines[:2] == [f"would recreate {NAME} with", "  cron: 0 0 2 * * * -> 0 30 3 * * *"]
+    assert lines[-2:] == [f"would delete {NAME} (j1)", f"would delete {NAME} (twin)"]
+    assert kfp_stub.changes() == asked
+
+
 def test_what_has_changed_is_reported_line_by_line(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     kfp_stub.recurring[0]["mode"] = "DISABLE"

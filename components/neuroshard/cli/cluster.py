@@ -39,7 +39,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
 
 @command(
     "cluster",
-    "neuroshard submit --parameters parameters.yaml --models models.yaml --endpoint http://localhost:8888",
+    "neuroshard submit --parameters parameters.yaml --models models.yaml --service-account neuroshard-runner "
+    "--endpoint http://localhost:8888",
     "Run the pipeline on Kubeflow Pipelines.",
 )
 def submit(
@@ -93,7 +94,8 @@ def submit(
 
 @command(
     "cluster",
-    "neuroshard schedule --cron '0 2 * * *' --parameters parameters.yaml --endpoint http://localhost:8888 --dry-run",
+    "neuroshard schedule --cron '0 2 * * *' --parameters parameters.yaml --service-account neuroshard-runner "
+    "--endpoint http://localhost:8888 --dry-run",
     "Make or remove a recurring run on Kubeflow Pipelines.",
 )
 def schedule(

@@ -12,7 +12,9 @@ from neuroshard.core.units import parse_duration
 
 
 @command(
-    "measure", "neuroshard fleet --against s3://bucket/prefix", "What hardware is there, and what needs measuring."
+    "measure",
+    "neuroshard fleet --kubernetes --against s3://bucket/prefix",
+    "What hardware is there, and what needs measuring.",
 )
 def fleet(
     command_line: typer.Context,

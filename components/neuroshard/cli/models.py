@@ -10,6 +10,7 @@ import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.options import AsJson, Seed, SingleWriter, StoreUrl, out_file
+from neuroshard.core.errors import UsageError
 
 MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
 
@@ -45,6 +46,7 @@ def pretrain(
     publish: Annotated[
         str | None, typer.Option(help="Store in which to make it its hardware's live one, as publish-model does.")
     ] = None,
+    single_writer: SingleWriter = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -54,11 +56,13 @@ def pretrain(
     from neuroshard.models.open import open_trained
     from neuroshard.store.open import open_store
 
+    if single_writer and publish is None:
+        raise UsageError("--single-writer is for --publish STORE")
     check_can_write(out, folder=True)
     for folder in costs:
         read_manifest(folder)
     if publish is not None:
-        open_store(publish)  # fail now if its address is wrong
+        open_store(publish, single_writer=single_writer)  # fail now if its address is wrong
     start = None if start_from is None else open_trained(start_from, "--start-from")
 
     from neuroshard.pretrain.run import run  # imports torch, which takes seconds: after the checks above
@@ -74,7 +78,7 @@ def pretrain(
     if publish is not None:
         from neuroshard.deploy.bundles import run as publish_bundle
 
-        _say_live(publish, publish_bundle(out, publish), err=as_json)
+        _say_live(publish, publish_bundle(out, publish, single_writer=single_writer), err=as_json)
 
 
 @command(
@@ -86,11 +90,16 @@ def publish_model(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `neuroshard pretrain` wrote.")],
     store: StoreUrl,
     max_error: MaxModelError = 0.2,
-    force: Annotated[bool, typer.Option(help="Go live whatever its error is; the release says so.")] = False,
+    force: Annotated[
+        bool, typer.Option(help="Go live whatever its error, and whatever it did not learn; the release says so.")
+    ] = False,
     single_writer: SingleWriter = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put a cost model in the store under its hardware, and make it the live one there if its error allows."""
+    """Put a cost model in the store under its hardware, and make it the live one there if it is good enough.
+
+    Its error must be low enough, and the datasheet may not stand in for a part that the live one learned.
+    """
     from neuroshard.deploy.bundles import run
 
     release = run(model, store, max_error=max_error, force=force, single_writer=single_writer)

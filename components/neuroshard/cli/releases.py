@@ -50,7 +50,10 @@ def deploy(
     ] = None,
     min_gain: Annotated[
         float | None,
-        typer.Option(help="Share by which it must be better than the live plan [default: its cost model's error]."),
+        typer.Option(
+            help="Share by which it must be better than the live plan [default: its cost model's error, at least 30 % for a "
+            "datasheet or a fallback]."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option(help="Go live whatever the gate finds; the release says so.")] = False,
     single_writer: SingleWriter = False,

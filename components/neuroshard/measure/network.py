@@ -5,6 +5,7 @@ neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400      on e
 
 import os
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import NamedTuple
 
 from neuroshard.core.errors import MeasureError, UsageError
@@ -99,7 +100,7 @@ class NetworkFigures:
     def text(self) -> str | None:
         """As `--network` takes it, such as `43.1GB/s,0.061ms`; None if nothing was measured between domains."""
         far = self.line("far")
-        return None if far is None else f"{_rate_text(far.bytes_per_s)},{far.latency_ms:.3g}ms"
+        return None if far is None else f"{_rate_text(far.bytes_per_s)},{_rounded(far.latency_ms)}ms"
 
     @property
     def overlap(self) -> float | None:
@@ -180,7 +181,7 @@ def run(figures: NetworkFigures) -> None:
                     if ms is None:
                         break
                     figures.ms[pattern][size] = ms
-                    bar.advance(1, f"{pattern}: {size / 2**20:.3g} MiB a rank in {ms:.3g} ms")
+                    bar.advance(1, f"{pattern}: {size / 2**20:.3g} MiB a rank in {_rounded(ms)} ms")
                     if ms * SIZES[1] / SIZES[0] > LONG_MS:
                         break
     except WorkerLost as error:
@@ -198,10 +199,19 @@ def fitted(ms: dict[int, float]) -> Line | None:
     return Line(1e3 * (largest - smallest) / (ms[largest] - ms[smallest]), ms[smallest], largest)
 
 
+def _rounded(amount: float) -> str:
+    """Three significant digits, as `--network` reads them: without the exponent to which .3g switches, as in 1.23e+03."""
+    return f"{Decimal(f'{amount:.3g}'):f}"
+
+
 def _rate_text(bytes_per_s: float) -> str:
-    unit, factor = next(((u, f) for u, f in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if bytes_per_s >= f), ("B", 1.0))
-    return f"{bytes_per_s / factor:.3g}{unit}/s"
+    """In the unit of the rounded rate: 999.7 MB/s are 1GB/s."""
+    rate = float(_rounded(bytes_per_s))
+    unit, factor = next(((u, f) for u, f in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)) if rate >= f), ("B", 1.0))
+    return f"{_rounded(rate / factor)}{unit}/s"
 
 
 def _line_text(line: Line) -> str:
-    return f"{_rate_text(line.bytes_per_s)} a rank and {line.latency_ms:.3g} ms (up to {format_bytes(line.nbytes)})"
+    return (
+        f"{_rate_text(line.bytes_per_s)} a rank and {_rounded(line.latency_ms)} ms (up to {format_bytes(line.nbytes)})"
+    )

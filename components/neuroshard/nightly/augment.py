@@ -27,7 +27,7 @@ from neuroshard.core.table import DIM_STEP, MAX_NAME, Table
 from neuroshard.core.value import sha256
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import read_costs
-from neuroshard.store.folders import delete_folder, fetch_folder
+from neuroshard.store.folders import MOST_BYTES, delete_folder, fetch_folder
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (
     AUGMENT_LEASE,
@@ -297,14 +297,23 @@ def finished(store: Store, folder: str, draw: int) -> bool:
 
 
 def _put(cases: Cases, store: Store, folder: str, number: int) -> None:
-    """Write a draw. What a killed run left of another draw under this number is deleted first."""
+    """Write a draw. What a killed run left of another draw under this number is deleted first.
+
+    Raises InvalidInput, before anything is changed, for one too large to be read again: it would be drawn anew every night.
+    """
     prefix = f"{folder}/{cases_of(number)}"
-    delete_folder(store, prefix)
     with tempfile.TemporaryDirectory(prefix="neuroshard-cases-") as scratch:
         write_cases(Path(scratch), cases)
-        for name in FILES:
-            data = Path(scratch, name).read_bytes()
-            store.create(f"{prefix}/{name}", data)
+        files = {name: Path(scratch, name).read_bytes() for name in FILES}
+    for name, data in files.items():
+        if len(data) > MOST_BYTES:
+            raise InvalidInput(
+                f"{store.url}/{prefix}/{name}: {len(data):,} bytes, more than the {MOST_BYTES:,} that it may have; ask for fewer "
+                "compute_cases or collective_cases"
+            )
+    delete_folder(store, prefix)
+    for name, data in files.items():
+        store.create(f"{prefix}/{name}", data)
 
 
 def tables_of(

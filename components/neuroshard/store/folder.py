@@ -69,7 +69,7 @@ class FolderStore:
             try:
                 _take_name(temporary, path)
             except FileExistsError:
-                if _bytes_of(path, MAX_BYTES) != data:
+                if _bytes_of(path, max(MAX_BYTES, len(data))) != data:
                     raise Conflict(f"{path}: already exists with other content, and is written only once") from None
                 return False
             finally:

@@ -12,13 +12,15 @@ from neuroshard.store.patience import PatientStore
 from neuroshard.store.protocol import Store
 
 EVERY_SECONDS = 30.0  # a pod that dies loses at most so much of its work
+# Of one object of such a folder: a case of a draw takes some 100 bytes, and up to 10^7 of them may be asked for.
+MOST_BYTES = 2**30
 
 
 def fetch_folder(store: Store, prefix: str, folder: Path) -> tuple[str, ...]:
     """Copy the objects under `prefix` into `folder`, and return the names of the files. Raises StoreError."""
     names = tuple(entry.key.removeprefix(f"{prefix}/") for entry in store.list(f"{prefix}/"))
     for name in names:
-        write_bytes(folder / name, store.read(f"{prefix}/{name}"))
+        write_bytes(folder / name, store.read(f"{prefix}/{name}", MOST_BYTES))
     return names
 
 

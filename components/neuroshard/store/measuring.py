@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError, Unreachable
 from neuroshard.core.value import canonical_json, decode_json, sha256
-from neuroshard.store.folders import delete_folder
+from neuroshard.store.folders import MOST_BYTES, delete_folder
 from neuroshard.store.lease import expired
 from neuroshard.store.protocol import ObjectInfo, Store
 
@@ -167,7 +167,7 @@ def set_aside(store: Store, folder: str, name: str, why: str) -> None:
     for entry in store.list(f"{folder}/{name}/"):
         kept = f"{folder}/aside/{entry.key.removeprefix(f'{folder}/')}"
         with suppress(NotFound, InvalidInput):  # deleted since, or too large to be ours
-            data = store.read(entry.key)
+            data = store.read(entry.key, MOST_BYTES)
             with suppress(Conflict):
                 store.create(kept, data)
         store.delete(entry.key)

@@ -48,7 +48,7 @@ class Store(Protocol):
         """The object, and a token that `swap` takes: the token of an object changes when its bytes do."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write once; False where the key already holds the same bytes. Raises Conflict where it holds others."""
+        """Write once; False where the key already holds the same bytes, however many. Raises Conflict where it holds others."""
 
     def swap(self, key: str, data: bytes, expected: str | None) -> None:
         """Replace the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""

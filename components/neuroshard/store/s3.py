@@ -127,7 +127,7 @@ class S3Store:
                 return True
             except Conflict:
                 try:
-                    existing = self.read(key)
+                    existing = self.read(key, max(MAX_BYTES, len(data)))
                 except NotFound:  # the other writer has not finished (409)
                     continue
                 if existing != data:
@@ -210,7 +210,7 @@ class S3Store:
         """Put the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
         self._probe_once(key)
         if self.single_writer:
-            if self._token(key) != expected:
+            if self._token(key, max(MAX_BYTES, len(data))) != expected:
                 raise Conflict(f"{self.url}/{key}: is not as it was when it was read")
             self._put(key, data)
         elif expected is None:
@@ -218,9 +218,9 @@ class S3Store:
         else:
             self._put(key, data, IfMatch=expected)
 
-    def _token(self, key: str) -> str | None:
+    def _token(self, key: str, max_bytes: int) -> str | None:
         try:
-            return self.read_versioned(key)[1]
+            return self.read_versioned(key, max_bytes)[1]
         except NotFound:
             return None
 

@@ -13,6 +13,7 @@ from neuroshard.submit.package import RunSettings
 
 POLL_SECONDS = 15.0
 TERMINATE_SECONDS = 120.0  # for pods to stop, and for that to be recorded
+CHANGING = ("make ", "recreate ", "delete ")  # how the lines begin that say what is done; the others say what is there
 
 
 class Change(NamedTuple):
@@ -47,7 +48,7 @@ def run(
     want = wanted(nightly) if nightly else None
     kubeflow = Kubeflow(server)
     todo = change(name, kubeflow.recurring(name), want)
-    yield from (f"would {line}" if dry_run and line.startswith(("make", "delete")) else line for line in todo.lines)
+    yield from (f"would {line}" if dry_run and line.startswith(CHANGING) else line for line in todo.lines)
     if dry_run:
         yield from (
             f"would wait for run {one.run_id} ({one.name}), or end it with --now" for one in endangered(kubeflow, todo)
