@@ -126,8 +126,9 @@ class HostColumns(NamedTuple):
     """Columns that each device of a table-row-wise pooled table sends inside its domain and out of it, (P,) each.
 
     Sums for the samples of all devices are added up inside the domain, by a reduce-scatter; then each device sends those of its
-    share of the samples on. These run one after the other, so `out` includes columns that would take as long as `inside` does;
-    `least` does not. `encoded` are those of both collectives, where they are not in fp32.
+    share of the samples on. These run one after the other, but what is sent near and far is priced as sent at once: so `out` is
+    `least`, the columns really sent out, and as many more as take as long as `inside` does. `encoded` are those of both
+    collectives, where they are not in fp32.
     """
 
     inside: Floats
@@ -148,7 +149,8 @@ class HostColumns(NamedTuple):
 class Prices(NamedTuple):
     """Predicted ms: three of each device (D,), and two of each shard (S,).
 
-    `alone_ms` is the compute of a device that holds the shard alone; `adds_ms` is what its device would save without it.
+    `alone_ms` is the compute of a device that holds the shard alone; `adds_ms` is what its device would save without it,
+    and of a copy what it would take more beside the shards that are no copies.
     """
 
     compute_ms: Floats
@@ -192,14 +194,17 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     copied_tables = [tables[name] for name in sorted(copied)]
     copies = copies_ms(model, copied_tables, task)
     more = _more_launches_ms(model, task, shards, copied_tables)
-    others = np.where(device_dims[holders] > sent, model.compute_ms(sums[holders] - vectors), 0.0)
+    # the sums are without copies: one adds what it would to them
+    without = np.where(sends[:, None], sums[holders] - vectors, sums[holders])
+    others = np.where(device_dims[holders] > sent, model.compute_ms(without), 0.0)
+    beside = np.where(sends, compute[holders], model.compute_ms(without + vectors))
     waiting = waiting_ms(model, sums)
     return Prices(
         compute_ms=compute - waiting + more.compute_ms + copies.compute_ms,
         forward_collective_ms=forward + waiting + more.forward_ms,
         backward_collective_ms=backward + more.backward_ms + copies.backward_ms,
         alone_ms=model.compute_ms(vectors),
-        adds_ms=compute[holders] - others,
+        adds_ms=beside - others,
     )
 
 

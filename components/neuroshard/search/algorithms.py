@@ -44,7 +44,8 @@ class Asked:
 
 
 class FirstPlans(NamedTuple):
-    """Proposed plans, to be improved: those without rows split, at least one, and those with."""
+    """Plans to improve: the current one, in which tables may stay row-wise, and greedy ones without, at least one of them; and
+    those proposed with rows split."""
 
     column_wise: list[State]
     row_wise: list[State]

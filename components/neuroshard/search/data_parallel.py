@@ -14,6 +14,7 @@ import numpy as np
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.launches import launches
+from neuroshard.core.moves import arriving_bytes
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Shard, device_memory
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -59,10 +60,27 @@ class Copies:
         left = tuple(usable - used for usable, used in zip(task.usable_bytes, taken, strict=True))
         self.rest = _task_of(task, [table for table in task.tables if table.name not in names], left)
 
-    def without(self, plan: Plan) -> Plan:
-        """A plan of other days without these tables, so that a search may start from it."""
-        names = {table.name for table in self.tables} | plan.task.constraints.data_parallel
+    def budget_left(self, plan: Plan, budget_bytes: int) -> int:
+        """Of a budget of bytes to move from this plan, what copies leave that it does not have. Raises Infeasible."""
+        before, dims = plan.by_table(), {table.name: table.dim for table in plan.task.tables}
+        held = [before[table.name] if dims.get(table.name) == table.dim else () for table in self.tables]
+        arriving = sum(
+            arriving_bytes(table, shards, [shard for shard in self.shards if shard.table == table.name])
+            for table, shards in zip(self.tables, held, strict=True)
+        )
+        if arriving > budget_bytes:
+            raise Infeasible(
+                f"new copies of data-parallel tables take {format_bytes(arriving, 'up')} to move, more than the budget of "
+                f"{format_bytes(budget_bytes)}; give a larger --move-budget, or let fewer be data-parallel"
+            )
+        return budget_bytes - arriving
+
+    def without(self, plan: Plan) -> Plan | None:
+        """A plan of other days without these tables, so that a search may start from it; None if it has no others."""
+        names = {table.name for table in self.tables}
         kept = [table for table in plan.task.tables if table.name not in names]
+        if not kept:
+            return None
         task = _task_of(plan.task, kept, plan.task.usable_bytes)
         shards = tuple(shard for shard in plan.shards if shard.table not in names)
         return Plan(task=task, shards=shards, provenance=plan.provenance)
@@ -208,7 +226,7 @@ def _task_of(task: ShardingTask, tables: Sequence[Table], memory_bytes: tuple[in
     """A task of these tables alone, on devices with this memory for tables."""
     names = {table.name for table in tables}
     constraints = task.constraints
-    rules = tuple(rule for rule in constraints.tables if rule.table in names and not rule.data_parallel)
+    rules = tuple(rule for rule in constraints.tables if rule.table in names)
     together = tuple(group for group in constraints.together if set(group) <= names)
     rest = {"tables": rules, "together": together, "reserve_bytes": 0, "reserve_share": 0.0}
     return ShardingTask(

@@ -74,8 +74,8 @@ def search(
     receives the seconds since the search began and the cost in ms of every plan that is better than all before. Once `stop` is
     set, the search ends with the best plan so far.
 
-    Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and what the cost
-    model raises where it knows no all-to-all between so many devices.
+    Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
+    the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
     settings.check(from_a_plan=previous is not None)
     caller = _Caller(previous, trust, notes, on_improvement, stop)
@@ -91,7 +91,9 @@ def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: Search
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
     budget_s, share = settings.time_budget_s, settings.tuning.time_for_copies
     watch = Watch(None if budget_s is None else budget_s * share, stop=caller.stop)
-    before = caller.previous if settings.keep_optimizer_state else None  # copies would lose the state of its tables
+    # copies would lose the state of its tables, or go to all other devices
+    keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
+    before = caller.previous if keeps else None
     stay = (
         () if before is None else {table.name for table in before.task.tables} - before.task.constraints.data_parallel
     )
@@ -101,7 +103,10 @@ def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: Search
     plan = _beside_copies(task, cost_model, settings, caller)
     if not chosen:
         return plan
-    copied = _beside_copies(with_copies(task, chosen), cost_model, settings, caller)
+    try:
+        copied = _beside_copies(with_copies(task, chosen), cost_model, settings, caller)
+    except Infeasible:  # beside the copies the current plan has no room, or none to move in
+        return plan
     return min((plan, copied), key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
 
 
@@ -111,6 +116,10 @@ def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSe
         return _sharded(task, cost_model, settings, caller)
     copies = Copies(task)
     if caller.previous is not None:
+        if settings.move_budget_bytes is not None:
+            settings = replace(
+                settings, move_budget_bytes=copies.budget_left(caller.previous, settings.move_budget_bytes)
+            )
         caller = replace(caller, previous=copies.without(caller.previous))
     return copies.added_to(_sharded(copies.rest, for_task(cost_model, copies.rest), settings, caller), cost_model)
 
@@ -198,11 +207,12 @@ def _provenance(cost_model: CostModel, settings: SearchSettings, trust: Trust, n
 
 
 def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
-    """The task with permission to split row-wise every table that no rule keeps whole. None if there is no such table, or if the
-    task permits some already."""
-    if task.may_split_rows:
+    """The task with permission to split row-wise every table that no rule keeps whole. None if there is no such table, if the
+    task permits some already, or if it lets no table have a shard on each device."""
+    constraints = task.constraints
+    if task.may_split_rows or (constraints.max_shards or task.devices) < task.devices:
         return None
-    tried = task.model_copy(update={"constraints": task.constraints.model_copy(update={"row_wise": True})})
+    tried = task.model_copy(update={"constraints": constraints.model_copy(update={"row_wise": True})})
     return tried if tried.may_split_rows else None
 
 

@@ -23,7 +23,7 @@ class SearchSettings:
     than the cheapest found if it then has fewer cuts. With `keep_optimizer_state`, tables whose optimizer has state by the row
     keep the column cuts of the current plan. With `try_row_wise`, and if the task has no rule about rows, tables may be split
     row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
-    are data-parallel where first plans are cheaper so.
+    are data-parallel if improved plans with copies, and then the plan found beside them, are cheaper.
     """
 
     algorithm: str = LOCAL_SEARCH

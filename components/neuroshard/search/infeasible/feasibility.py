@@ -94,7 +94,8 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
             widths, why = None, "no packing found"
         if widths is not None:
             return there, widths
-    if splittable > ROW_WISE_SETS_OF or (splittable and problem.row_blocks.domains > 1):
+    narrowed = (problem.max_units < problem.all_units).any()  # shards wider than the cost model has seen are not tried
+    if narrowed or splittable > ROW_WISE_SETS_OF or (splittable and problem.row_blocks.domains > 1):
         why = "no packing found"
     raise Infeasible(f"{why}: {_amount(problem)}; {hints(problem.task, problem.model)}")
 

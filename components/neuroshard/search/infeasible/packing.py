@@ -13,6 +13,9 @@ from neuroshard.search.problem.problem import Problem, Widths
 from neuroshard.search.problem.row_blocks import OVER_ALL, OVER_DOMAIN
 
 TRIED = 20_000  # placements of one group each: about a second
+MOST_TRIED = (
+    500  # groups and devices together, each a call inside the others: of more, not every way could be tried anyway
+)
 
 
 class GaveUp(Exception):
@@ -57,9 +60,16 @@ def _largest_row_wise(problem: Problem, preferred: int) -> tuple[Ints, Ints]:
 
 
 def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:
-    """Units of every group on every device (G, D) that fit, or None if no plan fits. Raises GaveUp after `at_most` placements."""
+    """Units of every group on every device (G, D) that fit, or None if no plan fits.
+
+    Raises GaveUp after `at_most` placements, and at once where there are too many groups and devices.
+    """
     widths = fill(problem)
-    return widths if widths is not None else _any_plan(problem, np.argsort(-_awkward(problem), kind="stable"), at_most)
+    if widths is not None:
+        return widths
+    if np.count_nonzero(problem.whole) + problem.devices > MOST_TRIED:
+        raise GaveUp
+    return _any_plan(problem, np.argsort(-_awkward(problem), kind="stable"), at_most)
 
 
 def fill(problem: Problem) -> Widths | None:

@@ -56,7 +56,7 @@ class CurrentPlacement:
                 spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
                 spans.append((shard.column_offset, shard.column_offset + shard.dim))
         permitted = problem.row_blocks.groups.tolist()
-        split = {group: self._domain_of(before.get(problem.tables[group][0].name)) for group in permitted}
+        split = {group: self._domain_of(group, before.get(problem.tables[group][0].name)) for group in permitted}
         stay = {group: domain for group, domain in split.items() if domain is not None}
         self.row_wise: Ints = np.array(list(stay), dtype=np.int64)
         self.domains: Ints = np.array(list(stay.values()), dtype=np.int64)
@@ -68,13 +68,15 @@ class CurrentPlacement:
         if budget_bytes is not None:
             self._keep_spans()
 
-    def _domain_of(self, table: Table | None) -> int | None:
-        """Where the current plan has a table of its task row-wise, as a search can split it now; None if it has not."""
+    def _domain_of(self, group: int, table: Table | None) -> int | None:
+        """Where the current plan has a table of its task row-wise, as a search may split it now; None if it has not."""
         if table is None or table.name not in self.not_whole:
             return None
         held = sorted(self.shards[table.name], key=lambda shard: (shard.column_offset, shard.row_offset))
-        blocks, domains = self.problem.row_blocks, self.problem.row_blocks.places().tolist()
-        return next((domain for domain in domains if held == blocks.shards(table, domain)), None)
+        blocks = self.problem.row_blocks
+        places = blocks.places()
+        allowed = blocks.allowed[blocks.positions(np.array([group]))[0], blocks.way_of(places)]
+        return next((domain for domain in places[allowed].tolist() if held == blocks.shards(table, domain)), None)
 
     def _dealt_anew(self) -> list[str]:
         """A line about tables in shards of some rows that cannot stay as they are."""

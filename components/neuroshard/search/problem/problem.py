@@ -14,14 +14,11 @@ from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
-from neuroshard.search.problem.launches import LaunchCosts, distinct
+from neuroshard.search.problem.launches import NONE, LaunchCosts, distinct
 from neuroshard.search.problem.row_blocks import EVERYWHERE, RowBlocks, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
-
-
-NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,9 @@ class Problem:
         fewest_units = -(-self.all_units // self.max_devices)
         widest = np.maximum(np.maximum(model.max_dim // DIM_STEP, fewest_units), self.min_units)
         self.max_units: Ints = np.minimum(self.all_units, widest)
+        # or where narrower ones would be too narrow
+        stuck = -(-self.all_units // self.max_units) * self.min_units > self.all_units
+        self.max_units[stuck] = self.all_units[stuck]
         self.max_units[never] = 1
 
         splittable = set(task.may_split_rows)
@@ -207,7 +207,7 @@ class Problem:
         """The same problem, without row-wise tables so far, on devices with so many bytes (D,) less. It shares prices with this
         one."""
         new = self._new_root()
-        new.memory = new.memory - nbytes
+        new.memory = np.maximum(new.memory - nbytes, 0)
         return new
 
     def without_row_wise(self, task: ShardingTask) -> "Problem":

@@ -159,7 +159,8 @@ def place_by_load(problem: Problem, shards: Ints, loads: Floats, orders: Ints, a
 def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: bool = False) -> tuple[Placed, Floats]:
     """Place B lists of shards by the cost model, under G caps on each device's columns, as multiples of the mean.
 
-    Returns them with what each costs in ms (B, G), but for putting outputs into order; infinite where a shard found no room.
+    Returns them with what each costs in ms (B, G), with the launches of tables that are not cut; infinite where a shard found
+    no room.
     """
     orders = padded(lists)
     shards, number = _in_use(problem, lists)

@@ -6,7 +6,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers import baselines, greedy, row_wise
 
-# A problem and a seed -> plans that fit, cheapest first; none if it finds none
+# A problem and a seed, which only some need -> plans that fit, cheapest first; none if it finds none
 Proposer = Callable[[Problem, int], list[State]]
 PROPOSERS: dict[str, Proposer] = {
     "greedy": greedy.propose,
