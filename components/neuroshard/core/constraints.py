@@ -100,8 +100,9 @@ class Constraints(Value):
         share = f"{100 * self.reserve_share:g}%" if self.reserve_share else ""
         return " or ".join(filter(None, [format_bytes(self.reserve_bytes) if self.reserve_bytes else "", share]))
 
-    def check(self, names: Collection[str], device_memory_bytes: Collection[int]) -> None:
-        """Raise ValueError for an unknown table or device, and for rules that contradict each other."""
+    def check(self, names: Collection[str], device_memory_bytes: Collection[int], domain: int = 0) -> None:
+        """Raise ValueError for an unknown table or device, and for rules that contradict each other. `domain` is the number of
+        devices of a domain, where there are several."""
         known, devices = set(names), len(device_memory_bytes)
         smallest = min(device_memory_bytes)
         if self.reserved(smallest) >= smallest:
@@ -120,10 +121,11 @@ class Constraints(Value):
                     f"table {rule.table!r} is pinned to device {max(rule.devices)}, but there are {devices}"
                 )
             if rule.row_wise:
-                self._check_row_wise(rule, devices)
-        if self.row_wise and self.max_shards is not None and self.max_shards < devices:
+                self._check_row_wise(rule, devices, domain)
+        fewest, over = self._fewest_row_blocks(devices, domain)
+        if self.row_wise and self.max_shards is not None and self.max_shards < fewest:
             raise ValueError(
-                f"all tables may be split row-wise, over all {devices} devices, and have "
+                f"all tables may be split row-wise, over {over}, and have "
                 f"{counted(self.max_shards, 'shard')} at most; say one of them"
             )
         rows = "all tables" if self.row_wise else next((repr(rule.table) for rule in self.tables if rule.row_wise), "")
@@ -133,19 +135,26 @@ class Constraints(Value):
             )
         self._check_together(known)
 
-    def _check_row_wise(self, rule: TableRule, devices: int) -> None:
+    def _fewest_row_blocks(self, devices: int, domain: int) -> tuple[int, str]:
+        """Into how many blocks of rows a table is split at least, and over which devices, in words."""
+        if domain and self.may_use("table-row-wise"):
+            return domain, f"the {domain} devices of a domain"
+        return devices, f"all {devices} devices"
+
+    def _check_row_wise(self, rule: TableRule, devices: int, domain: int) -> None:
+        fewest, over = self._fewest_row_blocks(devices, domain)
         most = self.max_shards if rule.max_shards is None else rule.max_shards
         for what, so in (
             (
                 f"is pinned to {len(rule.devices or ())} of them",
                 rule.devices is not None and len(rule.devices) < devices,
             ),
-            (f"may have {counted(most or 0, 'shard')} at most", most is not None and most < devices),
+            (f"may have {counted(most or 0, 'shard')} at most", most is not None and most < fewest),
             ("is kept together with others", any(rule.table in group for group in self.together)),
         ):
             if so:
                 raise ValueError(
-                    f"table {rule.table!r} may be split row-wise, over all {devices} devices, but {what}; say one of them"
+                    f"table {rule.table!r} may be split row-wise, over {over}, but {what}; say one of them"
                 )
 
     def _check_together(self, known: Collection[str]) -> None:

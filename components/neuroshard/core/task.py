@@ -44,7 +44,7 @@ class ShardingTask(Value):
 
     @model_validator(mode="after")
     def _constraints(self) -> Self:
-        self.constraints.check({table.name for table in self.tables}, self.device_memory_bytes)
+        self._check_constraints()
         copied = self.constraints.data_parallel
         if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
@@ -70,9 +70,25 @@ class ShardingTask(Value):
     @property
     def may_split_rows(self) -> list[str]:
         """Names of the tables that may be split row-wise, over all devices or over those of a domain."""
+        return self.constraints.may_split_rows(self.tables, self.devices, self._domain)
+
+    @property
+    def contradicts_itself(self) -> bool:
+        """Whether its constraints contradict each other. A task that was parsed does not, but a changed copy of it may."""
+        try:
+            self._check_constraints()
+        except ValueError:
+            return True
+        return False
+
+    def _check_constraints(self) -> None:
+        self.constraints.check({table.name for table in self.tables}, self.device_memory_bytes, self._domain)
+
+    @property
+    def _domain(self) -> int:
+        """The devices of a domain, where there are several domains; else 0."""
         several = self.topology is not None and self.topology.domains(self.devices) > 1
-        domain = self.topology.domain if self.topology is not None and several else 0
-        return self.constraints.may_split_rows(self.tables, self.devices, domain)
+        return self.topology.domain if self.topology is not None and several else 0
 
     @property
     def usable_bytes(self) -> tuple[int, ...]:

@@ -143,7 +143,7 @@ def worth_copying(
 
     @cache
     def copying(count: int) -> _Try:
-        return _Try(task, tables[:count], model, settings)
+        return _Try(task, tables[:count], model, settings, watch)
 
     rows = [table.rows for table in tables]
     powers = range(max(rows, default=1).bit_length() + 1)
@@ -156,7 +156,7 @@ def worth_copying(
         least = min(least, copying(count).first_ms)
 
     def improved_ms(count: int) -> float:
-        return copying(count).improved_ms(watch)
+        return copying(count).improved_ms
 
     near = [count for count in counts if copying(count).first_ms <= least * (1 + tuning.copies_compared)]
     best = min(near, key=improved_ms)
@@ -172,11 +172,13 @@ def worth_copying(
 class _Try:
     """A task with copies of these tables too: what they and the plans of the rest take, in ms; infinite where nothing fits."""
 
-    def __init__(self, task: ShardingTask, copied: Sequence[Table], model: CostModel, settings: SearchSettings) -> None:
+    def __init__(
+        self, task: ShardingTask, copied: Sequence[Table], model: CostModel, settings: SearchSettings, watch: Watch
+    ) -> None:
         self.task = with_copies(task, [table.name for table in copied])
         self.model, self.settings, names = for_task(model, task), settings, self.task.constraints.data_parallel
         self.copies_ms = copies_ms(self.model, [table for table in task.tables if table.name in names], task).total_ms
-        self._improved_ms: float | None = None
+        self.watch = watch
 
     @cached_property
     def first_plans(self) -> list[State]:
@@ -193,15 +195,13 @@ class _Try:
     def first_ms(self) -> float:
         return min((plan.cost + self.copies_ms for plan in self.first_plans[:1]), default=inf)
 
-    def improved_ms(self, watch: Watch) -> float:
+    @cached_property
+    def improved_ms(self) -> float:
         """The same after the cheapest first plans were improved once, as far as there is time."""
-        if self._improved_ms is None and self.first_plans:
-            rng, some = (
-                np.random.default_rng(self.settings.seed),
-                self.first_plans[: self.settings.tuning.lockstep_plans],
-            )
-            self._improved_ms = LocalSearch(some, rng, watch).best.cost + self.copies_ms
-        return inf if self._improved_ms is None else self._improved_ms
+        some = self.first_plans[: self.settings.tuning.lockstep_plans]
+        if not some:
+            return inf
+        return LocalSearch(some, np.random.default_rng(self.settings.seed), self.watch).best.cost + self.copies_ms
 
 
 def with_copies(task: ShardingTask, names: Collection[str]) -> ShardingTask:

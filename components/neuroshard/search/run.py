@@ -208,12 +208,11 @@ def _provenance(cost_model: CostModel, settings: SearchSettings, trust: Trust, n
 
 def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
     """The task with permission to split row-wise every table that no rule keeps whole. None if there is no such table, if the
-    task permits some already, or if it lets no table have a shard on each device."""
-    constraints = task.constraints
-    if task.may_split_rows or (constraints.max_shards or task.devices) < task.devices:
+    task permits some already, or if it contradicts a limit of shards."""
+    if task.may_split_rows:
         return None
-    tried = task.model_copy(update={"constraints": constraints.model_copy(update={"row_wise": True})})
-    return tried if tried.may_split_rows else None
+    tried = task.model_copy(update={"constraints": task.constraints.model_copy(update={"row_wise": True})})
+    return tried if tried.may_split_rows and not tried.contradicts_itself else None
 
 
 def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ...]:

@@ -233,11 +233,7 @@ class _Trials:
 
 def _sound(task: ShardingTask) -> bool:
     """Whether the constraints agree with each other, and all devices together have enough bytes."""
-    try:
-        task.constraints.check([table.name for table in task.tables], task.device_memory_bytes)
-    except ValueError:
-        return False
-    return task.need_bytes <= sum(task.usable_bytes)
+    return not task.contradicts_itself and task.need_bytes <= sum(task.usable_bytes)
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], close: int) -> int | None:

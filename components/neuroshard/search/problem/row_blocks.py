@@ -42,11 +42,15 @@ class RowBlocks:
     problem. There are W ways to split them: over all devices and, if `domains` is more than 1, over those of one domain, or in
     a grid of `parts` of the columns, each over a domain. Grids lie on neighbouring domains, and their number divides that of all.
 
-    Of each table and way: `allowed` (P, W); `rows`, `nbytes`, `dims` and `vectors` (P, W, 2) and (P, W, 2, K), of a block and of
-    the last of a domain, where `dims` are how many columns take as long to send as what a device with it sends; `widths` (P, W),
-    columns of a block; `more` (P, W), how many columns more than for the whole table a device sends then, in the mean of all
-    devices; `least` (P, W), how many a device with a block sends at least. `near`, `far` and `encoded` (P, W) are how many
-    columns more than `dims` such a device sends inside its domain, sends out of it, and encodes (`pricing.HostColumns`).
+    Of each table and way:
+    `allowed` (P, W);
+    `rows`, `nbytes`, `dims` (P, W, 2) and `vectors` (P, W, 2, K): of a block, and of the last one of a domain; `dims` are how
+    many columns take as long to send as what a device with the block sends;
+    `widths` (P, W): columns of a block;
+    `more` (P, W): columns that a device sends beyond those of the whole table, in the mean of all devices;
+    `least` (P, W): columns that a device with a block sends at least;
+    `near`, `far`, `encoded` (P, W): columns beyond `dims` that such a device sends inside its domain, sends out of it, and
+    encodes (`pricing.HostColumns`).
     """
 
     def __init__(self, groups: Ints, tables: Sequence[Table], task: ShardingTask, model: CostModel) -> None:
