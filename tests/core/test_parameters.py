@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from helpers.refusals import names
 from neuroshard.core.errors import UsageError
 from neuroshard.core.parameters import ALGORITHMS, BACKENDS, CHECKS, check_parameters, faults
 from neuroshard.measure.backends import BACKENDS as MEASURED
@@ -81,6 +82,14 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert [line.split(maxsplit=1)[0] for line in lines] == ["memory_margin:", "algorithm:", "'colour'"]
     assert str(caught.value) == "; ".join(lines)
     assert "memory_margin: must be a share of at least 0 and below 1 (0.1 is 10 %), not 1.5" in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [{"move_budget": "0"}, {"keep_optimizer_state": True}])
+def test_what_starts_from_the_live_plan_needs_local_search(kept: dict[str, Any]) -> None:
+    """Else all nights but the first would end without a plan, after all was measured."""
+    assert faults({"models": model(**kept), "algorithm": "local-search"}) == faults({"models": model(**kept)}) == ()
+    [line] = faults({"models": model(**kept), "algorithm": "size"})
+    assert names(line, "algorithm", "size", next(iter(kept)), "local-search")
 
 
 def test_the_names_are_those_of_the_rooms() -> None:

@@ -123,7 +123,7 @@ def test_a_killed_run_takes_everything_with_it_and_the_next_cleans_up_after_it_a
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_make_alone_ends_the_run(tmp_path: Path, start: Start, number: signal.Signals) -> None:
     installed = [f"BIN={Path(sys.executable).parent}", "-o", ".venv/run.done", "-o", ".venv/bin/python"]
     run = start(["make", "run", *installed], [f"ARGS={' '.join(options(tmp_path / 'out'))}"])

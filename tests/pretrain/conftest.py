@@ -18,5 +18,5 @@ def costs() -> Costs:
 @pytest.fixture(scope="session")
 def model(costs, tmp_path_factory) -> TrainedCostModel:
     return load_cost_model(
-        made_once(tmp_path_factory, "model", lambda folder: save_cost_model(folder, pretrain(costs, epochs=90)))
+        made_once(tmp_path_factory, "model", lambda folder: save_cost_model(folder, pretrain(costs, epochs=60)))
     )

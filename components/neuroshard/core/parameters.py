@@ -17,7 +17,8 @@ from neuroshard.core.units import parse_duration
 from neuroshard.core.value import shown
 
 BACKENDS = ("synthetic", "cpu", "cuda")
-ALGORITHMS = ("local-search", "neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup")
+LOCAL_SEARCH = "local-search"
+ALGORITHMS = (LOCAL_SEARCH, "neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup")
 MAX_BATCH_SIZE = 2**31  # as in a sharding task
 MAX_CASES = 10**7  # as in augment
 MAX_PODS = 10_000
@@ -53,7 +54,20 @@ def faults(given: Mapping[str, Any]) -> tuple[str, ...]:
             lines.append(text if text.startswith(name) else f"{name}: {text}")
         except KeyError:
             lines.append(f"{shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(CHECKS))}")
-    return tuple(lines)
+    return tuple(lines) or _contradictions(given)
+
+
+def _contradictions(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Lines on valid parameters that contradict each other."""
+    algorithm = given.get("algorithm", LOCAL_SEARCH)
+    if algorithm == LOCAL_SEARCH or "models" not in given:
+        return ()
+    return tuple(
+        f"algorithm: {algorithm} places all tables anew, so model {spec.name!r} can have no "
+        f"{'move_budget' if spec.move_budget else 'keep_optimizer_state'}; leave it out, or take {LOCAL_SEARCH}"
+        for spec in read_specs(given["models"])
+        if spec.move_budget or spec.keep_optimizer_state
+    )
 
 
 def _models(value: Any) -> None:

@@ -167,5 +167,7 @@ def input_ms_per_column(model: CostModel, task: ShardingTask) -> float:
         return 0.0
     copied = task.constraints.data_parallel
     columns = sum(table.input_columns for table in task.tables if table.name not in copied) / task.devices
+    if not columns:
+        return 0.0
     even, nothing = (model.backward_collective_ms(np.full(task.devices, each)) for each in (columns, 0.0))
     return max(float(even.max() - nothing.max()), 0.0) / columns

@@ -29,8 +29,10 @@ def run(
     model: TrainedCostModel | None = None
     step = "merge"
     try:
+        learned_from = costs_digest(
+            store, campaign.folder
+        )  # before: what another run's pods send meanwhile is not merged
         merge_shares(campaign, store_url, costs, single_writer=single_writer)
-        learned_from = costs_digest(store, campaign.folder)
         step = "pretrain"
         model = pretrain(costs, cost_model, seed=survey.request.seed, ranks=campaign.ranks)
         step = "publish"
