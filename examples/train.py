@@ -150,6 +150,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
         "ignore", "fbgemm::dense_"
     )  # of data-parallel tables; their gradients are tested to be right
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    check_arguments(arguments, world_size)  # torchrun's ranks have no `launch` before them
     dist.init_process_group(
         "gloo",
         rendezvous,
@@ -499,9 +500,7 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     hold the shards.
     """
     tables = plan.task.tables
-    ranks = {
-        name: [shard.device for shard in shards] for name, shards in shards_by_table(plan, "the live plan").items()
-    }
+    placed = shards_by_table(plan, "the live plan")
 
     def capped(cap_bytes: int) -> list[Table]:
         rows = [min(t.rows, max(1, cap_bytes // t.shard_bytes(1, t.dim))) for t in tables]
@@ -522,7 +521,8 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     for shard in plan.shards:
         row_wise = shard.rows < whole[shard.table].rows
         kept = small[shard.table]
-        over = ranks[shard.table]
+        # the rows of a grid's part of columns are split over its own host alone
+        over = [other.device for other in placed[shard.table] if other.column_offset == shard.column_offset]
         first, rows = kept.row_blocks(len(over))[over.index(shard.device)] if row_wise else (0, kept.rows)
         shards += [shard.model_copy(update={"row_offset": first, "rows": rows})] if rows else []
     return (
@@ -635,19 +635,13 @@ def launch(arguments: argparse.Namespace) -> None:
         raise UsageError(
             f"the plan is for {world_size} ranks, more than the {MAX_LOCAL_RANKS} to start here; use torchrun"
         )
-    if arguments.steps < 1 or arguments.batch_size < world_size or arguments.batch_size % world_size:
-        raise UsageError(
-            f"--steps {arguments.steps} --batch-size {arguments.batch_size}: give at least one step, and a batch that "
-            f"{world_size} ranks can share evenly"
-        )
+    check_arguments(arguments, world_size)
     linux = sys.platform == "linux"
     if linux and "GLOO_SOCKET_IFNAME" not in os.environ and not loopback_address():
         raise NeuroshardError(
             "the loopback interface is down, and the ranks talk over it; bring it up (ip link set lo up), or name another "
             "one in GLOO_SOCKET_IFNAME"
         )
-    if lacks := fbgemm_lacks():
-        raise NeuroshardError(lacks)
     # a fork shares what is imported, and nothing of torch has run yet; elsewhere than on Linux it is not safe
     start = multiprocessing.get_context("fork").Process if linux else multiprocessing.get_context("spawn").Process
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -664,6 +658,17 @@ def launch(arguments: argparse.Namespace) -> None:
                 if process.pid is not None:  # it was started
                     process.kill()
                     process.join()
+
+
+def check_arguments(arguments: argparse.Namespace, world_size: int) -> None:
+    """Raise UsageError unless there are steps, and a batch that the ranks can share; NeuroshardError where FBGEMM cannot run."""
+    if arguments.steps < 1 or arguments.batch_size < world_size or arguments.batch_size % world_size:
+        raise UsageError(
+            f"--steps {arguments.steps} --batch-size {arguments.batch_size}: give at least one step, and a batch that "
+            f"{world_size} ranks can share evenly"
+        )
+    if lacks := fbgemm_lacks():
+        raise NeuroshardError(lacks)
 
 
 def start_all(ranks: Sequence[BaseProcess]) -> None:

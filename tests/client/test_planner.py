@@ -12,7 +12,7 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs, ShardingPlanner
+from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs, ShardingPlan, ShardingPlanner
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
@@ -79,6 +79,34 @@ def train(rank: int, store: str) -> tuple[str, tuple[int, ...]]:
 def test_all_ranks_shard_by_the_plan_that_rank_0_loaded(store, tmp_path):
     digest, columns = make_plan().digest(), sum(table.dim for table in TABLES)
     assert on_ranks(2, tmp_path, train, store) == [(digest, (2, columns))] * 2
+
+
+def ranks_of(plan: ShardingPlan) -> dict[str, list[int] | None]:
+    return {name: parameter.ranks for name, parameter in plan.plan["sparse"].items()}
+
+
+def shard_in_groups(rank: int, store: str) -> dict[str, list[int] | None]:
+    """Ranks 0 and 1 train one model, rank 2 another."""
+    warnings.simplefilter("ignore")
+    two, one = dist.new_group([0, 1]), dist.new_group([2])
+    name, group = ("m", two) if rank < 2 else ("alone", one)
+    return ranks_of(NeuroShardPlanner(store, name).collective_plan(model(), [Ebc()], group))
+
+
+def test_a_plan_is_for_the_ranks_of_the_process_group_that_was_given_not_of_the_world(store, tmp_path):
+    plans = make_plan(), make_plan(devices=1)
+    deploy(plans[1], FolderStore(Path(store)), "alone", now=NOW)
+    two, one = (ranks_of(to_torchrec(plan, model())) for plan in plans)
+    assert on_ranks(3, tmp_path, shard_in_groups, store) == [two, two, one]
+
+
+def shard_in_a_world_of_one(_: int, store: str) -> dict[str, list[int] | None]:
+    warnings.simplefilter("ignore")
+    return ranks_of(NeuroShardPlanner(store, "m", world_size=2).collective_plan(model(), [Ebc()]))
+
+
+def test_a_plan_is_for_as_many_ranks_as_the_user_says_whatever_the_process_group_has(store, tmp_path):
+    assert on_ranks(1, tmp_path, shard_in_a_world_of_one, store) == [ranks_of(to_torchrec(make_plan(), model()))]
 
 
 @pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")  # TorchRec's own default

@@ -26,13 +26,18 @@ def test_all_sharding_types_train_over_two_hosts_as_uncut(tmp_path: Path) -> Non
         pytest.skip(f"{why}; to run: make test as root, with iproute2")
     tables = tuple(
         Table(name=name, rows=400, dim=16, pooling_factor=5.0, optimizer_bytes_per_row=0)
-        for name in ("whole", "columns", "rows", "host_rows")
+        for name in ("whole", "columns", "rows", "host_rows", "grid")
     )
     shards = [
         Shard(table="whole", rows=400, dim=16, device=3),
         *(Shard(table="columns", rows=400, column_offset=8 * half, dim=8, device=1 + half) for half in range(2)),
         *(Shard(table="rows", row_offset=100 * rank, rows=100, dim=16, device=rank) for rank in range(4)),
         *(Shard(table="host_rows", row_offset=200 * half, rows=200, dim=16, device=2 + half) for half in range(2)),
+        *(
+            Shard(table="grid", row_offset=200 * half, rows=200, column_offset=8 * host, dim=8, device=2 * host + half)
+            for host in range(2)
+            for half in range(2)
+        ),
     ]
     task = ShardingTask(
         tables=tables,

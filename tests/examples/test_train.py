@@ -18,9 +18,12 @@ import pytest
 from helpers.limits import HANGS
 from helpers.plans import NOW, TABLES, make_plan, row_plan, row_wise
 from helpers.processes import alive, needs_proc, new_mark, wait_until
-from helpers.refusals import refused
+from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
 
@@ -167,6 +170,32 @@ def test_what_cannot_be_trained_is_reported_in_one_line(tmp_path, example, monke
         assert word in error
 
 
+@pytest.mark.parametrize(
+    ("given", "lacks", "code", "facts"),
+    [
+        (("--batch-size", 500), "", 2, ["--batch-size 500", "8 ranks"]),
+        (("--batch-size", 4), "", 2, ["--batch-size 4", "8 ranks"]),
+        (("--steps", 0), "", 2, ["--steps 0", "at least one step"]),
+        ((), "FBGEMM needs what is not here", 1, ["FBGEMM needs what is not here"]),
+    ],
+    ids=["uneven batch", "batch below the ranks", "no steps", "no FBGEMM"],
+)
+def test_torchruns_ranks_check_their_arguments_before_they_wait_for_others(
+    example, monkeypatch, capsys, given, lacks, code, facts
+):
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(example.dist, "init_process_group", lambda *_, **__: pytest.fail("it waits for other ranks"))
+    monkeypatch.setattr(example, "fbgemm_lacks", lambda: lacks)
+    monkeypatch.setattr(sys, "argv", command(Path("no store"), *given)[1:])
+
+    assert example.main() == code
+    error = capsys.readouterr().err
+    assert error.startswith("error: rank 3: ")
+    assert error.count("\n") == 1
+    assert all(names(error, fact) for fact in facts), error
+
+
 def test_a_capped_plan_has_the_same_shards_with_fewer_rows(example):
     plan = make_plan()
     capped, cut = example.cap_rows(plan, 40_000)
@@ -200,6 +229,37 @@ def test_rows_that_are_split_over_a_host_stay_there_in_a_capped_plan(example, mo
 
     kept = [(s.row_offset, s.rows, s.device) for s in capped.shards if s.table == "user"]
     assert kept == [(first, rows, 2 + rank) for rank, (first, rows) in enumerate(capped.task.tables[0].row_blocks(2))]
+
+
+def grid_plan() -> Plan:
+    """Four ranks on two hosts: each host has half of the columns, each of its ranks half of their rows."""
+    table = Table(name="a", rows=100, dim=16, pooling_factor=2.0)
+    topology = Topology(domain=2, local_world_size=2)
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**20,) * 4, batch_size=64, topology=topology)
+    shards = [
+        Shard(table="a", row_offset=50 * place, rows=50, column_offset=8 * host, dim=8, device=2 * host + place)
+        for host in range(2)
+        for place in range(2)
+    ]
+    return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+
+
+def test_a_grid_that_fits_is_left_as_it_is(example):
+    plan = grid_plan()
+
+    assert example.cap_rows(plan, plan.task.tables[0].memory_bytes) == (plan, ())
+
+
+def test_a_grid_stays_one_on_the_same_hosts_in_a_capped_plan(example):
+    plan = grid_plan()
+    capped, cut = example.cap_rows(plan, plan.task.tables[0].memory_bytes // 2 - 1)
+
+    assert cut == ("a",)
+    (table,) = capped.task.tables
+    assert table.rows == 49
+    assert [(s.row_offset, s.rows) for s in capped.shards] == 2 * table.row_blocks(2)
+    where = [[(s.column_offset, s.dim, s.device) for s in each.shards] for each in (capped, plan)]
+    assert where[0] == where[1]
 
 
 def test_rows_that_torchrec_would_look_for_elsewhere_are_reported_before_any_process_starts(example):

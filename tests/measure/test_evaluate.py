@@ -4,14 +4,17 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.limits import HANGS
 from helpers.refusals import names, refused
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
+from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.disk import write_bytes
@@ -38,10 +41,12 @@ SHARDS = (
 )
 
 
-def plan_of(tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHARDS, devices: int = 3) -> Plan:
+def plan_of(
+    tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHARDS, devices: int = 3, **of_task: Any
+) -> Plan:
     cost = DeviceCost(compute_ms=1.0, forward_collective_ms=0.5, backward_collective_ms=0.5)
     return Plan(
-        task=ShardingTask(tables=tables, device_memory_bytes=(2**42,) * devices, batch_size=256),
+        task=ShardingTask(tables=tables, device_memory_bytes=(2**42,) * devices, batch_size=256, **of_task),
         shards=shards,
         predicted=(cost,) * devices,
         predicted_ms=(2.0,) * devices,
@@ -52,6 +57,16 @@ def plan_of(tables: tuple[Table, ...] = TABLES, shards: tuple[Shard, ...] = SHAR
             cost_model_device=formula.DEVICE_NAME,
         ),
     )
+
+
+def copied_plan(**of_task: Any) -> Plan:
+    """Table a is data-parallel on two devices, and b is whole on device 0."""
+    shards = (
+        *(Shard(table="a", rows=2000, dim=64, device=device) for device in range(2)),
+        Shard(table="b", rows=300_000, dim=32, device=0),
+    )
+    copies = Constraints(tables=(TableRule(table="a", data_parallel=True),))
+    return plan_of(TABLES[:2], shards, devices=2, constraints=copies, **of_task)
 
 
 def settings(**changes: object) -> MeasureSettings:
@@ -97,6 +112,49 @@ def test_an_evaluation_says_what_it_assumes_of_row_wise_tables() -> None:
     assert [device.dim for device in one.devices] == [32, 32]
     assert (one.row_wise_tables, evaluate(plan_of(), "synthetic", settings()).row_wise_tables) == (1, 0)
     assert names(str(one), "1 table split row-wise")
+
+
+def test_by_the_formula_a_device_with_nothing_but_copies_looks_them_up() -> None:
+    """And starts its all-to-all when that is done."""
+    plan = copied_plan()
+    costs = [device.measured for device in evaluate(plan, "synthetic", settings()).devices]
+    compute = np.array([formula.compute_ms(tables, 256) for tables in device_tables(plan)])
+    assert [cost.compute_ms for cost in costs if cost] == pytest.approx(compute)
+    assert compute[1] > 0
+    dims = np.array([32.0, 0.0])
+    ready = compute + formula.backward_collective_ms(dims, 256)
+    forward = formula.forward_collective_ms(dims, ready - ready.min(), 256)
+    taken = [cost.forward_collective_ms for cost in costs if cost]
+    # what both take besides is putting the outputs of two sharding types into one order
+    assert taken[1] - taken[0] == pytest.approx(forward[1] - forward[0])
+    assert taken[1] >= forward[1]
+
+
+def test_an_evaluation_says_what_is_only_predicted() -> None:
+    """Not where the plan has nothing of it, nor where no all-to-all is compared with a prediction."""
+    precision = CollectivePrecision(forward="fp16", backward="bf16")
+    one = evaluate(copied_plan(pipeline="none", collective_precision=precision), "synthetic", settings())
+    facts = (
+        "1 table data-parallel: the all-reduce",
+        "fp32, and predicted in the plan's precision, fp16:bf16",
+        "wait for input",
+    )
+    text = " ".join(str(one).split())
+    assert [fact in text for fact in facts] == [True] * 3
+    assert max(map(len, str(one).splitlines())) <= 80
+    for silent in (
+        evaluate(plan_of(), "synthetic", settings()),
+        one.model_copy(update={"all_to_all_measured": False}),
+        one.model_copy(update={"devices": tuple(d.model_copy(update={"predicted": None}) for d in one.devices)}),
+    ):
+        assert "is predicted, and not measured" not in " ".join(str(silent).split())
+        assert "fp32" not in str(silent)
+
+
+def test_given_costs_have_no_wait_for_input_in_them() -> None:
+    plan = copied_plan(pipeline="none")
+    given = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"cost_model_backend": "given"})})
+    assert [evaluate(one, "synthetic", settings()).waits_for_input for one in (plan, given)] == [True, False]
 
 
 def test_on_one_core_every_device_and_then_the_all_to_all_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,8 @@ class NeuroShardPlanner(ShardingPlanner):
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """The sharding plan, loaded by this process alone. Raises what `load_plan` and `to_torchrec` raise, and InvalidInput
         for a module that none of the sharders is for, where TorchRec would raise a bare KeyError."""
-        return self._sharding_plan(load_plan(self.store_url, self.name, digest=self.digest), module, sharders)
+        loaded = load_plan(self.store_url, self.name, digest=self.digest)
+        return self._sharding_plan(loaded, module, sharders, self.how.get("world_size"))
 
     def collective_plan(
         self,
@@ -239,14 +240,25 @@ class NeuroShardPlanner(ShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]] | None = None,
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """The same, loaded by rank 0 for all ranks of the process group; every rank must call it."""
-        loaded = load_plan_on_all_ranks(self.store_url, self.name, group=pg, digest=self.digest)
-        return self._sharding_plan(loaded, module, get_default_sharders() if sharders is None else sharders)
+        """The same, loaded by rank 0 for all ranks of the process group; every rank must call it.
+
+        The plan must be for as many ranks as the group has, or as the planner's `world_size` says.
+        """
+        world_size = self.how.get("world_size")
+        loaded = load_plan_on_all_ranks(self.store_url, self.name, group=pg, digest=self.digest, world_size=world_size)
+        if world_size is None:
+            world_size = dist.get_world_size(pg)  # by default to_torchrec would take the world's, not the group's
+        sharders = get_default_sharders() if sharders is None else sharders
+        return self._sharding_plan(loaded, module, sharders, world_size)
 
     def _sharding_plan(
-        self, loaded: Plan, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+        self,
+        loaded: Plan,
+        module: nn.Module,
+        sharders: Sequence[ModuleSharder[nn.Module]],
+        world_size: int | None,
     ) -> ShardingPlan:
-        given = to_torchrec(loaded, module, **self.how)
+        given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size})
         kinds = {sharder.module_type for sharder in sharders}
         for path in given.plan:
             if (kind := type(module.get_submodule(path))) not in kinds:

@@ -2,10 +2,10 @@
 
     neuroshard evaluate plan.json --backend cpu
 
-On a CPU with a core for each device all devices take whole steps at the same time, as in a trainer there. Otherwise their tables
-run one device after another on one device of this machine, in rounds, so that drift affects them all. Then the all-to-all is
-measured if this machine has as many GPUs (cuda) as the plan has devices, or can run as many processes (cpu, of at most 8 devices
-unless more are asked for).
+On a CPU with a core for each device, memory for all of them, and one thread each (`--threads 1`), all devices take whole steps
+at the same time, as in a trainer there. Otherwise their tables run one device after another on one device of this machine, in
+rounds, so that drift affects them all. Then the all-to-all is measured if this machine has as many GPUs (cuda) as the plan has
+devices, or can run as many processes (cpu, of at most 8 devices unless more are asked for).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.costmodel.pricing import own_samples
-from neuroshard.costmodel.protocol import device_costs
+from neuroshard.costmodel.protocol import all_to_all_costs
 from neuroshard.files.disk import check_can_write, write_bytes
 from neuroshard.files.plan import read_plan
 from neuroshard.measure.backends import Backend, MeasureSettings, open_backend
@@ -79,6 +79,7 @@ def evaluate(
     # after an error it is not known when that device would start its all-to-all
     complete = not any(isinstance(cost, str) for cost in measured)
     rows = {table.name: table.rows for table in plan.task.tables}
+    precision = plan.task.collective_precision
     return Evaluation(
         plan_digest=plan.digest(),
         bench=opened.bench,
@@ -88,6 +89,9 @@ def evaluate(
         rounds_differ=rounds_differ,
         at_once=at_once,
         row_wise_tables=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
+        data_parallel_tables=len(copied),
+        predicted_precision=precision.text if precision else "",
+        waits_for_input=plan.task.waits_for_input and plan.provenance.cost_model_backend != "given",
         plan_notes=plan.provenance.notes,
         predicted_for=_predicted_for(plan),
         devices=_device_evaluations(plan, dims, measured),
@@ -169,7 +173,7 @@ def device_tables(plan: Plan) -> list[list[Table]]:
 
 
 def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size: int) -> list[DeviceCost]:
-    """The formula's cost of each device."""
+    """The formula's cost of each device. One that holds only data-parallel tables sends nothing (`dims`), but looks them up."""
     model = Formula(batch_size)
     sums = np.stack(
         [
@@ -179,11 +183,11 @@ def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size
             for tables in sets
         ]
     )
+    compute = np.where([bool(tables) for tables in sets], model.compute_ms(sums), 0.0)
+    forward, backward = all_to_all_costs(model, compute, np.array(dims, dtype=float))
     return [
-        DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
-        for compute, forward, backward in zip(
-            *(ms.tolist() for ms in device_costs(model, sums, np.array(dims, dtype=float))), strict=True
-        )
+        DeviceCost(compute_ms=c, forward_collective_ms=f, backward_collective_ms=b)
+        for c, f, b in zip(compute.tolist(), forward.tolist(), backward.tolist(), strict=True)
     ]
 
 

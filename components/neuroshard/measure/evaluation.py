@@ -34,6 +34,9 @@ class Evaluation(Value):
     rounds_differ: float | None = None
     at_once: bool = False  # all devices took steps at the same time, not one after another
     row_wise_tables: int = 0  # of the plan
+    data_parallel_tables: int = 0  # of the plan
+    predicted_precision: str = ""  # of the plan's all-to-alls, if not fp32, in which they are run
+    waits_for_input: bool = False  # whether the plan's predictions have the wait for input in them
     plan_notes: tuple[str, ...] = ()  # of the plan on its predictions, such as another batch size
 
     @property
@@ -101,6 +104,7 @@ class Evaluation(Value):
                 f"{counted(self.row_wise_tables, 'table')} split row-wise: run as if all rows were looked up equally often, and "
                 "with an all-to-all of as many columns in place of the trainer's reduce-scatter"
             )
+        yield from self._only_predicted()
         if self.bench.capped_tables:
             yield (
                 f"{agreeing(len(self.bench.capped_tables), 'table', 'was', 'were')} run with fewer rows, so that each device's "
@@ -110,6 +114,20 @@ class Evaluation(Value):
             yield f"the plan says: {note}"
         if self.foreign:
             yield f"predicted for {self.predicted_for}: compare the devices with each other, not the ms"
+
+    def _only_predicted(self) -> Iterator[str]:
+        """What predictions of all-to-alls have in them and no run has. Where all-to-alls are not compared, neither is this."""
+        if not self.all_to_all_measured or len(self.devices) == 1 or not any(one.predicted for one in self.devices):
+            return
+        if self.data_parallel_tables:
+            yield (
+                f"{counted(self.data_parallel_tables, 'table')} data-parallel: the all-reduce of gradients is predicted, and not "
+                "measured"
+            )
+        if self.predicted_precision:
+            yield f"all-to-alls are measured in fp32, and predicted in the plan's precision, {self.predicted_precision}"
+        if self.waits_for_input:
+            yield "the wait for input is predicted, and not measured"
 
 
 def _ms(value: float | None) -> str:

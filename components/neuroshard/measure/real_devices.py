@@ -137,12 +137,21 @@ class RealDevices:
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
         lookups = max(sum(t.pooling_factor for t in case.tables) for case in sets if case) * self.settings.batch_size
         of_rank = sum(self.buffers) + int(lookups) * LOOKUP_BYTES + (self.bench.flush_bytes or 0)
-        if self.settings.threads > 1 or not self.machine.together(len(sets), of_rank):
+        # asked first, since workers that are closed for nothing take seconds to start again
+        if self.settings.threads > 1 or self.machine.kind != "cpu" or len(sets) > system.cores():
             return None
-        self.set_workers.close()
-        self.rank_workers.close()
+        if not self._room_for_steps(len(sets), of_rank):
+            return None
         request = TimeSteps(tuple(sets), all_to_all, self.repeats, self.bench.flush_bytes)
         return self.step_workers.ask(request, count=len(sets))
+
+    def _room_for_steps(self, ranks: int, rank_bytes: int) -> bool:
+        """Whether memory holds the ranks of steps, once other workers have given theirs back. Ranks that run hold it already."""
+        if self.step_workers.workers:
+            return True
+        self.set_workers.close()
+        self.rank_workers.close()
+        return self.machine.together(ranks, rank_bytes)
 
     def _make_room_for(self, pool: WorkerPool) -> None:
         """End the other pool's workers where memory does not hold both."""
