@@ -17,6 +17,7 @@ from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Bench, Co
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
 from neuroshard.measure.shares import merge
+from neuroshard.pretrain.labels import collect, teaches
 
 BENCH = Bench(
     backend="synthetic",
@@ -113,6 +114,21 @@ def test_a_label_is_the_best_measurement_that_any_machine_has(tmp_path, tables, 
             (compute[1].case_id, 1.0),
         }
         assert [cost.error for _, cost in sorted(costs.collective, key=lambda row: row[1].round)] == [None, dead]
+
+
+def test_a_time_of_0_is_no_label_where_another_round_has_one_to_train_on(tmp_path, tables, compute, collective):
+    """Training leaves out rows of 0 ms, and cases without a round 0."""
+    with CostWriter(tmp_path, BENCH, tables) as writer:
+        writer.add_compute(compute[0], timed(compute[0], 0.0))
+        writer.add_compute(compute[0], timed(compute[0], 2.0, round_=1).model_copy(update={"disturbed": True}))
+        for round_, ms in enumerate((0.0, 0.5)):
+            times = {"forward_ms": (1.0, 0.5), "backward_ms": (0.25, ms)}
+            writer.add_collective(collective, CollectiveCost(case_id=collective.case_id, round=round_, **times))
+
+    costs = read_costs(tmp_path)
+    for rows in (costs.compute, costs.collective):
+        assert {cost.round: teaches(cost) for _, cost in rows} == {0: True, 1: False}
+    assert collect(costs.compute, lambda cost: cost.total_ms).ms.tolist() == [6.0]
 
 
 def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):

@@ -91,6 +91,18 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(tmp_path, there):
     assert [path.name for path in target.parent.iterdir()] == ["plan.json"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_the_folder_that_a_link_leads_to_is_written_and_the_link_stays(tmp_path, there):
+    link, target = tmp_path / "costs", tmp_path / "large disk" / "costs"
+    if there:
+        target.mkdir(parents=True)
+    link.symlink_to(target)
+    with writing_folder(link) as folder:
+        (folder / "costs.json").touch()
+    assert (link.is_symlink(), [path.name for path in target.iterdir()]) == (True, ["costs.json"])
+    assert [path.name for path in target.parent.iterdir()] == ["costs"]
+
+
 def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path):
     """As /dev/null should, which a run as root could otherwise replace by a file."""
     path = tmp_path / "pipe"

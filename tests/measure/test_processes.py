@@ -3,11 +3,14 @@
 import errno
 import functools
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from multiprocessing.connection import Pipe
 from pathlib import Path
 
 import pytest
@@ -165,6 +168,48 @@ def test_where_no_process_can_be_started_the_error_names_the_limit(monkeypatch: 
     pool = WorkerPool("time:sleep", lambda: [(0,)], HANGS)
     with refused(MeasureError, "ulimit -u"):
         pool.start()
+
+
+def open_files() -> list[int]:
+    """As many open files as the limit still allows."""
+    opened: list[int] = []
+    while True:
+        try:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return opened
+
+
+@pytest.mark.parametrize("free", range(6))
+def test_where_no_more_files_may_be_open_the_error_names_that_limit_and_none_stays_open(free: int) -> None:
+    """A start takes six: two ends of a pipe, the output, and three of subprocess."""
+    tempfile.gettempdir()  # looked for once in a process
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+    held = open_files()
+    try:
+        for _ in range(free):
+            os.close(held.pop())
+        with refused(MeasureError, "ulimit -n") as raised:
+            WorkerPool("time:sleep", lambda: [(0,)], HANGS).start()
+        left = open_files()  # while `raised` keeps alive what the start had in hand
+        held += left
+        assert (len(left), raised.type) == (free, MeasureError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_where_temporary_files_have_no_place_the_error_says_how_to_name_one_and_no_pipe_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Pipe()
+    monkeypatch.setattr(processes, "Pipe", lambda: ends)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with refused(MeasureError, "No such file or directory", "TMPDIR"):
+        WorkerPool("time:sleep", lambda: [(0,)], HANGS).start()
+    assert [end.closed for end in ends] == [True, True]
 
 
 @pytest.mark.slow

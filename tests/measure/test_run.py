@@ -95,6 +95,23 @@ def test_costs_of_another_bench_are_refused(cases_folder: Path, tmp_path: Path) 
         run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=1024))
 
 
+def test_costs_of_another_backend_are_refused_before_one_is_opened(
+    cases_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would start workers and wait for calm first, and measure with the other's memory limit."""
+    out = tmp_path / "costs"
+    run(cases_folder, out, "synthetic", MeasureSettings(batch_size=512, budget_seconds=1e-9))
+    monkeypatch.setattr("neuroshard.measure.run.open_backend", lambda *_: pytest.fail("a backend was opened"))
+    with refused(InvalidInput, out / "costs.json", "backend", "synthetic there", "cpu now", "-o"):
+        run(cases_folder, out, "cpu", MeasureSettings(batch_size=512))
+
+
+def test_an_unknown_backend_is_called_unknown_in_a_folder_of_costs_too(cases_folder: Path, tmp_path: Path) -> None:
+    run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512, budget_seconds=1e-9))
+    with refused(UsageError, "unknown backend", "'tpu'"):
+        run(cases_folder, tmp_path / "costs", "tpu", MeasureSettings(batch_size=512))
+
+
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
@@ -208,6 +225,27 @@ def test_poison_cases_in_a_row_are_errors_where_a_case_that_went_well_still_does
     assert [bool(costs[step].error) for step in steps[:9]] == [False, *[True] * 7, False]
 
 
+def test_poison_cases_first_are_errors_where_a_case_of_an_earlier_run_still_goes_well(
+    cases: Cases, cases_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order is seeded, so every later run would meet the same three first and end there."""
+    out, settings = tmp_path / "costs", MeasureSettings(batch_size=512)
+    drift_case = next(step.case for step in schedule(cases, 0).steps if step.round_ == DRIFT)
+    poisoned = 1 if drift_case in cases.compute[::2] else 2
+    run(cases_folder, out, "synthetic", settings, share=(3 - poisoned, 2))
+    poison = {case.case_id for case in cases.compute[poisoned - 1 :: 2]}
+    compute = Synthetic.compute
+
+    def deadly(self: Synthetic, case: ComputeCase, round_: int) -> ComputeCost:
+        if case.case_id in poison:
+            raise WorkerLost("worker died (killed by SIGKILL)")
+        return compute(self, case, round_)
+
+    monkeypatch.setattr(Synthetic, "compute", deadly)
+    assert run(cases_folder, out, "synthetic", settings).left == 0
+    assert {cost.case_id for _, cost in read_costs(out).compute if cost.error} == poison
+
+
 def test_cases_lost_at_the_end_are_errors_too(steps: list[Step]) -> None:
     costs = list(measure(steps[:2], Scripted([0, 2])))
     assert [bool(cost.error) for _, cost in costs] == [False, True]
@@ -235,6 +273,30 @@ def test_what_was_disturbed_is_measured_once_more(
     again = len(costs)
     run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     assert len(read_costs(tmp_path / "costs").compute) == again
+
+
+def test_what_was_disturbed_and_then_an_error_is_measured_again_in_a_round_that_is_kept(
+    cases: Cases, cases_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, settings = tmp_path / "costs", MeasureSettings(batch_size=512)
+    twice = {case_id for case_id, round_ in planned(cases) if round_ == 1}
+    chosen = next(case.case_id for case in cases.compute if case.case_id not in twice)
+    compute, asked = Synthetic.compute, []
+
+    def troubled(self: Synthetic, case: ComputeCase, round_: int) -> ComputeCost:
+        if case.case_id != chosen:
+            return compute(self, case, round_)
+        asked.append(round_)
+        if round_ == 1:
+            return ComputeCost(case_id=chosen, round=1, error="worker died")
+        return compute(self, case, round_).model_copy(update={"disturbed": round_ == 0})
+
+    monkeypatch.setattr(Synthetic, "compute", troubled)
+    for _ in range(3):
+        run(cases_folder, out, "synthetic", settings)
+    measured_rounds = [round_ for place, round_ in enumerate(asked) if round_ not in asked[:place]]
+    label = next(cost for _, cost in read_costs(out).compute if (cost.case_id, cost.round) == (chosen, 0))
+    assert (measured_rounds, asked.count(2), label.error, label.disturbed) == ([0, 1, 2], 1, None, False)
 
 
 def test_a_machine_that_gets_no_calmer_is_left_alone(

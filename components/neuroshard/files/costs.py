@@ -79,7 +79,8 @@ class CostsManifest(Value):
 
 
 class CostWriter:
-    """Appends costs to a folder: a part about every FLUSH_SECONDS and at the end. `done` holds the (case_id, round) it has.
+    """Appends costs to a folder: a part about every FLUSH_SECONDS and at the end. `done` holds the (case_id, round) it has, and
+    `succeeded` those without an error.
 
     Costs of more tables and of more numbers of ranks may be added to a folder. Raises InvalidInput if the folder has costs of
     another bench (costs of two benches are never mixed), if another run is writing to it, or if a table of the same name differs.
@@ -92,6 +93,7 @@ class CostWriter:
         self.manifest = CostsManifest(bench=bench, tables=tables, device_counts=device_counts)
         self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "collective": []}
         self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "collective": set()}
+        self.succeeded: dict[str, set[tuple[str, int]]] = {"compute": set(), "collective": set()}
         self.disturbed: dict[str, list[bool]] = {}  # of the measurements of each table set
         self.flushed_at = time.monotonic()
         self.lock = _lock(folder)
@@ -134,7 +136,10 @@ class CostWriter:
 
     def _note(self, kind: str, row: Mapping[str, Any]) -> None:
         self.done[kind].add((row["case_id"], row["round"]))
-        if kind == "compute" and row["error"] is None:
+        if row["error"] is not None:
+            return
+        self.succeeded[kind].add((row["case_id"], row["round"]))
+        if kind == "compute":
             self.disturbed.setdefault(row["case_id"], []).append(bool(row["disturbed"]))
 
     def add_compute(self, case: ComputeCase, cost: ComputeCost) -> None:
@@ -356,7 +361,7 @@ def _read_folder(folder: Path) -> Costs:
 
 
 def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Cost], ...]:
-    """The rows; if round 0 of a case is an error or disturbed, it swaps rounds with the first better row of the case."""
+    """The rows; if round 0 of a case has no usable time or is disturbed, it swaps rounds with the first of the better rows."""
     ordered = list(rows)
     places: dict[str, dict[int, int]] = {}
     for place, (_, cost) in enumerate(ordered):
@@ -372,8 +377,15 @@ def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Co
 
 
 def _worth(cost: ComputeCost | CollectiveCost) -> int:
-    """How good a row is as a label: 0 an error, 1 a disturbed measurement, 2 any other."""
-    return 0 if cost.error is not None else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
+    """How good a row is as a label: 0 nothing that a net learns from, 1 a disturbed measurement, 2 any other."""
+    return 0 if not _is_timed(cost) else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
+
+
+def _is_timed(cost: ComputeCost | CollectiveCost) -> bool:
+    """Whether it has times that a net learns from, as `teaches` of pretrain/labels.py: neither an error nor 0 ms."""
+    if isinstance(cost, ComputeCost):
+        return cost.error is None and cost.total_ms > 0
+    return cost.error is None and all(ms > 0 for ms in (*(cost.forward_ms or ()), *(cost.backward_ms or ())))
 
 
 def _rows(

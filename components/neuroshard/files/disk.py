@@ -137,14 +137,18 @@ def writing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder next to `path`, which may exist only if empty; at the end it is renamed, on an error removed."""
+    """A temporary folder next to `path`, which may exist only if empty; at the end it is renamed, on an error removed.
+
+    Where `path` is a link, its target is written: a folder cannot be renamed to a link.
+    """
     with disk_errors(path, "write it"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=_scratch(path)))
+        target = _target(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=_scratch(target)))
         try:
             yield temporary
             temporary.chmod(0o777 & ~_umask())
-            temporary.replace(path)
+            temporary.replace(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -6,17 +6,18 @@ A second run on the same folder continues where the first one stopped: out of bu
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import CollectiveCost, ComputeCost
-from neuroshard.core.errors import MeasureError, UsageError
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
+from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.core.text import counted
-from neuroshard.measure.backends import Backend, MeasureSettings, open_backend
+from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
 from neuroshard.measure.budget import FEWEST_REPEATS, SETS, TRIAL_SETS, Bought, buy, ranks_of, share_of_time, trial
 from neuroshard.measure.schedule import DRIFT, Schedule, Step, schedule
 from neuroshard.measure.summary import RunSummary
@@ -33,8 +34,10 @@ LOST_IN_A_ROW = 3  # cases whose workers were lost: from there on the machine ma
 Cost = ComputeCost | CollectiveCost
 
 
-def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf) -> Iterator[tuple[Step, Cost]]:
-    """Each step with its cost, until `deadline` on the monotonic clock.
+def measure(
+    steps: Sequence[Step], backend: Backend, deadline: float = math.inf, before: Iterable[Step] = ()
+) -> Iterator[tuple[Step, Cost]]:
+    """Each step with its cost, until `deadline` on the monotonic clock. Steps that succeeded `before` count as such here.
 
     A lost worker is replaced and its case is tried again. A case that loses a second worker is a cost with an error. That cost
     is held back until another case succeeds: after LOST_IN_A_ROW lost cases, a case of the same kind that succeeded before is
@@ -42,7 +45,7 @@ def measure(steps: Sequence[Step], backend: Backend, deadline: float = math.inf)
     succeeded, or if the backend cannot measure.
     """
     lost: list[tuple[Step, Cost]] = []
-    succeeded: dict[str, Step] = {}
+    succeeded = {step.kind: step for step in before}
     for chunk in in_chunks(steps, lambda: backend.concurrency):
         if time.monotonic() >= deadline:
             break
@@ -136,7 +139,7 @@ def run(
     bench began `out`; `out` then holds what was measured before.
     """
     from neuroshard.files.cases import read_cases
-    from neuroshard.files.costs import CostWriter, read_costs, read_manifest
+    from neuroshard.files.costs import CostWriter, read_costs
     from neuroshard.files.disk import check_can_write
 
     began = time.monotonic()
@@ -144,7 +147,7 @@ def run(
         raise UsageError(f"rounds must be 1 to {MOST_ROUNDS}, not {rounds}")
     check_can_write(out, folder=True)
     cases = read_cases(cases_path)
-    begun = read_manifest(out).bench if (out / "costs.json").exists() else None
+    begun = _begun(out, backend)
     deadline = math.inf if settings.budget_seconds is None else began + settings.budget_seconds
     with (
         closing(open_backend(backend, cases, settings, begun)) as opened,
@@ -153,7 +156,7 @@ def run(
         planned = schedule(_share_of(cases, share), settings.seed, rounds)
         possible = planned.only(lambda step: has_devices(step, opened.most_devices))
         left = possible.only(lambda step: (step.case.case_id, step.round_) not in writer.done[step.kind])
-        this_run = _Run(writer, opened, deadline)
+        this_run = _Run(writer, opened, deadline, possible.steps)
         this_run.measure_all(left)
         _measure_disturbed_again(writer, planned.steps, opened, deadline)
     return RunSummary.of(
@@ -167,23 +170,49 @@ def run(
     )
 
 
+def _begun(out: Path, backend: str) -> Bench | None:
+    """The bench of the costs that are in `out` already.
+
+    Raises InvalidInput if it is of another known backend, before one is opened: that starts workers and waits for calm, and
+    continues with the memory limit of `out`, which another backend may lack.
+    """
+    from neuroshard.files.costs import read_manifest
+
+    path = out / "costs.json"
+    begun = read_manifest(out).bench if path.exists() else None
+    if begun is not None and begun.backend != backend and backend in BACKENDS:
+        raise InvalidInput(
+            f"{path}: was measured on another bench (backend: {begun.backend} there, {backend} now); give another -o"
+        )
+    return begun
+
+
 def _share_of(cases: Cases, share: tuple[int, int]) -> Cases:
     first, of = share
     own = {"compute": cases.compute[first - 1 :: of], "collective": cases.collective[first - 1 :: of]}
     return cases.model_copy(update=own)
 
 
-def _disturbed_once(planned: Sequence[Step], disturbed: Mapping[str, Sequence[bool]]) -> list[Step]:
-    """Round 1 of each table set that was measured once only, and was disturbed."""
+def _succeeded(planned: Sequence[Step], writer: "CostWriter") -> list[Step]:
+    """The planned steps that were measured without an error, in this run or before it."""
+    return [step for step in planned if (step.case.case_id, step.round_) in writer.succeeded[step.kind]]
+
+
+def _disturbed_once(planned: Sequence[Step], writer: "CostWriter") -> list[Step]:
+    """The next free round of each table set that has one time only, and a disturbed one.
+
+    It is round 1, unless that ended in an error: a row of a round that is there already would not be kept.
+    """
     once = (step.case for step in planned if step.round_ == 0 and isinstance(step.case, ComputeCase))
-    return [Step(case, 1) for case in once if tuple(disturbed.get(case.case_id, ())) == (True,)]
+    again = [case for case in once if writer.disturbed.get(case.case_id) == [True]]
+    return [Step(case, next(n for n in count() if (case.case_id, n) not in writer.done["compute"])) for case in again]
 
 
 class _Run:
     """What this run has measured so far: rows written, ms of the drift case (not written), and seconds of the steps."""
 
-    def __init__(self, writer: "CostWriter", backend: Backend, deadline: float) -> None:
-        self.writer, self.backend, self.deadline = writer, backend, deadline
+    def __init__(self, writer: "CostWriter", backend: Backend, deadline: float, planned: Sequence[Step]) -> None:
+        self.writer, self.backend, self.deadline, self.planned = writer, backend, deadline, planned
         self.rows = self.errors = self.disturbed = 0
         self.drift_case_ms: list[float] = []
         # Of each step by its kind, scaled to the usual number of repeats. What a chunk takes counts at its first step.
@@ -233,7 +262,7 @@ class _Run:
     def _measure(self, steps: Sequence[Step], repeats: int) -> None:
         usual, self.backend.repeats = self.backend.bench.repeats, repeats
         began = time.monotonic()
-        for step, cost in measure(steps, self.backend, self.deadline):
+        for step, cost in measure(steps, self.backend, self.deadline, _succeeded(self.planned, self.writer)):
             self._add(step, cost)
             now = time.monotonic()
             if step.round_ != DRIFT:
@@ -261,12 +290,12 @@ def _device_counts(cases: Cases) -> tuple[int, ...]:
 
 def _measure_disturbed_again(writer: "CostWriter", planned: Sequence[Step], backend: Backend, deadline: float) -> None:
     """Measure disturbed table sets once more, until STILL_DISTURBED in a row show that the machine has not calmed down."""
-    steps = _disturbed_once(planned, writer.disturbed)
+    steps = _disturbed_once(planned, writer)
     if not steps or time.monotonic() >= deadline:
         return
     in_a_row = calm = 0
     with progress("measure again what was disturbed", len(steps), "cases") as bar:
-        for step, cost in measure(steps, backend, deadline):
+        for step, cost in measure(steps, backend, deadline, _succeeded(planned, writer)):
             assert isinstance(step.case, ComputeCase)
             assert isinstance(cost, ComputeCost)
             writer.add_compute(step.case, cost)

@@ -6,6 +6,7 @@ message. It answers every later message with the result of the callable that thi
 """
 
 import ctypes
+import errno
 import gc
 import importlib
 import os
@@ -15,10 +16,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from neuroshard.core.errors import MeasureError, NeuroshardError
 
@@ -27,6 +28,10 @@ STARTUP_SECONDS = 300.0
 CLOSE_SECONDS = 5.0
 TRIES = 2  # of a request whose worker was lost
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+MORE_FILES = "raise the limit on open files (ulimit -n)"
+MORE_PROCESSES = "raise the limit on processes (ulimit -u), or give more memory"
+# where tempfile finds no folder it does not say why: it opens a file in each
+OTHER_TEMPORARY = f"name a folder with room for temporary files (TMPDIR), or {MORE_FILES}"
 
 Serve = Callable[[Any], Any]
 T = TypeVar("T")
@@ -47,41 +52,19 @@ def tried(ask: Callable[[], T]) -> T:
 class Worker:
     """One process that serves `target` ("module:function"). Its output goes to a file, for error messages.
 
-    Raises MeasureError where the system allows no more processes.
+    Raises MeasureError where the system allows no more processes or open files, or has no place for temporary files.
     """
 
     def __init__(self, target: str, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
-        self.connection, theirs = Pipe()
-        self.output = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the worker
-        try:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-W",
-                    "ignore",
-                    "-m",
-                    "neuroshard.measure.workers.processes",
-                    str(os.getpid()),
-                    str(theirs.fileno()),
-                    target,
-                ],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # so that Ctrl-C reaches the parent only, which then closes its workers
-                stdin=subprocess.DEVNULL,
-                stdout=self.output,
-                stderr=self.output,
-            )
-        except OSError as error:
-            self.connection.close()
-            self.output.close()
-            raise MeasureError(
-                f"no worker process can be started here: {error.strerror}; raise the limit on processes (ulimit -u), or give "
-                "more memory"
-            ) from None
-        finally:
-            theirs.close()
+        with ExitStack() as opened:
+            with _system_errors(MORE_PROCESSES):
+                self.connection, theirs = map(opened.enter_context, Pipe())
+            with _system_errors(OTHER_TEMPORARY):
+                self.output = opened.enter_context(tempfile.TemporaryFile())
+            with _system_errors(MORE_PROCESSES):
+                self.process = _start(target, theirs.fileno(), self.output, environment)
+            opened.pop_all()  # closed with the worker
+        theirs.close()
         self.send(arguments)
 
     def send(self, message: Any) -> None:
@@ -126,6 +109,30 @@ class Worker:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+
+@contextmanager
+def _system_errors(way_out: str) -> Iterator[None]:
+    """Turn an OSError while a worker starts into a MeasureError with the way out: that of open files where these ran out."""
+    try:
+        yield
+    except OSError as error:
+        way_out = MORE_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else way_out
+        raise MeasureError(f"no worker process can be started here: {error.strerror or error}; {way_out}") from None
+
+
+def _start(target: str, pipe: int, output: IO[bytes], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    """The process of a worker that answers over the file descriptor `pipe`."""
+    module = "neuroshard.measure.workers.processes"
+    return subprocess.Popen(
+        [sys.executable, "-P", "-W", "ignore", "-m", module, str(os.getpid()), str(pipe), target],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+        pass_fds=[pipe],
+        start_new_session=True,  # so that Ctrl-C reaches the parent only, which then closes its workers
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+    )
 
 
 class WorkerPool:
