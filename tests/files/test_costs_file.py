@@ -15,9 +15,10 @@ from helpers.refusals import refused
 from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.label import teaches
 from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
 from neuroshard.measure.shares import merge
-from neuroshard.pretrain.labels import collect, teaches
+from neuroshard.pretrain.labels import collect
 
 BENCH = Bench(
     backend="synthetic",

@@ -24,6 +24,15 @@ class Rounds(Generic[Case, Cost]):
     costs: tuple[Cost, ...]
 
 
+def teaches(cost: ComputeCost | CollectiveCost) -> bool:
+    """Whether a net can learn from this cost: not from an error, nor from 0 ms, which only a broken clock measures."""
+    if cost.error is not None:
+        return False
+    if isinstance(cost, ComputeCost):
+        return cost.total_ms > 0
+    return all(ms > 0 for ms in (*(cost.forward_ms or ()), *(cost.backward_ms or ())))
+
+
 def rounds_of(rows: Iterable[tuple[Case, Cost]]) -> list[Rounds[Case, Cost]]:
     """Each case with a round 0, in the order of these rounds. Rows with errors are left out."""
     found: dict[str, list[Cost]] = {}

@@ -21,6 +21,7 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, slowness
 from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.label import teaches
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, check_format, decode_json, shown
 from neuroshard.files.cases import (
@@ -378,14 +379,7 @@ def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Co
 
 def _worth(cost: ComputeCost | CollectiveCost) -> int:
     """How good a row is as a label: 0 nothing that a net learns from, 1 a disturbed measurement, 2 any other."""
-    return 0 if not _is_timed(cost) else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
-
-
-def _is_timed(cost: ComputeCost | CollectiveCost) -> bool:
-    """Whether it has times that a net learns from, as `teaches` of pretrain/labels.py: neither an error nor 0 ms."""
-    if isinstance(cost, ComputeCost):
-        return cost.error is None and cost.total_ms > 0
-    return cost.error is None and all(ms > 0 for ms in (*(cost.forward_ms or ()), *(cost.backward_ms or ())))
+    return 0 if not teaches(cost) else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
 
 
 def _rows(

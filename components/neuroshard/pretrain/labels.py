@@ -10,7 +10,7 @@ import numpy as np
 from neuroshard.core.case import CollectiveCase, ComputeCase, Split
 from neuroshard.core.cost import CollectiveCost, ComputeCost
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.label import Case, Cost, labels, rounds_of, usual_count
+from neuroshard.core.label import Case, Cost, labels, rounds_of, teaches, usual_count
 from neuroshard.core.value import shown
 from neuroshard.costmodel.protocol import Floats, Ints
 
@@ -31,15 +31,6 @@ class Labels(Generic[Case]):
     def of_split(self, *splits: Split) -> Ints:
         """Places of the cases in these splits."""
         return np.array([i for i, case in enumerate(self.cases) if case.split in splits], dtype=np.int64)
-
-
-def teaches(cost: ComputeCost | CollectiveCost) -> bool:
-    """Whether a net can learn from this cost: not from an error, nor from 0 ms, which only a broken clock measures."""
-    if cost.error is not None:
-        return False
-    if isinstance(cost, ComputeCost):
-        return cost.total_ms > 0
-    return min(*forward_ms(cost), *backward_ms(cost)) > 0
 
 
 def collect(rows: Iterable[tuple[Case, Cost]], ms: Callable[[Cost], float | tuple[float, ...]]) -> Labels[Case]:

@@ -19,7 +19,7 @@ from neuroshard import __version__
 from neuroshard.core.case import CollectiveCase
 from neuroshard.core.cost import CollectiveCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.label import Case
+from neuroshard.core.label import Case, teaches
 from neuroshard.core.value import canonical_json, sha256, shown
 from neuroshard.costmodel.all_to_all_net import AllToAllNet
 from neuroshard.costmodel.bundle import TrainedCostModel, cost_model, save_cost_model
@@ -41,7 +41,6 @@ from neuroshard.pretrain.labels import (
     check_unseen,
     collect,
     forward_ms,
-    teaches,
 )
 from neuroshard.pretrain.metrics import mape
 from neuroshard.pretrain.stand_in import completed, sets_error

@@ -16,12 +16,12 @@ import numpy as np
 from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, FEWEST_TRAIN_SETS, CollectiveCase, ComputeCase, Split
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.label import teaches
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 from neuroshard.costmodel.analytic import Analytic, analytic_for
 from neuroshard.costmodel.protocol import Floats
-from neuroshard.pretrain.labels import teaches
 
 DRAWN_SETS: Final = 400  # enough for a net to be within 5 % of the analytic model
 DRAWN_ALL_TO_ALLS: Final = 120
