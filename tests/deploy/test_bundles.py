@@ -410,6 +410,21 @@ def test_a_pointer_of_a_newer_version_is_left_alone(store, folders):
     assert (store.root / LINE.live_key).read_bytes() == b'{"format_version": 999}'
 
 
+@pytest.mark.parametrize("damaged_after", [0, 1])
+def test_no_older_release_takes_the_place_of_one_that_a_newer_version_wrote(store, folders, damaged_after):
+    publish(store, folders, *MODELS[:3])
+    history = store.root / NAME / "releases"
+    (history / f"{3 - damaged_after:08d}.json").write_bytes(b'{"format_version": 999}')
+    if damaged_after:
+        (history / "00000003.json").write_bytes(b"garbage")
+    (store.root / LINE.live_key).write_bytes(b"garbage")
+    before = {entry.key: store.read(entry.key) for entry in store.list("")}
+
+    with refused(NewerFormat, LINE.live_key, LINE.release_key(3 - damaged_after), "999"):
+        mend_live(store, LINE)
+    assert {entry.key: store.read(entry.key) for entry in store.list("")} == before
+
+
 def test_a_stand_in_never_replaces_what_was_learned_however_much_error_is_allowed(store, tmp_path):
     learned, guessed = MODELS[0], stood_in(MODELS[1], "all-to-all costs of 4 ranks")
     first, second = (with_folder(tmp_path, model) for model in (guessed, learned))

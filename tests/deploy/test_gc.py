@@ -15,7 +15,7 @@ from helpers.plans import make_plan
 from helpers.refusals import refused
 from helpers.releasing import live
 from neuroshard.client import load_plan
-from neuroshard.core.errors import Conflict, NotFound, StoreError, UsageError
+from neuroshard.core.errors import Conflict, NewerFormat, NotFound, StoreError, UsageError
 from neuroshard.deploy import gc as collector
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.gc import gc
@@ -108,6 +108,56 @@ def test_what_is_not_ours_is_neither_counted_nor_deleted(store):
     assert strange <= keys(store)
     assert [r.number for r in all_releases(store, plans_of("m"))] == [8, 7, 6, 5]
     assert deploy(make_plan("next"), store, "m", now=NOW).number == 9
+
+
+def damage(store: FolderStore, number: int, data: bytes) -> None:
+    """Cut a release's file off or replace it; it stays as old as it was."""
+    path = store.root / release_key("m", number)
+    before = path.stat().st_mtime
+    path.write_bytes(data)
+    os.utime(path, (before, before))
+
+
+def notes(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+
+
+@pytest.mark.parametrize("number", [7, 6])
+def test_a_damaged_release_is_named_and_kept_and_an_older_one_in_its_place(store, capsys, number):
+    whole = (store.root / release_key("m", number)).read_bytes()
+    damage(store, number, whole[:100])
+    capsys.readouterr()
+    collect(store)
+    (note,) = notes(capsys)
+
+    assert note.startswith(f"note: {store.url}/{release_key('m', number)}: not JSON")
+    assert "no rollback can use a damaged release" in note
+    assert {key for key in keys(store) if "/releases/" in key} == {release_key("m", n) for n in range(4, 9)}
+    plans = {key for key in keys(store) if "/plans/" in key}
+    assert plans == {plan_key("m", PLANS[n - 1].digest()) for n in range(4, 9) if n != number}
+    assert load_plan(store.url, "m") == PLANS[7]
+
+
+def test_a_damaged_release_that_rollbacks_led_to_stops_no_collection(store, capsys):
+    for _ in range(4):
+        roll_back(store, plans_of("m"), now=NOW)
+    age(store, DAY * 2)
+    damage(store, 3, b"")
+    capsys.readouterr()
+    collect(store, keep=2)
+
+    assert len(notes(capsys)) == 1
+    assert {key for key in keys(store) if "/releases/" in key} == {release_key("m", n) for n in (3, 10, 11, 12)}
+    assert load_plan(store.url, "m") == PLANS[3]
+
+
+def test_where_a_newer_program_wrote_a_release_nothing_is_deleted(store):
+    damage(store, 6, b'{"format_version": 999}')
+    before = keys(store)
+    with refused(NewerFormat, release_key("m", 6), "999"):
+        collect(store)
+
+    assert keys(store) == before
 
 
 def test_what_is_younger_than_the_age_is_kept(store):

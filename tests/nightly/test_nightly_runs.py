@@ -458,6 +458,40 @@ def test_a_models_own_pointer_heals_where_nobody_can_follow_it(place: Place, dat
     assert in_words in ended.verdicts["feed"].text
 
 
+def test_no_older_plan_goes_live_in_place_of_one_that_a_newer_version_deployed(place: Place) -> None:
+    place.models = [spec(place), spec(place, "feed")]
+    well(place.nightly_run(), ads="live", feed="live")
+    place.models[1]["memory"] = "7GiB"
+    well(place.nightly_run(), ads="live", feed="live")
+    newest = Path(place.store, "feed", "releases", "00000002.json")
+    newest.write_bytes(b'{"format_version": 999}')
+    pointer = Path(place.store, "feed", "live.json")
+    pointer.write_bytes(b"garbage")
+    night = place.nightly_run()
+    assert pointer.read_bytes() == b"garbage"
+    assert night.ends["feed"] == "red"
+    assert night.verdicts["ads"].doubts == ()
+    (doubt, *_) = night.verdicts["feed"].doubts
+    assert "feed/live.json: not JSON" in doubt
+    assert "releases/00000002.json: format_version 999 is from a newer neuroshard" in doubt
+
+
+def test_no_older_cost_model_goes_live_in_place_of_one_that_a_newer_version_published(
+    in_use: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (pointer,) = Path(in_use.store, "hardware").rglob("live.json")
+    (pointer.parent / "releases" / "00000002.json").write_bytes(b'{"format_version": 999}')
+    pointer.write_bytes(b"garbage")
+    night = in_use.nightly_run()
+    assert night.error == ""
+    assert night.campaigns
+    assert pointer.read_bytes() == b"garbage"
+    begins = f"note: {in_use.store}/{pointer.relative_to(in_use.store)}: not JSON"
+    (note,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith(begins)]
+    assert "releases/00000002.json: format_version 999 is from a newer neuroshard" in note
+    assert "not JSON" in night.instead
+
+
 @pytest.mark.parametrize("file", ["nets.safetensors", "model.json"])
 @pytest.mark.parametrize("damage", [b"damaged", None])
 def test_a_live_cost_model_that_the_store_lost_or_damaged_is_learned_again(

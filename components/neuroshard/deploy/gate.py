@@ -2,21 +2,27 @@
 
 A plan is refused where it breaks a rule: it is for other tables than today's, leaves less memory free than the margin, or its
 cost model's error is too high. A valid plan is compared with the live plan, if both can be priced in the same way. It goes
-live if it is better by more than `min_gain`.
+live if it is better by more than `min_gain`, or if the live plan breaks today's task.
 """
 
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from neuroshard.core.comparable import why_not_comparable
+from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.plan import Plan, device_memory
+from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import Decision, Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
+from neuroshard.core.value import explain
 from neuroshard.costmodel.report import STAND_IN_ERROR
 
 GUESS = STAND_IN_ERROR  # the spread of an analytic cost model
@@ -62,7 +68,8 @@ def decide(
     `rolled_back` means that somebody rolled back from this plan; only a person may make it live again.
     """
     error = plan.provenance.cost_model_error
-    serving = live is not None and live_plan is not None and not _for_other_task(plan, live_plan, gate)
+    why_not = _why_it_cannot_serve(plan, gate, live, live_plan)
+    serving = not why_not
     faults = [fault for fault in (_tables(plan, gate), _memory(plan, gate)) if fault]
     doubts = [_error(error, gate), "it was live, and was rolled back" if rolled_back else None]
     found = [doubt for doubt in doubts if doubt]
@@ -70,7 +77,9 @@ def decide(
         faults += found
     keep = "; ".join(found) if gate.nightly and (serving or rolled_back) else ""
 
-    comparison, live_cost = (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live, live_plan)
+    comparison, live_cost = (
+        (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live_plan, why_not)
+    )
     gain = None if live_cost is None or plan.cost_ms is None else _gain(plan.cost_ms, live_cost)
     min_gain = gate.min_gain if gate.min_gain is not None else _uncertainty(plan)
     # Without an explicit min_gain, a plan that cannot be compared goes live, since it is based on newer data.
@@ -155,18 +164,23 @@ def _error(error: float | None, gate: Gate) -> str | None:
     return None
 
 
+def _why_it_cannot_serve(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None) -> str | None:
+    """Why no live plan could stay live today; None where one can."""
+    if live is None:
+        return "nothing is live"
+    if live_plan is None:
+        return "the live plan cannot be read"
+    return _for_other_task(plan, live_plan, gate)
+
+
 def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
-    """Why the live plan does not fit today's tables and devices; None where it does."""
+    """Why the live plan is not for today's tables and devices, or breaks today's rules; None where it serves."""
     fault = shape_fault(live_plan, shapes_of(gate.tables or plan.task.tables))
     if fault:
         return f"the live plan {fault}"
-    today, live = plan.task, live_plan.task
-    if {t.name: t.element_bytes for t in today.tables} != {t.name: t.element_bytes for t in live.tables}:
-        return "the live plan is for tables of another element size"
-    if live.devices != today.devices:
-        return f"the live plan is for {live.devices} devices, not for {today.devices}"
-    if live.device_memory_bytes != today.device_memory_bytes:
-        return "the live plan is for devices of other memory"
+    today = _with_live_copies(plan.task, live_plan.task, gate)
+    if other := _other_tables(today, live_plan.task) or _other_devices(today, live_plan.task):
+        return other
     memory = zip(device_memory(today, live_plan.shards), today.usable_bytes, strict=True)
     for device, (needed, limit) in enumerate(memory):
         if needed.total > limit:
@@ -174,17 +188,79 @@ def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
                 f"the live plan does not fit today's task: device {device} needs {format_bytes(needed.total, 'up')} of "
                 f"{format_bytes(limit)}"
             )
+    try:
+        Plan(task=today, shards=live_plan.shards, provenance=live_plan.provenance)
+    except ValidationError as error:
+        return f"the live plan breaks today's task: {explain(error)}"
     return None
 
 
-def _comparison(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None) -> tuple[str, float | None]:
+def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> ShardingTask:
+    """Today's task with the live plan's data-parallel tables, except those that today's rules pin, or forbid to copy.
+
+    A search may copy tables by itself, and its plan's task does not say which. So a table that only today's plan copies need not
+    be copied, except in a `nightly` run, where the model's constraints alone say what is copied. A search permits itself to split
+    rows too, but only searches obey that permission: it makes no other plan invalid.
+    """
+    rules, copied = dict(today.constraints.rules()), live.constraints.data_parallel
+    if not gate.nightly:
+        for name in today.constraints.data_parallel - copied:
+            rules[name] = rules[name].model_copy(update={"data_parallel": None})
+    for name in copied:
+        rule = rules.get(name, TableRule(table=name))
+        if rule.data_parallel is None and rule.devices is None:
+            rules[name] = rule.model_copy(update={"data_parallel": True})
+    constraints = today.constraints.model_copy(update={"tables": tuple(rules.values())})
+    return today.model_copy(update={"constraints": constraints})
+
+
+def _other_tables(today: ShardingTask, live: ShardingTask) -> str | None:
+    """Which table the live plan has in another way than today, beside its shape."""
+    are, were = (
+        {
+            table.name: f"at {table.element_bytes} bytes an element with pooling {table.pooling!r}"
+            for table in task.tables
+        }
+        for task in (today, live)
+    )
+    name = next((name for name in {**are, **were} if are.get(name) != were.get(name)), None)
+    if name is None:
+        return None
+    return (
+        f"the live plan has table {name!r} {were.get(name, 'not at all')}, and today's task has it "
+        f"{are.get(name, 'not at all')}"
+    )
+
+
+def _other_devices(today: ShardingTask, live: ShardingTask) -> str | None:
+    """Why trainers on today's devices would refuse the live plan, or exchange data in another way than it says."""
+    if live.devices != today.devices:
+        return f"the live plan is for {live.devices} devices, not for {today.devices}"
+    if live.device_memory_bytes != today.device_memory_bytes:
+        return "the live plan is for devices of other memory"
+    if (was := _hosts(live)) != (now := _hosts(today)):
+        return f"the live plan is for {was}, not for {now}"
+    if (was := _precision(live)) != (now := _precision(today)):
+        return f"the live plan is for collectives in {was}, not in {now}"
+    return None
+
+
+def _hosts(task: ShardingTask) -> str:
+    """The hosts and domains, in words. Where one domain has all devices, trainers take any hosts. The network between domains is
+    left out: it is measured anew, and trainers do not look at it."""
+    if task.topology is None or task.topology.domains(task.devices) == 1:
+        return "one domain"
+    return task.topology.text(task.devices)
+
+
+def _precision(task: ShardingTask) -> str:
+    return (task.collective_precision or CollectivePrecision()).text
+
+
+def _comparison(plan: Plan, gate: Gate, live_plan: Plan | None, why_not: str | None) -> tuple[str, float | None]:
     """How the plans were compared, or why they were not; and the live plan's cost in ms by the same measure."""
-    if live is None:
-        return "nothing is live", None
-    if live_plan is None:
-        return "the live plan cannot be read", None
-    if other := _for_other_task(plan, live_plan, gate):
-        return other, None
+    if live_plan is None or why_not:
+        return why_not or "nothing is live", None
     if plan.cost_ms is None:
         return "not compared: the plan carries no prediction", None
     if gate.price is not None:

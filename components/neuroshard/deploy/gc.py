@@ -3,7 +3,8 @@
     neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 7d [--apply]
 
 Kept are the live release, the last `keep` releases, the `keep` releases that rollbacks from the live one reach, the artifacts
-of all of them, and every object that is younger than the age.
+of all of them, and every object that is younger than the age. A damaged release among them is kept too, and named; it does not
+count, since no rollback can use it.
 
 An artifact must not go live while it is deleted. gc first writes a mark that names what it is about to delete, and then looks at
 the ages again. golive.py makes an artifact young first, and then looks for marks, so at least one of the two sees the other and
@@ -16,12 +17,15 @@ deletes what nightly runs measured of a kind of hardware (`_measuring`: of all k
 
 import re
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 from uuid import uuid4
 
-from neuroshard.core.errors import StoreError, UsageError
+from neuroshard.core.clean import log
+from neuroshard.core.errors import InvalidInput, NewerFormat, StoreError, UsageError
 from neuroshard.core.nightly import MEASURING_FOLDER
 from neuroshard.core.release import FINGERPRINT, Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
@@ -35,10 +39,12 @@ MIN_AGE_SECONDS = 3600.0  # no writer takes longer from its artifact to its swap
 
 
 class Garbage(NamedTuple):
-    """What `gc` deletes, or would delete, in that order: releases and refusals before the artifacts they refer to."""
+    """What `gc` deletes, or would delete, in that order: releases and refusals before the artifacts they refer to. `damaged` are
+    lines about releases that could not be read."""
 
     entries: tuple[ObjectInfo, ...]
     kept: int
+    damaged: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +54,8 @@ class Garbage(NamedTuple):
 def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, now: datetime) -> Garbage:
     """What may be deleted at `now`, by the store's clock.
 
-    Raises NotFound where nothing is live, since it is then unknown what is in use; UsageError.
+    Raises NotFound where nothing is live, and NewerFormat where a newer program wrote a release, since it is then unknown what is
+    in use; UsageError.
     """
     if keep < 1:
         raise UsageError(f"--keep must be at least 1 release, not {keep}")
@@ -57,13 +64,15 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
     entries = store.list(f"{track.name}/")
     keys = {entry.key for entry in entries}
     numbers = [number for key in keys if (number := track.number_of(key)) and number != live.release.number]
-    past = [read_past(store, track, number) for number in sorted(numbers)[-keep:]]
-    kept = [live.release, *past, *_reached(store, track, live, keep, keys)]
+    damaged: dict[int, str] = {}
+    read = partial(_read_undamaged, store, track, damaged)
+    past = islice(filter(None, map(read, sorted(numbers, reverse=True))), keep)
+    kept = [live.release, *past, *_reached(read, track, live, keep, keys)]
 
     def is_mark(entry: ObjectInfo) -> bool:
         return entry.key.startswith(track.condemned_folder)
 
-    wanted = {track.release_key(release.number) for release in kept}
+    wanted = {track.release_key(number) for number in (*damaged, *(release.number for release in kept))}
     wanted |= {key for release in kept for key in track.keys(release.artifact)}
     newest = now - timedelta(seconds=age_seconds)
     old = [entry for entry in entries if entry.key not in wanted and entry.modified < newest]
@@ -73,7 +82,7 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
         *(entry for entry in old if track.digest_of(entry.key) is not None),
         *(entry for entry in old if track.is_record(entry.key) and is_mark(entry)),
     ]
-    return Garbage(tuple(found), len(entries) - len(found))
+    return Garbage(tuple(found), len(entries) - len(found), tuple(damaged.values()))
 
 
 def gc(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
@@ -81,6 +90,7 @@ def gc(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, a
     find = partial(find_garbage, store, track, keep=keep, age_seconds=age_seconds)
     now = store.clock()
     garbage = find(now=now)
+    log(*garbage.damaged)
     if not apply or not garbage.entries:
         return garbage
     began = time.monotonic()
@@ -158,11 +168,28 @@ def _condemn(garbage: Garbage, store: Store, track: ReleaseTrack[R], now: dateti
     return listed[0]
 
 
-def _reached(store: Store, track: ReleaseTrack[R], live: Live[R], count: int, keys: set[str]) -> list[R]:
-    """The releases that `count` rollbacks from the live one reach."""
+def _read_undamaged(store: Store, track: ReleaseTrack[R], damaged: dict[int, str], number: int) -> R | None:
+    """A release of the history; None where it is damaged, with a line about it in `damaged`."""
+    try:
+        return read_past(store, track, number)
+    except NewerFormat:
+        raise
+    except InvalidInput as error:
+        damaged[number] = (
+            f"note: {error}; no rollback can use a damaged release, so it is left there and an older one is kept in its place"
+        )
+        return None
+
+
+def _reached(
+    read: Callable[[int], R | None], track: ReleaseTrack[R], live: Live[R], count: int, keys: set[str]
+) -> list[R]:
+    """The releases that `count` rollbacks from the live one reach. A damaged one ends them, as does one that was deleted."""
     reached: list[R] = []
     number = live.release.rollback_number
     while number and len(reached) < count and track.release_key(number) in keys:
-        reached.append(read_past(store, track, number))
-        number = reached[-1].rollback_number
+        if (release := read(number)) is None:
+            break
+        reached.append(release)
+        number = release.rollback_number
     return reached

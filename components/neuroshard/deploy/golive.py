@@ -97,7 +97,8 @@ def mend_live(store: Store, track: ReleaseTrack[R]) -> str | None:
 
     An unreadable pointer is replaced by the newest release of the history. If the history has something else under the
     number of the live release, it is replaced by that. What is replaced is kept under aside/. A pointer of a newer version is
-    left alone, since newer trainers can read it. Raises StoreError, and Conflict where somebody else changed the pointer in
+    left alone, since newer trainers can read it. Raises NewerFormat where a newer version wrote the release that would be put in
+    its place, since an older one must not go live instead; StoreError, and Conflict where somebody else changed the pointer in
     between.
     """
     try:
@@ -117,10 +118,16 @@ def mend_live(store: Store, track: ReleaseTrack[R]) -> str | None:
 
 def _mend_pointer(store: Store, track: ReleaseTrack[R], fault: str) -> str:
     for number in reversed(history(store, track)):
-        with suppress(InvalidInput, NotFound):
+        try:
             read_past(store, track, number)
             kept = _replace(store, track, track.live_key, store.read(track.release_key(number)))
             return f"{fault}; release {number} was put in its place, and {kept}"
+        except NewerFormat as error:
+            raise NewerFormat(
+                f"{fault}; it is left so, as its newest release cannot be put in its place: {error}"
+            ) from None
+        except (InvalidInput, NotFound):  # an older release may be whole
+            continue
     kept = _replace(store, track, track.live_key, None)
     return f"{fault}; it was deleted, as its history has no release, and {kept}"
 

@@ -52,7 +52,7 @@ def run(
     """
     store = open_patiently(store_url, single_writer=settings.single_writer)
     try:
-        mended = mend_live(store, plans_of(name))
+        mended = _mended(store, name)
         doubts = [*survey.notes, *([mended] if mended else [])]
         verdict = _verdict(survey, name, searched, files, store, settings, doubts)
     except (Unreachable, Unsafe):
@@ -65,6 +65,14 @@ def run(
     log(*verdict.text.splitlines())
     _record(store, verdict)
     return verdict
+
+
+def _mended(store: Store, name: str) -> str | None:
+    """What was mended of what is live for the model, or why it could not be; None where nothing had to be."""
+    try:
+        return mend_live(store, plans_of(name))
+    except NewerFormat as error:  # a newer program can mend it
+        return str(error)
 
 
 def _record(store: Store, verdict: Verdict) -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Refused
+from neuroshard.core.errors import NewerFormat, Refused
 from neuroshard.core.nightly import Campaign, Request
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import load_cost_model
@@ -29,8 +29,11 @@ def publish(
     Raises Refused where the error on unseen tables is higher, or where the live cost model serves more; StoreError, Conflict.
     """
     track = models_of(campaign.hardware.fingerprint, request.batch_size)
-    if mended := mend_live(store, track):
-        log(f"note: {mended}")
+    try:
+        if mended := mend_live(store, track):
+            log(f"note: {mended}")
+    except NewerFormat as newer:  # a newer program can mend it
+        log(f"note: {newer}")
     now = datetime.now(UTC)
     if less := _serves_less(store, campaign, request, cost_model):
         raise Refused(less)

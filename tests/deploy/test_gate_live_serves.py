@@ -1,0 +1,206 @@
+"""Which live plans still serve today's task. One that does not is replaced, whatever the new plan costs."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.analytic import AnalyticModel
+from helpers.drawn import drawn_tables
+from helpers.plans import NOW, TABLES, make_plan, row_plan
+from helpers.row_wise import HEAVY, split
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.precision import CollectivePrecision
+from neuroshard.core.release import Decision, Release
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.deploy.gate import Gate, decide
+from neuroshard.deploy.price import price
+from neuroshard.deploy.run import deploy
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+from neuroshard.store.folder import FolderStore
+
+FP16 = CollectivePrecision(forward="fp16", backward="fp16")
+
+
+def planned(of: Plan, shards: tuple[Shard, ...] | None = None, **task: Any) -> Plan:
+    """The plan's shards, or others, on its task with other fields."""
+    return Plan(task=of.task.model_copy(update=task), shards=shards or of.shards, provenance=of.provenance)
+
+
+def with_rules(*rules: TableRule, **others: Any) -> dict[str, Any]:
+    return {"constraints": Constraints(tables=rules, **others)}
+
+
+def reading(pooling: str) -> dict[str, Any]:
+    return {"tables": (TABLES[0].model_copy(update={"pooling": pooling}), *TABLES[1:])}
+
+
+def joined_by(domain: int, host: int, rate: float | None = None) -> dict[str, Any]:
+    return {"topology": Topology(domain=domain, local_world_size=host, network_bytes_per_s=rate)}
+
+
+COLUMNS, HOSTS = make_plan(), make_plan(devices=16)
+WHOLE = tuple(Shard(table=table.name, rows=table.rows, dim=table.dim, device=0) for table in TABLES)
+COPIES = (*WHOLE, Shard(table="country", rows=7, dim=4, device=1))
+COPIED = TableRule(table="country", data_parallel=True)
+
+
+def decided(new: Plan, live: Plan, store: FolderStore, *, nightly: bool = True) -> Decision:
+    """The gate's decision where by today's prices both plans cost the same."""
+    release: Release = deploy(live, store, "m", now=NOW)
+    costs = new.model_copy(update={"predicted_ms": (10.0,) * new.task.devices})
+    return decide(costs, Gate(nightly=nightly, price=lambda live, today: 10.0), release, live)
+
+
+@pytest.mark.parametrize(
+    ("live", "new", "why"),
+    [
+        (
+            planned(HOSTS, **joined_by(8, 8)),
+            planned(HOSTS, **joined_by(4, 4)),
+            "is for 2 hosts of 8 ranks, 2 domains of 8, not for 4 hosts of 4 ranks, 4 domains of 4",
+        ),
+        (
+            planned(HOSTS, **joined_by(8, 8)),
+            planned(HOSTS, **joined_by(8, 4)),
+            "is for 2 hosts of 8 ranks, 2 domains of 8, not for 4 hosts of 4 ranks, 2 domains of 8",
+        ),
+        (
+            HOSTS,
+            planned(HOSTS, **joined_by(8, 8)),
+            "is for one domain, not for 2 hosts of 8 ranks, 2 domains of 8",
+        ),
+        (COLUMNS, planned(COLUMNS, collective_precision=FP16), "is for collectives in fp32, not in fp16"),
+        (
+            COLUMNS,
+            planned(COLUMNS, WHOLE, **with_rules(TableRule(table="user", devices=(0,)))),
+            "breaks today's task: table 'user' has a shard on device 1, to which it is not pinned",
+        ),
+        (
+            COLUMNS,
+            planned(COLUMNS, WHOLE, **with_rules(max_shards=1)),
+            "breaks today's task: table 'user' is in 4 shards; at most 1 are allowed",
+        ),
+        (
+            COLUMNS,
+            planned(COLUMNS, WHOLE, **with_rules(together=(("user", "item"),))),
+            "breaks today's task: tables 'user' and 'item' are kept together, but are on 2 devices",
+        ),
+        (
+            COLUMNS,
+            planned(COLUMNS, WHOLE, **with_rules(min_dim=8)),
+            "breaks today's task: table 'user' has a shard of 4 columns; its least width is 8",
+        ),
+        (
+            COLUMNS,
+            planned(COLUMNS, COPIES, **with_rules(COPIED)),
+            "breaks today's task: table 'country' is data-parallel, but device 1 has 0 copies of it",
+        ),
+        (
+            planned(COLUMNS, COPIES, **with_rules(COPIED)),
+            planned(COLUMNS, WHOLE, **with_rules(TableRule(table="country", data_parallel=False))),
+            "breaks today's task: table 'country' has overlapping shards",
+        ),
+        (
+            planned(COLUMNS, COPIES, **with_rules(COPIED)),
+            planned(COLUMNS, WHOLE, **with_rules(together=(("user", "country"),))),
+            "breaks today's task: task: table 'country' is data-parallel, and cannot be kept together with others",
+        ),
+        (
+            COLUMNS,
+            planned(COLUMNS, **reading("none")),
+            "has table 'user' at 4 bytes an element with pooling 'sum', and today's task has it at 4 bytes an element with "
+            "pooling 'none'",
+        ),
+        (
+            row_plan(),
+            planned(COLUMNS, **reading("mean")),
+            "has table 'user' at 4 bytes an element with pooling 'sum', and today's task has it at 4 bytes an element with "
+            "pooling 'mean'",
+        ),
+    ],
+)
+def test_a_night_replaces_a_live_plan_that_breaks_todays_task_or_that_trainers_refuse(store, live, new, why):
+    decision = decided(new, live, store)
+
+    assert (decision.verdict, decision.gain) == ("passed", None)
+    assert decision.comparison.startswith(f"the live plan {why}")
+
+
+@pytest.mark.parametrize(
+    ("live", "new"),
+    [
+        (
+            planned(HOSTS, **joined_by(8, 8, 1e9)),
+            planned(HOSTS, **joined_by(8, 8, 2e9)),
+        ),  # the network is measured anew
+        (planned(HOSTS, **joined_by(16, 8)), planned(HOSTS, **joined_by(16, 4))),  # in one domain any hosts do
+        (planned(HOSTS, **joined_by(16, 8)), HOSTS),
+        (COLUMNS, planned(COLUMNS, collective_precision=CollectivePrecision())),
+        (COLUMNS, planned(COLUMNS, **with_rules(TableRule(table="user", max_shards=4), together=(("country",),)))),
+        (planned(COLUMNS, COPIES, **with_rules(COPIED)), COLUMNS),  # copies are demanded no more, and are not forbidden
+        (
+            planned(COLUMNS, COPIES, **with_rules(COPIED)),
+            planned(COLUMNS, **with_rules(TableRule(table="country", max_shards=1))),
+        ),
+    ],
+)
+def test_a_live_plan_that_still_serves_stays_if_the_new_one_is_no_better(store, live, new):
+    decision = decided(new, live, store)
+
+    assert (decision.verdict, decision.gain) == ("kept", 0.0)
+
+
+def test_copies_that_the_search_may_have_chosen_by_itself_need_not_be_in_the_live_plan(store):
+    decision = decided(planned(COLUMNS, COPIES, **with_rules(COPIED)), COLUMNS, store, nightly=False)
+
+    assert (decision.verdict, decision.gain) == ("kept", 0.0)
+
+
+@pytest.mark.parametrize("nightly", [False, True])
+def test_a_plan_whose_row_wise_tables_nobody_asked_for_stays_live_on_an_unchanged_task(store, nightly):
+    model = AnalyticModel()
+    tables = tuple(
+        Table(name=f"t{i}", rows=rows, dim=dim, pooling_factor=pooling) for i, (rows, dim, pooling) in enumerate(HEAVY)
+    )
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * 8, batch_size=65536)
+    tried = SearchSettings(rounds=2, try_row_wise=True)
+    live, columns = search(task, model, tried), search(task, model, replace(tried, algorithm="size"))
+    assert split(live) == {"t0"}
+    assert (live.task.constraints.row_wise, columns.task.constraints.row_wise) == (True, False)
+
+    stays_live(live, columns, store, model, nightly=nightly)
+    stays_live(live, search(task, model, replace(tried, seed=1)), store, model, nightly=nightly)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nightly", [False, True])
+def test_a_plan_whose_copies_the_search_chose_stays_live_on_an_unchanged_task(store, nightly):
+    model = Analytic("h100", 65536)
+    task = ShardingTask(
+        tables=drawn_tables(np.random.default_rng(0), 16, rows=(1, 7)),
+        device_memory_bytes=(2**36,) * 16,
+        batch_size=65536,
+        **joined_by(8, 8, 12.5e9),
+    )
+    auto = SearchSettings(rounds=1, try_row_wise=True, try_data_parallel=True)
+    live, plain = search(task, model, auto), search(task, model, replace(auto, try_data_parallel=False))
+    assert live.task.constraints.data_parallel
+    assert not plain.task.constraints.data_parallel
+
+    stays_live(live, plain, store, model, nightly=nightly)
+    stays_live(live, search(task, model, replace(auto, seed=1)), store, model, nightly=nightly)
+
+
+def stays_live(live: Plan, new: Plan, store: FolderStore, model: Any, *, nightly: bool) -> None:
+    """The new plan, which is no better by much, is compared with the live one and kept back."""
+    release = deploy(live, store, "m", now=NOW)
+    gate = Gate(nightly=nightly, min_gain=0.1, price=lambda one, today: price(one, today, model))
+    decision = decide(new, gate, release, live)
+    assert (decision.verdict, decision.gain is not None) == ("kept", True), decision.why
