@@ -26,7 +26,7 @@ settings.register_profile(
 settings.load_profile("facts")
 
 
-# What is imported stays: looking through torch and kfp for garbage, again and again, takes a third of the collection.
+# What is imported stays: looking through torch and kfp for garbage, again and again, takes a quarter of the collection.
 gc.disable()
 
 

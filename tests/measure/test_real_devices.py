@@ -78,7 +78,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
 
 
 def memory_holds_ranks_where(fits: Callable[[], bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuMachine, "together", lambda self, ranks, rank_bytes: fits())
+    monkeypatch.setattr(CpuMachine, "holds", lambda self, ranks, rank_bytes: fits())
 
 
 def opened_after_a_set(settings: MeasureSettings = SETTINGS) -> RealDevices:

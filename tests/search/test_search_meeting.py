@@ -64,13 +64,13 @@ def test_a_table_does_not_stay_row_wise_in_a_way_that_is_forbidden_today() -> No
     assert len(plan.by_table()["rows"]) < 4
 
 
-def test_very_many_tables_without_room_are_refused_in_one_line() -> None:
+def test_of_very_many_tables_not_every_way_to_place_them_is_tried() -> None:
     """Each is more than half of a device, and one more than there are devices."""
     tables = [table(f"t{i}", 1000, dim=4) for i in range(1101)]
     task = task_of(tables, [1], tables=[])
     each = tables[0].memory_bytes
     task = task.model_copy(update={"device_memory_bytes": tuple([each * 3 // 2] * 1100)})
-    with pytest.raises((Infeasible, GaveUp)):
+    with pytest.raises(GaveUp):
         pack(feasible(task, AnalyticModel(1024)))
 
 

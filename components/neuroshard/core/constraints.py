@@ -146,7 +146,7 @@ class Constraints(Value):
         most = self.max_shards if rule.max_shards is None else rule.max_shards
         for what, so in (
             (
-                f"is pinned to {len(rule.devices or ())} of them",
+                f"is pinned to {len(rule.devices or ())} of all {devices}",
                 rule.devices is not None and len(rule.devices) < devices,
             ),
             (f"may have {counted(most or 0, 'shard')} at most", most is not None and most < fewest),

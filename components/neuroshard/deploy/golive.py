@@ -116,6 +116,14 @@ def mend_live(store: Store, track: ReleaseTrack[R]) -> str | None:
     return f"{store.url}/{key}: was not the live release {live.release.number}; it was put there, and {kept}"
 
 
+def mended_or_why_not(store: Store, track: ReleaseTrack[R]) -> str | None:
+    """What `mend_live` mended, or why only a newer program can; None where nothing had to be. Raises StoreError, Conflict."""
+    try:
+        return mend_live(store, track)
+    except NewerFormat as error:
+        return str(error)
+
+
 def _mend_pointer(store: Store, track: ReleaseTrack[R], fault: str) -> str:
     for number in reversed(history(store, track)):
         try:

@@ -42,8 +42,11 @@ class Machine(Protocol):
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
         """Whether memory is too small for the worker for table sets and this many ranks together."""
 
-    def together(self, ranks: int, rank_bytes: int) -> bool:
-        """Whether so many ranks, each with so many bytes of its own, can take steps at the same time, as in a trainer."""
+    def take_steps(self, ranks: int) -> bool:
+        """Whether so many ranks take steps at the same time here as in a trainer, where memory holds them."""
+
+    def holds(self, ranks: int, rank_bytes: int) -> bool:
+        """Whether memory holds so many ranks of steps, each with so many bytes of its own."""
 
     def concurrency(self) -> int:
         """How many table sets can be measured side by side without disturbing each other."""
@@ -90,8 +93,11 @@ class CpuMachine:
         needed = buffer_bytes + MemoryQuotas.here().worker_bytes + ranks * PROCESS_BYTES
         return needed > system.available_bytes()
 
-    def together(self, ranks: int, rank_bytes: int) -> bool:
-        return ranks <= system.cores() and ranks * (rank_bytes + PROCESS_BYTES) <= system.available_bytes()
+    def take_steps(self, ranks: int) -> bool:
+        return ranks <= system.cores()
+
+    def holds(self, ranks: int, rank_bytes: int) -> bool:
+        return ranks * (rank_bytes + PROCESS_BYTES) <= system.available_bytes()
 
     def concurrency(self) -> int:
         return 1  # cores share the last-level cache and the memory
@@ -167,8 +173,11 @@ class CudaMachine:
     def apart(self, buffer_bytes: int, ranks: int) -> bool:
         return False
 
-    def together(self, ranks: int, rank_bytes: int) -> bool:
+    def take_steps(self, ranks: int) -> bool:
         return False  # GPUs share no memory: one after another they take as long
+
+    def holds(self, ranks: int, rank_bytes: int) -> bool:
+        return False  # no ranks of steps are started
 
     def concurrency(self) -> int:
         return len(self.seen)

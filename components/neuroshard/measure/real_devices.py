@@ -138,7 +138,7 @@ class RealDevices:
         lookups = max(sum(t.pooling_factor for t in case.tables) for case in sets if case) * self.settings.batch_size
         of_rank = sum(self.buffers) + int(lookups) * LOOKUP_BYTES + (self.bench.flush_bytes or 0)
         # asked first, since workers that are closed for nothing take seconds to start again
-        if self.settings.threads > 1 or self.machine.kind != "cpu" or len(sets) > system.cores():
+        if self.settings.threads > 1 or not self.machine.take_steps(len(sets)):
             return None
         if not self._room_for_steps(len(sets), of_rank):
             return None
@@ -151,7 +151,7 @@ class RealDevices:
             return True
         self.set_workers.close()
         self.rank_workers.close()
-        return self.machine.together(ranks, rank_bytes)
+        return self.machine.holds(ranks, rank_bytes)
 
     def _make_room_for(self, pool: WorkerPool) -> None:
         """End the other pool's workers where memory does not hold both."""

@@ -21,7 +21,7 @@ from neuroshard.core.errors import (
     Unsafe,
 )
 from neuroshard.core.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verdict
-from neuroshard.deploy.golive import delete_damaged, mend_live
+from neuroshard.deploy.golive import delete_damaged, mended_or_why_not
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
@@ -52,7 +52,7 @@ def run(
     """
     store = open_patiently(store_url, single_writer=settings.single_writer)
     try:
-        mended = _mended(store, name)
+        mended = mended_or_why_not(store, plans_of(name))
         doubts = [*survey.notes, *([mended] if mended else [])]
         verdict = _verdict(survey, name, searched, files, store, settings, doubts)
     except (Unreachable, Unsafe):
@@ -65,14 +65,6 @@ def run(
     log(*verdict.text.splitlines())
     _record(store, verdict)
     return verdict
-
-
-def _mended(store: Store, name: str) -> str | None:
-    """What was mended of what is live for the model, or why it could not be; None where nothing had to be."""
-    try:
-        return mend_live(store, plans_of(name))
-    except NewerFormat as error:  # a newer program can mend it
-        return str(error)
 
 
 def _record(store: Store, verdict: Verdict) -> None:

@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import NewerFormat, Refused
+from neuroshard.core.errors import Refused
 from neuroshard.core.nightly import Campaign, Request
 from neuroshard.core.release import ModelRelease
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.deploy.bundles import PublishRule, publish_model
-from neuroshard.deploy.golive import delete_damaged, mend_live
+from neuroshard.deploy.golive import delete_damaged, mended_or_why_not
 from neuroshard.models.serving import known_models
 from neuroshard.store.bundles import ModelKey, models_of
 from neuroshard.store.protocol import Store
@@ -29,11 +29,8 @@ def publish(
     Raises Refused where the error on unseen tables is higher, or where the live cost model serves more; StoreError, Conflict.
     """
     track = models_of(campaign.hardware.fingerprint, request.batch_size)
-    try:
-        if mended := mend_live(store, track):
-            log(f"note: {mended}")
-    except NewerFormat as newer:  # a newer program can mend it
-        log(f"note: {newer}")
+    if mended := mended_or_why_not(store, track):
+        log(f"note: {mended}")
     now = datetime.now(UTC)
     if less := _serves_less(store, campaign, request, cost_model):
         raise Refused(less)

@@ -226,7 +226,7 @@ def main(parent: int, descriptor: int, target: str) -> None:
     try:
         module, _, function = target.partition(":")
         # importing torch and FBGEMM makes a million objects that stay: not to look for garbage among them, now and while
-        # steps are timed, is a seventh of the start
+        # steps are timed, is an eighth of the start
         gc.disable()
         serve: Serve = getattr(importlib.import_module(module), function)(*connection.recv())
         gc.freeze()

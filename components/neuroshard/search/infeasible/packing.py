@@ -13,9 +13,7 @@ from neuroshard.search.problem.problem import Problem, Widths
 from neuroshard.search.problem.row_blocks import OVER_ALL, OVER_DOMAIN
 
 TRIED = 20_000  # placements of one group each: about a second
-MOST_TRIED = (
-    500  # groups and devices together, each a call inside the others: of more, not every way could be tried anyway
-)
+MOST_TRIED = 500  # groups and devices together, each a call inside the others; of more, TRIED is far from every way
 
 
 class GaveUp(Exception):
