@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
+from neuroshard.api import arguments as take
+from neuroshard.api.arguments import FilePath, public
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
 from neuroshard.core.constraints import SIMPLICITY
 from neuroshard.core.errors import UsageError
@@ -16,7 +18,7 @@ from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
 from neuroshard.core.topology import topology_of
-from neuroshard.core.units import parse_bytes, parse_duration, parse_memory, parse_portion
+from neuroshard.core.units import parse_bytes, parse_duration, parse_memory
 from neuroshard.core.value import shown
 
 if TYPE_CHECKING:
@@ -24,16 +26,16 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-FilePath = str | PathLike[str]
 AUTO = "auto"  # the search chooses the data-parallel tables
 
 
+@public
 def search(
     tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
     model: FilePath,
     *,
     devices: int,
-    memory: str | int,
+    memory: str | float | Sequence[str | float],
     out: FilePath | None = None,
     algorithm: str = "local-search",
     batch_size: int | None = None,
@@ -43,20 +45,20 @@ def search(
     pipeline: str = DEFAULT_PIPELINE,
     domain: int | None = None,
     local_world_size: int | None = None,
-    network: str | None = None,
+    network: str | Sequence[str] | None = None,
     collective_precision: str | None = None,
-    reserve: str | None = None,
+    reserve: str | float | None = None,
     min_dim: int | None = None,
     max_shards: int | None = None,
     never_split: Sequence[str] = (),
     row_wise: Sequence[str] = (),
     no_row_wise: bool = False,
-    sharding_types: str | None = None,
+    sharding_types: str | Sequence[str] | None = None,
     data_parallel: Sequence[str] = (),
     pin: Sequence[str] = (),
     together: Sequence[str] = (),
     previous: Plan | FilePath | None = None,
-    move_budget: str | int | None = None,
+    move_budget: str | float | None = None,
     keep_optimizer_state: bool = False,
     simplicity: str | float = SIMPLICITY,
     seed: int = 0,
@@ -89,57 +91,68 @@ def search(
     from neuroshard.search.run import run
     from neuroshard.search.settings import SearchSettings
 
-    _check_devices(devices)
-    if out is not None:
-        read = (one for one in (tables, constraints, previous) if isinstance(one, str | PathLike))
-        check_other_path(Path(out), map(Path, read))
-    file, ignored = (ConstraintsFile(), ()) if constraints is None else read_constraints(Path(constraints))
-    _say_notes(ignored, quiet)
+    devices = _devices(devices)
+    written = take.maybe(take.path, "out", out)
+    given_constraints = take.maybe(take.path, "constraints", constraints)
+    before = None if previous is None else previous if isinstance(previous, Plan) else _path_of_plan("previous", previous)
+    listed = _tables_or_file(tables, quiet)
+    if written is not None:
+        check_other_path(written, (one for one in (listed, given_constraints, before) if isinstance(one, Path)))
+    file, ignored = (ConstraintsFile(), ()) if given_constraints is None else read_constraints(given_constraints)
+    _say_notes(ignored, take.switch("quiet", quiet))
+    copied = take.several("data_parallel", data_parallel)
     settings = SearchSettings(
-        algorithm=algorithm,
-        seed=seed,
-        rounds=rounds,
-        time_budget_s=None if time_budget is None else parse_duration(str(time_budget)),
-        move_budget_bytes=None if move_budget is None else parse_bytes(str(move_budget), least=0),
-        simplicity=parse_portion(str(simplicity)),
-        keep_optimizer_state=keep_optimizer_state,
-        try_data_parallel=AUTO in data_parallel,
+        algorithm=take.name("algorithm", algorithm, "the name of one"),
+        seed=take.seed(seed),
+        rounds=take.maybe(take.whole, "rounds", rounds),
+        time_budget_s=None if time_budget is None else parse_duration(take.amounts("time_budget", time_budget, "'30s'")),
+        move_budget_bytes=(
+            None if move_budget is None else parse_bytes(take.amounts("move_budget", move_budget, "'50GiB'"), least=0)
+        ),
+        simplicity=take.portion("simplicity", simplicity),
+        keep_optimizer_state=take.switch("keep_optimizer_state", keep_optimizer_state),
+        try_data_parallel=AUTO in copied,
     )
-    memory_bytes = parse_memory(str(memory), devices)
-    topology = topology_of(devices, domain, local_world_size, network)
+    memory_bytes = parse_memory(take.amounts("memory", memory, "'80GiB'"), devices)
+    topology = topology_of(
+        devices,
+        take.maybe(take.whole, "domain", domain),
+        take.maybe(take.whole, "local_world_size", local_world_size),
+        take.maybe(take.amounts, "network", network, "'400Gb/s' or '50GB/s,0.06ms'"),
+    )
+    precision = take.maybe(take.name, "collective_precision", collective_precision, "text, as in 'fp16'")
     given = with_flags(
         file,
-        reserve=reserve,
-        min_dim=min_dim,
-        max_shards=max_shards,
-        never_split=_several("never_split", never_split),
-        pins=_several("pin", pin),
-        together=_several("together", together),
-        row_wise=_several("row_wise", row_wise),
-        no_row_wise=no_row_wise,
-        sharding_types=sharding_types,
-        data_parallel=[pattern for pattern in _several("data_parallel", data_parallel) if pattern != AUTO],
+        reserve=take.maybe(take.amounts, "reserve", reserve, "'2GiB' or '15%'"),
+        min_dim=take.maybe(take.whole, "min_dim", min_dim),
+        max_shards=take.maybe(take.whole, "max_shards", max_shards),
+        never_split=take.several("never_split", never_split),
+        pins=take.several("pin", pin),
+        together=take.several("together", together),
+        row_wise=take.several("row_wise", row_wise),
+        no_row_wise=take.switch("no_row_wise", no_row_wise),
+        sharding_types=take.maybe(take.amounts, "sharding_types", sharding_types, "'column-wise,row-wise'"),
+        data_parallel=[pattern for pattern in copied if pattern != AUTO],
         ranks_a_host=None if topology is None else topology.local_world_size,
     )
-    is_file = isinstance(tables, str | PathLike) and "://" not in str(tables) and str(tables).endswith(".json")
-    listed = Path(cast("FilePath", tables)) if is_file else _tables(tables, quiet)
     with silent(quiet):
         return run(
             listed,
-            str(model),
-            None if out is None else Path(out),
+            _model(model),
+            written,
             settings,
             memory_bytes=memory_bytes,
-            batch_size=batch_size,
-            pipeline=pipeline,
+            batch_size=take.maybe(take.whole, "batch_size", batch_size),
+            pipeline=take.name("pipeline", pipeline, "none, sparse-dist or prefetch"),
             topology=topology,
-            collective_precision=None if collective_precision is None else parse_precision(collective_precision),
+            collective_precision=None if precision is None else parse_precision(precision),
             constraints=given,
-            previous=previous if isinstance(previous, Plan) or previous is None else Path(previous),
-            stop=stop,
+            previous=before,
+            stop=_stop(stop),
         )
 
 
+@public
 def price(plan: Plan | FilePath, model: FilePath) -> Price:
     """What a plan costs by a cost model, which need not be the one that it was searched with; as `neuroshard price`.
 
@@ -157,10 +170,11 @@ def price(plan: Plan | FilePath, model: FilePath) -> Price:
     from neuroshard.report.priced import priced
 
     read = _plan(plan)
-    opened = open_cost_model(str(model), read.task.batch_size)
+    opened = open_cost_model(_model(model), read.task.batch_size)
     return Price(read.digest(), opened.name, read.task.batch_size, priced(read, opened))
 
 
+@public
 def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = None) -> Diff:
     """What moves from one plan to another, how many bytes, and what is gained; as `neuroshard diff`.
 
@@ -181,10 +195,11 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
     if model is not None:
         from neuroshard.models.open import open_cost_model
 
-        opened = open_cost_model(str(model), plans[1].task.batch_size)
+        opened = open_cost_model(_model(model), plans[1].task.batch_size)
     return Diff(diff_json(*plans, opened), diff_text(*plans, opened))
 
 
+@public
 def report(
     plan: Plan | FilePath,
     *,
@@ -208,19 +223,20 @@ def report(
     """
     from neuroshard.report.run import read_for_report, report_of
 
-    read, files = (plan, {}) if isinstance(plan, Plan) else read_for_report(Path(plan))
+    read, files = (plan, {}) if isinstance(plan, Plan) else read_for_report(_path_of_plan("plan", plan))
     html = report_of(
         read,
-        model=None if model is None else str(model),
-        live=live,
-        costs=[*map(Path, _several("costs", costs))],
-        fleet=None if fleet is None else Path(fleet),
-        evaluation=None if evaluation is None else Path(evaluation),
+        model=take.maybe(_model, model),
+        live=take.maybe(take.name, "live", live, "a plan.json, or STORE#MODEL"),
+        costs=[*map(Path, take.several("costs", costs))],
+        fleet=take.maybe(take.path, "fleet", fleet),
+        evaluation=take.maybe(take.path, "evaluation", evaluation),
         files=files,
     )
     return Report(html, read.digest()[:12])
 
 
+@public
 def load_plan(source: FilePath, name: str | None = None, *, digest: str | None = None) -> Plan:
     """A plan, checked: of a plan.json, or with `name` the live plan of that model in the store `source`.
 
@@ -235,12 +251,13 @@ def load_plan(source: FilePath, name: str | None = None, *, digest: str | None =
     if name is not None:
         from neuroshard import client
 
-        return client.load_plan(str(source), name, digest=digest)
+        return client.load_plan(_store(source), _name(name), digest=take.maybe(take.name, "digest", digest, "64 hex digits"))
     if digest is not None or "://" in str(source):
         raise UsageError(f"{source}: a plan of a store has a model; give the model's name too, as in name='ads-ranker'")
     return _plan(source)
 
 
+@public
 def deploy(
     plan: Plan | FilePath,
     store: FilePath,
@@ -248,16 +265,16 @@ def deploy(
     *,
     tables: FilePath | Iterable[Table] | None = None,
     model: FilePath | None = None,
-    memory_margin: float = 0.0,
-    max_error: float | None = None,
-    min_gain: float | None = None,
+    memory_margin: str | float = 0.0,
+    max_error: str | float | None = None,
+    min_gain: str | float | None = None,
     force: bool = False,
     single_writer: bool = False,
 ) -> Deployment:
     """Publish a plan in a store, ask the gate, and make it the live one of the model `name`; as `neuroshard deploy`.
 
     `store` is a folder or s3://bucket/prefix. `tables` are today's (a tables.json, or tables), `model` the plan's cost model;
-    `memory_margin`, `max_error` and `min_gain` are shares of 1. Raises Refused where the plan breaks a rule of the gate,
+    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%". Raises Refused where the plan breaks a rule of the gate,
     Conflict where another deployer was faster, StoreError, InvalidInput; all in one line.
 
     >>> import neuroshard as ns
@@ -271,33 +288,68 @@ def deploy(
     from neuroshard.deploy.run import DeploySettings, deploy_into
 
     settings = DeploySettings(
-        tables=Path(tables) if isinstance(tables, str | PathLike) else None if tables is None else tuple(tables),
-        cost_model=None if model is None else str(model),
-        memory_margin=memory_margin,
-        max_error=max_error,
-        min_gain=min_gain,
-        force=force,
-        single_writer=single_writer,
+        tables=None if tables is None else _todays(tables),
+        cost_model=take.maybe(_model, model),
+        memory_margin=take.portion("memory_margin", memory_margin),
+        max_error=take.maybe(take.portion, "max_error", max_error),
+        min_gain=take.maybe(take.portion, "min_gain", min_gain),
+        force=take.switch("force", force),
+        single_writer=take.switch("single_writer", single_writer),
     )
+    store, name = _store(store), _name(name)
     read = _plan(plan)
     where = f"plan {read.digest()[:12]}" if isinstance(plan, Plan) else str(plan)
-    return Deployment(str(store), *deploy_into(read, str(store), name, settings, where=where))
+    return Deployment(store, *deploy_into(read, store, name, settings, where=where))
 
 
 def _plan(plan: Plan | FilePath) -> Plan:
     from neuroshard.files.plan import read_plan
 
-    if isinstance(plan, Plan):
-        return plan
+    return plan if isinstance(plan, Plan) else read_plan(_path_of_plan("plan", plan))
+
+
+def _path_of_plan(option: str, plan: object) -> Path:
     if not isinstance(plan, str | PathLike):
-        raise UsageError(f"{shown(plan)} is no plan; give what neuroshard.search returns, or a plan.json")
-    return read_plan(Path(plan))
+        raise UsageError(
+            f"{option} is a plan that neuroshard.search returned, or the path of a plan.json, not {shown(plan)}"
+        )
+    return take.path(option, plan)
 
 
-def _tables(tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]], quiet: bool) -> Tables:
+def _model(model: object) -> str:
+    return take.name("model", model, "the name of a cost model, as in 'analytic:h100'")
+
+
+def _store(store: object) -> str:
+    return take.name("store", store, "a folder, or s3://bucket/prefix")
+
+
+def _name(name: object) -> str:
+    return take.name("name", name, "the model's name in the store, as in 'ads-ranker'")
+
+
+def _tables_or_file(tables: Any, quiet: bool) -> Path | Tables:
+    """A tables.json's path, which a plan then names as its source, or the tables of anything else."""
     from neuroshard.api import sources
 
+    if isinstance(tables, str | PathLike) and "://" not in str(tables) and str(tables).endswith(".json"):
+        return Path(tables)
     return tables if isinstance(tables, Tables) else sources.tables(tables, quiet=quiet)
+
+
+def _todays(tables: object) -> Path | tuple[Table, ...]:
+    if isinstance(tables, str | PathLike):
+        return take.path("tables", tables)
+    listed = tuple(tables) if isinstance(tables, Iterable) and not isinstance(tables, Mapping) else None
+    if listed is None or not all(isinstance(table, Table) for table in listed):
+        raise UsageError(f"tables is a tables.json, or what neuroshard.tables returned, not {shown(tables)}")
+    return listed
+
+
+def _stop(stop: object) -> threading.Event | None:
+    if stop is None or isinstance(stop, threading.Event):
+        return stop
+    raise UsageError(f"stop is a threading.Event, not {shown(stop)}")
 
 
 def _say_notes(notes: Iterable[str], quiet: bool) -> None:
@@ -307,15 +359,10 @@ def _say_notes(notes: Iterable[str], quiet: bool) -> None:
         log(*(f"note: {note}" for note in notes))
 
 
-def _several(option: str, values: Sequence[Any]) -> Sequence[Any]:
-    """A list of values. Raises UsageError for a single text, whose letters would count as values."""
-    if isinstance(values, str | PathLike):
-        raise UsageError(f"{option} is a list, as in {option}=[{str(values)!r}], not {shown(values)}")
-    return values
-
-
-def _check_devices(devices: int) -> None:
+def _devices(devices: object) -> int:
     from neuroshard.core.task import MAX_DEVICES
 
-    if not isinstance(devices, int) or not 1 <= devices <= MAX_DEVICES:
+    count = take.whole("devices", devices)
+    if not 1 <= count <= MAX_DEVICES:
         raise UsageError(f"devices must be a whole number from 1 to {MAX_DEVICES}, not {shown(devices)}")
+    return count

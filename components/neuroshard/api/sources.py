@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neuroshard.api import arguments as take
+from neuroshard.api.arguments import FilePath, public
 from neuroshard.api.results import Tables
 from neuroshard.core.clean import log
 from neuroshard.core.errors import UsageError
-from neuroshard.core.table import Table
+from neuroshard.core.table import MOST_LOOKUPS, Table
 from neuroshard.core.value import shown
 
 if TYPE_CHECKING:
@@ -24,10 +26,11 @@ if TYPE_CHECKING:
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+@public
 def tables(
-    source: str | PathLike[str] | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
+    source: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
     *,
-    pooling_factors: Mapping[str, float] | None = None,
+    pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
     default_pooling_factor: float | None = None,
     access: str = "uniform",
     dtype: str = "fp32",
@@ -42,8 +45,8 @@ def tables(
     module with TorchRec collections, a pandas DataFrame with a row a table (name, rows, dim, pooling_factor and the other
     fields of `Table`), or a list of `Table` or of mappings with those fields.
 
-    `pooling_factors` are the lookups a sample of a model's tables or features by name, `default_pooling_factor` those of any
-    other feature. `access` (uniform or zipf:EXPONENT), `dtype` (fp32 or fp16) and `optimizer` (the fused one, such as sgd,
+    `pooling_factors` are the lookups a sample of a model's tables or features by name (a list, as TorchRec's constraints have one
+    for each feature of a table, counts as its sum), `default_pooling_factor` those of any other feature. `access` (uniform or zipf:EXPONENT), `dtype` (fp32 or fp16) and `optimizer` (the fused one, such as sgd,
     rowwise_adagrad, adagrad or adam) hold where the source does not say, `dim` for .pt files, which have no dims. Notes on what
     was assumed go to stderr unless `quiet`, and stay in `.notes`.
 
@@ -56,6 +59,15 @@ def tables(
     from neuroshard.files.importers import tables_source
     from neuroshard.files.importers.presets import PRESETS
 
+    access, dtype, optimizer = (
+        take.name(option, value, f"text, as in {example!r}")
+        for option, value, example in (
+            ("access", access, "zipf:1.05"),
+            ("dtype", dtype, "fp16"),
+            ("optimizer", optimizer, "rowwise_adagrad"),
+        )
+    )
+    dim, quiet = take.whole("dim", dim), take.switch("quiet", quiet)
     of_models = pooling_factors is not None or default_pooling_factor is not None
     is_model = _is_a("torch.nn", "Module", source) or (
         isinstance(source, str)
@@ -79,8 +91,8 @@ def tables(
             source,  # type: ignore[arg-type]  # seen above: a str, or a torch module
             access=access,
             optimizer=optimizer,
-            pooling_factors=pooling_factors or {},
-            default_pooling_factor=default_pooling_factor,
+            pooling_factors=_lookups(pooling_factors or {}),
+            default_pooling_factor=take.maybe(_number, "default_pooling_factor", default_pooling_factor),
         )
     elif isinstance(source, str) and source in PRESETS:
         found = tables_source.from_preset(source, access=access, dtype=dtype, optimizer=optimizer)
@@ -93,9 +105,28 @@ def tables(
     else:
         raise UsageError(
             f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
+            f"{take.called_instead(source)}"
         )
     imported = found.tables()
     return _noted(imported.tables, imported.notes, quiet)
+
+
+def _lookups(given: object) -> dict[str, float]:
+    """Lookups a sample by name. Raises UsageError."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"pooling_factors is lookups by name, as in {{'user_id': 3.0}}, not {shown(given)}")
+    return {
+        str(name): sum(_number(f"pooling_factors of {name!r}", one) for one in listed)
+        for name, value in given.items()
+        for listed in [value if isinstance(value, list | tuple) else [value]]
+    }
+
+
+def _number(option: str, value: object) -> float:
+    number = take.number(option, value)
+    if not 0 <= number <= MOST_LOOKUPS:
+        raise UsageError(f"{option} is a number of lookups from 0 to {MOST_LOOKUPS:g}, not {shown(value)}")
+    return number
 
 
 def _noted(listed: tuple[Table, ...], notes: tuple[str, ...], quiet: bool) -> Tables:

@@ -22,7 +22,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 from neuroshard import __version__
 from neuroshard.cli.help import EXIT_CODES, GROUPS, name_values, usage_of, write_commands, write_parameters
 from neuroshard.cli.options import check_outputs
-from neuroshard.core.clean import accept_all_characters, clean, clean_lines, is_silent, silent
+from neuroshard.core.clean import accept_all_characters, clean, clean_lines, in_words, is_silent, silent
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
 
@@ -128,7 +128,7 @@ def _with_quiet(run: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(run)
     def quiet_or_not(*arguments: Any, quiet: bool, **options: Any) -> None:
-        with silent(quiet):
+        with silent(quiet), in_words(str):
             run(*arguments, **options)
 
     own = inspect.signature(run)

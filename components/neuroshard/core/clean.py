@@ -7,7 +7,7 @@ the program. `NeuroshardError`, `wrapped`, `log`, the command line's `say` and t
 import io
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO
@@ -36,6 +36,7 @@ _SECRET_PARAMETER = re.compile(
 _AUTHORIZATION = re.compile(r"(authorization['\"]?\s*[:=]\s*['\"]?(?:(?:bearer|basic)\s+)?)[^\s'\",]+", re.I)
 
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
+_in_words: ContextVar[Callable[[str], str] | None] = ContextVar("in_words", default=None)
 
 
 def clean(text: object) -> str:
@@ -94,10 +95,23 @@ def is_silent() -> bool:
     return _silent.get()
 
 
+@contextmanager
+def in_words(words: Callable[[str], str]) -> Iterator[Callable[[str], str]]:
+    """Inside, `log` prints what `words` makes of a line: the command line and Python name an option differently. Inside another
+    such block nothing changes. Yields the function that is in force."""
+    outer = _in_words.get()
+    before = _in_words.set(outer or words)
+    try:
+        yield outer or words
+    finally:
+        _in_words.reset(before)
+
+
 def log(*lines: object) -> None:
     """Print lines to stderr, each cleaned, unless silent."""
     if lines and not is_silent():
-        print(*map(clean, lines), sep="\n", file=sys.stderr, flush=True)
+        words = _in_words.get() or str
+        print(*(clean(words(str(line))) for line in lines), sep="\n", file=sys.stderr, flush=True)
 
 
 class CleanedStream(io.TextIOBase):

@@ -66,6 +66,9 @@ def topology_of(
         if network:
             raise UsageError("a network joins domains: give the ranks of a domain too (--domain 8)")
         return None
+    for what, ranks in (("a domain", domain), ("a host", local_world_size)):
+        if ranks is not None and ranks < 1:
+            raise UsageError(f"{what} has 1 rank or more, not {ranks}")
     ranks = domain or local_world_size or devices
     found = Topology(
         domain=ranks,

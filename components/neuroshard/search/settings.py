@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.errors import UsageError
+from neuroshard.core.value import shown
 from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.tuning import PAPER, TUNING, BeamWidth, Tuning
 
@@ -46,8 +47,8 @@ class SearchSettings:
             raise UsageError(
                 f"the time budget must be above 0 seconds, not {self.time_budget_s:g}; leave it out to search to the end"
             )
-        if self.rounds is not None and self.rounds < 0:
-            raise UsageError(f"rounds must be at least 0, not {self.rounds}")
+        if self.rounds is not None and not 0 <= self.rounds <= UNTIL_TIME_IS_UP:
+            raise UsageError(f"rounds must be 0 to {UNTIL_TIME_IS_UP:,}, not {shown(self.rounds)}")
         check_simplicity(self.simplicity)
         self.width.check()
         if from_a_plan and self.algorithm != LOCAL_SEARCH:

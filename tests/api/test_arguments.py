@@ -1,0 +1,103 @@
+"""Any argument of any public function, of any type: a result, or one line."""
+
+import inspect
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import neuroshard as ns
+from helpers.refusals import refused
+from neuroshard import api
+from neuroshard.core.errors import NeuroshardError, UsageError
+
+TABLES = [{"name": f"t{i}", "rows": 100_000, "dim": 64, "pooling_factor": 10.0 + i} for i in range(3)]
+MODEL = "analytic:h100"
+SEARCH: dict[str, Any] = {"devices": 2, "memory": "1GiB", "batch_size": 4096, "rounds": 0, "quiet": True}
+ANYTHING = [
+    *("x", "", " ", "1", "-1", "5%", "1,2", "a/b", "\0", b"x"),
+    *(["x"], ["1GiB", "2GiB"], [1], [None], [[]], [], (), ("x",), {"x": 1}, {1}, {}),
+    *(None, True, False, 0, 1, -1, 2.5, math.nan, math.inf, 10**400, np.int64(2), np.float32(0.5), np.array([1, 2])),
+    *(object(), len, ns.search, Path("nowhere.json"), ns.Plan, iter([1])),
+]
+
+
+@pytest.fixture(scope="module")
+def plan() -> ns.Plan:
+    return ns.search(TABLES, MODEL, **SEARCH)
+
+
+def given(verb: str, plan: ns.Plan, store: Path) -> dict[str, Any]:
+    """Arguments with which a verb works."""
+    return {
+        "search": {"tables": TABLES, "model": MODEL, **SEARCH},
+        "price": {"plan": plan, "model": MODEL},
+        "diff": {"old": plan, "new": plan},
+        "report": {"plan": plan},
+        "deploy": {"plan": plan, "store": store, "name": "m"},
+        "load_plan": {"source": store, "name": "m"},
+        "tables": {"source": TABLES, "quiet": True},
+    }[verb]
+
+
+VERBS = [verb for verb in api.__all__ if inspect.isfunction(getattr(api, verb))]
+ARGUMENTS = [(verb, name) for verb in VERBS for name in inspect.signature(getattr(api, verb)).parameters]
+
+
+@pytest.mark.parametrize(("verb", "argument"), ARGUMENTS)
+def test_no_argument_of_any_type_ends_in_another_error_than_ours(
+    verb: str, argument: str, plan: ns.Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = given(verb, plan, tmp_path / "store")
+    if verb == "load_plan":
+        ns.deploy(plan, tmp_path / "store", "m")
+
+    for value in ANYTHING:
+        try:
+            getattr(ns, verb)(**{**usual, argument: value})
+        except NeuroshardError as error:
+            assert "\n" not in str(error), (value, error)
+            assert str(error), value
+
+
+def test_what_can_mean_one_thing_is_taken(plan: ns.Plan) -> None:
+    def shards(**more: Any) -> object:
+        return ns.search(TABLES, MODEL, **{**SEARCH, **more}).task
+
+    assert shards(memory=["1GiB", 2**30]) == plan.task == shards(devices=np.int64(2), memory=np.int64(2**30))
+    assert shards(sharding_types=["column-wise", "row-wise"]) == shards(sharding_types="column-wise,row-wise")
+    assert shards(network=("43GB/s", "0.06ms"), domain=1) == shards(network="43GB/s,0.06ms", domain=1)
+    assert shards(reserve=2**20) == shards(reserve="1MiB")
+
+
+def test_what_cannot_is_refused_by_the_name_of_the_argument(plan: ns.Plan) -> None:
+    with refused(UsageError, "previous", "123"):
+        ns.search(TABLES, MODEL, **SEARCH, previous=123)  # type: ignore[arg-type]
+    with refused(UsageError, "no_row_wise", "'no'"):
+        ns.search(TABLES, MODEL, **SEARCH, no_row_wise="no")  # type: ignore[arg-type]
+    with refused(UsageError, "make_model()"):
+        ns.tables(make_model)  # type: ignore[arg-type]
+
+
+def make_model() -> None:
+    pass
+
+
+def test_shares_are_numbers_or_per_cent(plan: ns.Plan, tmp_path: Path) -> None:
+    first = ns.deploy(plan, tmp_path, "m", min_gain="5%", max_error="10%", force=True)
+
+    assert first.release.number == 1
+    with refused(UsageError, "min_gain", "'a lot'"):
+        ns.deploy(plan, tmp_path, "m", min_gain="a lot")
+
+
+def test_messages_name_arguments_where_the_command_line_has_flags(plan: ns.Plan, capsys: pytest.CaptureFixture[str]) -> None:
+    with refused(UsageError, "previous"):
+        ns.search(TABLES, MODEL, **SEARCH, move_budget=0)
+    with pytest.raises(UsageError, match="^row_wise '\\*' and no_row_wise=True contradict"):
+        ns.search(TABLES, MODEL, **SEARCH, row_wise=["*"], no_row_wise=True)
+    with pytest.raises(UsageError, match="give batch_size"):
+        ns.search(TABLES, MODEL, **{**SEARCH, "batch_size": None})
