@@ -11,7 +11,7 @@ from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.plan import DeviceCost
 from neuroshard.core.release import Decision, Release
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted, wrapped
+from neuroshard.core.text import counted, short_name, wrapped
 from neuroshard.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Price:
     def __str__(self) -> str:
         from neuroshard.report.text import DEVICES_SHOWN
 
-        of = f"plan {self.plan_digest[:12]}, batch {self.batch_size:,}, cost model {self.model[:40]}"
+        of = f"plan {self.plan_digest[:12]}, batch {self.batch_size:,}, cost model {short_name(self.model)}"
         slowest = f"{self.cost_ms:.3f} ms a step on the slowest device, {self.slowest_device}"
         lines = [
             *wrapped(f"{of}: {slowest}"),
@@ -139,7 +139,7 @@ class Price:
         return {"device": list(range(len(self.devices))), **parts, "total_ms": [*self.total_ms]}
 
     def __repr__(self) -> str:
-        what = f"Price of plan {self.plan_digest[:12]} by {self.model[:40]}:"
+        what = f"Price of plan {self.plan_digest[:12]} by {short_name(self.model)}:"
         return f"{what}\n{self.cost_ms:.3f} ms a step (slowest device, predicted)"
 
     def _repr_html_(self) -> str:

@@ -192,13 +192,17 @@ def search(
 
 
 @command("plan", "neuroshard show plan.json", "Show a plan, as numbers and bars.")
-def show(plan: PlanFile, as_json: AsJson = False) -> None:
+def show(
+    plan: PlanFile,
+    bound: Annotated[bool, typer.Option("--bound", help="Say what the lower bound assumes, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a plan: cost against the baselines, and every device's cost and memory."""
     from neuroshard.files.plan import read_plan
     from neuroshard.report.text import plan_json, plan_text
 
     shown = read_plan(plan)
-    say_json(plan_json(shown)) if as_json else say_text(plan_text(shown))
+    say_json(plan_json(shown)) if as_json else say_text(plan_text(shown, bound=bound))
 
 
 @command(

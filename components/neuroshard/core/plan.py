@@ -286,6 +286,8 @@ class Plan(Value):
     def __repr__(self) -> str:
         return "\n".join(self._summary())
 
+    __str__ = __repr__  # pydantic's own would print every shard
+
     def _summary(self) -> tuple[str, str]:
         """What the plan is, and what it costs: a line each."""
         tables, shards = counted(len(self.task.tables), "table"), counted(len(self.shards), "shard")

@@ -1,5 +1,6 @@
 """Text that fits 80 columns, on a terminal and piped: counted nouns, wrapped lines."""
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -26,6 +27,11 @@ def spanned(first: int, count: int) -> str:
 def first_few(names: Sequence[str]) -> str:
     """`a, b, c, …`: the first three of many."""
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+
+
+def short_name(name: str) -> str:
+    """A cost model's name as people read it: the first 12 digits of a digest, any other name whole."""
+    return name[:12] if re.fullmatch(r"[0-9a-f]{64}", name) else name
 
 
 def one_line(said: object, most: int | None = 300) -> str:

@@ -10,6 +10,7 @@ from neuroshard.core.launches import group_of, is_copied, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import short_name
 from neuroshard.costmodel.network import DomainMs, MoreColumns, for_task, knows_tasks, sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 
@@ -22,8 +23,8 @@ def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
     """Raise InvalidInput, whose message begins with `begins`, unless the plan was searched with this cost model."""
     by = plan.provenance.cost_model
     if by != model.name:
-        had = f"cost model {by[:12]}" if by else "no cost model"
-        raise InvalidInput(f"{begins} {model.name[:12]}, but the plan was searched with {had}")
+        had = f"cost model {short_name(by)}" if by else "no cost model"
+        raise InvalidInput(f"{begins} {short_name(model.name)}, but the plan was searched with {had}")
 
 
 class LaunchMs(NamedTuple):

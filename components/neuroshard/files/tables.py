@@ -15,6 +15,8 @@ def read_tables(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables of a tables.json, and notes on what was ignored. Raises InvalidInput in one line."""
     where = str(path)
     raw = check_format(decode_json(read_bytes(path), where), TABLES_FORMAT, where)
+    if raw.keys() >= {"task", "shards"}:
+        raise InvalidInput(f"{where}: is a plan, not tables; give the tables.json that it was searched for")
     if not isinstance(raw.get("tables"), list):
         raise InvalidInput(f'{where}: expected {{"tables": [...]}}, found tables = {shown(raw.get("tables"))}')
     tables = tuple(parse_table(entry, f"{where}: tables[{index}]") for index, entry in enumerate(raw["tables"]))

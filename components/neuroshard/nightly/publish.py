@@ -7,6 +7,7 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import Refused
 from neuroshard.core.nightly import Campaign, Request
 from neuroshard.core.release import ModelRelease
+from neuroshard.core.text import short_name
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.deploy.bundles import PublishRule, publish_model
@@ -57,6 +58,6 @@ def _serves_less(store: Store, campaign: Campaign, request: Request, cost_model:
         return ""
     asked = ", ".join(map(str, sorted(set(missing))))
     return (
-        f"{campaign.hardware.name}: cost model {new.name[:12]} cannot predict the all-to-all of {asked} devices, which the live "
-        f"{old.name[:12]} can; that one stays live, and later runs measure more"
+        f"{campaign.hardware.name}: cost model {short_name(new.name)} cannot predict the all-to-all of {asked} devices, which the live "
+        f"{short_name(old.name)} can; that one stays live, and later runs measure more"
     )

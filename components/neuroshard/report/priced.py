@@ -2,6 +2,7 @@
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import DeviceCost, Plan
+from neuroshard.core.text import short_name
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 
@@ -11,7 +12,7 @@ def priced(plan: Plan, model: CostModel) -> tuple[DeviceCost, ...]:
     prices = price_shards(model, plan.task, plan.shards)
     if prices is None:
         raise InvalidInput(
-            f"cost model {model.name[:12]} knows whole tables only, but plan {plan.digest()[:12]} splits some row-wise; "
+            f"cost model {short_name(model.name)} knows whole tables only, but plan {plan.digest()[:12]} splits some row-wise; "
             "price it by another cost model, or search with --no-row-wise"
         )
     parts = prices.compute_ms, prices.forward_collective_ms, prices.backward_collective_ms

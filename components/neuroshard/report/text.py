@@ -6,7 +6,7 @@ from typing import Any
 from neuroshard.core.clean import clean
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
-from neuroshard.core.text import counted, spanned, wrapped
+from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
 from neuroshard.report.numbers import against, cut_tables, memory_counts, row_wise_tables, source
@@ -15,14 +15,14 @@ DEVICES_SHOWN, ROW_WISE_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
 
 
-def plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan, *, bound: bool = False) -> str:
     """A plan: its cost against the baselines', then its devices, as numbers and as bars. Costs are predicted ms, memory is exact.
 
-    Of more than DEVICES_SHOWN devices the slowest are shown.
+    Of more than DEVICES_SHOWN devices the slowest are shown. With `bound`, it says what the lower bound assumes.
     """
     lines = wrapped(f"less certain: {plan.provenance.instead}") if plan.provenance.instead else []
     lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
-    lines += [*_cost_lines(plan), "", *_device_lines(plan), *_bar_lines(plan), "", *_memory_lines(plan), ""]
+    lines += [*_cost_lines(plan, bound), "", *_device_lines(plan), *_bar_lines(plan), "", *_memory_lines(plan), ""]
     lines += _row_wise_lines(plan)
     lines += wrapped(_origin(plan))
     for note in plan.provenance.notes:
@@ -38,10 +38,10 @@ def _size(plan: Plan) -> str:
     return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}{sent}"
 
 
-def _cost_lines(plan: Plan) -> list[str]:
+def _cost_lines(plan: Plan, bound: bool) -> list[str]:
     if plan.cost_ms is None:
         return ["no predicted cost"]
-    lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step", *_bound_lines(plan)]
+    lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step", *_bound_lines(plan, bound)]
     for baseline in plan.baselines:
         if baseline.cost_ms is None:
             lines += wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)
@@ -52,13 +52,13 @@ def _cost_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _bound_lines(plan: Plan) -> list[str]:
+def _bound_lines(plan: Plan, assumptions: bool) -> list[str]:
     if plan.gap is None:
         return [line for why in plan.bound_assumptions for line in wrapped(f"  {why}", indent=4)]
     lines = [
         f"  no plan costs less than {plan.lower_bound_ms:.3f} ms by this cost model: at most {plan.gap:.1%} to gain"
     ]
-    return lines + [line for why in plan.bound_assumptions for line in wrapped(f"  where {why}", indent=4)]
+    return lines + [line for why in plan.bound_assumptions * assumptions for line in wrapped(f"  where {why}", indent=4)]
 
 
 def _device_lines(plan: Plan) -> list[str]:
@@ -156,8 +156,7 @@ def _cost_model(by: Provenance) -> str:
     """The cost model, and whether anything was measured for it."""
     if by.cost_model is None:
         return "no cost model"
-    name = by.cost_model if by.cost_model_backend == "analytic" else by.cost_model[:12]
-    return f"cost model {name} of {source(by.cost_model_backend, by.cost_model_device)}"
+    return f"cost model {short_name(by.cost_model)} of {source(by.cost_model_backend, by.cost_model_device)}"
 
 
 def costs_by_device_text(plan: Plan) -> str:
