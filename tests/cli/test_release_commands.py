@@ -36,7 +36,7 @@ def test_a_day_of_releases(tmp_path, neuroshard, place):
         return done.stdout + "".join(lines)
 
     old, equal, better = (plan.digest()[:12] for plan in (OLD, EQUAL, BETTER))
-    assert step("deploy", "old.json") == f"store: m release 1 is live, plan {old}\ngate: nothing is live\n"
+    assert step("deploy", "old.json") == f"store: m release 1 is live, plan {old}\ngate: nothing was live before\n"
     assert step("deploy", "equal.json", "--tables", "tables.json") == (
         f"store: kept the live plan: m release 1, plan {old}\n"
         "gate: predicted 1.95 ms, 2.5% lower than the live plan's 2 ms, not more than the 5.0% that its cost model is off by; "

@@ -175,7 +175,7 @@ def test_the_cost_models_error_must_be_within_its_limit(store, error, word):
     decision = decision_of(store, plan_of(1.0, error=error), Gate(max_error=0.1))
 
     assert decision.verdict == ("refused" if word else "passed")
-    assert (word or "nothing is live") in decision.why
+    assert (word or "nothing was live before") in decision.why
 
 
 def test_every_fault_is_recorded(store):
@@ -435,7 +435,7 @@ def test_a_stand_in_must_gain_as_much_as_a_guess(store):
     plan = plan_of(9.0).model_copy(update={"provenance": by})
     decision = decide(plan, Gate(), None, None)
     assert (decision.verdict, decision.instead) == ("passed", "its all-to-all is a guess")
-    assert decision.why == "less certain: its all-to-all is a guess; nothing is live"
+    assert decision.why == "less certain: its all-to-all is a guess; nothing was live before"
     deploy(plan_of(10.0), store, "m", now=NOW)
     decision = decision_of(store, plan)
     assert (decision.verdict, decision.min_gain) == ("kept", GUESS)

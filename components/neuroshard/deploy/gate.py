@@ -167,7 +167,7 @@ def _error(error: float | None, gate: Gate) -> str | None:
 def _why_it_cannot_serve(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None) -> str | None:
     """Why no live plan could stay live today; None where one can."""
     if live is None:
-        return "nothing is live"
+        return "nothing was live before"
     if live_plan is None:
         return "the live plan cannot be read"
     return _for_other_task(plan, live_plan, gate)
@@ -260,7 +260,7 @@ def _precision(task: ShardingTask) -> str:
 def _comparison(plan: Plan, gate: Gate, live_plan: Plan | None, why_not: str | None) -> tuple[str, float | None]:
     """How the plans were compared, or why they were not; and the live plan's cost in ms by the same measure."""
     if live_plan is None or why_not:
-        return why_not or "nothing is live", None
+        return why_not or "nothing was live before", None
     if plan.cost_ms is None:
         return "not compared: the plan carries no prediction", None
     if gate.price is not None:

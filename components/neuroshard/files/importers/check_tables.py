@@ -13,6 +13,7 @@ from neuroshard.files.importers.imported import Defaults, TableEntry
 
 CACHE_LINE_BYTES = 64  # of CPUs; two of the sectors of 32 bytes that a GPU fetches
 WASTED_SHARE = 0.25
+STAYS_IN_CACHE_BYTES = 2**20  # a table of so much is read from an L2 cache, whatever its lines hold
 DEVICE_BYTES = 80 * 2**30  # of an A100 or H100
 MANY_LOOKUPS = 1_000
 SHOWN = 5  # findings of the same kind that are printed
@@ -85,11 +86,11 @@ def check_table(table: Table) -> Iterator[Finding]:
         )
     row_bytes = table.dim * table.element_bytes
     wasted = -row_bytes % CACHE_LINE_BYTES
-    if wasted / (row_bytes + wasted) > WASTED_SHARE:
-        share = wasted / (row_bytes + wasted)
+    in_lines = row_bytes + wasted
+    if wasted / in_lines > WASTED_SHARE and table.rows * in_lines > STAYS_IN_CACHE_BYTES:
         yield odd(
             "cache-line",
-            f"a row of {row_bytes} bytes leaves {share:.0%} of its cache lines ({CACHE_LINE_BYTES} bytes) unused",
+            f"a row of {row_bytes} bytes leaves {wasted / in_lines:.0%} of its cache lines ({CACHE_LINE_BYTES} bytes) unused",
         )
     if table.shard_bytes(table.rows, DIM_STEP) > DEVICE_BYTES:
         narrow = format_bytes(table.shard_bytes(table.rows, DIM_STEP))
