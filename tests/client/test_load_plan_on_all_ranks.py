@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from helpers.limits import HANGS
 from helpers.loopback import HOST
 from helpers.plans import NOW, TABLES, make_plan
 from helpers.refusals import refused
-from neuroshard.client import load_plan, load_plan_on_all_ranks
+from neuroshard.client import load_plan, load_plan_on_all_ranks, ranks
 from neuroshard.client.ranks import PART_BYTES, Channel, share_plan
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
 from neuroshard.core.plan import Plan, Provenance
@@ -154,13 +154,13 @@ def test_a_fault_of_the_program_on_rank_0_ends_the_others_too(store):
 
 def begin_to_wait_when_answered_by(rank: int) -> None:
     """In this process, which ends with its test: however busy the machine is, this rank is not late."""
-    wait = Channel.wait
+    welcome = Channel.welcome
 
-    def patient(self: Channel, names: Sequence[str], seconds: float) -> list[str]:
-        assert wait(self, [f"answer/{rank}"], HANGS) == []
-        return wait(self, names, seconds)
+    def patient(self: Channel, ranks: Iterable[int], prefix: str, seconds: float) -> list[int]:
+        assert welcome(self, [rank], prefix, HANGS) == []
+        return welcome(self, ranks, prefix, seconds)
 
-    Channel.wait = patient
+    Channel.welcome = patient
 
 
 def test_a_rank_that_dies_is_named_on_all_others(store):
@@ -264,6 +264,77 @@ def test_many_ranks_share_a_plan_of_several_parts():
 
     with ThreadPoolExecutor(64) as pool:
         assert set(pool.map(lambda rank: work(rank).digest(), range(64))) == {plan.digest()}
+
+
+def attempt(key_value: Any, ranks: Iterable[int], of: int, plan: Plan, seconds: float) -> list[Any]:
+    """What these ranks of so many get when they share a plan under the same prefix as ever: digests, or errors in words."""
+
+    def work(rank: int) -> str:
+        try:
+            return share_plan(
+                key_value,
+                rank,
+                of,
+                lambda: Published(plan, plan.canonical_json()),
+                lambda *_: None,
+                prefix="p",
+                model="m",
+                load_seconds=seconds,
+                timeout_seconds=seconds,
+            ).digest()
+        except NeuroshardError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(of) as pool:
+        return list(pool.map(work, ranks))
+
+
+@pytest.mark.parametrize("before", [[], [0], [1], [0, 1], [0, 2], [1, 2], [0, 1, 2]])
+@pytest.mark.parametrize("of", [2, 3, 4])
+def test_what_an_attempt_before_left_in_the_key_value_store_is_not_taken(before: list[int], of: int) -> None:
+    """torchrun keeps the store when it starts the ranks again, with another number of ranks or not."""
+    key_value = HashStore()
+    attempt(key_value, before, 3, PLAN, seconds=0.2)
+
+    assert attempt(key_value, range(of), of, OTHER, seconds=HANGS) == [OTHER.digest()] * of
+
+
+def test_a_rank_that_calls_once_more_ends_in_a_line(store: FolderStore) -> None:
+    def work(rank: int) -> Any:
+        first = load(store.url, rank)
+        if rank != 1:
+            return first
+        return first, *on_error(lambda: load(store.url, rank, timeout_seconds=0.3, deadline_seconds=0.3))
+
+    first, extra, last = on_ranks(work)
+
+    assert first == last == extra[0] == PLAN.digest()
+    assert extra[1] is NeuroshardError
+    assert "as often as this rank does" in extra[2]
+
+
+def on_error(work: Callable[[], Any]) -> tuple[type, str]:
+    try:
+        return work()
+    except NeuroshardError as error:
+        return type(error), str(error)
+
+
+def test_two_models_in_threads_and_a_group_that_is_made_anew_have_keys_of_their_own(store: FolderStore) -> None:
+    deploy(OTHER, store, "other", now=NOW)
+
+    def work(rank: int) -> list[str]:
+        with ThreadPoolExecutor(2) as pool:
+            models = ["m", "other"] if rank == 0 else ["other", "m"]
+            loaded = pool.map(lambda model: load_plan_on_all_ranks(store.url, model, cache_dir=False), models)
+            found = {model: plan.digest() for model, plan in zip(models, loaded, strict=True)}
+        if rank == 1:
+            ranks._calls.clear()  # as in a process that was started anew
+        group = dist.new_group(list(range(RANKS)))
+        again = load_plan_on_all_ranks(store.url, "m", group=group, cache_dir=False).digest()
+        return [found["m"], found["other"], again]
+
+    assert on_ranks(work) == [[PLAN.digest(), OTHER.digest(), PLAN.digest()]] * RANKS
 
 
 def test_bytes_that_were_damaged_on_the_way_are_refused_on_all_ranks():

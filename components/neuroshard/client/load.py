@@ -16,6 +16,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
+from neuroshard.core.text import counted
 from neuroshard.core.value import sha256
 from neuroshard.store.deadline import Reader, within
 from neuroshard.store.folder import FolderStore
@@ -155,10 +156,11 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, int]], whose: str) 
 
 def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
     """Raise InvalidInput unless the plan is for `world_size` ranks."""
-    if plan.task.devices != world_size:
+    if (planned := plan.task.devices) != world_size:
+        groups = f"; if they train in groups of {planned}, give world_size={planned}" if world_size % planned == 0 else ""
         raise InvalidInput(
-            f"{whose} is for {plan.task.devices} ranks, but the trainer has {world_size}; start {plan.task.devices}, or "
-            f"search a plan with --devices {world_size}"
+            f"{whose} is for {counted(planned, 'rank')}, but the trainer has {world_size}; start {planned}, or search a plan "
+            f"with --devices {world_size}{groups}"
         )
 
 

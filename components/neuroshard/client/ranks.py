@@ -5,20 +5,28 @@
 Ranks that each load a plan may get different ones: a deploy happens between two reads, or a host is cut off and falls back to
 its cache. Here one rank reads. Either every rank returns the same plan, or every rank raises the same error.
 
-The plan travels through the key-value store that `torch.distributed.init_process_group` made, with any backend. In each call:
+The plan travels through the key-value store that `torch.distributed.init_process_group` made, with any backend. That store may
+be older than the ranks: torchrun keeps it when it starts them again, and what an attempt before has written is still there. So
+rank r writes a token that nobody had before, and takes only what was written for this token:
 
-    part/<i>      rank 0 writes the plan's bytes,
-    offer         then their number of parts and sha256, or its error.
-    answer/<r>    Rank r writes "" once it holds the plan, and the plan fits rank r; or its error.
-    verdict       Rank 0 writes "" where every answer is "", else the error that every rank raises.
+    hello/<r>            rank r writes its token.
+    welcome/<token>      Rank 0 writes the prefix of this call, which nobody had before either. Under it:
+    part/<i>             rank 0 writes the plan's bytes,
+    offer                then their number of parts and sha256, or its error.
+    answer/<r>           Rank r writes "" once it holds the plan, and the plan fits rank r; or its error.
+    verdict              Rank 0 writes "" where every answer is "", else the error that every rank raises.
 """
 
 import json
+import os
+import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, check_fits_trainer, load_published, name_of
 from neuroshard.core import errors
@@ -40,7 +48,10 @@ PART_BYTES = 2**20  # of one value; torch's TCPStore accepts up to 8 MiB
 RANKS_NAMED = 8
 
 T = TypeVar("T")
-_calls: Counter[str] = Counter()  # calls of each process group in this process, so that every call has keys of its own
+# Calls for each model in each process group, so that every call has keys of its own. A group that was made anew counts anew: some
+# of its ranks may be new processes.
+_calls: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
+_counting = threading.Lock()
 
 
 class KeyValueStore(Protocol):
@@ -73,15 +84,14 @@ def load_plan_on_all_ranks(
     within `timeout_seconds`, all others raise a NeuroshardError that names them. The call ends within about `deadline_seconds`
     plus twice `timeout_seconds`. Raises UsageError without a process group.
     """
-    key_value, name, rank, ranks = _parts_of(group)
-    _calls[name] += 1
+    chosen, key_value, rank, ranks = _parts_of(group)
     return share_plan(
         key_value,
         rank,
         ranks,
         lambda: load_published(store_url, model, digest, cache_dir, deadline_seconds),
         lambda plan, whose: check_fits_trainer(plan, whose, tables, ranks if world_size is None else world_size),
-        prefix=f"neuroshard/{name}/{_calls[name]}",
+        prefix=_prefix(chosen, model),
         model=model,
         load_seconds=deadline_seconds,
         timeout_seconds=timeout_seconds,
@@ -102,7 +112,7 @@ def share_plan(
 ) -> Plan:
     """The plan that `load` returns on rank 0, on all `ranks`, once `check(plan, its name)` has passed on each of them.
 
-    The keys begin with `prefix`, the same on all ranks, under which nothing was ever written. Raises as
+    The keys begin with `prefix`, the same on all ranks. What attempts before have written under it does not matter. Raises as
     `load_plan_on_all_ranks` does.
     """
     channel = Channel(key_value, prefix, rank)
@@ -116,6 +126,10 @@ class Channel:
 
     def __init__(self, key_value: KeyValueStore, prefix: str, rank: int) -> None:
         self.key_value, self.prefix, self.rank, self.reader = key_value, prefix, rank, Reader()
+
+    def under(self, prefix: str) -> "Channel":
+        """The keys of the call that has this prefix."""
+        return Channel(self.key_value, f"{self.prefix}/{prefix}", self.rank)
 
     def write(self, name: str, value: str | bytes) -> None:
         self._bounded(MARGIN_SECONDS, lambda: self.key_value.set(f"{self.prefix}/{name}", value))
@@ -142,6 +156,35 @@ class Channel:
         self._bounded(seconds + MARGIN_SECONDS, poll)
         # the poll stops at a missing key, so those before it were not looked at
         return [name for name in missing if not self._is_there(name)]
+
+    def welcome(self, ranks: Iterable[int], prefix: str, seconds: float) -> list[int]:
+        """Rank 0: tell each of the ranks that says hello the prefix of the call, until all have answered. Returns those that have
+        not after `seconds`.
+
+        A token may be that of a rank that has ended, so tokens are read until they are answered.
+        """
+        welcomed, ends = dict.fromkeys(ranks, b""), time.monotonic() + seconds
+        call = self.under(prefix).prefix
+
+        def poll() -> None:
+            pause = 0.005
+            while True:
+                for rank in [*welcomed]:
+                    if self.key_value.check([f"{call}/answer/{rank}"]):
+                        del welcomed[rank]
+                    elif self.key_value.check([f"{self.prefix}/hello/{rank}"]):
+                        token = bytes(self.key_value.get(f"{self.prefix}/hello/{rank}"))
+                        if token != welcomed[rank]:
+                            self.key_value.set(f"{self.prefix}/welcome/{token.decode()}", prefix)
+                            welcomed[rank] = token
+                left = ends - time.monotonic()
+                if not welcomed or left <= 0:
+                    return
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, POLL_SECONDS)
+
+        self._bounded(seconds + MARGIN_SECONDS, poll)
+        return sorted(welcomed)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -174,75 +217,89 @@ def _give(
     timeout_seconds: float,
 ) -> Plan:
     """Rank 0: load the plan, offer it, collect the answers, and write the verdict."""
+    others, prefix = range(1, ranks), secrets.token_hex(8)
+    call = channel.under(prefix)
     try:
         published = load()
+        fault = _fault(published, check, model)
     except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
         with suppress(NeuroshardError):
-            channel.write("offer", json.dumps({"error": _as_json(error, 0)}))
+            call.write("offer", json.dumps({"error": _as_json(error, 0)}))
+            channel.welcome(others, prefix, timeout_seconds if isinstance(error, Exception) else 0.0)
         raise
     parts = [published.data[i : i + PART_BYTES] for i in range(0, len(published.data), PART_BYTES)]
     names = [f"part/{number}" for number in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
-        channel.write(name, part)
-    channel.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(published.data)}))
+        call.write(name, part)
+    call.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(published.data)}))
 
-    found: dict[int, NeuroshardError] = {}
+    found = {} if fault is None else {0: fault}
     verdict = ""
     try:
-        try:
-            check(published.plan, name_of(published, model))
-        except NeuroshardError as error:
-            found[0] = error
-        missing = channel.wait([f"answer/{rank}" for rank in range(1, ranks)], timeout_seconds)
-        late = sorted(int(name.rpartition("/")[2]) for name in missing)
-        for rank in set(range(1, ranks)) - set(late):
-            if answer := channel.read(f"answer/{rank}"):
+        late = channel.welcome(others, prefix, timeout_seconds)
+        for rank in set(others) - set(late):
+            if answer := call.read(f"answer/{rank}"):
                 found[rank] = _from_json(json.loads(answer))
         _raise_verdict(found, late, name_of(published, model), timeout_seconds)
     except BaseException as error:
         verdict = json.dumps(_as_json(error, 0))
         raise
     finally:
-        channel.write("verdict", verdict)
-    channel.delete(names)  # every rank has answered, so every rank has read them
+        call.write("verdict", verdict)
+    call.delete(names)  # every rank has answered, so every rank has read them
     return published.plan
+
+
+def _fault(published: Published, check: Callable[[Plan, str], None], model: str) -> NeuroshardError | None:
+    """Why a plan does not fit this rank; None where it does."""
+    try:
+        check(published.plan, name_of(published, model))
+    except NeuroshardError as error:
+        return error
+    return None
 
 
 def _take(
     channel: Channel, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
 ) -> Plan:
     """Any other rank: read the plan that rank 0 offers, answer, and follow the verdict."""
-    answer = f"answer/{channel.rank}"
-    if channel.wait(["offer"], offer_seconds):
-        error = NeuroshardError(
+    answer, token = f"answer/{channel.rank}", secrets.token_hex(8)
+    channel.write(f"hello/{channel.rank}", token)
+    if channel.wait([f"welcome/{token}"], offer_seconds):
+        raise NeuroshardError(
             f"rank {channel.rank}: rank 0 gave no plan of {model!r} within {offer_seconds:g} s; has rank 0 ended, or does it not "
-            "call load_plan_on_all_ranks?"
+            "call load_plan_on_all_ranks, as often as this rank does?"
         )
-        channel.write(answer, json.dumps(_as_json(error, channel.rank)))  # in case rank 0 comes later
-        raise error
-    offer = json.loads(channel.read("offer"))
+    call = channel.under(channel.read(f"welcome/{token}").decode())
+    offer = json.loads(call.read("offer"))
     if "error" in offer:
+        call.write(answer, "")
         raise _from_json(offer["error"], "rank 0: " if offer["error"]["kind"] else "")
-    said = ""
+    said, fault = "", None
     try:
-        data = b"".join(channel.read(f"part/{number}") for number in range(offer["parts"]))
+        data = b"".join(call.read(f"part/{number}") for number in range(offer["parts"]))
         if sha256(data) != offer["sha256"]:
             raise InvalidInput(f"the plan of {model!r} was damaged on the way from rank 0")
         published = Published(Plan.from_json(data, "the plan that rank 0 loaded"), data)
-        check(published.plan, name_of(published, model))
+        fault = _fault(published, check, model)
+    except NeuroshardError as error:
+        fault = error
     except BaseException as error:
         said = json.dumps(_as_json(error, channel.rank))
-        if not isinstance(error, NeuroshardError):
-            raise
+        raise
     finally:
-        channel.write(answer, said)
-    if channel.wait(["verdict"], verdict_seconds):
+        if fault is not None:
+            said = json.dumps(_as_json(fault, channel.rank))
+        call.write(answer, said)
+    if call.wait(["verdict"], verdict_seconds):
         raise NeuroshardError(
             f"rank {channel.rank}: rank 0 loaded the plan of {model!r}, but did not say within {verdict_seconds:g} s that all "
             "ranks have it; rank 0 has ended"
         )
-    if verdict := channel.read("verdict"):
+    if verdict := call.read("verdict"):
         raise _from_json(json.loads(verdict))
+    if fault is not None:
+        raise fault
     return published.plan
 
 
@@ -290,8 +347,16 @@ def _from_json(value: Mapping[str, str], before: str = "") -> NeuroshardError:
     return error
 
 
-def _parts_of(group: "ProcessGroup | None") -> tuple[KeyValueStore, str, int, int]:
-    """The key-value store of a process group, the group's name, this process's rank and the number of ranks."""
+def _prefix(group: "ProcessGroup", model: str) -> str:
+    """Of the keys of one call. Jobs that share a store have other names, and two models in two threads of a job other keys."""
+    with _counting:
+        calls = _calls.setdefault(group, Counter())
+        calls[model] += 1
+        return f"neuroshard/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{group.group_name}/{model}/{calls[model]}"
+
+
+def _parts_of(group: "ProcessGroup | None") -> tuple["ProcessGroup", KeyValueStore, int, int]:
+    """A process group, its key-value store, this process's rank and the number of ranks."""
     try:
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
@@ -311,4 +376,4 @@ def _parts_of(group: "ProcessGroup | None") -> tuple[KeyValueStore, str, int, in
         raise UsageError(
             f"load_plan_on_all_ranks: a group of backend {dist.get_backend(chosen)} has no key-value store"
         )
-    return key_value, chosen.group_name, rank, dist.get_world_size(chosen)
+    return chosen, key_value, rank, dist.get_world_size(chosen)
