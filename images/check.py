@@ -150,8 +150,8 @@ def check(store: list[str], kind: str, scratch: Path) -> None:
     print(f"{image}: {size} with this base; user, labels, imports, tools and write permissions are as promised")
 
 
-def night(inside: Any, kind: str) -> str:
-    """Run steps of the pipeline as KFP's launcher would, by their real commands, and tell what they made.
+def night(inside: Any, kind: str, scratch: str = "/tmp") -> str:
+    """Run steps of the pipeline as KFP's launcher would, by their real commands, and tell what they made in the `scratch` folder.
 
     The cpu image surveys; the gpu image goes on to measure, by the formula, as there is no GPU here.
     """
@@ -159,7 +159,7 @@ def night(inside: Any, kind: str) -> str:
     asked = {name: one["defaultValue"] for name, one in spec["root"]["inputDefinitions"]["parameters"].items()}
     asked |= {
         "backend": "synthetic",
-        "store": "/tmp/store",
+        "store": f"{scratch}/store",
         "compute_cases": 20,
         "collective_cases": 4,
         "budget": "30s",
@@ -170,21 +170,22 @@ def night(inside: Any, kind: str) -> str:
         values = {key: value for key, value in {**asked, **more}.items() if key in wanted}
         for key, value in values.items():  # the YAML writes 2000.0 for a whole number, and KFP's launcher 2000
             values[key] = int(value) if wanted[key]["parameterType"] == "NUMBER_INTEGER" else value
-        told = json.dumps({"inputs": {"parameterValues": values}, "outputs": {"outputFile": f"/tmp/{name}.json"}})
+        told = json.dumps({"inputs": {"parameterValues": values}, "outputs": {"outputFile": f"{scratch}/{name}.json"}})
         container = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
         inside(*(word.replace("{{$}}", told) for word in (*container["command"], *container["args"])))
-        return dict(json.loads(inside("sh", "-c", f"cat /tmp/{name}.json || echo '{{}}'")).get("parameterValues", {}))
+        return dict(json.loads(inside("sh", "-c", f"cat {scratch}/{name}.json || echo '{{}}'")).get("parameterValues", {}))
 
     surveyed = step("survey")
-    expect(len(surveyed["works"]) == 1, f"the survey found {len(surveyed['works'])} kinds of hardware here, not 1")
+    campaigns = surveyed["campaigns"]
+    expect(len(campaigns) == 1, f"the survey found {len(campaigns)} kinds of hardware to measure here, not 1")
     if kind == "cpu":
         # the CronJob's command, with nobody there to answer: it has read the pipeline that it carries
         told = inside("sh", "-c", "neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true")
         expect("does not answer" in told, f"neuroshard submit: {told.strip()[-200:]}")
-        return f"surveyed {json.loads(surveyed['works'][0])['hardware']['name']}; neuroshard submit reads its pipeline"
-    [job] = step("augment", found=surveyed["found"])["jobs"]
+        return f"surveyed {json.loads(campaigns[0])['hardware']['name']}; neuroshard submit reads its pipeline"
+    [job] = step("augment", survey=surveyed["survey"])["jobs"]
     step("measure", job=job)
-    parts = inside("sh", "-c", "ls /tmp/store/_measuring/*/*/costs-1-of-1").split()
+    parts = inside("sh", "-c", f"ls {scratch}/store/_measuring/*/*/costs-1-of-1").split()
     expect("costs.json" in parts, f"measure left {parts}")
     return f"measured into {len(parts)} files"
 

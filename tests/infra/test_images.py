@@ -1,13 +1,16 @@
 """The Dockerfiles: lint-clean, pinned, not root, and what they copy is there."""
 
 import fnmatch
+import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.limits import HANGS
 from neuroshard import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -52,3 +55,18 @@ def test_what_it_copies_is_there_and_not_ignored(dockerfile: Path) -> None:
     for path in " ".join(copies).replace("${TORCH}", "cpu").split():
         assert (ROOT / path).exists(), path
         assert any(fnmatch.fnmatch(path, pattern) for pattern in allowed), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_the_steps_that_an_image_is_checked_with_are_the_pipelines(kind: str, tmp_path: Path) -> None:
+    """Here, without an image: `make images-check` runs the same in both."""
+    check = runpy.run_path(str(ROOT / "images" / "check.py"))
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+
+    def inside(*command: str) -> str:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, cwd=tmp_path, env=environment)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    assert check["night"](inside, kind, str(tmp_path)).startswith({"cpu": "surveyed", "gpu": "measured"}[kind])
