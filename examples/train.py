@@ -52,6 +52,7 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -172,7 +173,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
 
     torch.manual_seed(arguments.seed)
     unsharded = Model(collections, torch.device("cpu")).float()  # fused kernels sum fp16 rows in fp32
-    model = shard(Model(collections, torch.device("meta")), plan, arguments.optimizer, arguments.learning_rate)
+    model = shard(Model(collections, torch.device("meta")), plan, arguments)
     load_weights(model, unsharded)
 
     generator = torch.Generator().manual_seed(1000 * arguments.seed + rank)
@@ -215,21 +216,22 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     dist.destroy_process_group()
 
 
-def shard(model: nn.Module, plan: Plan, optimizer: str, learning_rate: float) -> DistributedModelParallel:
+def shard(model: nn.Module, plan: Plan, arguments: argparse.Namespace) -> DistributedModelParallel:
     """The model, each table where the plan says. Its tables may be on the meta device: only this rank's shards are made."""
-    fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": learning_rate}
+    fused = {"optimizer": OPTIMIZERS[arguments.optimizer], "learning_rate": arguments.learning_rate}
     codecs = qcomms(plan, device_type="cpu")  # where the plan's all-to-alls are not in fp32
     of_bags = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs)
+    sharders: list[ModuleSharder[Any]] = [
+        of_bags,
+        FeatureProcessedEmbeddingBagCollectionSharder(of_bags, qcomm_codecs_registry=codecs),
+        EmbeddingCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs),
+    ]
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
-        plan=to_torchrec(plan, model, device_type="cpu", optimizer=optimizer),
-        sharders=[
-            of_bags,
-            FeatureProcessedEmbeddingBagCollectionSharder(of_bags, qcomm_codecs_registry=codecs),
-            EmbeddingCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs),
-        ],
+        plan=to_torchrec(plan, model, device_type="cpu", sharders=sharders, batch_size=arguments.batch_size),
+        sharders=sharders,
     )
 
 

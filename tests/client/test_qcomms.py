@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -44,6 +44,7 @@ def plan_of(words: str, kind: str) -> Plan:
         "columns": [(0, ROWS, 0, DIM // 2, 0), (0, ROWS, DIM // 2, DIM // 2, 3)],
         "rows": [(16 * rank, 16, 0, DIM, rank) for rank in range(RANKS)],
         "domain": [(32 * place, 32, 0, DIM, 2 + place) for place in range(DOMAIN)],
+        "quarters": [(0, ROWS, 8 * rank, DIM // RANKS, rank) for rank in range(RANKS)],
         "grid": [(32 * (rank % 2), 32, 16 * (rank // 2), DIM // 2, rank) for rank in range(RANKS)],
     }[kind]
     names = ("row_offset", "rows", "column_offset", "dim", "device")
@@ -82,9 +83,9 @@ def part_of(table: torch.Tensor, part: Shard) -> torch.Tensor:
     return table[rows, columns : columns + part.dim]
 
 
-def train_a_step(rank: int, plans: list[Plan]) -> list[tuple[float, float, int]]:
-    """For each plan: the largest difference of outputs, and of the table after a step, as shares of the largest value; and the
-    bytes that this rank gave to collectives."""
+def train_a_step(rank: int, plans: list[Plan], **fused: Any) -> list[tuple[float, float, int]]:
+    """For each plan, with these settings of the operator too: the largest difference of outputs, and of the table after a step,
+    as shares of the largest value; and the bytes that this rank gave to collectives."""
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
     counting_bytes(counts)
@@ -98,13 +99,14 @@ def train_a_step(rank: int, plans: list[Plan]) -> list[tuple[float, float, int]]
             weights.uniform_(-1, 1)
         meta = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
         sharder = EmbeddingBagCollectionSharder(
-            fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}, qcomm_codecs_registry=qcomms(plan)
+            fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5, **fused},
+            qcomm_codecs_registry=qcomms(plan),
         )
         model = DistributedModelParallel(
             meta,
             env=ShardingEnv.from_process_group(dist.group.WORLD),
             device=torch.device("cpu"),
-            plan=to_torchrec(plan, meta),
+            plan=to_torchrec(plan, meta, sharders=[sharder]),
             sharders=[sharder],
         )
         parts = [shard for shard in plan.shards if shard.device == rank]
@@ -150,6 +152,35 @@ def test_values_are_as_unsharded_but_for_rounding_and_fewer_bytes_travel(words: 
         else:
             assert share * 0.99 <= after / before <= 0.501
     assert qcomms(plans[0]) is None
+
+
+def with_fp16_outputs(rank: int, plans: list[Plan]) -> list[tuple[float, float, int]]:
+    return train_a_step(rank, plans, output_dtype=SparseType.FP16)
+
+
+def test_fp16_outputs_without_codecs_send_the_bytes_of_a_plan_in_fp16(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(DOMAIN))
+    kinds = ("quarters", "rows", "grid")  # each rank has a shard
+    (tmp_path / "half").mkdir()
+    half = on_ranks(RANKS, tmp_path / "half", with_fp16_outputs, [plan_of("fp32", kind) for kind in kinds])
+    words = [plan_of(words, kind) for kind in kinds for words in ("fp32", "fp16")]
+    coded = on_ranks(RANKS, tmp_path, train_a_step, words)
+    for place, kind in enumerate(kinds):
+        outputs, after, nbytes = (sum(of_rank[place][one] for of_rank in half) / RANKS for one in range(3))
+        plain, fp16 = (sum(of_rank[2 * place + one][2] for of_rank in coded) / RANKS for one in range(2))
+        assert nbytes == fp16 == plain / 2, kind
+        assert outputs < 2 * ROUNDING["fp16"], kind
+        assert after < 4 * ROUNDING["fp16"], kind
+
+
+def test_codecs_let_a_rank_without_a_table_receive_fp16_outputs(tmp_path, monkeypatch) -> None:
+    """Without them it receives fp32, and dies: so to_torchrec refuses such a plan."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(DOMAIN))
+    for outputs, after, _ in (
+        of_rank[0] for of_rank in on_ranks(RANKS, tmp_path, with_fp16_outputs, [plan_of("fp16", "whole")])
+    ):
+        assert outputs < 2 * ROUNDING["fp16"]
+        assert after < 4 * ROUNDING["fp16"]
 
 
 @pytest.mark.parametrize(("has_gpu", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])

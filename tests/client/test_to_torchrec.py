@@ -723,7 +723,16 @@ def test_a_plan_comes_back_from_torchrec_as_it_went(plan, path):
 
 
 def taken_over(sharding_plan: ShardingPlan, module: nn.Module, devices: int = 2) -> Plan:
-    return from_torchrec(sharding_plan, module, device_memory_bytes=(2**20,) * devices, batch_size=64)
+    given = fused(sharding_plan)
+    return from_torchrec(given, module, device_memory_bytes=(2**20,) * devices, batch_size=64)
+
+
+def fused(sharding_plan: ShardingPlan) -> ShardingPlan:
+    """The plan with kernels that plans of ours hold: TorchRec calls tables without an optimizer in backward dense."""
+    for table in (table for tables in sharding_plan.plan.values() for table in tables.values()):
+        if table.sharding_type != "data_parallel":
+            table.compute_kernel = "fused"
+    return sharding_plan
 
 
 def test_a_grid_of_a_table_pooled_by_mean_is_refused_and_warned_of():
@@ -735,7 +744,8 @@ def test_a_grid_of_a_table_pooled_by_mean_is_refused_and_warned_of():
     makers = {"a": grid_shard([0, 1])}
     theirs = construct_module_sharding_plan(module, makers, world_size=8, local_size=4, device_type="cpu")
     with warned(ShardingWarning, "'a'", "mean", "grid"):
-        plan = from_torchrec(ShardingPlan(plan={"": theirs}), module, device_memory_bytes=(2**40,) * 8, batch_size=4)
+        given = fused(ShardingPlan(plan={"": theirs}))
+        plan = from_torchrec(given, module, device_memory_bytes=(2**40,) * 8, batch_size=4)
     with refused(InvalidInput, "'a'", "mean", "grid"):
         to_torchrec(plan, module, local_world_size=4)
 

@@ -28,7 +28,7 @@ from torchrec.distributed.types import (
 from neuroshard import __version__
 from neuroshard.client.load import check_world_size, load_plan
 from neuroshard.client.ranks import load_plan_on_all_ranks
-from neuroshard.client.torchrec_codecs import warn_of_codecs
+from neuroshard.client.torchrec_codecs import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec_fused import (
     check_memory,
     in_backward,
@@ -46,12 +46,23 @@ from neuroshard.client.torchrec_module import (
     wrong_means,
 )
 from neuroshard.client.torchrec_shards import (
+    check_held,
     check_hosts,
     check_topology,
     parameter_sharding,
     sharding_type,
     shards_by_table,
     shards_of,
+)
+from neuroshard.client.torchrec_trainer import (
+    Priced,
+    as_trained,
+    optimizers_of,
+    settings_of,
+    sharders_by_path,
+    warn_of_configs,
+    warn_of_settings,
+    warn_of_sharders,
 )
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
@@ -85,6 +96,9 @@ def to_torchrec(
     local_world_size: int | None = None,
     world_size: int | None = None,
     optimizer: str | None = None,
+    sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
+    batch_size: int | None = None,
+    pipeline: str | None = None,
 ) -> ShardingPlan:
     """The `plan` for DistributedModelParallel, for the embedding collections in `module` (the whole model).
 
@@ -96,6 +110,10 @@ def to_torchrec(
     counts its state instead of what the plan's tables say, and a ShardingWarning is issued if a column split changes the
     training. Others are issued for optimizers that TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm,
     fused_uvm_caching) whose tables are not in device memory, as the plan's costs are.
+
+    Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
+    they say that the plan was not priced for is warned of or refused (client/torchrec_settings.py), memory is checked for what
+    the trainer runs, and the optimizer is found in the sharders' `fused_params`.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
     rows, dims and element size, the number of ranks is the same, every rank has enough memory, and tables are split column-wise,
@@ -115,6 +133,7 @@ def to_torchrec(
     collections = collections_of(module)
     places = match_tables(plan.task.tables, collections, whose)
     applied = in_backward(collections, places, optimizer)
+    by_path = {} if sharders is None else sharders_by_path(sharders, (place.path for place in places.values()), module)
     warn_of_training(collections)
     if world_size is None and dist.is_available() and dist.is_initialized():
         world_size = dist.get_world_size()
@@ -128,10 +147,19 @@ def to_torchrec(
     check_sequences(shards, kinds, places, whose)
     optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
     copied = plan.task.constraints.data_parallel  # not fused
+    settings = settings_of(collections, {name: place for name, place in places.items() if name not in copied}, by_path)
+    optimizers |= optimizers_of(settings, places, by_path, optimizer, applied.keys() | copied)
     optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
-    if optimizers:
-        check_memory(plan, optimizers, whose)
-        warn_of_split_state(shards, optimizers)
+    trained = as_trained(plan, batch_size, pipeline, whose)
+    if optimizers or trained is not plan:
+        check_memory(trained, optimizers, whose)
+    warn_of_split_state(shards, optimizers)
+    priced = Priced(trained, shards, kinds, places)
+    warn_of_settings(settings, priced)
+    warn_of_sharders(by_path, module, priced)
+    warn_of_configs(collections, module, priced)
+    outputs = outputs_of(settings, priced, by_path, module, device_type)
+    warn_of_codecs(priced, module, by_path, outputs, qcomms(plan, device_type))
     warn_of_several(applied, kinds, places)
     warn_of_copies(applied, [name for name in places if name in copied], places)
     if wrong := wrong_means(kinds, places):
@@ -220,8 +248,8 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
 class NeuroShardPlanner(ShardingPlanner):
     """The live plan of a store where TorchRec wants a planner: `planner.collective_plan(model, sharders, pg)`.
 
-    `store_url`, `name` and `digest` are as in `load_plan`, `how` are the keyword arguments of `to_torchrec`. `loaded` is the
-    plan that was given out last.
+    `store_url`, `name` and `digest` are as in `load_plan`, `how` are the keyword arguments of `to_torchrec`, whose sharders
+    are those that TorchRec gives. `loaded` is the plan that was given out last.
     """
 
     def __init__(self, store_url: str, name: str, *, digest: str | None = None, **how: Any) -> None:
@@ -258,14 +286,7 @@ class NeuroShardPlanner(ShardingPlanner):
         sharders: Sequence[ModuleSharder[nn.Module]],
         world_size: int | None,
     ) -> ShardingPlan:
-        given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size})
-        kinds = {sharder.module_type for sharder in sharders}
-        for path in given.plan:
-            if (kind := type(module.get_submodule(path))) not in kinds:
-                raise InvalidInput(
-                    f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
-                )
-        warn_of_codecs(given, module, sharders, qcomms(loaded, self.how.get("device_type")))
+        given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size, "sharders": sharders})
         self.loaded = loaded
         return given
 
@@ -292,7 +313,8 @@ def from_torchrec(
     trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
     The plan carries no predicted cost. Its notes name table-row-wise and grid tables. Raises InvalidInput, which names table,
-    rank and value, for missing or unknown tables, for row blocks that TorchRec would place on other ranks, and for anything that
+    rank and value, for missing or unknown tables, for kernels other than fused and whatever else a plan cannot keep of a
+    ParameterSharding, for row blocks that TorchRec would place on other ranks, and for anything that
     makes a plan invalid: a gap, an overlap, a rank beyond the devices, too little memory.
     """
     device_memory_bytes = tuple(device_memory_bytes)
@@ -308,11 +330,14 @@ def from_torchrec(
     places = match_tables(known, collections, "the sharding plan")
     shards: list[Shard] = []
     kinds: dict[str, str] = {}
+    left_out: dict[str, list[str]] = {}  # by field of a ParameterSharding
     for table in known:
         path, config, _ = places[table.name]
         parameters = sharding_plan.plan[found[path]] if path in found else {}
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")
+        for field in check_held(table.name, parameters[config.name]):
+            left_out.setdefault(field, []).append(table.name)
         shards += shards_of(table, parameters[config.name], len(device_memory_bytes))
         kinds[table.name] = parameters[config.name].sharding_type
     for path, name in found.items():
@@ -332,7 +357,9 @@ def from_torchrec(
         {
             "task": parsed,
             "shards": shards,
-            "provenance": Provenance(neuroshard_version=__version__, algorithm="torchrec", notes=tuple(_notes(kinds))),
+            "provenance": Provenance(
+                neuroshard_version=__version__, algorithm="torchrec", notes=tuple(_notes(kinds, left_out))
+            ),
         },
         "the sharding plan",
     )
@@ -345,13 +372,18 @@ def from_torchrec(
     return plan
 
 
-def _notes(kinds: Mapping[str, str]) -> list[str]:
-    notes = []
-    for sharding, note in NOTES.items():
-        names = [name for name, kind in kinds.items() if kind == sharding]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        notes += [note.format(f"{names[0]!r}{more}")] if names else []
-    return notes
+def _notes(kinds: Mapping[str, str], left_out: Mapping[str, Sequence[str]]) -> list[str]:
+    notes: dict[str, Sequence[str]] = {
+        note: [name for name, kind in kinds.items() if kind == sharding] for sharding, note in NOTES.items()
+    }
+    notes |= {
+        f"{field} of {{}} left out: it has no effect on tables in device memory": of for field, of in left_out.items()
+    }
+    return [
+        note.format(f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else ""))
+        for note, names in notes.items()
+        if names
+    ]
 
 
 def check_same_digest(plan: Plan) -> str:

@@ -109,10 +109,10 @@ def check_memory(plan: Plan, optimizers: Mapping[str, str], whose: str) -> None:
         if needed.total > limit:
             shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
             _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
+            state = f" with the state of {' and '.join(sorted(set(optimizers.values())))}" if optimizers else ""
             raise InvalidInput(
-                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)} with the state of "
-                f"{' and '.join(sorted(set(optimizers.values())))}, most of it for table {largest!r}; search a plan for tables "
-                "that count it"
+                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{state}, most of it for table "
+                f"{largest!r}; search a plan for " + ("tables that count it" if state else "what the trainer runs")
             )
 
 

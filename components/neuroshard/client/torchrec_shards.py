@@ -11,6 +11,7 @@ refused here, by table, rank and value:
   numbers of lookups too.
 """
 
+import dataclasses
 from collections.abc import Mapping
 
 import torch.distributed as dist
@@ -28,6 +29,11 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, spanned
 from neuroshard.core.value import shown
+
+# fields of a ParameterSharding: the ones that shards are made of, of caches over host memory, and of the operator
+GEOMETRY = ("sharding_type", "ranks", "sharding_spec")
+OF_CACHES = ("cache_params", "enforce_hbm")
+OF_THE_OPERATOR = ("output_dtype", "stochastic_rounding", "bounds_check_mode")
 
 
 def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None) -> dict[str, list[Shard]]:
@@ -261,3 +267,28 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
     elif kind == ShardingType.TABLE_ROW_WISE.value and len(placed) > 1:  # a host of one rank has the whole table
         check_row_wise(table, shards, devices, len(placed), "the sharding plan")
     return shards
+
+
+def check_held(table: str, parameter: ParameterSharding) -> list[str]:
+    """What a TorchRec plan says of a table that has no effect on it, and is left out. Raises InvalidInput for what a plan of ours
+    cannot keep."""
+    kept = "dense" if parameter.sharding_type == ShardingType.DATA_PARALLEL.value else "fused"
+    if parameter.compute_kernel != kept:
+        raise InvalidInput(
+            f"table {table!r} is {parameter.sharding_type} with compute kernel {parameter.compute_kernel}, and plans hold such "
+            f"tables in device memory with {kept} only; set its compute_kernel to {kept!r} to count and train it so, or let "
+            "TorchRec's planner choose it (ParameterConstraints, or apply_optimizer_in_backward for fused instead of dense)"
+        )
+    left_out = []
+    for field in dataclasses.fields(parameter):
+        value = getattr(parameter, field.name)
+        if field.name in (*GEOMETRY, "compute_kernel") or value == field.default:
+            continue
+        if field.name not in OF_CACHES:
+            elsewhere = ", and say it in the sharders' fused_params" if field.name in OF_THE_OPERATOR else ""
+            raise InvalidInput(
+                f"table {table!r} has {field.name}={shown(value)} in the sharding plan, which plans do not keep; set it to "
+                f"None{elsewhere}"
+            )
+        left_out.append(field.name)
+    return left_out

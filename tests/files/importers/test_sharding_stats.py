@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
     from torchrec.distributed.planner.stats import EmbeddingStats
     from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+    from torchrec.distributed.types import CacheParams
     from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
     from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -211,6 +212,26 @@ def test_a_printed_row_wise_table_is_what_torchrec_shards_and_what_a_trainer_get
     assert set(plan.shards) == set(theirs.shards)
     given = to_torchrec(plan, module, device_type="cuda", local_world_size=4).plan[""]
     assert given["tall"].sharding_spec == sharding_plan.plan[""]["tall"].sharding_spec
+
+
+def test_tables_that_their_plan_keeps_in_host_memory_are_named_and_refused_of_the_plan_itself(tmp_path):
+    module = EmbeddingBagCollection(tables=[bags("tall", 10**6, 64), bags("geo", 5000, 16)], device=META)
+    cached = ParameterConstraints(
+        sharding_types=["table_wise"],
+        compute_kernels=["fused_uvm_caching"],
+        cache_params=CacheParams(load_factor=0.2),
+        pooling_factors=[1.0],
+    )
+    path = tmp_path / "stats.txt"
+    sharding_plan = planned(module, 2, {"tall": cached, "geo": fused("table_wise", 1.0)}, path)
+    found = read(path)
+    plan = stats_plan(read_stats(path), found.tables, str(path), memory_bytes=2 * GIB)
+
+    for notes in (found.notes, plan.provenance.notes):
+        (note,) = (note for note in notes if "host memory" in note)
+        assert [word for word in ("1 table of", "fused_uvm_caching", "tall", "geo") if word not in note] == ["geo"]
+    with refused(InvalidInput, "tall", "fused_uvm_caching", "fused"):
+        from_torchrec(sharding_plan, module, device_memory_bytes=[2 * GIB] * 2, batch_size=1024, tables=found.tables)
 
 
 def test_element_types_are_inferred_from_what_is_stored(mixed):

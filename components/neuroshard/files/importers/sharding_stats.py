@@ -7,17 +7,27 @@ cost.
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.task import MAX_DEVICES
+from neuroshard.core.text import counted, first_few
+from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.files.disk import read_bytes
 
 GIB = 2**30  # its "GB"
+IN_DEVICE_MEMORY = (
+    "fused",
+    "dense",
+    "batched_fused",
+    "batched_dense",
+    "quant",
+    "batched_quant",
+)  # kernels of all versions
 _LINE = re.compile(r"#(.*)#\s*$")
 _HBM = re.compile(r"HBM: ([0-9]+(?:\.[0-9]+)?) GB, DDR")
 
@@ -87,6 +97,18 @@ def read_stats(path: Path) -> Printed:
         memory_gib=_after(texts, "Planning Memory:"),
         printouts=max(1, len(starts)),
     )
+
+
+def host_notes(tables: Iterable[tuple[PrintedTable, int]]) -> list[str]:
+    """A note that names the printed tables, of so many bytes each, that their plan does not keep in device memory."""
+    held = [(table, nbytes) for table, nbytes in tables if table.kernel not in IN_DEVICE_MEMORY]
+    if not held:
+        return []
+    kernels = " and ".join(sorted({table.kernel for table, _ in held}))
+    return [
+        f"{counted(len(held), 'table')} of {format_bytes(sum(nbytes for _, nbytes in held))} in host memory or on disk "
+        f"({kernels}: {first_few([table.path for table, _ in held])}), counted here as device memory"
+    ]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
-from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
+from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable, host_notes
 
 GIVEN_FORMAT = 1
 
@@ -77,7 +77,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
                 cost_model="planner",
                 cost_model_backend="given",
                 cost_model_device="TorchRec's planner",
-                notes=tuple(_notes(printed, others)),
+                notes=tuple(_notes(held, others)),
             ),
         },
         f"{where}: the printed plan{hint}",
@@ -110,15 +110,11 @@ def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[s
     }
 
 
-def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
+def _notes(held: Sequence[tuple[PrintedTable, Table]], others: Sequence[PrintedTable]) -> list[str]:
     notes = ["costs are the printed estimates of TorchRec's planner; they do not include waiting"]
     if others:
         notes.append(f"{counted(len(others), 'sequence table')} left out")
-    host = sum("uvm" in table.kernel or "key_value" in table.kernel for table in printed.tables)
-    if host:
-        notes.append(
-            f"{counted(host, 'table')} in host memory or on disk (UVM, key-value), counted here as device memory"
-        )
+    notes += host_notes((table, ours.memory_bytes) for table, ours in held)
     return notes
 
 

@@ -2,7 +2,7 @@
 
 from neuroshard.core.text import counted
 from neuroshard.files.importers.imported import TableEntry, equal_features
-from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable
+from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable, host_notes
 
 ROUNDING_GIB = 0.0006  # three digits after the point
 
@@ -28,6 +28,8 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
     ]
     shared = sum(table.features > 1 for table in printed.tables)
     notes = [how, "whether a table pools by sum or mean is not printed: sum is assumed"]
+    sizes = (table.rows * table.dim * size for table, size in zip(printed.tables, inferred, strict=True))
+    notes += host_notes(zip(printed.tables, sizes, strict=True))
     if printed.printouts > 1:
         notes.append(f"{printed.printouts} printouts are in the file; the last one counts")
     if shared:

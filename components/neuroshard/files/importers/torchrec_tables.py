@@ -67,7 +67,10 @@ def _equal_shares(config: Any, total: float | None) -> list[float]:
 
 
 def check_config(config: Any, where: str = "") -> None:
-    """Raise InvalidInput for a config that TorchRec cannot shard with its usual kernels. `where` follows the table's name."""
+    """Raise InvalidInput for a config that TorchRec cannot shard with its usual kernels, or whose data type plans do not have.
+    `where` follows the table's name."""
+    if config.data_type.name not in _DTYPES:
+        raise InvalidInput(f"table {config.name!r}{where}: data_type {config.data_type.name} is neither FP32 nor FP16")
     for name, what in _FAILS_SHARDED.items():
         value = getattr(config, name, None)
         if value is not None and value is not False:
@@ -85,9 +88,6 @@ def config_fields(config: Any, pooling_factors: Sequence[float], weighted: bool)
     """Fields of Table as an EmbeddingBagConfig or EmbeddingConfig has them, whose features have these lookups a sample each.
     Raises InvalidInput for a data type that we do not know, and for what TorchRec cannot shard."""
     check_config(config)
-    dtype = _DTYPES.get(config.data_type.name)
-    if dtype is None:
-        raise InvalidInput(f"table {config.name!r}: data_type {config.data_type.name} is neither FP32 nor FP16")
     return {
         "name": config.name,
         "rows": config.num_embeddings,
@@ -101,5 +101,5 @@ def config_fields(config: Any, pooling_factors: Sequence[float], weighted: bool)
         else [],
         "pooling": config.pooling.name.lower() if hasattr(config, "pooling") else "none",
         "weighted": weighted,
-        "element_bytes": ELEMENT_BYTES[dtype],
+        "element_bytes": ELEMENT_BYTES[_DTYPES[config.data_type.name]],
     }

@@ -1,0 +1,325 @@
+"""What a trainer runs against what a plan was priced for, by the rows of client/torchrec_settings.py. Needs torch and torchrec.
+
+TorchRec gives FBGEMM's operator the sharders' `fused_params`, over them what apply_optimizer_in_backward has put on a table, and
+over both what the sharding plan holds (`merge_fused_params`, `add_params_from_parameter_sharding`).
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from torch import nn
+from torchrec.distributed import memory_stashing
+from torchrec.distributed.embedding import get_ec_index_dedup
+from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.modules.embedding_modules import EmbeddingCollection
+
+from neuroshard.client.torchrec_fused import NAMES
+from neuroshard.client.torchrec_module import Collection, ShardingWarning, TablePlace
+from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.step_memory import LOOKUP_BYTES, Pipeline
+from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
+from neuroshard.files.importers.torchrec_collections import weight_of
+
+_ANSWERED = {name: row for row in SETTINGS if row.where == FUSED for name in row.names}
+# keys that TorchRec takes out before it makes the operator
+_TAKEN_OUT = {
+    "use_one_tbe_per_table",
+    "res_store_shards",
+    "res_enabled_tables",
+    "_batch_key",
+    "__register_ssd_table_list",
+}
+_GIVEN_BY_TORCHREC = next(row.names for row in SETTINGS if "pooling_mode" in row.names)
+_OPERATOR = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters.keys()
+
+Settings = Mapping[str, Mapping[str, Any]]  # of the operator, by table
+
+
+class Priced(NamedTuple):
+    """A plan as TorchRec will run it: by table its shards in TorchRec's order, its sharding type and its place in the model."""
+
+    plan: Plan
+    shards: Mapping[str, Sequence[Shard]]
+    kinds: Mapping[str, str]
+    places: Mapping[str, TablePlace]
+
+    @property
+    def fused(self) -> list[str]:
+        """Tables that a fused operator trains."""
+        return [name for name, kind in self.kinds.items() if kind != ShardingType.DATA_PARALLEL.value]
+
+    def busiest(self, names: Iterable[str], amount: Callable[[Table, Shard], float]) -> tuple[int, int]:
+        """The rank that has most of something, and how much, if each shard of the named tables has this amount of it."""
+        of_rank, tables = [0.0] * self.plan.task.devices, {table.name: table for table in self.plan.task.tables}
+        for name in names:
+            for shard in self.shards[name]:
+                of_rank[shard.device] += amount(tables[name], shard)
+        most = max(of_rank)
+        return of_rank.index(most), round(most)
+
+    def output_bytes(self, table: Table, shard: Shard) -> float:
+        """Bytes of a shard's outputs in a step, in fp32."""
+        return self.plan.task.batch_size * table.part(shard.rows, table.dim).with_dim(shard.dim).sent_columns * 4
+
+
+def sharders_by_path(
+    sharders: Sequence[ModuleSharder[nn.Module]], paths: Iterable[str], module: nn.Module
+) -> dict[str, ModuleSharder[nn.Module]]:
+    """The sharder of each module of a plan, as DistributedModelParallel picks it; of feature processors the one of the collection
+    inside. Raises InvalidInput for a module that none is for."""
+    by_kind = {sharder.module_type: sharder for sharder in sharders}
+    found = {}
+    for path in paths:
+        if (kind := type(module.get_submodule(path))) not in by_kind:
+            raise InvalidInput(
+                f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
+            )
+        found[path] = getattr(by_kind[kind], "_ebc_sharder", by_kind[kind])
+    return found
+
+
+def settings_of(
+    collections: Mapping[str, Collection],
+    places: Mapping[str, TablePlace],
+    by_path: Mapping[str, ModuleSharder[nn.Module]],
+) -> dict[str, dict[str, Any]]:
+    """The settings of each table's operator. Raises InvalidInput for one that it does not have, or cannot be given."""
+    found = {}
+    for name, place in places.items():
+        of_sharder = getattr(by_path.get(place.path), "fused_params", None) or {}
+        of_table = dict(getattr(weight_of(collections[place.path], place.config.name), "_optimizer_kwargs", [{}])[0])
+        if "lr" in of_table:
+            of_table["learning_rate"] = of_table.pop("lr")
+        found[name] = {**of_sharder, **of_table}
+        for key, value in found[name].items():
+            said = (
+                "apply_optimizer_in_backward"
+                if key in of_table
+                else f"fused_params of {type(by_path[place.path]).__name__}"
+            )
+            if why := _fault(key, value):
+                raise InvalidInput(f"table {place.config.name!r} of module {place.path!r}: {key} in the {said} {why}")
+    return found
+
+
+def _fault(key: str, value: object) -> str:
+    """Why FBGEMM's operator cannot be given a setting; empty if it can."""
+    if key in _GIVEN_BY_TORCHREC:
+        return "is what TorchRec gives the operator itself; leave it out"
+    if key not in _OPERATOR and key not in _TAKEN_OUT:
+        return "is no setting of FBGEMM's fused operator, where TorchRec raises a TypeError; leave it out"
+    try:
+        hash(value)
+    except TypeError:
+        return f"is a {type(value).__name__}, which TorchRec cannot group tables by (a TypeError); leave it out"
+    return ""
+
+
+def optimizers_of(
+    settings: Settings,
+    places: Mapping[str, TablePlace],
+    by_path: Mapping[str, ModuleSharder[nn.Module]],
+    optimizer: str | None,
+    applied: Iterable[str],
+) -> dict[str, str]:
+    """The optimizer in the sharders' `fused_params`, by table, of those that have none `applied` in backward.
+
+    Raises UsageError where `optimizer` is another. Warns of one whose state we do not know.
+    """
+    found: dict[str, str] = {}
+    unknown: dict[str, object] = {}
+    for name, place in places.items():
+        if name in applied or place.path not in by_path:
+            continue
+        given, sharder = _optimizer(settings[name]), type(by_path[place.path]).__name__
+        known = NAMES.get(given)
+        if optimizer not in (None, known):
+            default = "" if "optimizer" in settings[name] else " (FBGEMM's default)"
+            raise UsageError(
+                f"optimizer is {optimizer!r}, but the {sharder} of module {place.path!r} has {known or given}{default} in its "
+                "fused_params, which is what trains; leave out optimizer=, or give the sharder that one"
+            )
+        if known is None:
+            unknown[place.path] = given
+        else:
+            found[name] = known
+    for path, given in unknown.items():
+        _warn(
+            f"module {path!r}: the {type(by_path[path]).__name__} has optimizer {given} in its fused_params, which is none of "
+            f"{', '.join(NAMES.values())}: memory counts the state that the plan's tables say, and no column split is checked"
+        )
+    return found
+
+
+def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: str) -> Plan:
+    """The plan with the trainer's batch size and pipeline, not checked; the plan itself where they are its own. Warns of others.
+
+    Raises UsageError for wrong ones, and InvalidInput for a batch that the plan's collectives cannot send.
+    """
+    if batch_size is not None and batch_size < plan.task.devices:
+        raise UsageError(
+            f"batch_size is {batch_size}, the samples of all {plan.task.devices} ranks; each needs one or more"
+        )
+    if pipeline not in (None, *get_args(Pipeline)):
+        raise UsageError(f"pipeline {pipeline!r} is none of {', '.join(get_args(Pipeline))}")
+    task, changed = plan.task, dict[str, Any]()
+    if batch_size not in (None, task.batch_size):
+        changed["batch_size"] = batch_size
+        _warn(
+            f"{whose} was searched for {task.batch_size:,} samples a step over all ranks, and the trainer has {batch_size:,}: "
+            f"costs are those of the former, and another plan may be better; search with --batch-size {batch_size}"
+        )
+    if pipeline not in (None, task.pipeline):
+        changed["pipeline"] = pipeline
+        counted_for = "counts no memory of steps" if task.pipeline is None else f"is for pipeline {task.pipeline}"
+        _warn(f"{whose} {counted_for}, and the trainer's pipeline is {pipeline}; search with --pipeline {pipeline}")
+    if not changed:
+        return plan
+    task = task.model_copy(update=changed)
+    precision = task.collective_precision
+    if precision is not None and (fault := precision.fault(task.tables, task.batch_size, task.devices)):
+        raise InvalidInput(f"{whose}: {fault}")
+    return plan.model_copy(update={"task": task})
+
+
+def warn_of_settings(settings: Settings, priced: Priced) -> None:
+    """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec_codecs.py."""
+    by_key: dict[str, list[str]] = {}
+    for name in priced.fused:
+        for key, value in settings[name].items():
+            if value or key not in _ANSWERED:
+                by_key.setdefault(key, []).append(name)
+    for key, names in by_key.items():
+        if what := _consequence(key, names, settings, priced):
+            place, more = priced.places[names[0]], f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            _warn(f"table {place.config.name!r} of module {place.path!r}{more}: {key} {what}")
+
+
+def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Priced) -> str:
+    """What a setting of these tables makes of the plan's costs and memory; empty if nothing."""
+    if key == "gradient_clipping":
+        rank, most = priced.busiest(names, priced.output_bytes)
+        return (
+            f"makes a clipped copy of the outputs' gradients, up to {format_bytes(most)} on rank {rank} in a step, which memory "
+            "and costs do not count; reserve it with --reserve"
+        )
+    if key == "use_one_tbe_per_table":
+        rank, more = _operators_apart(names, priced)
+        return (
+            f"runs {counted(more, 'operator')} more on rank {rank} than the plan was priced for; leave it out"
+            if more
+            else ""
+        )
+    if key in STATE_OF_A_ROW:
+        rank, most = priced.busiest(names, lambda _, shard: shard.rows * STATE_OF_A_ROW[key])
+        return (
+            f"keeps up to {STATE_OF_A_ROW[key]} bytes more for each row of a shard, {format_bytes(most)} on rank {rank}, which "
+            "memory does not count; reserve it with --reserve"
+        )
+    if key == "uvm_non_rowwise_momentum":
+        element = {
+            name: OPTIMIZER_BYTES[NAMES[given]][1] for name in names if (given := _optimizer(settings[name])) in NAMES
+        }
+        rank, most = priced.busiest(element, lambda table, shard: shard.rows * shard.dim * element[table.name])
+        return (
+            f"keeps {format_bytes(most)} of optimizer state of rank {rank} in host memory, which the plan counts, and prices, as "
+            "device memory; leave it out"
+            if most
+            else ""
+        )
+    if key == "embedding_table_index_type" and settings[names[0]][key] != torch.int64:
+        return (
+            f"makes lookups of {settings[names[0]][key]}, and the plan counts {LOOKUP_BYTES} bytes each; leave it out"
+        )
+    if key in ("use_experimental_tbe", "enable_raw_embedding_streaming", "tbe_input_multiplexer_config"):
+        return f"changes what a step runs ({_ANSWERED[key].changes}), and the plan was priced without; leave it out"
+    if key not in _ANSWERED:
+        return (
+            "is a setting that this version of NeuroShard does not know, and the plan was priced without; leave it out"
+        )
+    return ""
+
+
+def _optimizer(settings: Mapping[str, Any]) -> Any:
+    return settings.get("optimizer", EmbOptimType.EXACT_SGD)
+
+
+def _operators_apart(names: Sequence[str], priced: Priced) -> tuple[int, int]:
+    """The rank that runs most operators more if each of these tables has its own, and how many more."""
+    more = []
+    for rank in range(priced.plan.task.devices):
+        here = [name for name in names if any(shard.device == rank for shard in priced.shards[name])]
+        shared = {
+            (place.path, priced.kinds[name], place.config.data_type, place.pooling)
+            for name, place in priced.places.items()
+            if name in here
+        }
+        more.append(len(here) - len(shared))
+    return more.index(max(more)), max(more)
+
+
+def warn_of_sharders(by_path: Mapping[str, ModuleSharder[nn.Module]], module: nn.Module, priced: Priced) -> None:
+    """Warn of sharders that look up each id of a batch once, and of modules whose copies are not kept alike."""
+    for path, sharder in by_path.items():
+        names = [name for name in priced.fused if priced.places[name].path == path]
+        once = getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup()
+        if once and names and type(module.get_submodule(path)) is EmbeddingCollection:
+            rank, most = priced.busiest(names, priced.output_bytes)
+            _warn(
+                f"module {path!r}: use_index_dedup sends each id of a rank's batch once, but the plan was priced for all lookups "
+                f"({format_bytes(most)} of outputs on rank {rank} in a step); to price it, give tables distinct ids a sample as "
+                "pooling factors"
+            )
+
+
+def warn_of_configs(collections: Mapping[str, Collection], module: nn.Module, priced: Priced) -> None:
+    """Warn of tables whose configs make TorchRec run more than the plan was priced for."""
+    by_name = {name: priced.places[name].config for name in priced.fused}
+    # TorchRec 1.9 lets the tables that a program names win over the configs
+    resolve = getattr(memory_stashing.MemoryStashingManager, "resolve_stash_weights", _said_by_config)
+    if stashed := [name for name, config in by_name.items() if resolve(config.name, config)]:
+        rank, most = priced.busiest(stashed, lambda table, shard: shard.rows * shard.dim * table.element_bytes)
+        _warn(
+            f"{_first(stashed, priced)} has stash_weights: up to {format_bytes(most)} of weights of rank {rank} leave the device "
+            "and come back in every step, which the plan's costs do not count; leave it out where memory allows"
+        )
+    if updated := [name for name, config in by_name.items() if getattr(config, "enable_embedding_update", False)]:
+        _warn(
+            f"{_first(updated, priced)} has enable_embedding_update: TorchRec runs an operator apart for such tables of a "
+            "module, and their updates, which the plan's costs do not count"
+        )
+    for name, kind in priced.kinds.items():
+        path = priced.places[name].path
+        holders = (module.get_submodule(path), collections[path])
+        if kind == ShardingType.DATA_PARALLEL.value and any(map(_skips_sum, holders)):
+            _warn(
+                f"{_first([name], priced)} is copied to every rank, and its module is marked to skip the sum of gradients "
+                "(mark_data_parallel_skip_grad_sync): each rank's copy learns from its own samples, and the plan was priced "
+                "with the sum; search without --data-parallel"
+            )
+
+
+def _said_by_config(_: str, config: object) -> bool:
+    return bool(getattr(config, "stash_weights", False))
+
+
+def _skips_sum(module: nn.Module) -> bool:
+    return bool(getattr(module, "_torchrec_data_parallel_skip_grad_sync", False))  # what TorchRec 1.9 marks
+
+
+def _first(names: Sequence[str], priced: Priced) -> str:
+    place, more = priced.places[names[0]], f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return f"table {place.config.name!r} of module {place.path!r}{more}"
+
+
+def _warn(what: str) -> None:
+    warnings.warn(what, ShardingWarning, stacklevel=4)

@@ -1,0 +1,432 @@
+"""Every row of SETTINGS: what a trainer says that a plan was not priced for has no effect, is warned of or refused."""
+
+import dataclasses
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    CounterBasedRegularizationDefinition,
+    CowClipDefinition,
+    GlobalWeightDecayDefinition,
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.memory_stashing import MemoryStashingManager
+from torchrec.distributed.types import BoundsCheckMode, CacheParams, KeyValueParams, ParameterSharding, ShardingPlan
+from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from helpers.plans import TABLES
+from helpers.refusals import names, refused
+from helpers.trainers import cut_plan
+from neuroshard.client.torchrec import ShardingWarning, from_torchrec, qcomms, to_torchrec
+from neuroshard.client.torchrec_settings import (
+    CONFIG,
+    FUSED,
+    HELD,
+    NO_EFFECT,
+    SETTINGS,
+    SHARDER,
+    STATE_OF_A_ROW,
+    TRAINER,
+    Setting,
+)
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.plan import Plan
+from neuroshard.core.precision import parse_precision
+from neuroshard.core.table import Table
+
+USER, ITEM, COUNTRY = TABLES
+WHOLE = cut_plan(TABLES, 2, {"user": [(16, 0)], "item": [(8, 0)], "country": [(4, 1)]}, batch_size=64)
+ON_ONE = cut_plan(TABLES, 2, {table.name: [(table.dim, 0)] for table in TABLES}, batch_size=64)
+COPIED = cut_plan(TABLES, 2, {"user": [(16, 0)], "country": [(4, 1)]}, batch_size=64, copied={"item"})
+SEQUENCE = Table(name="s", rows=100, dim=8, pooling_factor=5.0, pooling="none")
+SEQUENCES = cut_plan([SEQUENCE], 2, {"s": [(8, 0)]}, batch_size=64)
+
+
+def model(tables: Any = TABLES, **config: Any) -> nn.Module:
+    kind, collection = (
+        (EmbeddingConfig, EmbeddingCollection)
+        if tables[0].pooling == "none"
+        else (EmbeddingBagConfig, EmbeddingBagCollection)
+    )
+    configs = [
+        kind(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], **config) for t in tables
+    ]
+    return nn.ModuleDict({"sparse": collection(tables=configs, device=torch.device("meta"))})
+
+
+def in_precision(plan: Plan, words: str) -> Plan:
+    task = plan.task.model_copy(update={"collective_precision": parse_precision(words)})
+    return Plan(task=task, shards=plan.shards, provenance=plan.provenance)
+
+
+def said(plan: Plan = WHOLE, module: nn.Module | None = None, **how: Any) -> list[str]:
+    """What `to_torchrec` warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        to_torchrec(plan, module or model(), **{"device_type": "cpu", **how})
+    assert all(warning.category is ShardingWarning for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+def of(fused: dict[str, Any], plan: Plan = WHOLE, **how: Any) -> list[str]:
+    """What it says of a sharder with these fused_params."""
+    return said(plan, sharders=[EmbeddingBagCollectionSharder(fused_params=fused)], **how)
+
+
+def has(messages: list[str], *facts: object) -> None:
+    """One warning, which names the facts."""
+    (message,) = messages
+    missing = [fact for fact in facts if not names(message, fact)]
+    assert not missing, f"{missing} in: {message}"
+
+
+def of_the_optimizer() -> None:
+    adagrad = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
+    assert of(adagrad, optimizer="adagrad") == []
+    with refused(UsageError, "adagrad", "sgd", "sparse", "EmbeddingBagCollectionSharder"):
+        of({}, optimizer="adagrad")  # FBGEMM's default
+    has(of({"optimizer": EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD}), "sparse", "ensemble_row_wise_adagrad")
+    tight = Plan(
+        task=WHOLE.task.model_copy(update={"device_memory_bytes": WHOLE.memory_bytes()}),
+        shards=WHOLE.shards,
+        provenance=WHOLE.provenance,
+    )
+    with refused(InvalidInput, "rank 0", "adagrad", "user"):
+        of(adagrad, tight)
+    cut = cut_plan(TABLES, 2, {"user": [(8, 0), (8, 1)], "item": [(8, 0)], "country": [(4, 1)]}, batch_size=64)
+    has(of({"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}, cut), "user", "rowwise_adagrad")
+
+
+def of_output_dtype() -> None:
+    half = {"output_dtype": SparseType.FP16}
+    # rank 0 has 24 columns of outputs for 64 samples
+    has(of(half), "sparse", "fp16", "fp32", "3.0 KiB", "6.0 KiB", "--collective-precision fp16")
+    assert of(half, in_precision(WHOLE, "fp16")) == []
+    assert of({"output_dtype": SparseType.FP32}) == []
+    with refused(InvalidInput, "rank 1", "sparse", "fp16", "table_wise"):
+        of(half, ON_ONE)
+    with refused(InvalidInput, "sparse", "bf16", "CPU"):
+        of({"output_dtype": DataType.BF16})
+    with refused(InvalidInput, "sparse", "int8"):
+        of({"output_dtype": SparseType.INT8}, device_type="cuda")
+    coded = in_precision(ON_ONE, "fp16")
+    sharder = EmbeddingBagCollectionSharder(fused_params=half, qcomm_codecs_registry=qcomms(coded, "cpu"))
+    assert said(coded, sharders=[sharder]) == []
+
+
+def of_state_of_rows() -> None:
+    adagrad = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+    definition = CounterBasedRegularizationDefinition()
+    more = of({**adagrad, "counter_based_regularization": definition, "weight_decay_mode": WeightDecayMode.COUNTER})
+    has(more, "user", "counter_based_regularization", "8 bytes", "rank 0", "--reserve")
+
+
+def of_elements_in_host_memory() -> None:
+    uvm = {"uvm_non_rowwise_momentum": True}
+    assert of(uvm) == []  # SGD has none
+    has(of({**uvm, "optimizer": EmbOptimType.ADAM}), "uvm_non_rowwise_momentum", "rank 0", "host memory")
+
+
+def of_what_torchrec_gives() -> None:
+    for name in next(row.names for row in SETTINGS if "pooling_mode" in row.names):
+        with refused(InvalidInput, "user", "sparse", name, "EmbeddingBagCollectionSharder"):
+            of({name: 1})
+
+
+def of_what_has_no_hash() -> None:
+    for name in ("optimizer_state_dtypes", "preallocated_host_buffers"):
+        with refused(InvalidInput, "user", "sparse", name, "dict"):
+            of({name: {}})
+
+
+def of_any_other() -> None:
+    with refused(InvalidInput, "user", "sparse", "gradient_cliping", "fused_params"):
+        of({"gradient_cliping": True})
+    has(of({"is_qr_tbe": True}), "user", "is_qr_tbe")
+
+
+def of_dedup() -> None:
+    once = EmbeddingCollectionSharder(use_index_dedup=True)
+    # 5 lookups of 8 columns for 64 samples
+    has(said(SEQUENCES, model([SEQUENCE]), sharders=[once]), "sparse", "use_index_dedup", "10.0 KiB", "rank 0")
+    assert said(SEQUENCES, model([SEQUENCE]), sharders=[EmbeddingCollectionSharder()]) == []
+
+
+def of_codecs() -> None:
+    has(of({}, in_precision(WHOLE, "fp16")), "sparse", "fp32", "fp16", "qcomm_codecs_registry=qcomms(plan)")
+
+
+def of_order() -> None:
+    assert said(sharders=[EmbeddingBagCollectionSharder(sharded_module_order_overwrite=["row_wise"])]) == []
+
+
+def of_no_sharder() -> None:
+    with refused(InvalidInput, "sparse", "EmbeddingBagCollection", "EmbeddingBagCollectionSharder"):
+        said(sharders=[EmbeddingCollectionSharder()])
+
+
+def of_data_type() -> None:
+    with refused(InvalidInput, "user", "sparse", "BF16"):
+        said(module=model(data_type=DataType.BF16))
+
+
+def of_lookups() -> None:
+    has(said(module=model(pooling=PoolingType.MEAN)), "user", "mean", "sum")
+
+
+def of_stashed_weights() -> None:
+    nbytes = USER.rows * USER.dim * 4 + ITEM.rows * ITEM.dim * 4
+    has(said(module=model(stash_weights=True)), "user", "stash_weights", f"{nbytes / 1024:.1f} KiB", "rank 0")
+
+
+def of_updates() -> None:
+    has(said(module=model(enable_embedding_update=True)), "user", "enable_embedding_update")
+
+
+def of_failing_configs() -> None:
+    for config in ({"use_virtual_table": True}, {"num_embeddings_post_pruning": 10}):
+        with refused(InvalidInput, "user", "sparse", next(iter(config))):
+            said(module=model(**config))
+
+
+def of_idle_configs() -> None:
+    idle = {"weight_init_min": -0.1, "weight_init_max": 0.1, "need_pos": True, "input_dim": 9, "total_num_buckets": 5}
+    assert said(module=model(init_fn=nn.init.zeros_, **idle)) == []
+
+
+def of_copies_without_a_sum() -> None:
+    module: Any = model()
+    assert said(COPIED, module) == []
+    module["sparse"]._torchrec_data_parallel_skip_grad_sync = True  # what mark_data_parallel_skip_grad_sync does
+    has(said(COPIED, module), "item", "sparse", "mark_data_parallel_skip_grad_sync")
+    assert said(WHOLE, module) == []
+
+
+def taken_over(plan: Plan = WHOLE, table: str = "user", **fields: Any) -> Plan:
+    """What is made of a plan of TorchRec's of which one table has other fields."""
+    theirs: Any = to_torchrec(plan, model(), device_type="cpu")
+    for field, value in fields.items():
+        setattr(theirs.plan["sparse"][table], field, value)
+    return from_torchrec(theirs, model(), device_memory_bytes=[2**20] * 2, batch_size=64, tables=plan.task.tables)
+
+
+def of_kernels() -> None:
+    assert taken_over(COPIED).shards == COPIED.shards  # fused, and dense of copies
+    for kernel in ("fused_uvm", "fused_uvm_caching", "key_value", "ssd_virtual_table", "quant", "dense", "new_in_2027"):
+        with refused(InvalidInput, "user", kernel, "fused"):
+            taken_over(compute_kernel=kernel)
+    with refused(InvalidInput, "item", "fused", "dense"):
+        taken_over(COPIED, "item", compute_kernel="fused")
+
+
+def of_caches() -> None:
+    plan = taken_over(cache_params=CacheParams(load_factor=0.1), enforce_hbm=True)
+    assert [note.split()[0:3] for note in plan.provenance.notes] == [
+        ["cache_params", "of", "'user'"],
+        ["enforce_hbm", "of", "'user'"],
+    ]
+
+
+def of_other_fields() -> None:
+    fields = {
+        "key_value_params": KeyValueParams(),
+        "output_dtype": DataType.FP16,
+        "stochastic_rounding": False,
+        "bounds_check_mode": BoundsCheckMode.FATAL,
+    }
+    for name, value in fields.items():
+        with refused(InvalidInput, "user", name):
+            taken_over(**{name: value})
+
+
+def of_batch_size() -> None:
+    assert said(batch_size=64) == []
+    has(said(batch_size=128), 64, 128, "--batch-size 128")
+    counted = Plan(
+        task=WHOLE.task.model_copy(update={"pipeline": "none"}), shards=WHOLE.shards, provenance=WHOLE.provenance
+    )
+    with refused(InvalidInput, "rank 0", "user"):
+        said(counted, batch_size=2**20)
+    with refused(UsageError, "batch_size", 1, 2):
+        said(batch_size=1)
+    with refused(InvalidInput, "int8"):
+        said(in_precision(WHOLE, "int8"), batch_size=8)
+
+
+def of_pipelines() -> None:
+    has(said(pipeline="prefetch"), "prefetch", "--pipeline prefetch")
+    large = cut_plan(TABLES, 2, {table.name: [(table.dim, 0)] for table in TABLES}, batch_size=2**20)
+    with refused(InvalidInput, "rank 0", "user"):
+        said(large, pipeline="sparse-dist")
+    with refused(UsageError, "pipeline", "semi-sync", "sparse-dist"):
+        said(pipeline="semi-sync")
+
+
+def warned_of(setting: str, value: Any, *facts: object) -> Callable[[], None]:
+    def check() -> None:
+        has(of({setting: value}), "user", "sparse", setting, *facts)
+        assert of({setting: False}) == []
+
+    return check
+
+
+ANSWERS: dict[tuple[str, str], Callable[[], None]] = {
+    (FUSED, "optimizer"): of_the_optimizer,
+    (FUSED, "output_dtype"): of_output_dtype,
+    (FUSED, "gradient_clipping"): warned_of("gradient_clipping", True, "6.0 KiB", "rank 0", "--reserve"),
+    (FUSED, "use_one_tbe_per_table"): warned_of("use_one_tbe_per_table", True, "1 operator", "rank 0"),
+    (FUSED, "counter_based_regularization"): of_state_of_rows,
+    (FUSED, "uvm_non_rowwise_momentum"): of_elements_in_host_memory,
+    (FUSED, "use_experimental_tbe"): warned_of("use_experimental_tbe", True),
+    (FUSED, "embedding_table_index_type"): lambda: has(
+        of({"embedding_table_index_type": torch.int32}) + of({"embedding_table_index_type": torch.int64}),
+        "embedding_table_index_type",
+        "torch.int32",
+        "8 bytes",
+    ),
+    (FUSED, "enable_raw_embedding_streaming"): warned_of("enable_raw_embedding_streaming", True),
+    (FUSED, "embedding_specs"): of_what_torchrec_gives,
+    (FUSED, "optimizer_state_dtypes"): of_what_has_no_hash,
+    (FUSED, "any other"): of_any_other,
+    (SHARDER, "qcomm_codecs_registry"): of_codecs,
+    (SHARDER, "use_index_dedup"): of_dedup,
+    (SHARDER, "sharded_module_order_overwrite"): of_order,
+    (SHARDER, "none for a module"): of_no_sharder,
+    (CONFIG, "data_type"): of_data_type,
+    (CONFIG, "pooling"): of_lookups,
+    (CONFIG, "stash_weights"): of_stashed_weights,
+    (CONFIG, "enable_embedding_update"): of_updates,
+    (CONFIG, "use_virtual_table"): of_failing_configs,
+    (CONFIG, "init_fn"): of_idle_configs,
+    (CONFIG, "mark_data_parallel_skip_grad_sync"): of_copies_without_a_sum,
+    (HELD, "compute_kernel"): of_kernels,
+    (HELD, "cache_params"): of_caches,
+    (HELD, "key_value_params"): of_other_fields,
+    (TRAINER, "batch_size="): of_batch_size,
+    (TRAINER, "pipeline="): of_pipelines,
+}
+
+
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.names[0])
+def test_every_row_is_answered_as_it_says(row: Setting) -> None:
+    if row.where == FUSED and row.answer.startswith(NO_EFFECT):
+        known = [name for name in row.names if name not in ("ar_alpha", "ema_beta", "min_shrinkage")]  # FBGEMM 1.9's
+        assert [name for name in known if of({name: 3}) != []] == []
+    else:
+        ANSWERS[row.where, row.names[0]]()
+
+
+def test_the_page_has_the_same_rows() -> None:
+    page = Path("docs/trainer.md").read_text()
+    rows = re.findall(
+        r"^\| (.*) \| (.*) \| (.*) \| (.*) \|$", page.partition("| where | setting |")[2].partition("\n\n")[0], re.M
+    )
+    assert rows == [
+        (row.where, ", ".join(n if " " in n else f"`{n}`" for n in row.names), row.changes, row.answer)
+        for row in SETTINGS
+    ]
+
+
+def test_every_setting_of_this_fbgemm_s_operator_is_in_a_row() -> None:
+    rows = {name for row in SETTINGS if row.where == FUSED for name in row.names}
+    assert inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters.keys() - rows == {
+        "self",
+        "is_qr_tbe",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        (
+            "counter_based_regularization",
+            {
+                "counter_based_regularization": CounterBasedRegularizationDefinition(),
+                "weight_decay_mode": WeightDecayMode.COUNTER,
+            },
+        ),
+        (
+            "cowclip_regularization",
+            {"cowclip_regularization": CowClipDefinition(), "weight_decay_mode": WeightDecayMode.COWCLIP},
+        ),
+        (
+            "global_weight_decay",
+            {
+                "global_weight_decay": GlobalWeightDecayDefinition(),
+                "weight_decay_mode": WeightDecayMode.DECOUPLE_GLOBAL,
+            },
+        ),
+    ],
+)
+def test_fbgemm_keeps_as_much_more_state_for_a_row_as_is_warned_of(name: str, settings: dict[str, Any]) -> None:
+    def state(**settings: Any) -> int:
+        operator = SplitTableBatchedEmbeddingBagsCodegen(
+            [(100, 16, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+            optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            device=torch.device("cpu"),
+            **settings,
+        )
+        held = [part for parts in operator.split_optimizer_states() for part in parts]
+        return sum(part.numel() * part.element_size() for part in held)
+
+    assert state(**settings) - state() == 100 * STATE_OF_A_ROW[name]
+
+
+def test_a_table_s_own_settings_win_over_its_sharder_s() -> None:
+    """TorchRec gives the operator those that apply_optimizer_in_backward put on a table first."""
+    module: Any = model()
+    weight = module["sparse"].embedding_bags["user"].weight
+    weight._optimizer_classes, weight._optimizer_kwargs = [torch.optim.SGD], [{"lr": 0.1, "gradient_clipping": True}]
+    (several, clipped) = sorted(said(module=module), key=lambda message: "gradient_clipping makes" in message)
+    assert "apply_optimizer_in_backward" in several
+    has([clipped], "'user'", "4.0 KiB")
+    weight._optimizer_kwargs = [{"lr": 0.1, "betas": (0.9, 0.99)}]
+    with refused(InvalidInput, "user", "betas", "apply_optimizer_in_backward"):
+        said(module=module)
+
+
+def test_the_sharder_inside_that_of_feature_processors_counts() -> None:
+    weighted = Table(name="w", rows=100, dim=8, pooling_factor=1.0, weighted=True)
+    plan = cut_plan([weighted], 2, {"w": [(4, 0), (4, 1)]}, batch_size=64)
+    config = EmbeddingBagConfig(name="w", num_embeddings=100, embedding_dim=8, feature_names=["w"])
+    ebc = EmbeddingBagCollection(tables=[config], is_weighted=True, device=torch.device("meta"))
+    module = FeatureProcessedEmbeddingBagCollection(
+        ebc, PositionWeightedModuleCollection({"w": 4}, device=torch.device("meta"))
+    )
+    inside = EmbeddingBagCollectionSharder(fused_params={"gradient_clipping": True})
+    has(
+        said(plan, module, sharders=[FeatureProcessedEmbeddingBagCollectionSharder(inside)]), "'w'", "gradient_clipping"
+    )
+
+
+def test_tables_that_torchrec_1_9_is_told_to_stash_are_warned_of(monkeypatch) -> None:
+    monkeypatch.setattr(
+        MemoryStashingManager, "resolve_stash_weights", lambda name, config: name == "country", raising=False
+    )
+    has(said(), "country", "stash_weights", "rank 1")
+
+
+def test_a_field_that_a_later_torchrec_adds_is_refused_by_name() -> None:
+    later = dataclasses.make_dataclass("Later", [("tier", str | None, None)], bases=(ParameterSharding,))
+    theirs: Any = to_torchrec(WHOLE, model(), device_type="cpu")
+    of_user = theirs.plan["sparse"]["user"]
+    theirs.plan["sparse"]["user"] = later(**vars(of_user), tier="hbm")
+    with refused(InvalidInput, "user", "tier", "hbm"):
+        from_torchrec(ShardingPlan(theirs.plan), model(), device_memory_bytes=[2**20] * 2, batch_size=64, tables=TABLES)
