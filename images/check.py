@@ -179,13 +179,13 @@ def night(inside: Any, kind: str, scratch: str = "/tmp") -> str:
     campaigns = surveyed["campaigns"]
     expect(len(campaigns) == 1, f"the survey found {len(campaigns)} kinds of hardware to measure here, not 1")
     if kind == "cpu":
-        # the CronJob's command, with nobody there to answer: it has read the pipeline that it carries
-        told = inside("sh", "-c", "neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true")
+        # the CronJob's command, with nobody there to answer: it has read the pipeline that it carries, and would ask for 10 min
+        told = inside("sh", "-c", "timeout 20 neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true")
         expect("does not answer" in told, f"neuroshard submit: {told.strip()[-200:]}")
         return f"surveyed {json.loads(campaigns[0])['hardware']['name']}; neuroshard submit reads its pipeline"
     [job] = step("augment", survey=surveyed["survey"])["jobs"]
     step("measure", job=job)
-    parts = inside("sh", "-c", f"ls {scratch}/store/_measuring/*/*/costs-1-of-1").split()
+    parts = inside("sh", "-c", f"ls {scratch}/store/_measuring/*/*/*/costs-1-of-1").split()
     expect("costs.json" in parts, f"measure left {parts}")
     return f"measured into {len(parts)} files"
 
