@@ -15,7 +15,7 @@ import numpy as np
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.proposers.lockstep import costliest_first, place_lists
-from neuroshard.search.proposers.splits import halves
+from neuroshard.search.proposers.splits import halves, split_wide
 from neuroshard.search.tuning import BeamWidth
 from neuroshard.search.watch import Watch
 
@@ -30,7 +30,7 @@ class BeamState:
 
 def beam_search(problem: Problem, width: BeamWidth, watch: Watch) -> Placement:
     """The best placement met. Children of the kept nodes replace them at every level."""
-    nodes = _evaluated(problem, costliest_first(problem, [problem.whole]), width.grid)
+    nodes = _evaluated(problem, costliest_first(problem, [split_wide(problem, problem.whole)]), width.grid)
     best = nodes[0]
     watch.note(best.cost_ms)
     for _ in range(width.depth):
@@ -71,6 +71,6 @@ def _evaluated(problem: Problem, lists: list[Ints], grid: int) -> list[BeamState
         some = lists[begin : begin + at_once]
         placed, costs = place_lists(problem, some, np.linspace(1.0, 1.5, grid))
         for row, (shards, cap) in enumerate(zip(some, costs.argmin(axis=-1), strict=True)):
-            placement = Placement(shards, placed.devices[row, cap, : len(shards)])
-            nodes.append(BeamState(placement, float(costs[row, cap])))
+            placement = problem.held(Placement(shards, placed.devices[row, cap, : len(shards)]))
+            nodes.append(BeamState(placement, float(costs[row, cap]) if placement.fits else float("inf")))
     return nodes
