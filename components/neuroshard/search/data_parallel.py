@@ -221,8 +221,8 @@ def _check_widths(tables: Sequence[Table], device: Device) -> None:
         most = widest_shard(table, device, copied=True)
         if most is not None and table.dim > most:
             raise Infeasible(
-                f"table {table.name!r} is data-parallel and has {table.dim:,} columns, all of them in a copy; {held(most)}: leave it "
-                "out of the data-parallel tables, so that it is cut"
+                f"table {table.name!r} is data-parallel and has {table.dim:,} columns, all of them in a copy; "
+                f"{held(most, device)}: leave it out of the data-parallel tables, so that it is cut"
             )
 
 

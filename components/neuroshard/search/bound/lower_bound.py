@@ -67,7 +67,7 @@ ASSUMPTIONS_ROW_WISE = (
     AS_SEARCHED,
 )
 HELD = (
-    "no shard is wider than the {:,} columns that FBGEMM's CUDA operator holds, and a wider table is in equal shards where it has "
+    "no shard is wider than the {:,} columns that FBGEMM's operator holds, and a wider table is in equal shards where it has "
     "them"
 )
 CONVEX = "never falls as a device gets more, and is convex"

@@ -112,11 +112,12 @@ class KeptCuts:
 
 
 def _check_widths(table: Table, cuts: Sequence[Columns], model: CostModel) -> None:
-    most, widest = widest_shard(table, trains_on(model)), max(columns.dim for columns in cuts)
+    device, widest = trains_on(model), max(columns.dim for columns in cuts)
+    most = widest_shard(table, device)
     if most is not None and widest > most:
         raise Infeasible(
-            f"table {table.name!r} has a shard of {widest:,} columns in the plan to start from; {held(most)}; {WAY_OUT}, so that it "
-            "is cut anew"
+            f"table {table.name!r} has a shard of {widest:,} columns in the plan to start from; {held(most, device)}; {WAY_OUT}, "
+            "so that it is cut anew"
         )
 
 

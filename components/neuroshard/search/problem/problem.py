@@ -42,9 +42,9 @@ class Problem:
 
     A table group is a table, or several tables kept together on one device, which are never cut. The columns of a table are
     alike, so its shards differ by width only: shard `first[g] + u` is the shard of group `g` that is `u` units wide. A unit is
-    4 columns, or the whole group if it is never cut. Of a table that is wider than the operator holds it is one of its equal shards
-    (`wide_tables.py`): "shard" `u` of these groups is `u` of them, on one device. Shard 0 stands for no shard: no columns, no bytes,
-    a vector of zeros.
+    4 columns, or the whole group if it is never cut. Of a table that is wider than the operator holds it is one of its equal
+    shards (`wide_tables.py`): "shard" `u` of these groups is `u` of them, on one device. Shard 0 stands for no
+    shard: no columns, no bytes, a vector of zeros.
 
     Per shard (S,): `group`, `units`, `columns` (its width), `dims` (columns that it sends for a sample: its width once a feature,
     or a lookup of a sequence), `nbytes` (as a plan counts them), `vectors` (S, K) once `price` was called for it. Per group
