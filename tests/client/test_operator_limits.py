@@ -8,7 +8,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 
+from helpers.refusals import refused, warned
+from neuroshard.client.torchrec import ShardingWarning, from_torchrec, to_torchrec
+from neuroshard.core.errors import InvalidInput
 from neuroshard.core.operator_limits import (
     OPERATORS,
     device_of,
@@ -17,7 +21,9 @@ from neuroshard.core.operator_limits import (
     widest_cut,
     widest_shard,
 )
+from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.task import ShardingTask
 
 ROWS, SAMPLES, LOOKUPS = 20, 8, 3
 OPTIMIZERS = {
@@ -97,3 +103,53 @@ def test_equal_shards_are_multiples_of_4_columns_and_no_wider_than_allowed() -> 
     assert equal_shards(1028, 1024) == []
     assert [widest_cut(table(dim), 1024) for dim in (512, 3000, 1028)] == [512, 1000, 516]
     assert widest_cut(table(1028, pooling="none"), 1024) is None
+
+
+def plan_of(*cut: tuple[int, int], copied: bool = False) -> Plan:
+    """A plan of one table in shards of (width, rank), or as copies."""
+    wide = table(cut[0][0] if copied else sum(width for width, _ in cut))
+    offsets = [0 if copied else sum(width for width, _ in cut[:place]) for place in range(len(cut))]
+    rules = [{"table": "t", "data_parallel": True}] if copied else []
+    return Plan(
+        task=ShardingTask.model_validate(
+            {"tables": (wide,), "device_memory_bytes": (2**30,) * 2, "batch_size": 8, "constraints": {"tables": rules}}
+        ),
+        shards=tuple(
+            Shard(table="t", rows=ROWS, column_offset=at, dim=width, device=rank)
+            for at, (width, rank) in zip(offsets, cut, strict=True)
+        ),
+        provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
+    )
+
+
+def module_of(plan: Plan) -> EmbeddingBagCollection:
+    config = EmbeddingBagConfig(
+        name="t", num_embeddings=ROWS, embedding_dim=plan.task.tables[0].dim, feature_names=["t"]
+    )
+    return EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "columns"),
+    [
+        (plan_of((1500, 0), (1500, 1)), "1,500 columns on rank 0"),
+        (plan_of((1028, 0), (1028, 1), copied=True), "1,028 columns on rank 0"),
+        (plan_of((512, 0), (1024, 1), (4, 1)), "1,028 columns on rank 1"),  # unequal neighbours, which become one
+    ],
+    ids=["column-wise", "data-parallel", "joined"],
+)
+def test_a_trainer_on_gpus_gets_no_shard_that_its_operator_cannot_hold(plan: Plan, columns: str) -> None:
+    with refused(InvalidInput, "'t'", columns, "holds 1,024", "search again"):
+        to_torchrec(plan, module_of(plan), device_type="cuda")
+    on_cpus = to_torchrec(plan, module_of(plan), device_type="cpu")
+    if plan.task.constraints.data_parallel:
+        return
+    with warned(ShardingWarning, "'t'", columns.split()[0], "on GPUs"):
+        from_torchrec(on_cpus, module_of(plan), device_memory_bytes=(2**30,) * 2, batch_size=8)
+
+
+def test_shards_of_1024_columns_go_to_gpus_without_a_word(recwarn: pytest.WarningsRecorder) -> None:
+    plan = plan_of((1024, 0), (1024, 0), (1024, 1))
+    given = to_torchrec(plan, module_of(plan), device_type="cuda")
+    from_torchrec(given, module_of(plan), device_memory_bytes=(2**30,) * 2, batch_size=8)
+    assert not [one for one in recwarn if issubclass(one.category, ShardingWarning)]

@@ -17,6 +17,7 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.algorithms import LOCAL_SEARCH
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
 from neuroshard.search.settings import ALGORITHMS, SearchSettings
 
@@ -30,9 +31,9 @@ def table(name: str, dim: int, **fields: object) -> Table:
     return Table.model_validate({"name": name, "rows": 10_000, "dim": dim, "pooling_factor": 5.0, **fields})
 
 
-def task(tables: tuple[Table, ...], devices: int, gib: float = 80.0, **constraints: object) -> ShardingTask:
+def task(of: tuple[Table, ...], devices: int, gib: float = 80.0, **constraints: object) -> ShardingTask:
     return ShardingTask(
-        tables=tables,
+        tables=of,
         device_memory_bytes=(int(gib * 2**30),) * devices,
         batch_size=BATCH,
         pipeline="sparse-dist",
@@ -64,10 +65,12 @@ def test_a_plan_by_costs_of_a_cpu_may_have_wide_shards() -> None:
 
 
 def test_columns_without_equal_shards_are_one_shard_a_device() -> None:
-    for algorithm in ALGORITHMS:
+    for algorithm in (one for one in ALGORITHMS if one != "random"):
         plan = search(task((table("a", 1028), table("c", 64)), 2), H100, replace(FEW, algorithm=algorithm))
         assert sorted(shard.device for shard in plan.by_table()["a"]) == [0, 1]
         assert max(widths(plan, "a")) <= 1024
+    with refused(Infeasible, "516 columns", "on one device with others of it"):
+        search(task((table("a", 1028), table("c", 64)), 2), H100, replace(FEW, algorithm="random"))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +108,11 @@ def test_what_needs_a_wider_shard_is_refused_by_name_with_a_way_out(
 
 
 def test_a_grid_holds_what_row_wise_shards_cannot() -> None:
-    grid = task((table("a", 2048), table("c", 64)), 4, sharding_types=("grid",), row_wise=True)
-    grid = grid.model_copy(update={"topology": Topology(domain=2, local_world_size=2)})
-    plan = search(grid, H100, FEW)
-    assert widths(plan, "a") == [1024] * 4
+    asked = task((table("a", 2048), table("c", 64)), 4, row_wise=True)
+    asked = asked.model_copy(update={"topology": Topology(domain=2, local_world_size=2)})
+    blocks = Problem(asked, H100).row_blocks
+    assert blocks.allowed.tolist() == [[False, False, True], [True, True, True]]
+    assert blocks.parts == (1, 1, 2)
 
 
 def test_no_wide_table_becomes_data_parallel_by_itself() -> None:

@@ -41,8 +41,7 @@ def feasible(
             f"{format_bytes(need - have)} short; {hints(task, model)}"
         )
     problem = Problem(task, model, tuning, cut_before)
-    by_rows = set(problem.row_blocks.groups.tolist())
-    unheld = next((wide.why for group, wide in problem.wide.items() if wide.why and group not in by_rows), None)
+    unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)
     if unheld is not None:
         raise Infeasible(unheld)
     lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
@@ -75,6 +74,11 @@ def misfit(problem: Problem, placement: Placement) -> str:
     largest = lost[np.argmax(problem.nbytes[lost])]
     placed = Placement(placement.shards[placement.devices >= 0], placement.devices[placement.devices >= 0])
     left = problem.memory - problem.sums(placed)[2]
+    if problem.capped[problem.group[largest]]:
+        return (
+            f"{problem.columns[largest]} columns of {problem.name(problem.group[largest])} would be on one device with others of "
+            "it, together wider than FBGEMM's operator holds"
+        )
     shown = ", ".join(format_bytes(room) for room in left[:DEVICES_SHOWN])
     more = f" and {len(left) - DEVICES_SHOWN} more" if len(left) > DEVICES_SHOWN else ""
     others = f" (and {len(lost) - 1} more shards)" if len(lost) > 1 else ""

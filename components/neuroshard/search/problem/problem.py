@@ -395,15 +395,20 @@ class Problem:
         nbytes[np.isin(self.group, unheld) & (self.units > 0)] = self.memory.max() + 1  # no device has room for them
         return nbytes
 
+    @property
+    def capped(self) -> NDArray[np.bool_]:
+        """The groups that are cut anywhere, but not into shards as wide as the group: (G,)."""
+        capped: NDArray[np.bool_] = (self.operator_units < self.all_units) & (self.operator_units > 0)
+        return capped
+
     def held(self, placement: Placement) -> Placement:
         """The placement without shards of a table that are together on a device wider than its operator holds; they become -1."""
-        capped = (self.operator_units < self.all_units) & (self.operator_units > 0)
-        if not capped.any():
+        if not self.capped.any():
             return placement
         placed = placement.devices >= 0
         widths = self.widths(Placement(placement.shards[placed], placement.devices[placed]))
         group = self.group[placement.shards]
-        wide = (widths > self.operator_units[:, None])[group, placement.devices] & placed & capped[group]
+        wide = (widths > self.operator_units[:, None])[group, placement.devices] & placed & self.capped[group]
         return replace(placement, devices=np.where(wide, -1, placement.devices))
 
 
