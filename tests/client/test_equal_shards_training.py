@@ -1,5 +1,5 @@
-"""Tables cut into equal shards, several of them on a rank, as a search cuts tables that are too wide: real trainers on gloo compute
-what unsharded tables do."""
+"""Tables cut into equal shards, several of them on a rank, as a search cuts those that are too wide: real trainers on gloo
+compute what unsharded tables do."""
 
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def trained(rank: int, plan: Plan) -> float:
     for step in range(STEPS):
         features = batch(10 * step + rank)
         got, wanted = sharded(*features), whole(*features)
-        off = max([off, *(float((a - b).abs().max()) for a, b in zip(got, wanted, strict=True) if a.numel())])
+        off = max([off, *(float((a - b).detach().abs().max()) for a, b in zip(got, wanted, strict=True) if a.numel())])
         torch.stack([(one * one).sum() for one in got]).sum().backward()
         whole.zero_grad()
         torch.stack([(one * one).sum() for one in wanted]).sum().backward()

@@ -120,8 +120,8 @@ class Problem:
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.row_blocks = self._row_blocks(seen)
         if self.wide:
-            some = self.row_blocks.allowed.any(axis=1)
-            self.row_blocks = self._row_blocks([one for one, may in zip(seen, some, strict=True) if may])
+            some = np.flatnonzero(self.row_blocks.allowed.any(axis=1)).tolist()
+            self.row_blocks = self._row_blocks([seen[one] for one in some])
         self.root = self
         self.row_wise, self.domains = NONE, NONE
         self.base_dims: Floats = np.zeros(self.devices)
