@@ -107,3 +107,11 @@ def test_of_three_tables_one_is_held_out_and_one_is_left(count, share, held_out)
     tables = [table(f"t{i}", rows=10 + i) for i in range(count)]
     train, test = hold_out(tables, share, np.random.default_rng(0))
     assert (len(train), len(test)) == (count - held_out, held_out)
+
+
+def test_a_table_that_no_gpu_holds_uncut_is_drawn_in_shards_that_it_holds():
+    tables = [table("a", dim=3000), table("b", dim=1028), table("s", dim=1028).model_copy(update={"pooling": "none"})]
+    pool = Pool.of(tables, max_dim=16, memory_bytes=2**40)
+    assert [(one.shard.name, one.shard.dim) for one in pool.tables] == [("a", 1000), ("b", 516)]
+    assert pool.max_dim == 1000
+    assert Pool.of(tables[:1], max_dim=2048, memory_bytes=2**40).max_dim == 2048  # asked for, as on CPUs

@@ -178,6 +178,28 @@ def test_the_cost_models_error_must_be_within_its_limit(store, error, word):
     assert (word or "nothing was live before") in decision.why
 
 
+@pytest.mark.parametrize(
+    ("backend", "cost_model", "passes"),
+    [
+        ("cuda", "a", False),
+        ("analytic", "analytic:h100", False),
+        ("cpu", "a", True),
+        ("analytic", "analytic:cpu", True),
+        (None, None, True),
+    ],
+)
+def test_a_plan_for_gpus_with_a_shard_that_their_operator_cannot_hold_is_refused(store, backend, cost_model, passes):
+    wide = USER.model_copy(update={"dim": 1028})
+    plan = make_plan(tables=(wide,), memory_bytes=2**30)
+    whole = Shard(table=wide.name, rows=wide.rows, dim=1028, device=0)
+    by = plan.provenance.model_copy(update={"cost_model_backend": backend, "cost_model": cost_model})
+    decision = decision_of(store, Plan(task=plan.task, shards=(whole,), provenance=by), Gate())
+    assert (decision.verdict == "passed") == passes
+    assert [("1,028 columns" in fault, "search again" in fault) for fault in decision.faults] == [(True, True)] * (
+        not passes
+    )
+
+
 def test_every_fault_is_recorded(store):
     gate = Gate(tables=TABLES[1:], memory_margin=0.99, max_error=0.1)
 

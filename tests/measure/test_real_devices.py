@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.cost import ComputeCost
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -17,7 +18,7 @@ from neuroshard.measure.real_devices import RealDevices, cpu
 from neuroshard.measure.timing.all_to_all import RankTiming, TimeReorder
 from neuroshard.measure.timing.harness import Timing
 from neuroshard.measure.timing.steps import TimeSteps
-from neuroshard.measure.timing.table_sets import CpuProbe, ProbeCpu
+from neuroshard.measure.timing.table_sets import CpuProbe, ProbeCpu, TimeTableSets
 
 SETTINGS = MeasureSettings(batch_size=64, repeats=3)
 TABLES = tuple(Table(name=name, rows=1000, dim=32, pooling_factor=2.0) for name in "ab")
@@ -112,6 +113,34 @@ def test_all_rounds_of_steps_are_run_where_memory_holds_the_ranks_but_once(
 
     assert (one.at_once, pools.steps, one.rounds_differ) == (True, 3, 2.0)
     assert [device.measured.compute_ms for device in one.devices if device.measured] == [2.0, 2.0]
+
+
+def test_a_set_that_the_operator_cannot_hold_is_a_row_with_an_error_and_the_others_are_timed(
+    monkeypatch: pytest.MonkeyPatch, pools: Pools
+) -> None:
+    wide = ComputeCase(tables=(TABLES[0], TABLES[1].with_dim(1028)))
+    opened = cpu(CASES, SETTINGS, None)
+    monkeypatch.setattr(opened.machine, "kind", "cuda")
+    timed: list[ComputeCase] = []
+
+    def ask_each(requests: Sequence[TimeTableSets]) -> list[list[ComputeCost]]:
+        timed.extend(case for request in requests for case, _ in request.cases)
+        return [
+            [ComputeCost(case_id=c.case_id, round=r, forward_ms=1.0, backward_ms=1.0) for c, r in q.cases]
+            for q in requests
+        ]
+
+    monkeypatch.setattr(opened.set_workers, "ask_each", ask_each, raising=False)
+    first, refused, last = opened.compute_many([(SETS[0], 0), (wide, 1), (SETS[1], 0)])
+    assert [one.case_id for one in (first, refused, last)] == [one.case_id for one in (SETS[0], wide, SETS[1])]
+    assert "1,028 columns" in (refused.error or "")
+    assert "holds 1,024" in (refused.error or "")
+    assert (first.error, last.error, sorted(one.case_id for one in timed)) == (
+        None,
+        None,
+        sorted(c.case_id for c in SETS),
+    )
+    assert opened.steps((SETS[0], wide), ALL_TO_ALL) is None
 
 
 @pytest.mark.parametrize(("threads", "cores"), [(2, 2), (1, 1)])

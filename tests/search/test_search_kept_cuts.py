@@ -157,7 +157,7 @@ def test_a_piece_has_a_name_that_no_table_has(make_task):
     named = task.model_copy(
         update={"tables": (*task.tables[:2], task.tables[2].model_copy(update={"name": "t0[0:4]"}))}
     )
-    kept = KeptCuts(named, split(named, every=2), 128)
+    kept = KeptCuts(named, split(named, every=2), AnalyticModel())
     assert [table.name for table in kept.task.tables] == ["t0[0:4]'", "t0[4:16]", "t1", "t0[0:4][0:4]", "t0[0:4][4:16]"]
     problem, there = Problem(named, AnalyticModel()), Problem(kept.task, AnalyticModel())
     state = State(there, np.eye(5, 2, dtype=np.int64) * there.all_units[:, None])

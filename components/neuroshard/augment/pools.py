@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neuroshard.core.operator_limits import widest_cut, widest_shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.files.access import Ints, rows_at_rates
 
@@ -28,8 +29,13 @@ class Pool:
 
     @classmethod
     def of(cls, tables: Sequence[Table], max_dim: int, memory_bytes: int) -> "Pool":
-        """Every table at every width that fits `memory_bytes`. The pool may be empty."""
-        whole = [Choice(table, rows_at_rates(table)) for table in tables]
+        """Every table at every width that fits `memory_bytes`. The pool may be empty.
+
+        A table wider than a GPU's operator holds, or than `max_dim` if that is more, is there as the widest shard of it that a
+        search would make: timed whole, it could come back as zeros, and fast.
+        """
+        held = [shard for table in tables for shard in held_shard(table, max_dim)]
+        whole = [Choice(table, rows_at_rates(table)) for table in held]
         choices = [
             Choice(shard, table.rows_needed)
             for table in whole
@@ -56,6 +62,13 @@ def widths(table: Table, max_dim: int) -> list[int]:
         wider.add(dim)
         dim //= 2
     return [*range(DIM_STEP, max_dim + 1, DIM_STEP), *sorted(wider)]
+
+
+def held_shard(table: Table, max_dim: int) -> list[Table]:
+    """The table, or the widest shard of it that a GPU's operator holds, or that `max_dim` allows if that is more; none where a
+    sequence has no such shards."""
+    dim = widest_cut(table, max(max_dim, widest_shard(table, "cuda") or table.dim))
+    return [] if dim is None else [table.with_dim(dim)]
 
 
 def fitting(tables: Sequence[Table], memory_bytes: int) -> list[Table]:

@@ -49,6 +49,7 @@ from neuroshard.client.torchrec_shards import (
     check_held,
     check_hosts,
     check_topology,
+    check_widths,
     parameter_sharding,
     sharding_type,
     shards_by_table,
@@ -65,6 +66,7 @@ from neuroshard.client.torchrec_trainer import (
     warn_of_sharders,
 )
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
@@ -116,8 +118,9 @@ def to_torchrec(
     the trainer runs, and the optimizer is found in the sharders' `fused_params`.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
-    rows, dims and element size, the number of ranks is the same, every rank has enough memory, and tables are split column-wise,
-    or row-wise over all ranks or those of one host. Raises UsageError for a wrong argument.
+    rows, dims and element size, the number of ranks is the same, every rank has enough memory, tables are split column-wise, or
+    row-wise over all ranks or those of one host, and the device's operator holds every shard (core/operator_limits.py). Raises
+    UsageError for a wrong argument.
     """
     device_type = _device_type(device_type)
     _check_compute_kernel(compute_kernel)
@@ -141,6 +144,7 @@ def to_torchrec(
         check_world_size(plan, world_size, whose)
     check_topology(plan, local_world_size, whose)
     shards = shards_by_table(plan, whose, local_world_size)
+    check_widths(plan, shards, device_type, whose)
     kinds = _sharding_types(plan, shards, places)
     if dist.is_available() and dist.is_initialized():
         check_hosts(shards, kinds, plan.task.devices)
@@ -312,9 +316,10 @@ def from_torchrec(
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the
     trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
-    The plan carries no predicted cost. Its notes name table-row-wise and grid tables. Raises InvalidInput, which names table,
-    rank and value, for missing or unknown tables, for kernels other than fused and whatever else a plan cannot keep of a
-    ParameterSharding, for row blocks that TorchRec would place on other ranks, and for anything that
+    The plan carries no predicted cost. Its notes name table-row-wise and grid tables. A ShardingWarning names a shard wider than
+    the operator of GPUs holds. Raises InvalidInput, which names table, rank and value, for missing or unknown tables, for kernels
+    other than fused and whatever else a plan cannot keep of a ParameterSharding, for row blocks that TorchRec would place on
+    other ranks, and for anything that
     makes a plan invalid: a gap, an overlap, a rank beyond the devices, too little memory.
     """
     device_memory_bytes = tuple(device_memory_bytes)
@@ -363,6 +368,12 @@ def from_torchrec(
         },
         "the sharding plan",
     )
+    if wide := fault_of_plan(plan, "cuda"):
+        warnings.warn(
+            f"{wide}: on GPUs a trainer with this plan may learn nothing of these columns; on CPUs it is right",
+            ShardingWarning,
+            stacklevel=2,
+        )
     if wrong := wrong_means(kinds, places):
         warnings.warn(
             f"{wrong[0]}: a trainer with this plan computes other values than the model",

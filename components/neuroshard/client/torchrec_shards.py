@@ -25,6 +25,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.launches import is_copied
 from neuroshard.core.moves import joined
+from neuroshard.core.operator_limits import Device, fault_of_shards
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, spanned
@@ -69,6 +70,15 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
         else:
             found[name] = as_torchrec_can_hold(sorted(shards, key=lambda shard: shard.column_offset), whose)
     return found
+
+
+def check_widths(plan: Plan, shards: Mapping[str, list[Shard]], device_type: str, whose: str) -> None:
+    """Raise InvalidInput for a shard, as TorchRec gets it, that the operator of these devices cannot hold."""
+    device: Device = "cuda" if device_type == "cuda" else "cpu"
+    given = [shard for of_table in shards.values() for shard in of_table]
+    wide = fault_of_shards(plan.task.tables, given, device, plan.task.constraints.data_parallel)
+    if wide:
+        raise InvalidInput(f"{wide}; {whose} must cut it: search again, with costs of this kind of device")
 
 
 def is_grid(table: Table, shards: list[Shard]) -> bool:

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core.operator_limits import Device, device_of
 from neuroshard.core.table import Table
 from neuroshard.costmodel.manifest import Manifest
 
@@ -127,6 +128,11 @@ class Bending(CostModel, Protocol):
 
     def convex_below(self, low: Floats, high: Floats) -> CostModel:
         """A cost model with a convex compute cost that underestimates this one wherever dip j is between low[j] and high[j]."""
+
+
+def trains_on(model: CostModel) -> Device:
+    """The device whose operator trains what is planned by this model: a CPU's only where its costs are of CPUs."""
+    return device_of(model.backend, model.name)
 
 
 def predicts(model: CostModel, devices: int) -> bool:

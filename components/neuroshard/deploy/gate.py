@@ -15,6 +15,7 @@ from neuroshard.core.comparable import why_not_comparable
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
+from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan, device_memory
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import Decision, Release
@@ -70,7 +71,7 @@ def decide(
     error = plan.provenance.cost_model_error
     why_not = _why_it_cannot_serve(plan, gate, live, live_plan)
     serving = not why_not
-    faults = [fault for fault in (_tables(plan, gate), _memory(plan, gate)) if fault]
+    faults = [fault for fault in (_tables(plan, gate), _memory(plan, gate), _widths(plan)) if fault]
     doubts = [_error(error, gate), "it was live, and was rolled back" if rolled_back else None]
     found = [doubt for doubt in doubts if doubt]
     if not gate.nightly:
@@ -151,6 +152,16 @@ def _memory(plan: Plan, gate: Gate) -> str | None:
     return None
 
 
+def _widths(plan: Plan) -> str | None:
+    """Which shard the operator of the devices that the plan is for cannot hold. What plans without a cost model of a device are
+    for is not known."""
+    by = plan.provenance
+    if by.cost_model_backend not in ("cuda", "analytic"):
+        return None
+    fault = fault_of_plan(plan, device_of(by.cost_model_backend, by.cost_model))
+    return f"{fault}; search again" if fault else None
+
+
 def _error(error: float | None, gate: Gate) -> str | None:
     if gate.max_error is None:
         return None
@@ -178,6 +189,8 @@ def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
     fault = shape_fault(live_plan, shapes_of(gate.tables or plan.task.tables))
     if fault:
         return f"the live plan {fault}"
+    if wide := _widths(live_plan):
+        return f"in the live plan {wide.removesuffix('; search again')}"
     today = _with_live_copies(plan.task, live_plan.task, gate)
     if other := _other_tables(today, live_plan.task) or _other_devices(today, live_plan.task):
         return other

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.nightly import Campaign, ModelSpec, Request, campaign_folder
+from neuroshard.core.operator_limits import widest_cut, widest_shard
 from neuroshard.core.parameters import BACKENDS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.topology import near_ranks
@@ -109,9 +110,11 @@ def survey(
 
 
 def _columns(spec: ModelSpec, tables: Sequence[Table]) -> int:
-    """The widest shard that a plan cannot avoid: the widest table, split over all devices."""
-    widest = max((table.dim for table in tables), default=0)
-    return -(-widest // (DIM_STEP * spec.devices)) * DIM_STEP
+    """The widest shard that a plan cannot avoid: the widest table, split over all devices, and into what a GPU's operator
+    holds."""
+    step = DIM_STEP * spec.devices
+    held = ((table, widest_cut(table, widest_shard(table, "cuda") or table.dim)) for table in tables)
+    return max((min(-(-table.dim // step) * DIM_STEP, most) for table, most in held if most is not None), default=0)
 
 
 def measurable(kind: Kind, ranks: Sequence[int]) -> tuple[int, ...]:

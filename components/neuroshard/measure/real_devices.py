@@ -20,6 +20,7 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError
+from neuroshard.core.operator_limits import fault_of_tables
 from neuroshard.core.plan import DeviceCost
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.bench import bench_of
@@ -112,6 +113,20 @@ class RealDevices:
         return self.compute_many([(case, round_)])[0]
 
     def compute_many(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        too_wide = {
+            case.case_id: fault for case, _ in cases if (fault := fault_of_tables(case.tables, self.machine.kind))
+        }
+        timed = iter(self._timed([one for one in cases if one[0].case_id not in too_wide]))
+        return [
+            ComputeCost(case_id=case.case_id, round=round_, error=too_wide[case.case_id])
+            if case.case_id in too_wide
+            else next(timed)
+            for case, round_ in cases
+        ]
+
+    def _timed(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        if not cases:
+            return []
         began = time.monotonic()
         workers = min(len(cases), self.machine.concurrency())
         bench = self.bench
@@ -135,6 +150,8 @@ class RealDevices:
         return cost.scaled(calm / now, case.waiting_ms) if calm and now else cost
 
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
+        if any(case and fault_of_tables(case.tables, self.machine.kind) for case in sets):
+            return None  # measured one by one, that device has an error
         lookups = max(sum(t.pooling_factor for t in case.tables) for case in sets if case) * self.settings.batch_size
         of_rank = sum(self.buffers) + int(lookups) * LOOKUP_BYTES + (self.bench.flush_bytes or 0)
         # asked first, since workers that are closed for nothing take seconds to start again

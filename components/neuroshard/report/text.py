@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from neuroshard.core.clean import clean
+from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, short_name, spanned, wrapped
@@ -25,7 +26,9 @@ def plan_text(plan: Plan, *, bound: bool = False) -> str:
     lines += [*_cost_lines(plan, bound), "", *_device_lines(plan), *_bar_lines(plan), "", *_memory_lines(plan), ""]
     lines += _row_wise_lines(plan)
     lines += wrapped(_origin(plan))
-    for note in plan.provenance.notes:
+    by = plan.provenance
+    wide = fault_of_plan(plan, device_of(by.cost_model_backend, by.cost_model))
+    for note in (*by.notes, *([wide] if wide else [])):
         lines += wrapped(f"note: {note}")
     return "\n".join(lines)
 

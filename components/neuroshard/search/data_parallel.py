@@ -15,6 +15,7 @@ from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.launches import launches
 from neuroshard.core.moves import arriving_bytes
+from neuroshard.core.operator_limits import Device, held, widest_shard
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Shard, device_memory
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -22,7 +23,7 @@ from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import LaunchMs, copies_ms, launch_ms
-from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.protocol import CostModel, trains_on
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import feasible
 from neuroshard.search.problem.state import State
@@ -36,13 +37,14 @@ STAY = "data-parallel tables stay so, and no others become so"
 class Copies:
     """The data-parallel tables of a task, and the `rest` of it: the other tables on devices with less memory.
 
-    Raises Infeasible where the copies need more than a device has.
+    Raises Infeasible where the copies need more than a device has, or are wider than the operator of `device` holds.
     """
 
-    def __init__(self, task: ShardingTask) -> None:
+    def __init__(self, task: ShardingTask, device: Device) -> None:
         names = task.constraints.data_parallel
         self.task = task
         self.tables: Sequence[Table] = [table for table in task.tables if table.name in names]
+        _check_widths(self.tables, device)
         self.shards = tuple(
             Shard(table=table.name, rows=table.rows, dim=table.dim, device=device)
             for table in self.tables
@@ -139,7 +141,7 @@ def worth_copying(
     first plans cost little more than the best are compared by improved ones, and then numbers between the best and its
     neighbours.
     """
-    tables, tuning = _may_be_copied(task, stay), settings.tuning
+    tables, tuning = _may_be_copied(task, stay, trains_on(model)), settings.tuning
 
     @cache
     def copying(count: int) -> _Try:
@@ -184,7 +186,8 @@ class _Try:
     def first_plans(self) -> list[State]:
         """Plans of the tables that are not copied, cheapest first: row-wise ones too where the task allows them."""
         try:
-            rest = Copies(self.task).rest if self.task.constraints.data_parallel else self.task
+            device = trains_on(self.model)
+            rest = Copies(self.task, device).rest if self.task.constraints.data_parallel else self.task
             problem = feasible(rest, for_task(self.model, rest), self.settings.tuning)
         except Infeasible:
             return []
@@ -212,12 +215,29 @@ def with_copies(task: ShardingTask, names: Collection[str]) -> ShardingTask:
     return task.model_copy(update={"constraints": task.constraints.model_copy(update={"tables": ordered})})
 
 
-def _may_be_copied(task: ShardingTask, stay: Collection[str]) -> list[Table]:
-    """Tables without a rule that are no sequences and need not `stay`, those of the fewest rows first; all but one of them, if
-    they are all."""
+def _check_widths(tables: Sequence[Table], device: Device) -> None:
+    """Raise Infeasible for a table that the operator cannot hold whole, as copies are."""
+    for table in tables:
+        most = widest_shard(table, device, copied=True)
+        if most is not None and table.dim > most:
+            raise Infeasible(
+                f"table {table.name!r} is data-parallel and has {table.dim:,} columns, all of them in a copy; "
+                f"{held(most, device)}: leave it out of the data-parallel tables, so that it is cut"
+            )
+
+
+def _may_be_copied(task: ShardingTask, stay: Collection[str], device: Device) -> list[Table]:
+    """Tables without a rule that are no sequences, need not `stay` and are not too wide, those of the fewest rows first; all but
+    one of them, if they are all."""
     constraints = task.constraints
     ruled = {*stay, *constraints.rules(), *(name for group in constraints.together for name in group)}
-    free = [table for table in task.tables if table.name not in ruled and table.pooling != "none"]
+    free = [
+        table
+        for table in task.tables
+        if table.name not in ruled
+        and table.pooling != "none"
+        and table.dim <= (widest_shard(table, device, copied=True) or table.dim)
+    ]
     ordered = sorted(free, key=lambda table: (table.rows, table.dim, table.name))
     return ordered[: len(task.tables) - len(constraints.data_parallel) - 1]
 

@@ -26,7 +26,7 @@ from neuroshard.core.text import counted, first_few
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.protocol import CostModel, trains_on
 from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
@@ -114,7 +114,7 @@ def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSe
     """The plan of a task some of whose tables may be data-parallel: the others are placed in the memory that copies leave."""
     if not task.constraints.data_parallel:
         return _sharded(task, cost_model, settings, caller)
-    copies = Copies(task)
+    copies = Copies(task, trains_on(cost_model))
     if caller.previous is not None:
         if settings.move_budget_bytes is not None:
             settings = replace(
@@ -135,6 +135,8 @@ def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings
 
     start = _starting_from(caller.previous, problem, settings)
     current, kept = start.current, start.kept
+    if kept is not None and problem.wide:
+        problem = feasible(problem.task, cost_model, settings.tuning, kept.cut)
     best, found_notes = find(start.problem, Asked(settings, watch, current, tried is not None))
     notes += [*start.notes, *found_notes]
     if is_ours:
@@ -182,7 +184,7 @@ def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSett
     current, kept = CurrentPlacement(problem, previous, settings.move_budget_bytes), None
     notes = current.notes
     if settings.keep_optimizer_state:
-        kept = KeptCuts(problem.task, previous, problem.model.max_dim)
+        kept = KeptCuts(problem.task, previous, problem.model)
         problem = _with_kept_cuts(problem, kept)
         current = CurrentPlacement(problem, kept.plan, settings.move_budget_bytes)
         notes = (*notes, kept.note)

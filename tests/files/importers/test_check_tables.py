@@ -25,7 +25,10 @@ PLAIN = {"name": "plain", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}
         ({"dim": 36}, [], ""),
         ({"dim": 16, "element_bytes": 2}, ["cache-line"], "a row of 32 bytes leaves 50%"),
         ({"rows": 10**9}, ["huge"], "must be cut column-wise"),
-        ({"rows": 10**10, "dim": 128}, ["too-tall"], "even 4 of its columns take 186.3 GiB"),
+        ({"rows": 10**10, "dim": 128}, ["int64-ids", "too-tall"], "even 4 of its columns take 186.3 GiB"),
+        ({"dim": 1500}, ["too-wide"], "a search cuts it into 2 shards or more"),
+        ({"dim": 1028, "pooling": "none"}, ["too-wide"], "make it 1,032"),
+        ({"dim": 1024}, [], ""),
         ({}, [], ""),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.operator_limits import MOST_ROWS_OF_INT32, equal_shards, held, widest_shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import format_bytes
@@ -84,6 +85,9 @@ def check_table(table: Table) -> Iterator[Finding]:
             "few-rows",
             f"{table.pooling_factor:g} lookups a sample of {table.rows:,} rows: each row is read several times a sample",
         )
+    yield from _wide(table)
+    if table.rows > MOST_ROWS_OF_INT32:
+        yield odd("int64-ids", f"{table.rows:,} rows: ids must be int64, since int32 ends at 2^31")
     row_bytes = table.dim * table.element_bytes
     wasted = -row_bytes % CACHE_LINE_BYTES
     in_lines = row_bytes + wasted
@@ -103,6 +107,31 @@ def check_table(table: Table) -> Iterator[Finding]:
             "huge",
             f"{format_bytes(table.memory_bytes)} with optimizer state, more than 80 GiB: it must be cut column-wise",
         )
+
+
+def _wide(table: Table) -> Iterator[Finding]:
+    """What follows where GPUs do not hold the table uncut. A fault where it cannot be cut into shards that they hold."""
+    most = widest_shard(table, "cuda")
+    if most is None or table.dim <= most:
+        return
+    fewest = -(-table.dim // most)
+    if table.pooling == "none" and not equal_shards(table.dim, most):
+        wider = fewest * DIM_STEP * -(-table.dim // (fewest * DIM_STEP))
+        yield Finding(
+            table.name,
+            "fault",
+            "too-wide",
+            f"{table.dim:,} columns of a sequence; {held(most, 'cuda')}, and they have no equal shards; "
+            f"make it {wider:,}",
+        )
+        return
+    yield Finding(
+        table.name,
+        "odd",
+        "too-wide",
+        f"{table.dim:,} columns; {held(most, 'cuda')}. For GPUs a search cuts it into {fewest} shards or more; it cannot be "
+        "data-parallel, row-wise, or kept whole",
+    )
 
 
 def findings_json(findings: Sequence[Finding]) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 
 from neuroshard import __version__
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import DeviceCost, Plan, Provenance
+from neuroshard.core.operator_limits import fault_of_shards
+from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
@@ -65,10 +66,13 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
         if memory_bytes is None
         else ""
     )
+    shards = [Shard(**shard) for table, ours in held for shard in _shards(table, ours)]
+    wide = fault_of_shards(task.tables, shards, "cuda", copied)
+    notes = [*_notes(held, others), *([f"on GPUs this plan trains wrongly: {wide}"] if wide else [])]
     return Plan.parse(
         {
             "task": task,
-            "shards": [shard for table, ours in held for shard in _shards(table, ours)],
+            "shards": shards,
             "predicted": costs,
             "predicted_ms": [cost.total_ms for cost in costs],
             "provenance": Provenance(
@@ -77,7 +81,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
                 cost_model="planner",
                 cost_model_backend="given",
                 cost_model_device="TorchRec's planner",
-                notes=tuple(_notes(held, others)),
+                notes=tuple(notes),
             ),
         },
         f"{where}: the printed plan{hint}",

@@ -93,6 +93,7 @@ class Branches:
     def __init__(self, problem: Problem, settings: BoundSettings, cut_ms: float = 0.0) -> None:
         self.problem, self.beyond_mean, self.cut_ms = problem, settings.beyond_mean, cut_ms
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
+        self.may_be &= problem.units <= problem.operator_units[problem.group]
         blocks, devices = problem.row_blocks, problem.devices
         ways = len(blocks.split_over)
         self.blocks: Floats = blocks.all_blocks if len(blocks.groups) else np.zeros((0, ways, problem.vectors.shape[1]))

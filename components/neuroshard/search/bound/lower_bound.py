@@ -66,6 +66,10 @@ ASSUMPTIONS_ROW_WISE = (
     "memory is counted for each shard",
     AS_SEARCHED,
 )
+HELD = (
+    "no shard is wider than the {:,} columns that FBGEMM's operator holds, and a wider table is in equal shards where it has "
+    "them"
+)
 CONVEX = "never falls as a device gets more, and is convex"
 UNDERESTIMATED = "never falls as a device gets more, and a convex underestimate replaces it where it is not convex"
 NOT_BOUNDED = "no lower bound: by this cost model a device may cost less with more on it"
@@ -93,7 +97,8 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) 
     uncut = problem.uncut() if cut_ms else None  # where cuts are free, the first bound is of all plans
     if uncut is not None:
         ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost))
-    return Bound(ms, tuple(line.format(grows=grows, collectives=collectives) for line in why))
+    wide = (HELD.format(max(one.widest for one in problem.wide.values())),) if problem.wide else ()
+    return Bound(ms, (*(line.format(grows=grows, collectives=collectives) for line in why), *wide))
 
 
 def _has_dips(model: CostModel) -> TypeGuard[Bending]:

@@ -1,6 +1,6 @@
 """Whether the tables fit the devices at all. If not, one line says what is missing and what would help, in numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import combinations
 
 import numpy as np
@@ -24,9 +24,11 @@ ROW_WISE_SETS_OF = 6  # tables that may be row-wise, up to which every set of th
 TRIED_EACH = 1000  # … of at least so many placements each, 50 ms: all together take 3 s
 
 
-def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> Problem:
+def feasible(
+    task: ShardingTask, model: CostModel, tuning: Tuning = TUNING, cut_before: Collection[str] = ()
+) -> Problem:
     """The task as arrays. Raises Infeasible if no plan can exist: too little memory in all, or a shard that no device can hold,
-    however a table is cut."""
+    or its operator, however a table is cut."""
     need, have = task.need_bytes, sum(task.usable_bytes)
     most = need + (task.devices - 1) * task.uncut_step_bytes
     if most > MAX_TOTAL_BYTES:
@@ -38,7 +40,10 @@ def feasible(task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> P
             f"tables need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
             f"{format_bytes(need - have)} short; {hints(task, model)}"
         )
-    problem = Problem(task, model, tuning)
+    problem = Problem(task, model, tuning, cut_before)
+    unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)
+    if unheld is not None:
+        raise Infeasible(unheld)
     lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
     lacking[problem.row_blocks.groups[problem.row_blocks.allowed.any(axis=1)]] = 0
     if lacking.max() > 0:
@@ -69,6 +74,11 @@ def misfit(problem: Problem, placement: Placement) -> str:
     largest = lost[np.argmax(problem.nbytes[lost])]
     placed = Placement(placement.shards[placement.devices >= 0], placement.devices[placement.devices >= 0])
     left = problem.memory - problem.sums(placed)[2]
+    if problem.capped[problem.group[largest]]:
+        return (
+            f"{problem.columns[largest]} columns of {problem.name(problem.group[largest])} would be on one device with others of "
+            "it, together wider than FBGEMM's operator holds"
+        )
     shown = ", ".join(format_bytes(room) for room in left[:DEVICES_SHOWN])
     more = f" and {len(left) - DEVICES_SHOWN} more" if len(left) > DEVICES_SHOWN else ""
     others = f" (and {len(lost) - 1} more shards)" if len(lost) > 1 else ""

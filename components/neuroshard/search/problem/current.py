@@ -101,6 +101,7 @@ class CurrentPlacement:
             narrowest = min((end - begin for _, begin, end in spans), default=0)
             most = problem.task.constraints.allowed(rules.get(table.name), table.dim)[1]
             allowed = len(spans) <= (most or len(spans)) and narrowest >= problem.min_units[group] * unit
+            allowed &= self._held(group, [(begin, end) for _, begin, end in spans])
             if row.any() and len(problem.tables[group]) == 1 and (more > 0).any() and allowed:
                 self._in_spans[group, row.tobytes()] = sorted(spans, key=lambda span: span[1])
                 of_shard = table.rows * table.optimizer_bytes_per_row + problem.task.step_bytes(table).per_shard
@@ -121,9 +122,15 @@ class CurrentPlacement:
             wrong = (
                 widths[group].sum() != problem.all_units[group] or (widths[group] > 0)[~problem.allowed[group]].any()
             )
-            if wrong or len(used) > problem.max_shards[group] or (used < problem.min_units[group]).any():
+            held = (used <= problem.operator_units[group]).all()
+            if wrong or len(used) > problem.max_shards[group] or (used < problem.min_units[group]).any() or not held:
                 widths[group] = 0
         return widths
+
+    def _held(self, group: int, spans: Spans) -> bool:
+        """Whether the operator holds these spans of a group's columns, in equal shards where it must be so."""
+        unit, most = self._unit(group), int(self.problem.operator_units[group])
+        return all((end - begin) % unit == 0 and (end - begin) // unit <= most for begin, end in spans)
 
     def _unit(self, group: int) -> int:
         """Columns of a group's unit."""
@@ -165,10 +172,7 @@ class CurrentPlacement:
         """Shards of a group's tables for these units (D,), with as many columns where they are as can be."""
         if spans := self._in_spans.get((group, widths.tobytes())):
             table = self.problem.tables[group][0]
-            return [
-                Shard(table=table.name, rows=table.rows, column_offset=begin, dim=end - begin, device=device)
-                for device, begin, end in spans
-            ]
+            return [shard for span in spans for shard in _in_shards(self.problem, group, table, *span)]
         return [shard for table in self.problem.tables[group] for shard in self._laid_out(table, group, widths)]
 
     def _laid_out(self, table: Table, group: int, widths: Widths) -> list[Shard]:
@@ -234,12 +238,23 @@ class CurrentPlacement:
 
 def dealt(problem: Problem, group: int, table: Table, widths: Widths, order: Sequence[int]) -> list[Shard]:
     """The shards of a table for these units (D,) of its group, with columns from left to right in this order of the devices."""
-    shards, offset = [], 0
+    shards, offset = list[Shard](), 0
     for device in order:
-        dim = _dim(problem, group, table, int(widths[device]))
-        shards.append(Shard(table=table.name, rows=table.rows, column_offset=offset, dim=dim, device=device))
-        offset += dim
+        end = offset + _dim(problem, group, table, int(widths[device]))
+        shards += _in_shards(problem, group, table, device, offset, end)
+        offset = end
     return shards
+
+
+def _in_shards(problem: Problem, group: int, table: Table, device: int, begin: int, end: int) -> list[Shard]:
+    """A device's columns of a table: one shard, or the equal ones that its operator holds."""
+    width = end - begin
+    if problem.in_equal_shards[group]:
+        width = _dim(problem, group, table, 1)
+    return [
+        Shard(table=table.name, rows=table.rows, column_offset=at, dim=width, device=device)
+        for at in range(begin, end, width)
+    ]
 
 
 def _dim(problem: Problem, group: int, table: Table, units: int) -> int:

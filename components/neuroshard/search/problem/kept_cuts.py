@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.operator_limits import held, widest_shard
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
+from neuroshard.costmodel.protocol import CostModel, trains_on
 
 WAY_OUT = "leave out --keep-optimizer-state"
 
@@ -27,11 +29,11 @@ class Columns(NamedTuple):
 class KeptCuts:
     """The `task` and the current `plan`, with column shards as tables.
 
-    `tables` are the names of those that keep their cuts, `cut` of those that have any. A table wider than `max_dim`, the most
-    columns that the cost model has seen, is not split row-wise. Raises Infeasible where today's rules forbid the plan's cuts.
+    `tables` are the names of those that keep their cuts, `cut` of those that have any. A table wider than the cost model has seen
+    is not split row-wise. Raises Infeasible where today's rules forbid the plan's cuts, or the operator does not hold a shard.
     """
 
-    def __init__(self, task: ShardingTask, plan: Plan, max_dim: int) -> None:
+    def __init__(self, task: ShardingTask, plan: Plan, model: CostModel) -> None:
         old, shards, before = {table.name: table for table in plan.task.tables}, plan.by_table(), list(plan.task.tables)
         constraints, rules = task.constraints, dict(task.constraints.rules())
         may_split_rows = set(task.may_split_rows)
@@ -48,8 +50,9 @@ class KeptCuts:
             rule = rules.pop(table.name, TableRule(table=table.name))
             cuts = _cuts(was, shards[table.name])
             self.tables.append(table.name)
+            _check_widths(table, cuts, model)
             if len(cuts) == 1:
-                row_wise = table.name in may_split_rows and table.dim <= max_dim
+                row_wise = table.name in may_split_rows and table.dim <= model.max_dim
                 whole = {"min_dim": table.dim} if row_wise else {"max_shards": 1, "row_wise": None}
                 rules[table.name] = rule.model_copy(update=whole)
                 pieces.append(table)
@@ -106,6 +109,16 @@ class KeptCuts:
                     f"table {table.name!r} is cut into {len(cuts)} shards, the narrowest of {narrowest} columns, in the plan to "
                     f"start from, and {rule} today; {WAY_OUT}, or loosen that rule"
                 )
+
+
+def _check_widths(table: Table, cuts: Sequence[Columns], model: CostModel) -> None:
+    device, widest = trains_on(model), max(columns.dim for columns in cuts)
+    most = widest_shard(table, device)
+    if most is not None and widest > most:
+        raise Infeasible(
+            f"table {table.name!r} has a shard of {widest:,} columns in the plan to start from; {held(most, device)}; {WAY_OUT}, "
+            "so that it is cut anew"
+        )
 
 
 def _cuts(table: Table, shards: Sequence[Shard]) -> list[Columns]:

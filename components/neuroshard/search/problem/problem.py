@@ -1,8 +1,8 @@
 """A sharding task as arrays: every column shard that its tables can be cut into, each priced once by the cost model."""
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,6 +16,7 @@ from neuroshard.costmodel.network import sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.launches import NONE, LaunchCosts, distinct
 from neuroshard.search.problem.row_blocks import EVERYWHERE, RowBlocks, finite_vectors
+from neuroshard.search.problem.wide_tables import WideTable
 from neuroshard.search.tuning import TUNING, Tuning
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
@@ -41,19 +42,25 @@ class Problem:
 
     A table group is a table, or several tables kept together on one device, which are never cut. The columns of a table are
     alike, so its shards differ by width only: shard `first[g] + u` is the shard of group `g` that is `u` units wide. A unit is
-    4 columns, or the whole group if it is never cut. Shard 0 stands for no shard: no columns, no bytes, a vector of zeros.
+    4 columns, or the whole group if it is never cut. Of a table that is wider than the operator holds it is one of its equal
+    shards (`wide_tables.py`): "shard" `u` of these groups is `u` of them, on one device. Shard 0 stands for no
+    shard: no columns, no bytes, a vector of zeros.
 
     Per shard (S,): `group`, `units`, `columns` (its width), `dims` (columns that it sends for a sample: its width once a feature,
     or a lookup of a sequence), `nbytes` (as a plan counts them), `vectors` (S, K) once `price` was called for it. Per group
     (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed`
-    devices (G, D), `max_devices` (that can hold a shard of it at the same time).
+    devices (G, D), `max_devices` (that can hold a shard of it at the same time), `operator_units` (that the operator holds on a
+    device; 0 where the group cannot be whole or cut column-wise at all) and `in_equal_shards`.
 
     `row_blocks` has the groups that may be split row-wise. In each Problem a fixed set of them is (`row_wise`, each over the
     devices of its `domains`); in a new Problem none is. `with_row_wise` gives the problem for another set. There the devices
     already hold the row blocks (`base`, `base_dims`, and less `memory`), and `whole` of these groups is shard 0.
     """
 
-    def __init__(self, task: ShardingTask, model: CostModel, tuning: Tuning = TUNING) -> None:
+    def __init__(
+        self, task: ShardingTask, model: CostModel, tuning: Tuning = TUNING, cut_before: Collection[str] = ()
+    ) -> None:
+        """Tables `cut_before` may have any shards: those of a plan to start from, whose cuts are kept."""
         self.task, self.model, self.tuning = task, model, tuning
         self.tables = _table_groups(task)
         self._count = np.array([len(tables) for tables in self.tables])
@@ -62,10 +69,21 @@ class Problem:
         may_cut = constraints.may_use("column-wise")
         pairs = zip(self.tables, cuts, strict=True)
         never = np.array([len(tables) > 1 or most == 1 or not may_cut for tables, (_, most) in pairs])
-        steps = np.array([tables[0].dim // DIM_STEP for tables in self.tables])
+        self.allowed = np.ones((len(self.tables), self.devices), dtype=bool)
+        for group, tables in enumerate(self.tables if rules else ()):
+            for table in tables:
+                rule = rules.get(table.name)
+                if rule is not None and rule.devices is not None:
+                    self.allowed[group] &= np.isin(np.arange(self.devices), rule.devices)
+        self.any_device = bool(self.allowed.all())
+        self.wide = self._wide_tables(cut_before)
+        equal = np.array([self.wide[group].shards if group in self.wide else 0 for group in range(len(self.tables))])
+        self.in_equal_shards = equal > 0
+
+        steps = np.where(equal, equal, [tables[0].dim // DIM_STEP for tables in self.tables])
         self.all_units: Ints = np.where(never, 1, steps)
         least_columns = np.maximum([least for least, _ in cuts], [tables[0].narrowest_cut for tables in self.tables])
-        self.min_units: Ints = np.where(never, 1, -(-least_columns // DIM_STEP))
+        self.min_units: Ints = np.where(never | self.in_equal_shards, 1, -(-least_columns // DIM_STEP))
         self.max_shards: Ints = np.where(never, 1, [self.devices if most is None else most for _, most in cuts])
 
         first = np.concatenate([[0], np.cumsum(self.all_units)[:-1]])
@@ -74,20 +92,13 @@ class Problem:
         self.units: Ints = np.arange(len(self.group)) - first[self.group]
         self.whole: Ints = first + self.all_units
         columns = np.array([sum(table.dim for table in tables) for tables in self.tables])
-        self.columns: Ints = self.units * np.where(never, columns, DIM_STEP)[self.group]
+        unit = np.where(never, columns, columns // self.all_units)  # where it is cut anywhere: DIM_STEP
+        self.columns: Ints = self.units * unit[self.group]
         sent = np.array([sum(table.sent_columns for table in tables) for tables in self.tables])
-        of_step = DIM_STEP * np.array([tables[0].vectors for tables in self.tables])
-        self.dims: Floats = self.units * np.where(never, sent, of_step)[self.group]
-        self.nbytes = self._count_bytes(never)
+        of_unit = unit * np.array([tables[0].vectors for tables in self.tables])
+        self.dims: Floats = self.units * np.where(never, sent, of_unit)[self.group]
         self.memory = _counted(task.usable_bytes)
-
-        self.allowed = np.ones((len(first), self.devices), dtype=bool)
-        for group, tables in enumerate(self.tables if rules else ()):
-            for table in tables:
-                rule = rules.get(table.name)
-                if rule is not None and rule.devices is not None:
-                    self.allowed[group] &= np.isin(np.arange(self.devices), rule.devices)
-        self.any_device = bool(self.allowed.all())
+        self.nbytes = self._count_bytes(never)
         # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
         self.max_devices: Ints = np.minimum(self.allowed.sum(axis=1), self.max_shards)
         fewest_units = -(-self.all_units // self.max_devices)
@@ -97,17 +108,20 @@ class Problem:
         stuck = -(-self.all_units // self.max_units) * self.min_units > self.all_units
         self.max_units[stuck] = self.all_units[stuck]
         self.max_units[never] = 1
+        self.operator_units = self._operator_units()
+        self.max_units = np.where(self.in_equal_shards, self.all_units, np.minimum(self.max_units, self.operator_units))
+        self.max_units = np.maximum(self.max_units, 1)
 
         splittable = set(task.may_split_rows)
         permitted = [group for group, tables in enumerate(self.tables) if tables[0].name in splittable]
-        rows = [
-            group for group in permitted if self.all_units[group] <= self.max_units[group]
-        ]  # blocks have all columns
-        self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in set(rows)]
+        # blocks have all columns, but for those of grids
+        seen = [group for group in permitted if self.all_units[group] <= self.max_units[group] or group in self.wide]
+        self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in set(seen)]
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
-        self.row_blocks = RowBlocks(
-            np.array(rows, dtype=np.int64), [self.tables[group][0] for group in rows], task, model
-        )
+        self.row_blocks = self._row_blocks(seen)
+        if self.wide:
+            some = np.flatnonzero(self.row_blocks.allowed.any(axis=1)).tolist()
+            self.row_blocks = self._row_blocks([seen[one] for one in some])
         self.root = self
         self.row_wise, self.domains = NONE, NONE
         self.base_dims: Floats = np.zeros(self.devices)
@@ -120,6 +134,24 @@ class Problem:
         self._priced[0] = True
         self._all_priced = False
         self._alone = np.where(self._priced, 0.0, np.nan)  # ms of the shards that `alone_ms` was called for
+
+    def _wide_tables(self, cut_before: Collection[str]) -> dict[int, WideTable]:
+        """The table groups that the operator does not hold whole, and how they are cut."""
+        pairs = zip(self.tables, self.allowed.sum(axis=1).tolist(), strict=True)
+        found = (WideTable.of(tables, self.task, self.model, devices=devices) for tables, devices in pairs)
+        names = [tables[0].name for tables in self.tables]
+        return {g: wide for g, wide in enumerate(found) if wide is not None and names[g] not in cut_before}
+
+    def _operator_units(self) -> Ints:
+        units = self.all_units.copy()
+        for group, wide in self.wide.items():
+            if not wide.shards:
+                units[group] = 0 if wide.why else wide.widest // DIM_STEP
+        return units
+
+    def _row_blocks(self, groups: list[int]) -> RowBlocks:
+        tables = [self.tables[group][0] for group in groups]
+        return RowBlocks(np.array(groups, dtype=np.int64), tables, self.task, self.model)
 
     @cached_property
     def narrowest(self) -> Ints:
@@ -154,6 +186,7 @@ class Problem:
 
         Raises what the cost model raises for unknown devices.
         """
+        shards = shards + (self.in_equal_shards & (shards > 0))  # on one device too there are several
         key = self.root.launches.cut(shards)
         if key not in self._launched_ms:
             cut = np.flatnonzero(shards > 1)
@@ -164,7 +197,7 @@ class Problem:
         """The same problem without plans that cut a pooled table; None if some table has to be cut or row-wise. It shares prices
         with this one."""
         root, pooled = self.root, self.launches.collection >= 0
-        if (root.all_units > root.max_units)[pooled].any():
+        if ((root.all_units > root.max_units) | root.in_equal_shards)[pooled].any():
             return None
         new = self._new_root()
         new.min_units, new.max_shards = root.min_units.copy(), root.max_shards.copy()
@@ -264,15 +297,19 @@ class Problem:
             self._priced[some] = True
 
     def _vectors_of(self, shards: Ints) -> Floats:
-        """Vectors of shards, or sums of the vectors of tables kept together: (N, K)."""
+        """Vectors of shards, or sums of the vectors of tables kept together, or of equal shards: (N, K)."""
         groups, dims, row = self.group[shards], self.columns[shards], np.arange(len(shards))
+        times = np.where(self.in_equal_shards[groups], self.units[shards], 1)
+        dims = dims // times
         counts = self._count[groups]
         tables = [table for group in groups.tolist() for table in self.tables[group]]
         if counts.max() > 1:
             row = np.repeat(row, counts)
             dims = np.where(counts[row] == 1, dims[row], [table.dim for table in tables])
         vectors = finite_vectors(self.model, tables, dims, lambda bad: f"{dims[bad]} columns")
-        return np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1))) if len(row) > len(shards) else vectors
+        if len(row) > len(shards):
+            vectors = np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1)))
+        return vectors * times[:, None] if self.wide else vectors
 
     def alone_ms(self, shards: Ints) -> Floats:
         """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is not a valid cost."""
@@ -348,12 +385,31 @@ class Problem:
         per_row = np.array([tables[0].optimizer_bytes_per_row for tables in self.tables])
         step = np.array([self.task.step_bytes(tables[0]) for tables in self.tables])
         per_column, per_shard = rows * element + step[:, 1], rows * per_row + step[:, 0]
-        nbytes: Ints = self.columns * per_column[self.group] + per_shard[self.group]
+        shards = np.where(self.in_equal_shards[self.group], self.units, 1)
+        nbytes: Ints = self.columns * per_column[self.group] + per_shard[self.group] * shards
         nbytes[0] = 0
         nbytes[self.whole[never]] = [
             sum(self.task.shard_bytes(t, t.rows, t.dim) for t in self.tables[g]) for g in np.flatnonzero(never)
         ]
+        unheld = [group for group, wide in self.wide.items() if wide.why]
+        nbytes[np.isin(self.group, unheld) & (self.units > 0)] = self.memory.max() + 1  # no device has room for them
         return nbytes
+
+    @property
+    def capped(self) -> NDArray[np.bool_]:
+        """The groups that are cut anywhere, but not into shards as wide as the group: (G,)."""
+        capped: NDArray[np.bool_] = (self.operator_units < self.all_units) & (self.operator_units > 0)
+        return capped
+
+    def held(self, placement: Placement) -> Placement:
+        """The placement without shards of a table that are together on a device wider than its operator holds; they become -1."""
+        if not self.capped.any():
+            return placement
+        placed = placement.devices >= 0
+        widths = self.widths(Placement(placement.shards[placed], placement.devices[placed]))
+        group = self.group[placement.shards]
+        wide = (widths > self.operator_units[:, None])[group, placement.devices] & placed & self.capped[group]
+        return replace(placement, devices=np.where(wide, -1, placement.devices))
 
 
 def _table_groups(task: ShardingTask) -> list[tuple[Table, ...]]:

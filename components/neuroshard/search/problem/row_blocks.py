@@ -14,12 +14,13 @@ import numpy as np
 
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.operator_limits import widest_shard
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, block_columns
-from neuroshard.costmodel.protocol import CostModel, Floats, Ints
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints, trains_on
 
 # In place of a domain: all devices. Numbers below it are grids: several domains, each of which has a part of the columns
 EVERYWHERE = -1
@@ -108,14 +109,16 @@ class RowBlocks:
         self._vectors: Floats | None = None
 
     def _allowed(self, table: Table, constraints: Constraints) -> list[bool]:
-        """In which ways. TorchRec has no table-row-wise sequences, and the parts of a grid are equally wide."""
+        """In which ways. TorchRec has no table-row-wise sequences, the parts of a grid are equally wide, and the operator holds
+        no wider ones."""
         least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
         least, pooled, grid = max(least, table.narrowest_cut), table.pooling != "none", constraints.may_use("grid")
         fits = [table.dim % (n * DIM_STEP) == 0 and table.dim // n >= least for n in self.parts[FIRST_GRID:]]
         over_domain = [pooled and constraints.may_use("table-row-wise")] * (len(self.parts) > 1)
         may = [constraints.may_use("row-wise"), *over_domain, *(pooled and grid and fit for fit in fits)]
+        widest = widest_shard(table, trains_on(self.model)) or table.dim
         return [
-            one and table.has_rows_for(over) and (most is None or over * parts <= most)
+            one and table.has_rows_for(over) and (most is None or over * parts <= most) and table.dim <= parts * widest
             for one, over, parts in zip(may, self.split_over, self.parts, strict=True)
         ]
 

@@ -94,4 +94,5 @@ def _place(problem: Problem, shards: Ints, keys: Sequence[Floats]) -> list[Place
     orders = np.stack([np.lexsort((shards, -problem.nbytes[shards], -key)) for key in keys])
     rows = len(shards) * np.arange(len(keys))[:, None]
     placed = place_by_load(problem, np.tile(shards, len(keys)), np.concatenate(keys), rows + orders)
-    return [Placement(shards[order], devices[0]) for order, devices in zip(orders, placed.devices, strict=True)]
+    pairs = zip(orders, placed.devices, strict=True)
+    return [problem.held(Placement(shards[order], devices[0])) for order, devices in pairs]

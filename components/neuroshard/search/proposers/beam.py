@@ -4,8 +4,8 @@ A node is a list of shards. Its children each have one more split in halves, of 
 node costs what the best of its greedy placements costs: costliest shard first, on the cheapest device that has room, under
 caps from 1.0 to 1.5 x the mean columns of a device. K nodes are kept at each of L levels. Paper: N=10, K=3, L=10, M=11 caps.
 
-It differs from the paper in three points: it splits no shard of which half is no multiple of 4 columns, keeps nodes
-that do not fit after all that do, and honours constraints on cuts and devices.
+It differs from the paper in four points: it splits no shard of which half is no multiple of 4 columns, keeps nodes that do not
+fit after all that do, honours constraints on cuts and devices, and begins with no shard that the operator cannot hold.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy as np
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.problem import Placement, Problem
 from neuroshard.search.proposers.lockstep import costliest_first, place_lists
-from neuroshard.search.proposers.splits import halves
+from neuroshard.search.proposers.splits import halves, split_wide
 from neuroshard.search.tuning import BeamWidth
 from neuroshard.search.watch import Watch
 
@@ -30,7 +30,7 @@ class BeamState:
 
 def beam_search(problem: Problem, width: BeamWidth, watch: Watch) -> Placement:
     """The best placement met. Children of the kept nodes replace them at every level."""
-    nodes = _evaluated(problem, costliest_first(problem, [problem.whole]), width.grid)
+    nodes = _evaluated(problem, costliest_first(problem, [split_wide(problem, problem.whole)]), width.grid)
     best = nodes[0]
     watch.note(best.cost_ms)
     for _ in range(width.depth):
@@ -55,7 +55,7 @@ def _children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:
     chosen = np.flatnonzero(wanted)
     units, group = problem.units[shards[chosen]], problem.group[shards[chosen]]
     count = np.bincount(problem.group[shards], minlength=len(problem.whole))
-    even = (units % 2 == 0) & (units // 2 >= problem.min_units[group])
+    even = ((units % 2 == 0) | problem.in_equal_shards[group]) & (units // 2 >= problem.min_units[group])
     chosen = chosen[even & (count[group] < problem.max_shards[group])]
     left, right = halves(problem, shards[chosen])
     return [np.append(np.delete(shards, at), pair) for at, *pair in zip(chosen, left, right, strict=True)]
@@ -71,6 +71,6 @@ def _evaluated(problem: Problem, lists: list[Ints], grid: int) -> list[BeamState
         some = lists[begin : begin + at_once]
         placed, costs = place_lists(problem, some, np.linspace(1.0, 1.5, grid))
         for row, (shards, cap) in enumerate(zip(some, costs.argmin(axis=-1), strict=True)):
-            placement = Placement(shards, placed.devices[row, cap, : len(shards)])
-            nodes.append(BeamState(placement, float(costs[row, cap])))
+            placement = problem.held(Placement(shards, placed.devices[row, cap, : len(shards)]))
+            nodes.append(BeamState(placement, float(costs[row, cap]) if placement.fits else float("inf")))
     return nodes

@@ -1,6 +1,9 @@
 """Column splits in halves, as the published search and the heuristics make them."""
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.problem import Problem
@@ -28,8 +31,17 @@ def split(problem: Problem, shards: Ints, wanted: Ints) -> Ints | None:
 
 
 def split_oversized(problem: Problem, shards: Ints) -> Ints:
-    """Halve what is larger than the largest device until nothing is, or no further cut is allowed."""
-    while (large := np.flatnonzero(problem.nbytes[shards] > problem.memory.max())).size:
+    """Halve what is larger than the largest device, or too wide, until nothing is, or no further cut is allowed."""
+    return _split_while(problem, split_wide(problem, shards), lambda some: problem.nbytes[some] > problem.memory.max())
+
+
+def split_wide(problem: Problem, shards: Ints) -> Ints:
+    """Halve what is wider than the operator holds until nothing is, or no further cut is allowed."""
+    return _split_while(problem, shards, lambda some: problem.units[some] > problem.operator_units[problem.group[some]])
+
+
+def _split_while(problem: Problem, shards: Ints, too_large: Callable[[Ints], NDArray[np.bool_]]) -> Ints:
+    while (large := np.flatnonzero(too_large(shards))).size:
         cut = split(problem, shards, large)
         if cut is None:
             break
