@@ -216,13 +216,13 @@ def test_table_row_wise_tables_launch_what_was_counted_for_them(local_world_size
     found = on_ranks(ranks, tmp_path, count_steps, plans)
 
     for plan, *of_ranks in zip(plans, *found, strict=True):
-        counted = launches({table.name: table for table in plan.task.tables}, plan.shards, ranks)
+        counted = launches(plan.task, plan.shards)
         for rank, counts in enumerate(of_ranks):
             assert counts.pop("operators", 0) == counted.operators[rank]
             # the only table of a grid is in order whoever holds it
             assert counted.reordered - counts.pop("reordered", 0) == (DIM if len(plan.task.tables) == 4 else 0)
             assert counts.total() == counted.inputs + 2 * counted.outputs, (counts, plan.shards)
-    assert [launches({t.name: t for t in p.task.tables}, p.shards, ranks).outputs for p in plans] == [2, 4, 6]
+    assert [launches(p.task, p.shards).outputs for p in plans] == [2, 4, 6]
 
 
 def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:
@@ -245,7 +245,7 @@ def test_a_plan_launches_what_was_counted_for_it(tmp_path) -> None:
 
     in_order: list[float] = []  # columns that need not be put into order, since the ranks happen to hold them so
     for plan, *of_ranks in zip(plans, *found, strict=True):
-        counted = launches({table.name: table for table in plan.task.tables}, plan.shards, RANKS)
+        counted = launches(plan.task, plan.shards)
         for rank, counts in enumerate(of_ranks):
             operators = counts.pop("operators", 0)
             assert operators == counted.operators[rank]

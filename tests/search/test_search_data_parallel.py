@@ -18,7 +18,6 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import copies_ms, price_shards
-from neuroshard.search.data_parallel import with_copies
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -78,11 +77,24 @@ def test_copies_of_two_modules_have_an_operator_each(make_task, model):
     np.testing.assert_allclose(plan.predicted_ms, price_shards(model, task, plan.shards).total_ms, rtol=1e-9)
 
 
-def test_a_copy_takes_weights_state_and_a_dense_gradient_of_every_device(make_task):
+@pytest.mark.parametrize(
+    ("dense", "values"), [(None, 2), ("sgd", 0), ("adagrad", 1), ("adam", 2), ("amsgrad", 3)]
+)
+def test_a_copy_takes_weights_two_gradients_and_the_state_of_the_dense_optimizer(make_task, dense, values):
     task = copied(make_task([(1000, 16, 3.0), (1000, 8, 1.0)], [1, 1]), "t1")
+    task = task.model_copy(update={"dense_optimizer": dense})
     plan, copy = search(task, AnalyticModel(), FEW), task.tables[1]
     others = sum(task.tables[0].shard_bytes(shard.rows, shard.dim) for shard in plan.by_table()["t0"])
-    assert sum(plan.memory_bytes()) - others == 2 * (copy.memory_bytes + copy.rows * copy.dim * 4)
+    assert sum(plan.memory_bytes()) - others == 2 * copy.rows * copy.dim * 4 * (1 + 2 + values)
+    (note,) = [note for note in plan.provenance.notes if "data-parallel" in note]
+    assert f"the state of {dense or 'adam (assumed'}" in note
+
+
+def test_a_plan_that_names_no_dense_optimizer_counts_what_its_tables_say(make_task):
+    """As plans did before there was one to name."""
+    task = copied(make_task([(1000, 16, 3.0), (1000, 8, 1.0)], [1, 1]), "t1")
+    copy = task.tables[1]
+    assert task.copy_memory(copy).total == copy.memory_bytes + copy.rows * copy.dim * 4
 
 
 def test_a_search_may_start_from_a_plan_in_which_the_table_was_not_copied_yet(make_task):
@@ -169,7 +181,7 @@ def test_as_many_tables_are_copied_as_is_cheapest(seed: int) -> None:
     plan = search(task, model, AUTO)
     names = [table.name for table in sorted(task.tables, key=lambda table: table.rows)]
     plain = replace(AUTO, try_data_parallel=False)
-    costs = {count: search(with_copies(task, names[:count]), model, plain).cost_ms for count in range(0, 41, 10)}
+    costs = {count: search(task.with_copies(names[:count]), model, plain).cost_ms for count in range(0, 41, 10)}
     assert min(costs, key=costs.__getitem__) > 10
     assert plan.cost_ms is not None
     assert plan.cost_ms < 1.02 * min(cost for cost in costs.values() if cost is not None)

@@ -14,7 +14,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
-from neuroshard.core.table import Table
+from neuroshard.core.table import Table, check_dense_optimizer
 from neuroshard.core.topology import topology_of
 from neuroshard.core.units import parse_bytes, parse_duration, parse_memory, parse_portion
 from neuroshard.core.value import shown
@@ -45,6 +45,7 @@ def search(
     local_world_size: int | None = None,
     network: str | None = None,
     collective_precision: str | None = None,
+    dense_optimizer: str | None = None,
     reserve: str | None = None,
     min_dim: int | None = None,
     max_shards: int | None = None,
@@ -134,6 +135,7 @@ def search(
             pipeline=pipeline,
             topology=topology,
             collective_precision=None if collective_precision is None else parse_precision(collective_precision),
+            dense_optimizer=None if dense_optimizer is None else check_dense_optimizer(dense_optimizer),
             constraints=given,
             previous=previous if isinstance(previous, Plan) or previous is None else Path(previous),
             stop=stop,

@@ -9,6 +9,7 @@ heuristics' plans and a lower bound beside it. Data-parallel tables are taken ou
 import math
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.data_parallel import Copies, with_copies, worth_copying
+from neuroshard.search.data_parallel import Copies, rescuing, worth_copying
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
@@ -85,7 +86,8 @@ def search(
 
 def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
     """The cheaper of two plans: one with the copies that the task asks for, and one with copies of more small tables, if those
-    make plans cheaper. Of a time budget a share is for choosing them, and each search has half of the rest."""
+    make plans cheaper. Where nothing fits without, those that make the task fit. Of a time budget a share is for choosing them,
+    and each search has half of the rest."""
     if not cost_model.prices_rows:
         raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
@@ -100,14 +102,19 @@ def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: Search
     chosen = worth_copying(allowed or task, cost_model, settings, watch, stay)
     if budget_s is not None:
         settings = replace(settings, time_budget_s=budget_s * (1 - share) / (2 if chosen else 1))
-    plan = _beside_copies(task, cost_model, settings, caller)
-    if not chosen:
-        return plan
+    plans, fault = [], None
     try:
-        copied = _beside_copies(with_copies(task, chosen), cost_model, settings, caller)
-    except Infeasible:  # beside the copies the current plan has no room, or none to move in
-        return plan
-    return min((plan, copied), key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
+        plans.append(_beside_copies(task, cost_model, settings, caller))
+    except Infeasible as error:
+        fault = error
+        chosen = chosen or rescuing(allowed or task, cost_model, settings, watch, stay)
+    if chosen:
+        copied = task.with_copies(task.constraints.data_parallel.union(chosen))
+        with suppress(Infeasible):  # beside the copies the current plan has no room, or none to move in
+            plans.append(_beside_copies(copied, cost_model, settings, caller))
+    if not plans and fault is not None:
+        raise fault
+    return min(plans, key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
 
 
 def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
@@ -121,12 +128,19 @@ def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSe
                 settings, move_budget_bytes=copies.budget_left(caller.previous, settings.move_budget_bytes)
             )
         caller = replace(caller, previous=copies.without(caller.previous))
-    return copies.added_to(_sharded(copies.rest, for_task(cost_model, copies.rest), settings, caller), cost_model)
+    return _sharded(copies.rest, for_task(cost_model, copies.rest), settings, caller, copies)
 
 
-def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
-    """The plan of a task without data-parallel tables."""
-    watch = Watch(settings.time_budget_s, caller.on_improvement, caller.stop)
+def _sharded(
+    task: ShardingTask,
+    cost_model: CostModel,
+    settings: SearchSettings,
+    caller: _Caller,
+    copies: Copies | None = None,
+) -> Plan:
+    """The plan of a task without data-parallel tables, and of these `copies` beside them."""
+    beside_ms = 0.0 if copies is None else copies.ms(cost_model)
+    watch = Watch(settings.time_budget_s, caller.on_improvement, caller.stop, beside_ms)
     is_ours = settings.algorithm == LOCAL_SEARCH
     tried = _trying_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None
     problem = feasible(tried or task, cost_model, settings.tuning)
@@ -158,9 +172,11 @@ def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=watch.improvements,
-        provenance=_provenance(cost_model, settings, caller.trust, (*notes, *say.caveats(problem, placement))),
+        provenance=_provenance(cost_model, settings, caller.trust, tuple(notes)),
     )
-    plan = say.with_notes(plan, *say.precision_saves(plan, cost_model))
+    if copies is not None:
+        plan = copies.added_to(plan, cost_model)
+    plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, cost_model))
     if kept is None or caller.previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, caller.previous, kept))
@@ -256,6 +272,7 @@ def run(
     pipeline: str = DEFAULT_PIPELINE,
     topology: Topology | None = None,
     collective_precision: CollectivePrecision | None = None,
+    dense_optimizer: str | None = None,
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     instead: str = "",
@@ -265,8 +282,8 @@ def run(
     plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives; `previous` is a plan to
-    start from; `stop`, once it is set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or
+    (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives, `dense_optimizer` what
+    trains data-parallel tables; `previous` is a plan to start from; `stop`, once it is set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or
     that none may. `instead` says why this cost model is not the one of the plan's hardware: then the plan gives it at least the
     error of a datasheet. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
@@ -285,6 +302,7 @@ def run(
             "pipeline": pipeline,
             "topology": topology,
             "collective_precision": collective_precision,
+            "dense_optimizer": dense_optimizer,
         },
         "the task",
     )
