@@ -180,6 +180,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "row_wise_tables": list(row_wise_tables(plan)),
         "batch_size": plan.task.batch_size,
         "pipeline": plan.task.pipeline,
+        "dense_optimizer": plan.task.dense_optimizer,
         "collective_precision": None if plan.task.collective_precision is None else plan.task.collective_precision.text,
         "cost_ms": plan.cost_ms,
         "lower_bound_ms": plan.lower_bound_ms,
