@@ -120,11 +120,15 @@ def test_weights_gradients_and_state_of_copies_are_as_many_bytes_as_a_plan_count
     for by_name in on_ranks(2, tmp_path, trained, plan):
         assert by_name.keys() == DENSE_STATE.keys()
         for name, (of_weights, of_gradients, of_state, most) in by_name.items():
-            counted = [plan.task.model_copy(update={"dense_optimizer": name}).copy_memory(t) for t in plan.task.tables[:2]]
+            counted = [
+                plan.task.model_copy(update={"dense_optimizer": name}).copy_memory(t) for t in plan.task.tables[:2]
+            ]
             assert (of_weights, of_gradients) == (weights, weights), name
             assert of_state == sum(memory.optimizer for memory in counted), name
             assert sum(memory.step for memory in counted) == GRADIENTS * weights
-            if element_bytes == 4:  # of fp16 the CPU's operator makes one in fp32 first; CUDA's makes it of the weights' type
+            if (
+                element_bytes == 4
+            ):  # of fp16 the CPU's operator makes one in fp32 first; CUDA's makes it of the weights' type
                 # the backward pass makes one more of all copies, apart from what its outputs take
                 assert weights <= most <= 1.02 * weights + 3 * 4 * ROWS, name
 
@@ -148,7 +152,9 @@ def test_the_client_counts_the_trainers_dense_optimizer() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         to_torchrec(fits, collection(plan), device_type="cpu", dense_optimizer="adam")
-    with pytest.warns(ShardingWarning, match="dense_optimizer is sgd, and the plan counts its copies as trained by adam"):
+    with pytest.warns(
+        ShardingWarning, match="dense_optimizer is sgd, and the plan counts its copies as trained by adam"
+    ):
         to_torchrec(fits, collection(plan), device_type="cpu", dense_optimizer="sgd")
     with refused(InvalidInput, "rank 0 needs", "dense amsgrad"):
         to_torchrec(fits, collection(plan), device_type="cpu", dense_optimizer="amsgrad")

@@ -38,8 +38,10 @@ BY_HAND = Provenance(neuroshard_version="0", algorithm="by hand")
 
 
 def random_plan(rng: random.Random, optimizer: str, devices: int, pipeline: str | None) -> Plan:
-    """A plan of up to 20 tables, pooled ones of one to three features and sequences: whole, cut column-wise, row-wise or copied. Tables
-    are as TorchRec counts their optimizer's state: moments as wide as the weights, and row-wise Adagrad's of uncut rows."""
+    """A plan of up to 20 tables, pooled ones of one to three features and sequences: whole, column-wise, row-wise or copied.
+
+    Tables are as TorchRec counts their optimizer's state: moments as wide as the weights, and row-wise Adagrad's of uncut rows.
+    """
     weighted, pooling, width = rng.random() < 0.5, rng.choice(["sum", "mean"]), 8 * rng.randint(1, 32)
     per_row, per_element = OPTIMIZER_BYTES[optimizer]
     tables: list[Table] = []
@@ -168,7 +170,9 @@ def test_a_plan_counts_the_memory_that_torchrecs_planner_counts(seed, pipeline):
     plan = random_plan(rng, optimizer, devices, pipeline)
 
     copied = [table for table in plan.task.tables if table.name in plan.task.constraints.data_parallel]
-    gradients = sum(table.rows * table.dim for table in copied) * GRADIENT_BYTES  # which TorchRec's planner does not count
+    gradients = (
+        sum(table.rows * table.dim for table in copied) * GRADIENT_BYTES
+    )  # which TorchRec's planner does not count
     without = [used - gradients for used in plan.memory_bytes()]
     assert without == pytest.approx(estimated(plan, optimizer), rel=0.001, abs=0)
 

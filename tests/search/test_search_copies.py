@@ -39,7 +39,8 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
     devices = draw(st.sampled_from([1, 2, 2, 3, 4]))
     domains = devices == 4 and draw(st.booleans())
     row_wise = draw(st.booleans())
-    tables, rules = [], []
+    tables: list[dict[str, object]] = []
+    rules: list[dict[str, object]] = []
     for number in range(draw(st.integers(2, 4 if devices < 4 else 3))):
         copied = number == 0 or (number == 1 and draw(st.booleans()) and len(tables) < 3)
         pooling = draw(st.sampled_from(["sum", "sum", "mean"] if copied else ["sum", "sum", "mean", "none"]))
@@ -109,7 +110,9 @@ def test_of_tables_that_either_plan_copies_only_weights_move_that_a_device_lacks
     found, tables = moves(old, new), {table.name: table for table in task.tables}
     for name in old.task.constraints.data_parallel | new.task.constraints.data_parallel:
         moved = sum(move.nbytes for move in found if move.table == name and move.from_device is not None)
-        assert moved == tables[name].element_bytes * sum(_lacks(one, old.by_table()[name]) for one in new.by_table()[name])
+        assert moved == tables[name].element_bytes * sum(
+            _lacks(one, old.by_table()[name]) for one in new.by_table()[name]
+        )
     budget = moved_bytes(old, new)
     again = search(new.task, model, replace(FEW, move_budget_bytes=budget), previous=old)
     assert moved_bytes(old, again) <= budget

@@ -92,8 +92,8 @@ def search(
     dense_optimizer: Annotated[
         str | None,
         typer.Option(
-            help="The trainer's dense optimizer, which trains data-parallel tables: sgd, momentum, adagrad, adam and others; memory "
-            "counts its state [default: adam]."
+            help="The trainer's dense optimizer, which trains data-parallel tables: sgd, momentum, adagrad, adam and others; "
+            "memory counts its state [default: adam]."
         ),
     ] = None,
     reserve: Annotated[

@@ -97,8 +97,9 @@ def to_torchrec(
     of the sharders' `fused_params`; what apply_optimizer_in_backward has put on a table is found there. The memory check then
     counts its state instead of what the plan's tables say, and a ShardingWarning is issued if a column split changes the
     training. `dense_optimizer` (sgd, momentum, adagrad, adam and others) is the one that trains tables of which every rank has a
-    copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm,
-    fused_uvm_caching) whose tables are not in device memory, as the plan's costs are.
+    copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that
+    TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm, fused_uvm_caching) whose tables are not in device
+    memory, as the plan's costs are.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
     rows, dims and element size, the number of ranks is the same, every rank has enough memory, and tables are split column-wise,

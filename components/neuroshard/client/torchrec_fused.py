@@ -177,7 +177,7 @@ def warn_of_dense_optimizer(plan: Plan, dense_optimizer: DenseOptimizer | None) 
     if plan.task.constraints.data_parallel and dense_optimizer and counted_for not in (None, dense_optimizer):
         _warn(
             f"dense_optimizer is {dense_optimizer}, and the plan counts its copies as trained by {counted_for}: they fit with "
-            f"{dense_optimizer} too, but other memory is left than the plan says (search with --dense-optimizer {dense_optimizer})"
+            f"{dense_optimizer} too, but leave other memory than the plan says (search with --dense-optimizer {dense_optimizer})"
         )
 
 

@@ -186,7 +186,7 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
 
 
 def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:
-    """What the shards of `shards_by_table` are, if no copies: a grid, row-wise over all ranks or a host's, whole, or column-wise."""
+    """What shards of `shards_by_table` are, if not copies: a grid, row-wise over all or a host's ranks, whole, or column-wise."""
     if is_grid(table, shards):
         return ShardingType.GRID_SHARD
     if shards[0].rows < table.rows:

@@ -96,7 +96,7 @@ def reordered_columns(tables: Iterable[tuple[Group, float, bool]]) -> float:
 
 
 def group_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Group:
-    """The group of a table with these shards. The task says whether they are copies: on one device, one looks like a whole table."""
+    """The group of a table with these shards. The task says whether they are copies: one on one device looks whole."""
     rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
     sequences = table.pooling == "none"
     if table.name in task.constraints.data_parallel:

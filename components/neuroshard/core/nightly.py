@@ -39,8 +39,8 @@ class ModelSpec(Value):
     one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
     one, and moves at most that. With `keep_optimizer_state` it is too, and tables with row-wise optimizer state keep their column
     cuts. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
-    links and `local_world_size` a host, by default as the nodes have them. `collective_precision` (fp16) and `dense_optimizer` (adam)
-    are the trainer's. With `data_parallel` auto, small tables are copied to every device where that pays.
+    links and `local_world_size` a host, by default as the nodes have them. `collective_precision` (fp16) and `dense_optimizer`
+    (adam) are the trainer's. With `data_parallel` auto, small tables are copied to every device where that pays.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]

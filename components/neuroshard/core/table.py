@@ -1,7 +1,7 @@
 """An embedding table: its shape, how it is read, and the memory that it occupies."""
 
 import math
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
@@ -51,7 +51,7 @@ def check_dense_optimizer(name: str) -> DenseOptimizer:
         raise UsageError(
             f"dense optimizer {name!r} is none of {', '.join(DENSE_STATE)}; name one that keeps as many values an element"
         )
-    return cast("DenseOptimizer", name)
+    return name
 
 
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2}

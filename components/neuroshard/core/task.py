@@ -126,8 +126,8 @@ class ShardingTask(Value):
     def copy_memory(self, table: Table) -> Memory:
         """What a device needs for its copy of a data-parallel table, which looks up the device's own samples.
 
-        With a `dense_optimizer`, its state and GRADIENTS gradients are counted, as wide as the weights are. Without one, the state
-        that the table says its fused optimizer has, and one gradient in fp32.
+        With a `dense_optimizer`, its state and GRADIENTS gradients are counted, as wide as the weights are. Without one, the
+        state that the table says its fused optimizer has, and one gradient in fp32.
         """
         weights = table.rows * table.dim * table.element_bytes
         step = step_bytes(table, -(-self.batch_size // self.devices), self.pipeline).of(table.dim)

@@ -168,8 +168,8 @@ class Prices(NamedTuple):
 def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> Prices | None:
     """Prices of shards of a task's tables; None if a shard is a row block and the model cannot price rows.
 
-    Copies are those of the tables that the task says are data-parallel. A row block is priced as a table of its own (`Table.part`). It
-    sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
+    Copies are of the tables that the task says are data-parallel. A row block is priced as a table of its own (`Table.part`).
+    It sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
     for all samples; over a domain (table-row-wise), as `HostColumns` says. Where a step waits for its input, the forward
     all-to-all includes that.
     """

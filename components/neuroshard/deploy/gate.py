@@ -201,8 +201,8 @@ def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> Sh
     """Today's task with the live plan's data-parallel tables, except those that today's rules pin, or forbid to copy.
 
     A search may copy tables by itself, and its plan's task does not say which. So a table that only today's plan copies need not
-    be copied, except in a `nightly` run, which knows what the model's constraints say must be (`must_copy`). A search permits itself to split
-    rows too, but only searches obey that permission: it makes no other plan invalid.
+    be copied, except in a `nightly` run, which knows which the model's constraints name (`must_copy`). A search permits itself to
+    split rows too, but only searches obey that permission: it makes no other plan invalid.
     """
     rules, copied = dict(today.constraints.rules()), live.constraints.data_parallel
     required: Collection[str] = gate.must_copy or ()

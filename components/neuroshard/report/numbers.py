@@ -52,7 +52,7 @@ def _copies_counted(task: ShardingTask) -> str:
         return ""
     nbytes = format_bytes(sum(task.copy_memory(table).total for table in copied))
     if task.dense_optimizer is None:
-        return f"; {nbytes} for data-parallel tables, with a gradient, but without their dense optimizer, which the plan does not name"
+        return f"; {nbytes} for data-parallel tables, with a gradient, without a dense optimizer, which the plan does not name"
     return f"; {nbytes} for data-parallel tables, with gradients and the state of the dense optimizer {task.dense_optimizer}"
 
 

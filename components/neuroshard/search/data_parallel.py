@@ -152,8 +152,8 @@ class Copies:
     def _joined(self, rest: ShardingTask) -> tuple[float, float]:
         """Columns of outputs that are concatenated because of the copies: at least, and where the rest is not split row-wise.
 
-        These are all outputs of a collection that has other tables too, or only those of the copies where the others are concatenated
-        anyway, having several sharding types.
+        These are all outputs of a collection that has other tables too, or only those of the copies where the others are
+        concatenated anyway, having several sharding types.
         """
         least = most = 0.0
         may_split_rows = set(rest.may_split_rows)
@@ -181,7 +181,7 @@ def worth_copying(
     first plans cost little more than the best are compared by improved ones, and then numbers between the best and its
     neighbours.
     """
-    tables, tuning = _may_be_copied(task, stay)[: _most_copied(task)], settings.tuning
+    tables, tuning = may_be_copied(task, stay)[: _most_copied(task)], settings.tuning
 
     @cache
     def copying(count: int) -> _Try:
@@ -216,8 +216,8 @@ def rescuing(
 ) -> tuple[str, ...]:
     """Tables whose copies make a task fit of which nothing fits without; none if no such are found.
 
-    A copy needs the inputs and outputs of a device's own samples; a table on one device, or one of its column shards, those of all
-    samples. So the tables are tried that need less of a device as a copy than whole, those that need least in comparison first.
+    A copy needs the inputs and outputs of a device's own samples; a whole table, or a column shard, those of all samples. So the
+    tables are tried that need less of a device as a copy than whole, those that need least in comparison first.
     """
 
     dense = with_dense_optimizer(task)
@@ -225,7 +225,7 @@ def rescuing(
     def relief(table: Table) -> int:
         return dense.shard_bytes(table, table.rows, table.dim) - dense.copy_memory(table).total
 
-    tables = sorted((table for table in _may_be_copied(task, stay) if relief(table) > 0), key=relief, reverse=True)
+    tables = sorted((table for table in may_be_copied(task, stay) if relief(table) > 0), key=relief, reverse=True)
     tables = tables[: _most_copied(task)]
     counts = sorted({len(tables), *(2**power for power in range(len(tables).bit_length()))} - {0})
     tries = [_Try(task, tables[:count], model, settings, watch) for count in counts]
@@ -275,7 +275,7 @@ def with_dense_optimizer(task: ShardingTask) -> ShardingTask:
     return task.model_copy(update={"dense_optimizer": task.dense_optimizer or ASSUMED})
 
 
-def _may_be_copied(task: ShardingTask, stay: Collection[str]) -> list[Table]:
+def may_be_copied(task: ShardingTask, stay: Collection[str]) -> list[Table]:
     """Tables without a rule that are no sequences and need not `stay`, those of the fewest rows first."""
     constraints = task.constraints
     ruled = {*stay, *constraints.rules(), *(name for group in constraints.together for name in group)}

@@ -32,8 +32,8 @@ def with_notes(plan: Plan, *notes: str) -> Plan:
 
 
 def caveats(plan: Plan, problem: Problem) -> list[str]:
-    """A line for each thing that the plan asks of the cost model and that was not measured for it. The `problem` may be of some of
-    the plan's tables, the others data-parallel."""
+    """A line for each thing that the plan asks of the cost model and that was not measured for it. The `problem` may be of
+    some of the plan's tables, the others data-parallel."""
     notes = []
     model, dims = problem.model, np.array([shard.dim for shard in plan.shards])
     if (wide := dims > model.max_dim).any():
@@ -73,8 +73,8 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
 
 
 def _as_asked(plan: Plan) -> list[Table]:
-    """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks; of copies, what
-    one device looks up."""
+    """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks; of copies,
+    what one device looks up."""
     copied, shards = plan.task.constraints.data_parallel, plan.by_table()
     return [
         own_samples(table, plan.task.devices)
@@ -98,16 +98,15 @@ def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
 
 
 def fewer_cuts_cost(best: State, simple: State, beside_ms: float = 0.0) -> tuple[str, ...]:
-    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything, where both plans take `beside_ms` more."""
+    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything. Both plans take `beside_ms` more."""
     if simple.cost <= best.cost:
         return ()
     cuts, instead = (state.cuts - len(state.problem.row_wise) for state in (simple, best))
     what = (
         f"{counted(cuts, 'cut')} instead of {instead}" if cuts < instead else "fewer row-wise tables, or less to move"
     )
-    return (
-        f"{what}, for {(simple.cost - best.cost) / (best.cost + beside_ms):.2%} more than the plan that would be taken otherwise (--simplicity 0)",
-    )
+    share = (simple.cost - best.cost) / (best.cost + beside_ms)
+    return (f"{what}, for {share:.2%} more than the plan that would be taken otherwise (--simplicity 0)",)
 
 
 def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:

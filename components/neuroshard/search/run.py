@@ -8,7 +8,7 @@ heuristics' plans and a lower bound beside it. Data-parallel tables are taken ou
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.data_parallel import Copies, rescuing, worth_copying
+from neuroshard.search.data_parallel import Copies, may_be_copied, rescuing, worth_copying
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
@@ -85,35 +85,40 @@ def search(
 
 
 def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
-    """The cheaper of two plans: one with the copies that the task asks for, and one with copies of more small tables, if those
-    make plans cheaper. Where nothing fits without, those that make the task fit. Of a time budget a share is for choosing them,
-    and each search has half of the rest."""
+    """The cheapest of some plans: with the copies that the task asks for; with copies of more small tables, if those make plans
+    cheaper; and with those of the plan to start from. Where nothing fits so, one with copies that make the task fit. Of a time
+    budget a share is for choosing copies, and the searches share the rest."""
     if not cost_model.prices_rows:
         raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
     budget_s, share = settings.time_budget_s, settings.tuning.time_for_copies
     watch = Watch(None if budget_s is None else budget_s * share, stop=caller.stop)
+    there = frozenset() if caller.previous is None else caller.previous.task.constraints.data_parallel
     # copies would lose the state of its tables, or go to all other devices
     keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
     before = caller.previous if keeps else None
-    stay = (
-        () if before is None else {table.name for table in before.task.tables} - before.task.constraints.data_parallel
-    )
+    stay = () if before is None else {table.name for table in before.task.tables} - there
+
+    def beside(names: Collection[str]) -> Plan:
+        copied = task.with_copies(task.constraints.data_parallel.union(names)) if names else task
+        return _beside_copies(copied, cost_model, settings, caller)
+
     chosen = worth_copying(allowed or task, cost_model, settings, watch, stay)
+    held = there.intersection(table.name for table in may_be_copied(task, stay))
+    sets = dict.fromkeys([frozenset(), frozenset(chosen), held])
     if budget_s is not None:
-        settings = replace(settings, time_budget_s=budget_s * (1 - share) / (2 if chosen else 1))
-    plans, fault = [], None
-    try:
-        plans.append(_beside_copies(task, cost_model, settings, caller))
-    except Infeasible as error:
-        fault = error
-        chosen = chosen or rescuing(allowed or task, cost_model, settings, watch, stay)
-    if chosen:
-        copied = task.with_copies(task.constraints.data_parallel.union(chosen))
-        with suppress(Infeasible):  # beside the copies the current plan has no room, or none to move in
-            plans.append(_beside_copies(copied, cost_model, settings, caller))
-    if not plans and fault is not None:
-        raise fault
+        settings = replace(settings, time_budget_s=budget_s * (1 - share) / len(sets))
+    plans, faults = [], []
+    for names in sets:
+        try:
+            plans.append(beside(names))
+        except Infeasible as fault:  # beside some copies the current plan has no room, or none to move in
+            faults.append(fault)
+    if not plans and (needed := rescuing(allowed or task, cost_model, settings, watch, stay)):
+        with suppress(Infeasible):
+            plans.append(beside(needed))
+    if not plans:
+        raise faults[0]
     return min(plans, key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
 
 
@@ -283,9 +288,11 @@ def run(
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
     (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives, `dense_optimizer` what
-    trains data-parallel tables; `previous` is a plan to start from; `stop`, once it is set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or
-    that none may. `instead` says why this cost model is not the one of the plan's hardware: then the plan gives it at least the
-    error of a datasheet. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
+    trains data-parallel tables; `previous` is a plan to start from; `stop`, once it is set, ends the search. Row-wise tables are
+    tried unless the constraints say which may be so, or that none may. `instead` says why this cost model is not the one of the
+    plan's hardware: then the plan gives it at least the error of a datasheet.
+
+    Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     if out is not None:
         check_can_write(out)

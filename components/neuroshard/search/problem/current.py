@@ -41,7 +41,9 @@ class CurrentPlacement:
     def __init__(self, problem: Problem, plan: Plan, budget_bytes: int | None) -> None:
         self.problem, self.budget_bytes = problem, budget_bytes
         self.shards = {name: shards for name, shards in plan.by_table().items() if len(shards) > 0}
-        self.copied = plan.task.constraints.data_parallel  # of which every device has a copy: taken apart, nothing moves
+        self.copied = (
+            plan.task.constraints.data_parallel
+        )  # of which every device has a copy: taken apart, nothing moves
         self.spans: dict[str, dict[int, Spans]] = {}  # by table and device
         self.rows: dict[str, int] = {}
         self.not_whole: set[str] = set()  # tables of which some shard does not have all rows
