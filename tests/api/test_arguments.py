@@ -94,7 +94,9 @@ def test_shares_are_numbers_or_per_cent(plan: ns.Plan, tmp_path: Path) -> None:
         ns.deploy(plan, tmp_path, "m", min_gain="a lot")
 
 
-def test_messages_name_arguments_where_the_command_line_has_flags(plan: ns.Plan, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_name_arguments_where_the_command_line_has_flags(
+    plan: ns.Plan, capsys: pytest.CaptureFixture[str]
+) -> None:
     with refused(UsageError, "previous"):
         ns.search(TABLES, MODEL, **SEARCH, move_budget=0)
     with pytest.raises(UsageError, match="^row_wise '\\*' and no_row_wise=True contradict"):

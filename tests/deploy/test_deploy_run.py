@@ -43,7 +43,11 @@ def test_a_first_deploy_is_release_1_with_nothing_before_it(store):
         action="deploy",
         cost_ms=1.5,
         decision=Decision(
-            verdict="passed", comparison="nothing was live before", cost_ms=1.5, memory_left=1 - 50_800 / 2**20, memory_margin=0
+            verdict="passed",
+            comparison="nothing was live before",
+            cost_ms=1.5,
+            memory_left=1 - 50_800 / 2**20,
+            memory_margin=0,
         ),
     )
     assert store.read(live_key("m")) == store.read(release_key("m", 1)) == release.canonical_json()

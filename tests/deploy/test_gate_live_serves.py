@@ -198,6 +198,27 @@ def test_a_plan_whose_copies_the_search_chose_stays_live_on_an_unchanged_task(st
     stays_live(live, search(task, model, replace(auto, seed=1)), store, model, nightly=nightly)
 
 
+def test_a_night_whose_search_chooses_copies_asks_of_the_live_plan_only_those_of_the_models_constraints(store):
+    new = planned(COLUMNS, COPIES, **with_rules(COPIED))
+    gate = Gate(nightly=True, price=lambda live, today: 10.0)
+    release = deploy(COLUMNS, store, "m", now=NOW)
+    for must_copy, verdict in ((None, "passed"), (frozenset({"country"}), "passed"), (frozenset(), "kept")):
+        costs = new.model_copy(update={"predicted_ms": (10.0,) * 2})
+        assert decide(costs, gate._replace(must_copy=must_copy), release, COLUMNS).verdict == verdict
+
+
+def test_a_live_plan_is_priced_with_its_own_copies(store):
+    """Not with those of today's plan, and a copy on one device is one too."""
+    model = Analytic("h100", 64)
+    for devices in (1, 2):
+        tables = tuple(Table(name=name, rows=1000, dim=16, pooling_factor=3.0) for name in "abc")
+        task = ShardingTask(tables=tables, device_memory_bytes=(2**30,) * devices, batch_size=64)
+        plans = [search(task.with_copies(names), model, SearchSettings(rounds=1)) for names in ("", "a", "ab")]
+        for live in plans:
+            for today in plans:
+                assert price(live, today, model) == pytest.approx(live.cost_ms)
+
+
 def stays_live(live: Plan, new: Plan, store: FolderStore, model: Any, *, nightly: bool) -> None:
     """The new plan, which is no better by much, is compared with the live one and kept back."""
     release = deploy(live, store, "m", now=NOW)

@@ -15,7 +15,7 @@ from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns, for_task, sending_more
-from neuroshard.costmodel.pricing import HostColumns, block_columns, launch_ms
+from neuroshard.costmodel.pricing import HostColumns, block_columns, copies_ms, launch_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -68,17 +68,20 @@ def check_against_optimum(task: ShardingTask) -> None:
 
 def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     """The least cost of any plan that is allowed: every way to deal tables' columns to devices, and blocks of their rows where a
-    search may. Infinite where there is none."""
+    search may, beside the copies that the task asks for. Infinite where there is none."""
     model, constraints = for_task(model, task), task.constraints
+    copied = [table for table in task.tables if table.name in constraints.data_parallel]
+    tables = [table for table in task.tables if table.name not in constraints.data_parallel]
+    usable = np.array(task.usable_bytes) - sum(task.copy_memory(table).total for table in copied)
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
     row_wise = set(task.may_split_rows)
     domain = task.topology.domain if task.topology and task.topology.domains(task.devices) > 1 else 1
-    rates = DomainMs.of(model, task) if domain > 1 else None
+    rates = DomainMs.of(model, task, constraints.data_parallel) if domain > 1 else None
     # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent, those that are sent beyond these
     # in a domain and out of it, and encoded, and bytes, (ways, devices) each
     shards: list[list[list[Shard]]] = []
     vectors, columns, near, far, encoded, nbytes = [], [], [], [], [], []
-    for table in task.tables:
+    for table in tables:
         least, most = constraints.allowed(rules.get(table.name), table.dim)
         least, most_blocks = max(least, table.narrowest_cut), most or task.devices
         most = 1 if table.name in together or not constraints.may_use("column-wise") else most or task.devices
@@ -143,7 +146,7 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         sizes = [task.shard_bytes(table, *one, of) if one[1] else 0 for one, of in zip(flat, parts_of, strict=True)]
         nbytes.append(np.array(sizes).reshape(shape))
     ways = np.array(list(itertools.product(*(range(len(one)) for one in columns))))
-    names = [table.name for table in task.tables]
+    names = [table.name for table in tables]
     for group in constraints.together:
         at = np.stack([columns[i][ways[:, i]] > 0 for i in map(names.index, group)], axis=1)
         ways = ways[(at == at[:, :1]).all(axis=(1, 2))]
@@ -153,7 +156,8 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     )
     between = model if rates is None else sending_more(model, MoreColumns(*more))
     cost = np.sum(device_costs(between, sums, dims), axis=0).max(axis=-1) + _launched_ms(task, model, shards, ways)
-    return float(cost[(used <= task.usable_bytes).all(axis=-1)].min(initial=np.inf))
+    cost += copies_ms(model, copied, task).total_ms
+    return float(cost[(used <= usable).all(axis=-1)].min(initial=np.inf))
 
 
 def _shards(table: Table, way: Sequence[tuple[int, int]]) -> list[Shard]:
@@ -164,17 +168,25 @@ def _shards(table: Table, way: Sequence[tuple[int, int]]) -> list[Shard]:
 def _launched_ms(
     task: ShardingTask, model: CostModel, shards: Sequence[Sequence[Sequence[Shard]]], ways: Ints
 ) -> Floats:
-    """What launches take in each of these ways (W, T): (W,)."""
-    tables = {table.name: table for table in task.tables}
+    """What launches take in each of these ways (W, T), apart from the operators of copies: (W,)."""
+    copied = task.constraints.data_parallel
+    tables = [table for table in task.tables if table.name not in copied]
+    copies = [
+        Shard(table=table.name, rows=table.rows, dim=table.dim, device=device)
+        for table in task.tables
+        for device in range(task.devices)
+        if table.name in copied
+    ]
+    own = launches(task, copies).kinds_of_operators + operators_of(tables)
     known: dict[object, float] = {}
-    kinds = [[group_of(t, way, task.devices) for way in of] for t, of in zip(task.tables, shards, strict=True)]
+    kinds = [[group_of(task, t, way) for way in of] for t, of in zip(tables, shards, strict=True)]
     found = []
     for way in ways.tolist():
         key = tuple((kinds[table][one], len(shards[table][one]) > 1) for table, one in enumerate(way))
         if key not in known:
             held = [shard for table, one in enumerate(way) for shard in shards[table][one]]
-            counted = launches(tables, held, task.devices)
-            more = counted.kinds_of_operators - operators_of(task.tables)
+            counted = launches(task, [*held, *copies])
+            more = counted.kinds_of_operators - own
             inputs = counted.inputs if task.pipeline == "none" else 0
             known[key] = launch_ms(model, task.devices, more, counted.outputs - 1, inputs, counted.reordered).total_ms
         found.append(known[key])

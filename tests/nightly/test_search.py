@@ -1,5 +1,6 @@
 """The search of a nightly run: constraints and a move budget of the model's spec, the live plan as the start."""
 
+import json
 import math
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 from helpers.costs import random_model, random_tables
 from helpers.plans import NOW
 from helpers.refusals import refused
-from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.moves import changed_state, moved_bytes
+from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.moves import changed_state, moved_bytes, moves
 from neuroshard.core.nightly import ModelSpec, Request, Survey, read_specs
+from neuroshard.core.table import Table
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import PublishRule, publish_model
@@ -41,6 +43,7 @@ def plan_of(tmp_path):
         return found
 
     plan: Any = made
+    plan.write_tables = lambda tables: write_tables(tmp_path / "tables.json", tables)
     plan.deploy = lambda found: deploy(found, store, "ads", now=NOW)
     return plan
 
@@ -104,6 +107,33 @@ def test_an_order_is_planned_for_the_collective_precision_that_its_trainer_has(p
     with refused(UsageError, "'fp8'", "fp16"):
         read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "collective_precision": "fp8"}]')
     assert plan_of(collective_precision="fp16:bf16").task.collective_precision.text == "fp16:bf16"
+
+
+def test_a_night_that_may_move_nothing_keeps_the_live_plans_copies(plan_of):
+    rule = {"constraints": {"tables": [{"match": "t3", "data_parallel": True}]}}
+    first = plan_of(**rule)
+    plan_of.deploy(first)
+    again = plan_of(seed=1, move_budget="0", **rule)
+    assert (moves(first, again), again.shards) == ((), first.shards)
+    unruled = plan_of(seed=1, move_budget="0", data_parallel="auto")
+    assert moves(first, unruled) == ()
+    assert unruled.cost_ms <= first.cost_ms * (1 + 1e-9)
+
+
+def test_an_order_may_let_the_search_copy_tables_and_names_its_dense_optimizer(plan_of):
+    small = [table.model_copy(update={"rows": 10_000}) for table in random_tables(3)]
+    plan_of.write_tables([*small, Table(name="hot", rows=1000, dim=64, pooling_factor=700.0)])
+    asked = {"memory": "350MiB", "constraints": {"row_wise": False}, "pipeline": "none"}
+    with refused(Infeasible, "no device can hold", "'hot'"):
+        plan_of(**asked)
+    plan = plan_of(data_parallel="auto", dense_optimizer="adagrad", **asked)
+    assert "hot" in plan.task.constraints.data_parallel
+    assert plan.task.dense_optimizer == "adagrad"
+    for wrong in ("'always'", "'shampoo'"):
+        field = "data_parallel" if wrong == "'always'" else "dense_optimizer"
+        spec = {"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", field: wrong.strip("'")}
+        with refused(InvalidInput, "models[0]", field, wrong):
+            read_specs(json.dumps([spec]))
 
 
 def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):

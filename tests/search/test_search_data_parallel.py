@@ -11,14 +11,15 @@ from helpers.drawn import drawn_tables
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import Plan
+from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import copies_ms, price_shards
-from neuroshard.search.data_parallel import with_copies
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -78,11 +79,22 @@ def test_copies_of_two_modules_have_an_operator_each(make_task, model):
     np.testing.assert_allclose(plan.predicted_ms, price_shards(model, task, plan.shards).total_ms, rtol=1e-9)
 
 
-def test_a_copy_takes_weights_state_and_a_dense_gradient_of_every_device(make_task):
+@pytest.mark.parametrize(("dense", "values"), [(None, 2), ("sgd", 0), ("adagrad", 1), ("adam", 2), ("amsgrad", 3)])
+def test_a_copy_takes_weights_two_gradients_and_the_state_of_the_dense_optimizer(make_task, dense, values):
     task = copied(make_task([(1000, 16, 3.0), (1000, 8, 1.0)], [1, 1]), "t1")
+    task = task.model_copy(update={"dense_optimizer": dense})
     plan, copy = search(task, AnalyticModel(), FEW), task.tables[1]
     others = sum(task.tables[0].shard_bytes(shard.rows, shard.dim) for shard in plan.by_table()["t0"])
-    assert sum(plan.memory_bytes()) - others == 2 * (copy.memory_bytes + copy.rows * copy.dim * 4)
+    assert sum(plan.memory_bytes()) - others == 2 * copy.rows * copy.dim * 4 * (1 + 2 + values)
+    (note,) = [note for note in plan.provenance.notes if "data-parallel" in note]
+    assert f"the state of {dense or 'adam (assumed'}" in note
+
+
+def test_a_plan_that_names_no_dense_optimizer_counts_what_its_tables_say(make_task):
+    """As plans did before there was one to name."""
+    task = copied(make_task([(1000, 16, 3.0), (1000, 8, 1.0)], [1, 1]), "t1")
+    copy = task.tables[1]
+    assert task.copy_memory(copy).total == copy.memory_bytes + copy.rows * copy.dim * 4
 
 
 def test_a_search_may_start_from_a_plan_in_which_the_table_was_not_copied_yet(make_task):
@@ -169,7 +181,7 @@ def test_as_many_tables_are_copied_as_is_cheapest(seed: int) -> None:
     plan = search(task, model, AUTO)
     names = [table.name for table in sorted(task.tables, key=lambda table: table.rows)]
     plain = replace(AUTO, try_data_parallel=False)
-    costs = {count: search(with_copies(task, names[:count]), model, plain).cost_ms for count in range(0, 41, 10)}
+    costs = {count: search(task.with_copies(names[:count]), model, plain).cost_ms for count in range(0, 41, 10)}
     assert min(costs, key=costs.__getitem__) > 10
     assert plan.cost_ms is not None
     assert plan.cost_ms < 1.02 * min(cost for cost in costs.values() if cost is not None)
@@ -210,6 +222,59 @@ def test_given_costs_do_not_tell_what_copies_cost() -> None:
     costs = GivenCosts.parse({"tables": [{"name": table.name, "cost_ms": 1.0} for table in task.tables]}, "here")
     with refused(UsageError, "given costs", "--data-parallel PATTERN"):
         search(task, Given(costs, 65536), AUTO)
+
+
+@pytest.mark.parametrize(
+    ("hot", "rules"),
+    [
+        ({"pooling": "mean", "pooling_factor": 500.0, "dim": 16}, {}),  # a row-wise one would be divided twice
+        ({"pooling_factor": 500.0, "dim": 16}, {"row_wise": False}),
+        ({"pooling_factor": 1.0, "dim": 1024}, {"row_wise": False, "max_shards": 1, "pipeline": "none"}),
+    ],
+)
+def test_tables_are_copied_where_nothing_fits_without(hot: dict[str, object], rules: dict[str, object]) -> None:
+    """On one device, or as column shards, a table has the inputs and outputs of all samples; a copy those of its device's."""
+    tables = [{"name": "hot", "rows": 1000, **hot}, {"name": "other", "rows": 1000, "dim": 16, "pooling_factor": 1.0}]
+    pipeline = rules.pop("pipeline", "sparse-dist")
+    given = {"tables": tables, "device_memory_bytes": [400 * 2**20 if pipeline != "none" else 200 * 2**20] * 2}
+    task = ShardingTask.parse({**given, "batch_size": 65536, "pipeline": pipeline, "constraints": rules}, "task")
+    model, auto = Analytic("h100", 65536), replace(AUTO, try_row_wise="row_wise" not in rules)
+    with refused(Infeasible, "'hot'", "no device can hold"):
+        search(task, model, replace(auto, try_data_parallel=False))
+    assert search(task, model, auto).task.constraints.data_parallel == {"hot"}
+
+    less = task.model_copy(update={"device_memory_bytes": (2**26,) * 2})
+    said = []
+    for settings in (replace(auto, try_data_parallel=False), auto):
+        with pytest.raises(Infeasible) as raised:
+            search(less, model, settings)
+        said.append(str(raised.value))
+    assert said[0] == said[1]
+
+
+def test_notes_are_of_the_whole_plan() -> None:
+    rows = dict(zip("abc", (4_000_000, 1_000_000, 100_000), strict=True))
+    tables = tuple(Table(name=name, rows=count, dim=64, pooling_factor=20.0) for name, count in rows.items())
+    task = over_network(tables, 16).model_copy(update={"collective_precision": parse_precision("fp16")})
+    model, task = Analytic("h100", 65536), task.with_copies("c")
+    plan = search(task, model, replace(AUTO, try_data_parallel=False))
+    assert plan.task.constraints.row_wise  # which the search permitted itself
+    fp32 = price_shards(model, plan.task.model_copy(update={"collective_precision": None}), plan.shards)
+    assert fp32 is not None
+    notes = "\n".join(plan.provenance.notes)
+    assert f"in fp32 this plan takes {fp32.total_ms.max():.3f} ms" in notes
+    assert "2 tables of 3 split row-wise" in notes
+
+
+def test_auto_from_a_plan_with_copies_is_no_worse_than_it_where_nothing_may_move() -> None:
+    model, task = Analytic("h100", 65536), over_network(drawn(0)[:16])
+    before = search(task, model, replace(AUTO, rounds=1))
+    assert before.task.constraints.data_parallel
+    after = search(task, model, replace(AUTO, rounds=1, seed=1, move_budget_bytes=0), previous=before)
+    assert moved_bytes(before, after) == 0
+    assert after.cost_ms is not None
+    assert before.cost_ms is not None
+    assert after.cost_ms <= before.cost_ms * (1 + 1e-9)
 
 
 def test_auto_is_a_word_of_the_command_line_not_a_pattern() -> None:

@@ -79,7 +79,7 @@ def test_copies_take_of_the_move_budget() -> None:
     model, mib = AnalyticModel(1024), [8] * 4
     before = search(task_of(tables, mib), model, FEW)
     task = task_of(tables, mib, tables=[TableRule(table="copy", data_parallel=True)])
-    arriving = 3 * tables[0].memory_bytes
+    arriving = 3 * tables[0].rows * tables[0].dim * tables[0].element_bytes  # their state begins anew
     with refused(Infeasible, "--move-budget"):
         search(task, model, SearchSettings(rounds=2, move_budget_bytes=arriving - 1), previous=before)
     after = search(task, model, SearchSettings(rounds=2, move_budget_bytes=arriving), previous=before)

@@ -83,7 +83,7 @@ def test_a_plan_costs_what_its_shards_are_priced_at(data_parallel: bool) -> None
     prices = price_shards(model, plan.task, plan.shards)
     assert prices is not None
     assert plan.cost_ms == pytest.approx(prices.total_ms.max())
-    counted = launches({table.name: table for table in task.tables}, plan.shards, task.devices)
+    counted = launches(task, plan.shards)
     assert counted.reordered > 0
 
 

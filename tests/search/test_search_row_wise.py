@@ -17,7 +17,7 @@ from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.launches import launches
 from neuroshard.core.moves import moved_bytes, moves
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
@@ -30,6 +30,7 @@ from neuroshard.files.constraints import ConstraintsFile, resolve, with_flags
 from neuroshard.measure.formula import Formula
 from neuroshard.models.open import open_cost_model
 from neuroshard.search.notes import caveats
+from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
@@ -56,7 +57,7 @@ def plainly(plan: Plan, model: CostModel) -> np.ndarray:
     sums, columns = np.zeros((plan.task.devices, vectors.shape[1])), np.zeros(plan.task.devices)
     np.add.at(sums, devices, vectors)
     np.add.at(columns, devices, dims)
-    counted = launches(by_name, plan.shards, plan.task.devices)
+    counted = launches(plan.task, plan.shards)
     operators, outputs = counted.kinds_of_operators - 1, counted.outputs - 1
     launched = launch_ms(model, plan.task.devices, operators, outputs, reordered=counted.reordered)
     return np.sum(device_costs(model, sums, columns), axis=0) + launched.total_ms
@@ -361,8 +362,9 @@ def test_blocks_unlike_all_that_the_cost_model_saw_are_reported(make_task):
     problem = Problem(row_wise(task), model)
     there = problem.with_row_wise(np.array([2, 5]))
     assert there is not None
-    plans = [first_plans(one, 1)[0].placement for one in (problem, there)]
-    said = [[note for note in caveats(problem, plan) if "have 15,000 rows" in note] for plan in plans]
+    by_hand = Provenance(neuroshard_version="0", algorithm="by hand")
+    plans = [Plan(task=task, shards=lay_out(first_plans(one, 1)[0]), provenance=by_hand) for one in (problem, there)]
+    said = [[note for note in caveats(plan, problem) if "have 15,000 rows" in note] for plan in plans]
     assert [len(notes) for notes in said] == [0, 1]
     assert said[1][0].startswith("2 of 8 tables have 15,000 rows")
 

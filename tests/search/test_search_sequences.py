@@ -74,7 +74,7 @@ def drawn(seed: int) -> ShardingTask:
 def test_once_a_sequence_is_cut_all_are_where_that_saves_an_operator_of_their_own(seed: int) -> None:
     task = drawn(seed)
     plan = search(task, Analytic("h100", task.batch_size), SearchSettings(rounds=8))
-    counted = launches({table.name: table for table in task.tables}, plan.shards, task.devices)
+    counted = launches(task, plan.shards)
     assert counted.outputs == 2
     sequences = [len(shards) for name, shards in plan.by_table().items() if name.startswith("seq")]
     assert set(sequences) == {2}

@@ -16,7 +16,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
-from neuroshard.core.table import Table
+from neuroshard.core.table import Table, check_dense_optimizer
 from neuroshard.core.topology import topology_of
 from neuroshard.core.units import parse_bytes, parse_duration, parse_memory
 from neuroshard.core.value import shown
@@ -47,6 +47,7 @@ def search(
     local_world_size: int | None = None,
     network: str | Sequence[str] | None = None,
     collective_precision: str | None = None,
+    dense_optimizer: str | None = None,
     reserve: str | float | None = None,
     min_dim: int | None = None,
     max_shards: int | None = None,
@@ -94,7 +95,9 @@ def search(
     devices = _devices(devices)
     written = take.maybe(take.path, "out", out)
     given_constraints = take.maybe(take.path, "constraints", constraints)
-    before = None if previous is None else previous if isinstance(previous, Plan) else _path_of_plan("previous", previous)
+    before = (
+        None if previous is None else previous if isinstance(previous, Plan) else _path_of_plan("previous", previous)
+    )
     listed = _tables_or_file(tables, quiet)
     if written is not None:
         check_other_path(written, (one for one in (listed, given_constraints, before) if isinstance(one, Path)))
@@ -105,7 +108,9 @@ def search(
         algorithm=take.name("algorithm", algorithm, "the name of one"),
         seed=take.seed(seed),
         rounds=take.maybe(take.whole, "rounds", rounds),
-        time_budget_s=None if time_budget is None else parse_duration(take.amounts("time_budget", time_budget, "'30s'")),
+        time_budget_s=None
+        if time_budget is None
+        else parse_duration(take.amounts("time_budget", time_budget, "'30s'")),
         move_budget_bytes=(
             None if move_budget is None else parse_bytes(take.amounts("move_budget", move_budget, "'50GiB'"), least=0)
         ),
@@ -121,6 +126,7 @@ def search(
         take.maybe(take.amounts, "network", network, "'400Gb/s' or '50GB/s,0.06ms'"),
     )
     precision = take.maybe(take.name, "collective_precision", collective_precision, "text, as in 'fp16'")
+    dense = take.maybe(take.name, "dense_optimizer", dense_optimizer, "text, as in 'adam'")
     given = with_flags(
         file,
         reserve=take.maybe(take.amounts, "reserve", reserve, "'2GiB' or '15%'"),
@@ -146,6 +152,7 @@ def search(
             pipeline=take.name("pipeline", pipeline, "none, sparse-dist or prefetch"),
             topology=topology,
             collective_precision=None if precision is None else parse_precision(precision),
+            dense_optimizer=None if dense is None else check_dense_optimizer(dense),
             constraints=given,
             previous=before,
             stop=_stop(stop),
@@ -251,7 +258,9 @@ def load_plan(source: FilePath, name: str | None = None, *, digest: str | None =
     if name is not None:
         from neuroshard import client
 
-        return client.load_plan(_store(source), _name(name), digest=take.maybe(take.name, "digest", digest, "64 hex digits"))
+        return client.load_plan(
+            _store(source), _name(name), digest=take.maybe(take.name, "digest", digest, "64 hex digits")
+        )
     if digest is not None or "://" in str(source):
         raise UsageError(f"{source}: a plan of a store has a model; give the model's name too, as in name='ads-ranker'")
     return _plan(source)
@@ -274,8 +283,8 @@ def deploy(
     """Publish a plan in a store, ask the gate, and make it the live one of the model `name`; as `neuroshard deploy`.
 
     `store` is a folder or s3://bucket/prefix. `tables` are today's (a tables.json, or tables), `model` the plan's cost model;
-    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%". Raises Refused where the plan breaks a rule of the gate,
-    Conflict where another deployer was faster, StoreError, InvalidInput; all in one line.
+    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%". Raises Refused where the plan breaks a rule of
+    the gate, Conflict where another deployer was faster, StoreError, InvalidInput; all in one line.
 
     >>> import neuroshard as ns
     >>> tables = [{"name": f"t{i}", "rows": 100_000, "dim": 64, "pooling_factor": 10.0} for i in range(8)]

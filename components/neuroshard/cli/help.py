@@ -43,7 +43,7 @@ _VALUES = {
     "CRON": "cron",
     "I/N": "share",
     "NAME": "context experiment name namespace service_account",
-    "WORD": "access algorithm backend dtype collective_precision optimizer pipeline preset",
+    "WORD": "access algorithm backend dtype collective_precision dense_optimizer optimizer pipeline preset",
 }
 METAVARS = {option: metavar for metavar, options in _VALUES.items() for option in options.split()}
 

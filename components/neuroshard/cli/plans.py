@@ -89,6 +89,13 @@ def search(
             help="Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32]."
         ),
     ] = None,
+    dense_optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="The trainer's dense optimizer, which trains data-parallel tables: sgd, momentum, adagrad, adam and others; "
+            "memory counts its state [default: adam]."
+        ),
+    ] = None,
     reserve: Annotated[
         str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB, or 15% of it.")
     ] = None,
@@ -165,6 +172,7 @@ def search(
             local_world_size=local_world_size,
             network=network,
             collective_precision=collective_precision,
+            dense_optimizer=dense_optimizer,
             reserve=reserve,
             min_dim=min_dim,
             max_shards=max_shards,

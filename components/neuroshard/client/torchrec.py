@@ -33,6 +33,7 @@ from neuroshard.client.torchrec_fused import (
     check_memory,
     in_backward,
     warn_of_copies,
+    warn_of_dense_optimizer,
     warn_of_several,
     warn_of_split_state,
 )
@@ -69,7 +70,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import ADDED_UP_AS, Precision
-from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
@@ -101,6 +102,7 @@ def to_torchrec(
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     batch_size: int | None = None,
     pipeline: str | None = None,
+    dense_optimizer: str | None = None,
 ) -> ShardingPlan:
     """The `plan` for DistributedModelParallel, for the embedding collections in `module` (the whole model).
 
@@ -110,8 +112,10 @@ def to_torchrec(
     `optimizer` (sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, partial_rowwise_lamb, lars_sgd) is the fused one
     of the sharders' `fused_params`; what apply_optimizer_in_backward has put on a table is found there. The memory check then
     counts its state instead of what the plan's tables say, and a ShardingWarning is issued if a column split changes the
-    training. Others are issued for optimizers that TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm,
-    fused_uvm_caching) whose tables are not in device memory, as the plan's costs are.
+    training. `dense_optimizer` (sgd, momentum, adagrad, adam and others) is the one that trains tables of which every rank has a
+    copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that
+    TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm, fused_uvm_caching) whose tables are not in device
+    memory, as the plan's costs are.
 
     Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
     they say that the plan was not priced for is warned of or refused (client/torchrec_settings.py), memory is checked for what
@@ -130,6 +134,7 @@ def to_torchrec(
         )
     if optimizer is not None and optimizer not in OPTIMIZER_BYTES:
         raise UsageError(f"optimizer {optimizer!r} is none of {', '.join(OPTIMIZER_BYTES)}")
+    dense = None if dense_optimizer is None else check_dense_optimizer(dense_optimizer)
 
     whose = f"plan {plan.digest()[:12]}"
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
@@ -155,8 +160,8 @@ def to_torchrec(
     optimizers |= optimizers_of(settings, places, by_path, optimizer, applied.keys() | copied)
     optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
     trained = as_trained(plan, batch_size, pipeline, whose)
-    if optimizers or trained is not plan:
-        check_memory(trained, optimizers, whose)
+    if optimizers or dense or trained is not plan:
+        check_memory(trained, optimizers, whose, dense)
     warn_of_split_state(shards, optimizers)
     priced = Priced(trained, shards, kinds, places)
     warn_of_settings(settings, priced)
@@ -164,6 +169,7 @@ def to_torchrec(
     warn_of_configs(collections, module, priced)
     outputs = outputs_of(settings, priced, by_path, module, device_type)
     warn_of_codecs(priced, module, by_path, outputs, qcomms(plan, device_type))
+    warn_of_dense_optimizer(plan, dense)
     warn_of_several(applied, kinds, places)
     warn_of_copies(applied, [name for name in places if name in copied], places)
     if wrong := wrong_means(kinds, places):

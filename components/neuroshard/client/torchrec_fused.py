@@ -15,7 +15,7 @@ from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from neuroshard.client.torchrec_module import Collection, ShardingWarning, TablePlace
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard, device_memory, shard_memory
-from neuroshard.core.table import OPTIMIZER_BYTES
+from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.files.importers.torchrec_collections import weight_of
@@ -92,9 +92,12 @@ def _name(kind: type[Any], said: object) -> str | None:
         return None
 
 
-def check_memory(plan: Plan, optimizers: Mapping[str, str], whose: str) -> None:
+def check_memory(
+    plan: Plan, optimizers: Mapping[str, str], whose: str, dense_optimizer: DenseOptimizer | None = None
+) -> None:
     """Raise InvalidInput if a rank lacks memory for the weights, the state of these optimizers, by table, and what a step needs.
-    Of other tables the plan says what state they have."""
+    Of other tables the plan says what state they have, and of copies the `dense_optimizer`, by default the plan's."""
+    dense = dense_optimizer or plan.task.dense_optimizer
     tables = []
     for table in plan.task.tables:
         if table.name in optimizers:
@@ -103,13 +106,14 @@ def check_memory(plan: Plan, optimizers: Mapping[str, str], whose: str) -> None:
                 update={"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}
             )
         tables.append(table)
-    task = plan.task.model_copy(update={"tables": tuple(tables)})
+    task = plan.task.model_copy(update={"tables": tuple(tables), "dense_optimizer": dense})
+    names = {*optimizers.values(), *([f"dense {dense}"] if dense and task.constraints.data_parallel else [])}
     ranks = zip(device_memory(task, plan.shards), plan.task.usable_bytes, strict=True)
     for rank, (needed, limit) in enumerate(ranks):
         if needed.total > limit:
             shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
             _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
-            state = f" with the state of {' and '.join(sorted(set(optimizers.values())))}" if optimizers else ""
+            state = f" with the state of {' and '.join(sorted(names))}" if names else ""
             raise InvalidInput(
                 f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{state}, most of it for table "
                 f"{largest!r}; search a plan for " + ("tables that count it" if state else "what the trainer runs")
@@ -164,6 +168,16 @@ def warn_of_copies(applied: Mapping[str, InBackward], copied: Sequence[str], pla
             f"table {place.config.name!r} of module {place.path!r}{more} is copied to every rank, for which TorchRec drops "
             f"{applied[dropped[0]]} of apply_optimizer_in_backward: your dense optimizer trains it; give the table its own "
             "settings there, or search without --data-parallel"
+        )
+
+
+def warn_of_dense_optimizer(plan: Plan, dense_optimizer: DenseOptimizer | None) -> None:
+    """Warn of a trainer's dense optimizer other than that for which the plan counts the memory of copies."""
+    counted_for = plan.task.dense_optimizer
+    if plan.task.constraints.data_parallel and dense_optimizer and counted_for not in (None, dense_optimizer):
+        _warn(
+            f"dense_optimizer is {dense_optimizer}, and the plan counts its copies as trained by {counted_for}: they fit with "
+            f"{dense_optimizer} too, but leave other memory than the plan says (search with --dense-optimizer {dense_optimizer})"
         )
 
 

@@ -23,7 +23,6 @@ from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.launches import is_copied
 from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import Device, fault_of_shards
 from neuroshard.core.plan import Plan, Shard
@@ -203,9 +202,7 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
 
 
 def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:
-    """What the shards of `shards_by_table` are: copies, a grid, row-wise over all ranks or a host's, whole, or column-wise."""
-    if is_copied(table, shards):
-        return ShardingType.DATA_PARALLEL
+    """What shards of `shards_by_table` are, if not copies: a grid, row-wise over all or a host's ranks, whole, or column-wise."""
     if is_grid(table, shards):
         return ShardingType.GRID_SHARD
     if shards[0].rows < table.rows:

@@ -210,6 +210,7 @@ class Constraints(Value):
 
         if devices == 1 or not self.may_split_some_rows:
             return []
+        kept |= self.data_parallel
         return [table.name for table in tables if table.name not in kept and may(table)]
 
 

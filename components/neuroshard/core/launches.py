@@ -10,12 +10,13 @@ cut tables are put into the tables' order (`PermutePooledEmbeddingsSplit` of cw_
 tables of a collection have several sharding types, all its outputs are concatenated (`construct_output_kt` of embeddingbag.py).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 
 INPUT_ALL_TO_ALLS = 3  # of a group; one more for weights
 COPIES = "data-parallel"  # needs no all-to-alls: every device looks its own samples up
@@ -53,13 +54,14 @@ class Launches:
     reordered: float  # columns of pooled outputs that are copied once more, forward and backward
 
 
-def launches(tables: Mapping[str, Table], shards: Sequence[Shard], devices: int) -> Launches:
-    """What is launched for these shards of `tables`."""
+def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
+    """What is launched for these shards of the task's tables."""
+    tables = {table.name: table for table in task.tables}
     of_table: dict[str, list[Shard]] = {}
     for shard in shards:
         of_table.setdefault(shard.table, []).append(shard)
-    groups = {name: group_of(tables[name], held, devices) for name, held in of_table.items()}
-    on_device: list[set[object]] = [set() for _ in range(devices)]
+    groups = {name: group_of(task, tables[name], held) for name, held in of_table.items()}
+    on_device: list[set[object]] = [set() for _ in range(task.devices)]
     for shard in shards:
         table = tables[shard.table]
         on_device[shard.device].add((groups[shard.table], table.element_bytes, table.pooling))
@@ -93,22 +95,17 @@ def reordered_columns(tables: Iterable[tuple[Group, float, bool]]) -> float:
     return permuted + concatenated
 
 
-def group_of(table: Table, shards: Sequence[Shard], devices: int) -> Group:
-    """The group of a table with these shards."""
+def group_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Group:
+    """The group of a table with these shards. The task says whether they are copies: one on one device looks whole."""
     rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
     sequences = table.pooling == "none"
-    if rows:
-        kind = "grid" if columns else "rows" if len(shards) == devices else "host rows"
-    elif is_copied(table, shards):
+    if table.name in task.constraints.data_parallel:
         kind = COPIES
+    elif rows:
+        kind = "grid" if columns else "rows" if len(shards) == task.devices else "host rows"
     else:
         kind = "whole" if sequences and not columns else "columns"
     return Group(table.module, table.weighted, sequences, kind)
-
-
-def is_copied(table: Table, shards: Sequence[Shard]) -> bool:
-    """Whether these shards of a table are whole copies of it, on several devices."""
-    return len(shards) > 1 and all((s.rows, s.dim) == (table.rows, table.dim) for s in shards)
 
 
 def operators_of(tables: Iterable[Table]) -> int:

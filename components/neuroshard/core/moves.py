@@ -1,7 +1,8 @@
 """From one plan to another: which columns of which table go from where to where, and how many bytes that is.
 
 What a device already holds stays. Rows and tables that the old plan does not have are initialised, not moved; so is a table
-whose number of columns changed, since its old vectors cannot be used.
+whose number of columns changed, since its old vectors cannot be used. Of a table that either plan copies to every device, only
+weights count: its copies are trained by the dense optimizer, whose state no sharded table has (client/torchrec_optimizer.py).
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,8 +35,14 @@ def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     """Everything that devices hold under `new` and not under `old`, in the order of the new plan's shards."""
     tables = {table.name: table for table in new.task.tables}
     dims = {table.name: table.dim for table in old.task.tables}
-    shards = old.by_table()
-    held = {name: _OldShards(shards[name] if dims.get(name) == table.dim else ()) for name, table in tables.items()}
+    shards, copied = old.by_table(), old.task.constraints.data_parallel
+    held = {
+        name: _OldShards(shards[name] if dims.get(name) == table.dim else (), copies=name in copied)
+        for name, table in tables.items()
+    }
+    for name in copied | new.task.constraints.data_parallel:
+        if name in tables:
+            tables[name] = _stateless(tables[name])
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], held[shard.table]))
 
 
@@ -44,11 +51,19 @@ def moved_bytes(old: Plan, new: Plan) -> int:
     return sum(move.nbytes for move in moves(old, new) if move.from_device is not None)
 
 
-def arriving_bytes(table: Table, before: Sequence[Shard], after: Sequence[Shard]) -> int:
-    """Bytes that devices must receive for one table, from its shards `before` to those `after`."""
-    held = _OldShards(before)
+def arriving_bytes(
+    table: Table, before: Sequence[Shard], after: Sequence[Shard], *, copied_before: bool, copied_after: bool = False
+) -> int:
+    """Bytes that devices must receive for one table, from its shards `before` to those `after`, either of which may be copies."""
+    held = _OldShards(before, copies=copied_before)
+    table = _stateless(table) if copied_before or copied_after else table
     arriving = (move for shard in after for move in _arriving(shard, table, held))
     return sum(move.nbytes for move in arriving if move.from_device is not None)
+
+
+def _stateless(table: Table) -> Table:
+    """The same table without optimizer state."""
+    return table.model_copy(update={"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": 0})
 
 
 def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
@@ -133,9 +148,12 @@ class _Rows:
 
 
 class _OldShards:
-    """The shards of a table under the old plan, sorted so that those that overlap a shard are found without looking at all."""
+    """The shards of a table under the old plan, sorted so that those that overlap a shard are found without looking at all.
 
-    def __init__(self, shards: Sequence[Shard]) -> None:
+    Where they are `copies`, a device takes its own, and a device without one that of one other device."""
+
+    def __init__(self, shards: Sequence[Shard], *, copies: bool) -> None:
+        self.copies = {shard.device: shard for shard in shards} if copies else {}
         self.in_columns: dict[tuple[int, int], list[Shard]] = defaultdict(list)
         self.rows: dict[int, _Rows] = defaultdict(_Rows)
         for one in sorted(shards, key=lambda shard: shard.row_offset):
@@ -146,6 +164,9 @@ class _OldShards:
 
     def overlapping(self, shard: Shard) -> list[Shard]:
         """Those that have elements of it, by their columns and rows."""
+        if self.copies:
+            one = self.copies.get(shard.device) or self.copies[shard.device % len(self.copies)]
+            return [one] if _area(shard, one) else []
         found = []
         left = bisect_left(self.columns, (shard.column_offset - self.widest + 1, 0))
         right = bisect_left(self.columns, (shard.column_offset + shard.dim, 0))

@@ -22,6 +22,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.precision import CollectivePrecision, parse_precision
 from neuroshard.core.release import MODEL_NAME
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
+from neuroshard.core.table import DenseOptimizer
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import parse_bytes, parse_memory, parse_portion
@@ -38,7 +39,8 @@ class ModelSpec(Value):
     one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
     one, and moves at most that. With `keep_optimizer_state` it is too, and tables with row-wise optimizer state keep their column
     cuts. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
-    links and `local_world_size` a host, by default as the nodes have them. `collective_precision` is the trainer's (fp16).
+    links and `local_world_size` a host, by default as the nodes have them. `collective_precision` (fp16) and `dense_optimizer`
+    (adam) are the trainer's. With `data_parallel` auto, small tables are copied to every device where that pays.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -55,6 +57,8 @@ class ModelSpec(Value):
     local_world_size: Annotated[Whole, Field(ge=1)] | None = None
     network: str = ""
     collective_precision: str = ""
+    dense_optimizer: DenseOptimizer | None = None
+    data_parallel: Literal["", "auto"] = ""
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:

@@ -4,14 +4,14 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.table import DIM_STEP, Table
-from neuroshard.core.task import ShardingTask
+from neuroshard.core.task import Memory, ShardingTask
 from neuroshard.core.text import counted, spanned
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLAN_FORMAT: Literal[1] = 1
-GRADIENT_BYTES = 4  # of an element of a data-parallel table, whose gradients are dense
 
 
 class Shard(Value):
@@ -32,18 +31,6 @@ class Shard(Value):
     column_offset: Annotated[int, Field(ge=0)] = 0
     dim: Annotated[int, Field(gt=0)]
     device: Annotated[int, Field(ge=0)]
-
-
-class Memory(NamedTuple):
-    """Bytes of shards: their weights, the optimizer's state, and what a step needs for them (core/step_memory.py)."""
-
-    weights: int
-    optimizer: int
-    step: int
-
-    @property
-    def total(self) -> int:
-        return sum(self)
 
 
 MOST_PREDICTED_MS = 1e24  # given costs of a table may be 1e9 ms, times a factor of a million where it is narrow
@@ -320,22 +307,18 @@ class Plan(Value):
 
 
 def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
-    """What takes the memory of each of a plan's shards.
-
-    A copy of a data-parallel table has a dense gradient too. Its state is what the table says; of the dense optimizer that trains
-    it, moments beyond that are not counted, nor are the buckets of DistributedDataParallel.
-    """
-    tables = {table.name: table for table in task.tables}
+    """What takes the memory of each of a plan's shards."""
+    tables, copied = {table.name: table for table in task.tables}, task.constraints.data_parallel
     row_blocks = Counter((shard.table, shard.column_offset, shard.dim) for shard in shards)
     memory = []
     for shard in shards:
         table, blocks = tables[shard.table], row_blocks[shard.table, shard.column_offset, shard.dim]
+        if table.name in copied:
+            memory.append(task.copy_memory(table))
+            continue
         weights = shard.rows * shard.dim * table.element_bytes
         optimizer = table.shard_bytes(shard.rows, shard.dim) - weights
-        step = task.step_bytes(table, blocks).of(shard.dim)
-        if table.name in task.constraints.data_parallel:
-            step += shard.rows * shard.dim * GRADIENT_BYTES
-        memory.append(Memory(weights, optimizer, step))
+        memory.append(Memory(weights, optimizer, task.step_bytes(table, blocks).of(shard.dim)))
     return memory
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from neuroshard.core.errors import UsageError
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins
 from neuroshard.core.value import Number, Value, Whole, shown, without_defaults
 
@@ -24,6 +25,35 @@ OPTIMIZER_BYTES = {
     "partial_rowwise_lamb": (4, 4),
     "lars_sgd": (0, 4),
 }
+# Values of state (a row, an element) that the dense optimizers of torch.optim, and RowWiseAdagrad of torchrec.optim, keep for a
+# parameter, each as wide as an element of it (seen in their state, torch 2.13).
+DenseOptimizer = Literal[
+    "sgd", "momentum", "adagrad", "rowwise_adagrad", "rmsprop", "adadelta", "adam", "adamw", "nadam", "radam", "amsgrad"
+]
+DENSE_STATE: dict[DenseOptimizer, tuple[int, int]] = {
+    "sgd": (0, 0),
+    "momentum": (0, 1),
+    "adagrad": (0, 1),
+    "rowwise_adagrad": (1, 0),
+    "rmsprop": (0, 1),
+    "adadelta": (0, 2),
+    "adam": (0, 2),
+    "adamw": (0, 2),
+    "nadam": (0, 2),
+    "radam": (0, 2),
+    "amsgrad": (0, 3),
+}
+
+
+def check_dense_optimizer(name: str) -> DenseOptimizer:
+    """The dense optimizer of this name. Raises UsageError if there is none."""
+    if name not in DENSE_STATE:
+        raise UsageError(
+            f"dense optimizer {name!r} is none of {', '.join(DENSE_STATE)}; name one that keeps as many values an element"
+        )
+    return name
+
+
 ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
 
 MOST_LOOKUPS = 1e9  # a sample

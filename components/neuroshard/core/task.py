@@ -1,17 +1,34 @@
 """A sharding task: which tables, on which devices, under which constraints."""
 
-from typing import Annotated, Any, Self
+from collections.abc import Collection
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import Pipeline, StepBytes, step_bytes
-from neuroshard.core.table import Table, check_distinct
+from neuroshard.core.table import DENSE_STATE, DenseOptimizer, Table, check_distinct
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, without_defaults
 
 MAX_DEVICES = 4096
+GRADIENT_BYTES = 4  # of an element of a data-parallel table, where the dense optimizer is not known
+# A gradient of all elements is kept in DistributedDataParallel's buckets (TorchRec makes them the gradients themselves, by
+# gradient_as_bucket_view). The backward pass makes another, which is then copied into them (seen on gloo, torchrec 1.8).
+GRADIENTS = 2
+
+
+class Memory(NamedTuple):
+    """Bytes of shards: their weights, the optimizer's state, and what a step needs for them (core/step_memory.py)."""
+
+    weights: int
+    optimizer: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
 
 
 class ShardingTask(Value):
@@ -19,7 +36,8 @@ class ShardingTask(Value):
 
     `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
-    `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32.
+    `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
+    the trainer's, which trains the data-parallel tables: see `copy_memory`.
     """
 
     tables: tuple[Table, ...]
@@ -29,6 +47,7 @@ class ShardingTask(Value):
     pipeline: Pipeline | None = None
     topology: Topology | None = None
     collective_precision: CollectivePrecision | None = None
+    dense_optimizer: DenseOptimizer | None = None
 
     @field_validator("tables")
     @classmethod
@@ -61,7 +80,8 @@ class ShardingTask(Value):
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             data.pop("constraints", None)
-        return without_defaults(data, {"pipeline": None, "topology": None, "collective_precision": None})
+        unsaid = dict.fromkeys(("pipeline", "topology", "collective_precision", "dense_optimizer"))
+        return without_defaults(data, unsaid)
 
     @property
     def devices(self) -> int:
@@ -102,6 +122,29 @@ class ShardingTask(Value):
     def shard_bytes(self, table: Table, rows: int, dim: int, row_blocks: int = 1) -> int:
         """Weights, optimizer state and what a step needs of a rectangle of a table."""
         return table.shard_bytes(rows, dim) + self.step_bytes(table, row_blocks).of(dim)
+
+    def copy_memory(self, table: Table) -> Memory:
+        """What a device needs for its copy of a data-parallel table, which looks up the device's own samples.
+
+        With a `dense_optimizer`, its state and GRADIENTS gradients are counted, as wide as the weights are. Without one, the
+        state that the table says its fused optimizer has, and one gradient in fp32.
+        """
+        weights = table.rows * table.dim * table.element_bytes
+        step = step_bytes(table, -(-self.batch_size // self.devices), self.pipeline).of(table.dim)
+        if self.dense_optimizer is None:
+            return Memory(weights, table.memory_bytes - weights, step + table.rows * table.dim * GRADIENT_BYTES)
+        per_row, per_element = DENSE_STATE[self.dense_optimizer]
+        state = table.rows * (per_row + per_element * table.dim) * table.element_bytes
+        return Memory(weights, state, step + GRADIENTS * weights)
+
+    def with_copies(self, names: Collection[str]) -> Self:
+        """The same task, except that these tables and no others are data-parallel, without other rules of their own."""
+        rules = dict(self.constraints.rules())
+        for name in self.constraints.data_parallel.difference(names):
+            rules[name] = rules[name].model_copy(update={"data_parallel": None})
+        rules |= {name: TableRule(table=name, data_parallel=True) for name in names}
+        ordered = tuple(rules[table.name] for table in self.tables if table.name in rules)
+        return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
 
     @property
     def waits_for_input(self) -> bool:

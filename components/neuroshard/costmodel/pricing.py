@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.launches import group_of, is_copied, launches, operators_of
+from neuroshard.core.launches import group_of, launches, operators_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -169,8 +169,8 @@ class Prices(NamedTuple):
 def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> Prices | None:
     """Prices of shards of a task's tables; None if a shard is a row block and the model cannot price rows.
 
-    A table that is whole on several devices is data-parallel. A row block is priced as a table of its own (`Table.part`). It
-    sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
+    Copies are of the tables that the task says are data-parallel. A row block is priced as a table of its own (`Table.part`).
+    It sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
     for all samples; over a domain (table-row-wise), as `HostColumns` says. Where a step waits for its input, the forward
     all-to-all includes that.
     """
@@ -180,7 +180,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     of_table: dict[str, list[Shard]] = {}
     for shard in shards:
         of_table.setdefault(shard.table, []).append(shard)
-    copied = {name for name, parts in of_table.items() if is_copied(tables[name], parts)}
+    copied = task.constraints.data_parallel & of_table.keys()
     vectors, sent = _vectors_and_sent(model, tables, shards, copied, devices)
     sends = np.array([shard.table not in copied for shard in shards])
     sent *= sends
@@ -232,7 +232,7 @@ def _more_launches_ms(
 ) -> LaunchMs:
     """What TorchRec launches for the shards beyond what the model predicts, without data; `copied` tables are priced apart."""
     tables, names = {table.name: table for table in task.tables}, {table.name for table in copied}
-    counted = launches(tables, shards, task.devices)
+    counted = launches(task, shards)
     rest = (tables[name] for name in dict.fromkeys(shard.table for shard in shards) if name not in names)
     operators = counted.kinds_of_operators - _operators(copied) - operators_of(rest)
     inputs = counted.inputs if task.pipeline == "none" else 0
@@ -247,7 +247,7 @@ def _in_domains(
     rates = DomainMs.of(model, task, copied)
     for table in task.tables:
         shards = of_table.get(table.name, ())
-        if len(shards) % domain or group_of(table, shards, task.devices).kind not in ("host rows", "grid"):
+        if len(shards) % domain or group_of(task, table, shards).kind not in ("host rows", "grid"):
             continue
         parts = [table.with_dim(shard.dim) for shard in shards]
         columns = HostColumns.of(model, parts, task.devices, domain, rates)

@@ -6,7 +6,7 @@ live if it is better by more than `min_gain`, or if the live plan breaks today's
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -36,7 +36,8 @@ class Gate(NamedTuple):
     cannot. Without `price`, only plans of one cost model and one task are compared, by the predictions that they carry.
 
     In a `nightly` run, a plan that is too uncertain or was rolled back is not refused. Instead the live plan is kept, if it
-    fits today's task; if not, an uncertain plan is better than none.
+    fits today's task; if not, an uncertain plan is better than none. `must_copy` are the tables that a live plan must have
+    data-parallel then, by default all those that the new plan has.
     """
 
     tables: tuple[Table, ...] | None = None
@@ -46,6 +47,7 @@ class Gate(NamedTuple):
     price: Callable[[Plan, Plan], float | None] | None = None
     force: bool = False
     nightly: bool = False
+    must_copy: frozenset[str] | None = None
 
     def check(self) -> None:
         """Raise UsageError for an invalid rule."""
@@ -212,19 +214,22 @@ def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> Sh
     """Today's task with the live plan's data-parallel tables, except those that today's rules pin, or forbid to copy.
 
     A search may copy tables by itself, and its plan's task does not say which. So a table that only today's plan copies need not
-    be copied, except in a `nightly` run, where the model's constraints alone say what is copied. A search permits itself to split
-    rows too, but only searches obey that permission: it makes no other plan invalid.
+    be copied, except in a `nightly` run, which knows which the model's constraints name (`must_copy`). A search permits itself to
+    split rows too, but only searches obey that permission: it makes no other plan invalid.
     """
     rules, copied = dict(today.constraints.rules()), live.constraints.data_parallel
-    if not gate.nightly:
-        for name in today.constraints.data_parallel - copied:
-            rules[name] = rules[name].model_copy(update={"data_parallel": None})
+    required: Collection[str] = gate.must_copy or ()
+    if gate.nightly and gate.must_copy is None:
+        required = today.constraints.data_parallel
+    for name in today.constraints.data_parallel.difference(copied, required):
+        rules[name] = rules[name].model_copy(update={"data_parallel": None})
     for name in copied:
         rule = rules.get(name, TableRule(table=name))
         if rule.data_parallel is None and rule.devices is None:
             rules[name] = rule.model_copy(update={"data_parallel": True})
     constraints = today.constraints.model_copy(update={"tables": tuple(rules.values())})
-    return today.model_copy(update={"constraints": constraints})
+    dense = today.dense_optimizer or live.dense_optimizer
+    return today.model_copy(update={"constraints": constraints, "dense_optimizer": dense})
 
 
 def _other_tables(today: ShardingTask, live: ShardingTask) -> str | None:

@@ -122,7 +122,7 @@ def _cases(plan: Plan, by_device: Sequence[ComputeCase | None], all_to_all: Coll
 
 def _with_reordering(measured: Sequence[DeviceCost | str], plan: Plan, bench: Bench) -> list[DeviceCost | str]:
     """The costs, and what putting outputs into order takes: the bench's ms of a column times the columns of the plan."""
-    launched = launches({table.name: table for table in plan.task.tables}, plan.shards, plan.task.devices)
+    launched = launches(plan.task, plan.shards)
     each_way = launched.reordered * (bench.reorder_ms or 0.0) / plan.task.devices / 2
     return [
         cost

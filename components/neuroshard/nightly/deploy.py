@@ -24,7 +24,9 @@ from neuroshard.core.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verd
 from neuroshard.deploy.golive import delete_damaged, mended_or_why_not
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
+from neuroshard.files.constraints import ConstraintsFile, resolve
 from neuroshard.files.plan import read_plan
+from neuroshard.files.tables import read_tables
 from neuroshard.report.run import run as report
 from neuroshard.store.measuring import write_record
 from neuroshard.store.patience import open_patiently, patiently
@@ -93,7 +95,14 @@ def _verdict(
     instead = searched.instead or read_plan(files.plan).provenance.instead
     damaged = delete_damaged(store, plans_of(name), read_plan(files.plan).digest())
     doubts = [*doubts, *(one for one in (instead, damaged) if one)]
-    gated = replace(settings, tables=files.tables, cost_model=searched.model, max_error=survey.max_error, nightly=True)
+    gated = replace(
+        settings,
+        tables=files.tables,
+        cost_model=searched.model,
+        max_error=survey.max_error,
+        nightly=True,
+        must_copy=_must_copy(survey, name, files.tables),
+    )
 
     def attempt() -> Deployed:
         return deploy(files.plan, store.url, name, gated)
@@ -113,6 +122,15 @@ def _verdict(
     why = decision.finding if decision else "this plan is live already"
     files.release.write_bytes(release.canonical_json())
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=tuple(doubts), release=release.number)
+
+
+def _must_copy(survey: Survey, name: str, tables: Path) -> frozenset[str] | None:
+    """The tables that the model's constraints say are data-parallel, where the search may choose others too; else None."""
+    spec = survey.spec(name)
+    if not spec.data_parallel:
+        return None
+    where = f"constraints of model {name!r}"
+    return resolve(ConstraintsFile.parse(spec.constraints, where), read_tables(tables)[0], where).data_parallel
 
 
 def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Sequence[str]) -> Verdict:

@@ -58,6 +58,6 @@ def _serves_less(store: Store, campaign: Campaign, request: Request, cost_model:
         return ""
     asked = ", ".join(map(str, sorted(set(missing))))
     return (
-        f"{campaign.hardware.name}: cost model {short_name(new.name)} cannot predict the all-to-all of {asked} devices, which the live "
-        f"{short_name(old.name)} can; that one stays live, and later runs measure more"
+        f"{campaign.hardware.name}: cost model {short_name(new.name)} cannot predict the all-to-all of {asked} devices, which "
+        f"the live {short_name(old.name)} can; that one stays live, and later runs measure more"
     )

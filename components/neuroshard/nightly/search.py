@@ -76,6 +76,7 @@ def search_plan(
         move_budget_bytes=spec.move_budget_bytes if start else None,
         simplicity=spec.simplicity_share,
         keep_optimizer_state=spec.keep_optimizer_state and start is not None,
+        try_data_parallel=spec.data_parallel == "auto",
     )
     search_by = partial(
         search,
@@ -87,6 +88,7 @@ def search_plan(
         pipeline=spec.pipeline,
         topology=spec.topology or _as_the_nodes_are(survey, spec),
         collective_precision=spec.precision,
+        dense_optimizer=spec.dense_optimizer,
         # the gate refuses a plan that leaves less of any device
         constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
         previous=start,

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
 
 Columns = dict[str, list[Any]]
 DIGITS = 7  # more than any chart or cell shows
@@ -37,9 +39,21 @@ def cut_tables(plan: Plan) -> str:
 
 def memory_counts(plan: Plan) -> str:
     """What a plan's memory counts, as words after "counts"."""
-    if plan.task.pipeline is None:
-        return "weights and optimizer state; not a step's inputs and outputs, since the plan names no pipeline"
-    return f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
+    what = "weights and optimizer state; not a step's inputs and outputs, since the plan names no pipeline"
+    if plan.task.pipeline is not None:
+        what = f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
+    return what + _copies_counted(plan.task)
+
+
+def _copies_counted(task: ShardingTask) -> str:
+    """What memory counts of data-parallel tables, in words; empty where there are none."""
+    copied = [table for table in task.tables if table.name in task.constraints.data_parallel]
+    if not copied:
+        return ""
+    nbytes = format_bytes(sum(task.copy_memory(table).total for table in copied))
+    if task.dense_optimizer is None:
+        return f"; {nbytes} for data-parallel tables, with a gradient, without a dense optimizer, which the plan does not name"
+    return f"; {nbytes} for data-parallel tables, with gradients and the state of the dense optimizer {task.dense_optimizer}"
 
 
 def percent(share: float) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from neuroshard.core.launches import group_of
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.report.live import PlanChange
 
@@ -41,7 +42,7 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     by_table = plan.by_table()
-    counted = Counter(_way(table, by_table[table.name], plan.task.devices) for table in plan.task.tables)
+    counted = Counter(_way(plan.task, table, by_table[table.name]) for table in plan.task.tables)
     used, limits = plan.memory_bytes(), plan.task.usable_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
     topology = plan.task.topology
@@ -60,7 +61,7 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     }
 
 
-def _way(table: Table, shards: Sequence[Shard], devices: int) -> str:
+def _way(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> str:
     """How these shards divide a table."""
-    kind = group_of(table, shards, devices).kind
+    kind = group_of(task, table, shards).kind
     return WAYS["whole" if kind == "columns" and len(shards) == 1 else kind]

@@ -61,7 +61,9 @@ def _bound_lines(plan: Plan, assumptions: bool) -> list[str]:
     lines = [
         f"  no plan costs less than {plan.lower_bound_ms:.3f} ms by this cost model: at most {plan.gap:.1%} to gain"
     ]
-    return lines + [line for why in plan.bound_assumptions * assumptions for line in wrapped(f"  where {why}", indent=4)]
+    return lines + [
+        line for why in plan.bound_assumptions * assumptions for line in wrapped(f"  where {why}", indent=4)
+    ]
 
 
 def _device_lines(plan: Plan) -> list[str]:
@@ -182,6 +184,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "row_wise_tables": list(row_wise_tables(plan)),
         "batch_size": plan.task.batch_size,
         "pipeline": plan.task.pipeline,
+        "dense_optimizer": plan.task.dense_optimizer,
         "collective_precision": None if plan.task.collective_precision is None else plan.task.collective_precision.text,
         "cost_ms": plan.cost_ms,
         "lower_bound_ms": plan.lower_bound_ms,

@@ -144,7 +144,7 @@ def _local_search(
         if not settings.simplicity:
             return best, ()
         simple = _with_few_cuts(best, start, heuristic, asked, rng.spawn(1)[0])
-    return simple, fewer_cuts_cost(best, simple)
+    return simple, fewer_cuts_cost(best, simple, asked.watch.beside_ms)
 
 
 def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:

@@ -1,20 +1,27 @@
 """What a plan's notes say: what was not measured for it, what a choice cost, and what a trainer must know."""
 
+from collections import Counter
+
 import numpy as np
 
+from neuroshard.core.launches import group_of
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.costmodel.network import CODEC_BYTES
-from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.pricing import own_samples, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.problem.kept_cuts import KeptCuts
-from neuroshard.search.problem.problem import Placement, Problem
-from neuroshard.search.problem.row_blocks import EVERYWHERE
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
+ROWS_SPLIT = {
+    "rows": "over all {} devices",
+    "host rows": "over the devices of a domain",
+    "grid": "in a grid, columns over domains and rows over their devices",
+}
 STOPPED = "the search was stopped by hand: more of it might have found a better plan"
 
 
@@ -24,10 +31,11 @@ def with_notes(plan: Plan, *notes: str) -> Plan:
     return plan.model_copy(update={"provenance": provenance})
 
 
-def caveats(problem: Problem, placement: Placement) -> list[str]:
-    """A line for each thing that the plan asks of the cost model and that was not measured for it."""
+def caveats(plan: Plan, problem: Problem) -> list[str]:
+    """A line for each thing that the plan asks of the cost model and that was not measured for it. The `problem` may be of
+    some of the plan's tables, the others data-parallel."""
     notes = []
-    model, dims = problem.model, problem.columns[placement.shards]
+    model, dims = problem.model, np.array([shard.dim for shard in plan.shards])
     if (wide := dims > model.max_dim).any():
         notes.append(
             f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
@@ -44,38 +52,36 @@ def caveats(problem: Problem, placement: Placement) -> list[str]:
         notes.append(
             "no table can be table-row-wise: all devices are one domain (--domain says how many share fast links)"
         )
-    notes += model.caveats(problem.devices, _as_asked(problem, placement))
+    notes += model.caveats(problem.devices, _as_asked(plan))
     if problem.task.batch_size != model.batch_size:
         notes.append(
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
             f"{problem.task.batch_size:,}"
         )
-    if len(placement.row_wise):
-        domains, of = placement.domains, len(problem.task.tables)
-        counts = {
-            f"over all {problem.devices} devices": np.count_nonzero(domains == EVERYWHERE),
-            "over the devices of a domain": np.count_nonzero(domains >= 0),
-            "in a grid, columns over domains and rows over their devices": np.count_nonzero(domains < EVERYWHERE),
-        }
-        some = {way: count for way, count in counts.items() if count}
-        ways = list(some) if len(some) == 1 else [f"{count} {way}" for way, count in some.items()]
-        pooled = any(problem.tables[group][0].pooling != "none" for group in placement.row_wise.tolist())
+    shards = plan.by_table()
+    kinds = {table.name: group_of(plan.task, table, shards[table.name]).kind for table in plan.task.tables}
+    counts = Counter(ROWS_SPLIT[kind].format(plan.task.devices) for kind in kinds.values() if kind in ROWS_SPLIT)
+    if counts:
+        ways = [f"{counts[way]} {way}" for way in counts] if len(counts) > 1 else list(counts)
+        pooled = any(kinds[table.name] in ROWS_SPLIT and table.pooling != "none" for table in plan.task.tables)
         sums = ", and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes" * pooled
         notes.append(
-            f"{counted(len(placement.row_wise), 'table')} of {of} split row-wise {', '.join(ways)}: costs take all rows of a "
+            f"{counted(counts.total(), 'table')} of {len(kinds)} split row-wise {', '.join(ways)}: costs take all rows of a "
             f"table to be looked up alike{sums}"
         )
     return notes
 
 
-def _as_asked(problem: Problem, placement: Placement) -> list[Table]:
-    """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks."""
-    tables = {table.name: table for table in problem.task.tables}
-    for group, domain in zip(placement.row_wise.tolist(), placement.domains.tolist(), strict=True):
-        table = problem.tables[group][0]
-        blocks = problem.row_blocks.shards(table, domain)
-        tables[table.name] = table.part(blocks[0].rows, table.dim)
-    return list(tables.values())
+def _as_asked(plan: Plan) -> list[Table]:
+    """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks; of copies,
+    what one device looks up."""
+    copied, shards = plan.task.constraints.data_parallel, plan.by_table()
+    return [
+        own_samples(table, plan.task.devices)
+        if table.name in copied
+        else table.part(max(shard.rows for shard in shards[table.name]), table.dim)
+        for table in plan.task.tables
+    ]
 
 
 def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
@@ -91,17 +97,16 @@ def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
     )
 
 
-def fewer_cuts_cost(best: State, simple: State) -> tuple[str, ...]:
-    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything."""
+def fewer_cuts_cost(best: State, simple: State, beside_ms: float = 0.0) -> tuple[str, ...]:
+    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything. Both plans take `beside_ms` more."""
     if simple.cost <= best.cost:
         return ()
     cuts, instead = (state.cuts - len(state.problem.row_wise) for state in (simple, best))
     what = (
         f"{counted(cuts, 'cut')} instead of {instead}" if cuts < instead else "fewer row-wise tables, or less to move"
     )
-    return (
-        f"{what}, for {simple.cost / best.cost - 1:.2%} more than the plan that would be taken otherwise (--simplicity 0)",
-    )
+    share = (simple.cost - best.cost) / (best.cost + beside_ms)
+    return (f"{what}, for {share:.2%} more than the plan that would be taken otherwise (--simplicity 0)",)
 
 
 def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
@@ -126,9 +131,8 @@ def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
 
 def state_changed(plan: Plan, previous: Plan, kept: KeptCuts) -> tuple[str, ...]:
     """A line about tables whose cuts were kept and whose state changes all the same: neighbouring shards of unequal widths on one
-    device are one shard to TorchRec. Tables that were copies had no state to keep."""
-    had_none = previous.task.constraints.data_parallel
-    changed = [name for name in changed_state(previous, plan) if name in kept.tables and name not in had_none]
+    device are one shard to TorchRec."""
+    changed = [name for name in changed_state(previous, plan) if name in kept.tables]
     if not changed:
         return ()
     return (

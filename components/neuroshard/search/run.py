@@ -8,7 +8,8 @@ heuristics' plans and a lower bound beside it. Data-parallel tables are taken ou
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.data_parallel import Copies, with_copies, worth_copying
+from neuroshard.search.data_parallel import Copies, may_be_copied, rescuing, worth_copying
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
@@ -53,8 +54,7 @@ class _Caller:
     previous: Plan | None
     trust: Trust
     notes: tuple[str, ...]
-    on_improvement: OnImprovement | None
-    stop: threading.Event | None
+    watch: Watch
 
 
 def search(
@@ -78,36 +78,46 @@ def search(
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
     settings.check(from_a_plan=previous is not None)
-    caller = _Caller(previous, trust, notes, on_improvement, stop)
+    caller = _Caller(previous, trust, notes, Watch(settings.time_budget_s, on_improvement, stop))
     searched = _choosing_copies if settings.try_data_parallel else _beside_copies
     return searched(task, for_task(cost_model, task), settings, caller)
 
 
 def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
-    """The cheaper of two plans: one with the copies that the task asks for, and one with copies of more small tables, if those
-    make plans cheaper. Of a time budget a share is for choosing them, and each search has half of the rest."""
+    """The cheapest of some plans: with the copies that the task asks for; with copies of more small tables, if those make plans
+    cheaper; and with those of the plan to start from. Where nothing fits so, one with copies that make the task fit. Of a time
+    budget a share is for choosing copies, and the searches share the rest."""
     if not cost_model.prices_rows:
         raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
     allowed = _trying_row_wise(task) if settings.try_row_wise else None
-    budget_s, share = settings.time_budget_s, settings.tuning.time_for_copies
-    watch = Watch(None if budget_s is None else budget_s * share, stop=caller.stop)
+    there = frozenset() if caller.previous is None else caller.previous.task.constraints.data_parallel
     # copies would lose the state of its tables, or go to all other devices
     keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
     before = caller.previous if keeps else None
-    stay = (
-        () if before is None else {table.name for table in before.task.tables} - before.task.constraints.data_parallel
-    )
-    chosen = worth_copying(allowed or task, cost_model, settings, watch, stay)
-    if budget_s is not None:
-        settings = replace(settings, time_budget_s=budget_s * (1 - share) / (2 if chosen else 1))
-    plan = _beside_copies(task, cost_model, settings, caller)
-    if not chosen:
-        return plan
-    try:
-        copied = _beside_copies(with_copies(task, chosen), cost_model, settings, caller)
-    except Infeasible:  # beside the copies the current plan has no room, or none to move in
-        return plan
-    return min((plan, copied), key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
+    stay = () if before is None else {table.name for table in before.task.tables} - there
+
+    def beside(names: Collection[str]) -> Plan:
+        copied = task.with_copies(task.constraints.data_parallel.union(names)) if names else task
+        return _beside_copies(copied, cost_model, settings, caller)
+
+    watch = caller.watch
+    with watch.sharing(settings.tuning.time_for_copies):
+        chosen = worth_copying(allowed or task, cost_model, settings, watch.anew(), stay)
+    held = there.intersection(table.name for table in may_be_copied(task, stay, trains_on(cost_model)))
+    sets = dict.fromkeys([frozenset(), frozenset(chosen), held])
+    plans, faults = [], []
+    for done, names in enumerate(sets):
+        try:
+            with watch.sharing(1 / (len(sets) - done)):
+                plans.append(beside(names))
+        except Infeasible as fault:  # beside some copies the current plan has no room, or none to move in
+            faults.append(fault)
+    if not plans and (needed := rescuing(allowed or task, cost_model, settings, watch.anew(), stay)):
+        with suppress(Infeasible):
+            plans.append(beside(needed))
+    if not plans:
+        raise faults[0]
+    return min(plans, key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
 
 
 def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
@@ -121,12 +131,19 @@ def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSe
                 settings, move_budget_bytes=copies.budget_left(caller.previous, settings.move_budget_bytes)
             )
         caller = replace(caller, previous=copies.without(caller.previous))
-    return copies.added_to(_sharded(copies.rest, for_task(cost_model, copies.rest), settings, caller), cost_model)
+    return _sharded(copies.rest, for_task(cost_model, copies.rest), settings, caller, copies)
 
 
-def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
-    """The plan of a task without data-parallel tables."""
-    watch = Watch(settings.time_budget_s, caller.on_improvement, caller.stop)
+def _sharded(
+    task: ShardingTask,
+    cost_model: CostModel,
+    settings: SearchSettings,
+    caller: _Caller,
+    copies: Copies | None = None,
+) -> Plan:
+    """The plan of a task without data-parallel tables, and of these `copies` beside them."""
+    beside_ms = 0.0 if copies is None else copies.ms(cost_model)
+    watch = caller.watch.anew(beside_ms)
     is_ours = settings.algorithm == LOCAL_SEARCH
     tried = _trying_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None
     problem = feasible(tried or task, cost_model, settings.tuning)
@@ -160,9 +177,11 @@ def _sharded(task: ShardingTask, cost_model: CostModel, settings: SearchSettings
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=watch.improvements,
-        provenance=_provenance(cost_model, settings, caller.trust, (*notes, *say.caveats(problem, placement))),
+        provenance=_provenance(cost_model, settings, caller.trust, tuple(notes)),
     )
-    plan = say.with_notes(plan, *say.precision_saves(plan, cost_model))
+    if copies is not None:
+        plan = copies.added_to(plan, cost_model)
+    plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, cost_model))
     if kept is None or caller.previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, caller.previous, kept))
@@ -258,6 +277,7 @@ def run(
     pipeline: str = DEFAULT_PIPELINE,
     topology: Topology | None = None,
     collective_precision: CollectivePrecision | None = None,
+    dense_optimizer: str | None = None,
     constraints: ConstraintsFile | None = None,
     previous: Path | Plan | None = None,
     instead: str = "",
@@ -267,10 +287,12 @@ def run(
     plan.json.
 
     `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives; `previous` is a plan to
-    start from; `stop`, once it is set, ends the search. Row-wise tables are tried unless the constraints say which may be so, or
-    that none may. `instead` says why this cost model is not the one of the plan's hardware: then the plan gives it at least the
-    error of a datasheet. Raises InvalidInput, UsageError and Infeasible; then nothing is written.
+    (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives, `dense_optimizer` what
+    trains data-parallel tables; `previous` is a plan to start from; `stop`, once it is set, ends the search. Row-wise tables are
+    tried unless the constraints say which may be so, or that none may. `instead` says why this cost model is not the one of the
+    plan's hardware: then the plan gives it at least the error of a datasheet.
+
+    Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     if out is not None:
         check_can_write(out)
@@ -287,6 +309,7 @@ def run(
             "pipeline": pipeline,
             "topology": topology,
             "collective_precision": collective_precision,
+            "dense_optimizer": dense_optimizer,
         },
         "the task",
     )

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from neuroshard.core.plan import Shard, device_memory
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.data_parallel import with_copies
 
 COPIED_BYTES = (
     0.0125 * 2**30
@@ -31,7 +30,7 @@ def plans(
     assert task.topology.network_bytes_per_s is not None
     small = [table.name for table in task.tables if table.rows * table.dim * table.element_bytes < copied_bytes]
     if small:
-        task = with_copies(task, small)
+        task = task.with_copies(small)
     dealt = [table for table in task.tables if table.name not in small]
     a_shard = memory_bytes_per_s / task.topology.network_bytes_per_s / WORK_RATIO
     nodes, ways = task.topology.domains(task.devices), {table.name: 1 for table in dealt}

@@ -41,6 +41,9 @@ class CurrentPlacement:
     def __init__(self, problem: Problem, plan: Plan, budget_bytes: int | None) -> None:
         self.problem, self.budget_bytes = problem, budget_bytes
         self.shards = {name: shards for name, shards in plan.by_table().items() if len(shards) > 0}
+        self.copied = (
+            plan.task.constraints.data_parallel
+        )  # of which every device has a copy: taken apart, nothing moves
         self.spans: dict[str, dict[int, Spans]] = {}  # by table and device
         self.rows: dict[str, int] = {}
         self.not_whole: set[str] = set()  # tables of which some shard does not have all rows
@@ -194,14 +197,17 @@ class CurrentPlacement:
             table = self.problem.tables[group][0]
             before = self.shards.get(table.name, ()) if table.name in self.rows else ()
             blocks = self.problem.row_blocks.shards(table, domain)
-            self._arriving_blocks[group, domain] = arriving_bytes(table, before, blocks)
+            self._arriving_blocks[group, domain] = self._arriving_shards(table, before, blocks)
         return self._arriving_blocks[group, domain]
+
+    def _arriving_shards(self, table: Table, before: Sequence[Shard], after: Sequence[Shard]) -> int:
+        return arriving_bytes(table, before, after, copied_before=table.name in self.copied)
 
     def _arriving_of(self, table: Table, group: int, widths: Widths) -> int:
         if table.name not in self.rows:
             return 0
-        if table.name in self.not_whole:
-            return arriving_bytes(table, self.shards[table.name], self._laid_out(table, group, widths))
+        if table.name in self.not_whole | self.copied:
+            return self._arriving_shards(table, self.shards[table.name], self._laid_out(table, group, widths))
         devices, kept = self._order(table, group, widths)
         moved = sum(_dim(self.problem, group, table, int(widths[device])) for device in devices) - kept
         new = sum(device not in self.spans.get(table.name, {}) for device in devices)

@@ -1,7 +1,8 @@
 """Re-planning with the column cuts of the current plan: each of its column shards is a table of its own, which is never cut.
 
 Row-wise Adagrad keeps a moment for each row of each shard, so a trainer can load that state only if columns are cut as before. A
-table that is whole or split row-wise has one moment a row, and may be either. Tables without state by the row are free.
+table that is whole or split row-wise has one moment a row, and may be either. Tables without state by the row are free, and so
+are those that were data-parallel, whose state was the dense optimizer's.
 """
 
 from collections.abc import Sequence
@@ -44,7 +45,8 @@ class KeptCuts:
         pieces: list[Table] = []
         for table in task.tables:
             was = old.get(table.name)
-            if was is None or was.dim != table.dim or not table.optimizer_bytes_per_row:
+            stateless = not table.optimizer_bytes_per_row or table.name in plan.task.constraints.data_parallel
+            if was is None or was.dim != table.dim or stateless:
                 pieces.append(table)
                 continue
             rule = rules.pop(table.name, TableRule(table=table.name))
