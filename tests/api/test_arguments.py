@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,17 @@ def test_no_argument_of_any_type_ends_in_another_error_than_ours(
         ns.deploy(plan, tmp_path / "store", "m")
 
     for value in ANYTHING:
-        try:
-            getattr(ns, verb)(**{**usual, argument: value})
-        except NeuroshardError as error:
-            assert "\n" not in str(error), (value, error)
-            assert str(error), value
+        said = refusal_of(lambda value=value: getattr(ns, verb)(**{**usual, argument: value}))  # type: ignore[misc]
+        assert said is None or (said and "\n" not in said), value
+
+
+def refusal_of(call: Callable[[], object]) -> str | None:
+    """What our error says; None where there is none. Other errors are the test's."""
+    try:
+        call()
+    except NeuroshardError as error:
+        return str(error)
+    return None
 
 
 def test_what_can_mean_one_thing_is_taken(plan: ns.Plan) -> None:
@@ -99,7 +106,7 @@ def test_messages_name_arguments_where_the_command_line_has_flags(
 ) -> None:
     with refused(UsageError, "previous"):
         ns.search(TABLES, MODEL, **SEARCH, move_budget=0)
-    with pytest.raises(UsageError, match="^row_wise '\\*' and no_row_wise=True contradict"):
+    with pytest.raises(UsageError, match=r"^row_wise '\*' and no_row_wise=True contradict"):
         ns.search(TABLES, MODEL, **SEARCH, row_wise=["*"], no_row_wise=True)
     with pytest.raises(UsageError, match="give batch_size"):
         ns.search(TABLES, MODEL, **{**SEARCH, "batch_size": None})

@@ -47,8 +47,9 @@ def tables(
 
     `pooling_factors` are the lookups a sample of a model's tables or features by name (a list, as TorchRec's constraints have one
     for each feature of a table, counts as its sum), `default_pooling_factor` those of any other feature. `access` (uniform or
-    zipf:EXPONENT), `dtype` (fp32 or fp16) and `optimizer` (the fused one, such as sgd, rowwise_adagrad, adagrad or adam) hold where the source does not say, `dim` for .pt files, which have no dims. Notes on what
-    was assumed go to stderr unless `quiet`, and stay in `.notes`.
+    zipf:EXPONENT), `dtype` (fp32 or fp16) and `optimizer` (the fused one, such as sgd, rowwise_adagrad, adagrad or adam) hold
+    where the source does not say, `dim` for .pt files, which have no dims. Notes on what was assumed go to stderr unless `quiet`,
+    and stay in `.notes`.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
 
