@@ -45,7 +45,7 @@ from neuroshard.client.torchrec_module import (
     warn_of_training,
     wrong_means,
 )
-from neuroshard.client.torchrec_order import warn_of_order
+from neuroshard.client.torchrec_order import keep_output_order, output_order, warn_of_order
 from neuroshard.client.torchrec_shards import (
     check_hosts,
     check_topology,
@@ -62,7 +62,16 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
 
-__all__ = ["NeuroShardPlanner", "ShardingWarning", "check_same_digest", "from_torchrec", "qcomms", "to_torchrec"]
+__all__ = [
+    "NeuroShardPlanner",
+    "ShardingWarning",
+    "check_same_digest",
+    "from_torchrec",
+    "keep_output_order",
+    "output_order",
+    "qcomms",
+    "to_torchrec",
+]
 
 DEVICE_TYPES = ("cpu", "cuda")
 # Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
