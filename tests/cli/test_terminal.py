@@ -152,7 +152,10 @@ def test_a_diff_says_whether_outputs_come_in_another_order(tmp_path):
     write_plan(tmp_path / "rows.json", row_plan())
     text = run(tmp_path, "diff columns.json rows.json").stdout
 
-    assert "  the outputs of the model come in another order: read them by key, or call\n    keep_output_order(model)\n" in text
+    assert (
+        "  the outputs of the model come in another order: read them by key, or call\n    keep_output_order(model)\n"
+        in text
+    )
     (said,) = json.loads(run(tmp_path, "diff columns.json rows.json --json").stdout)["reordered"]
     assert said == {"module": "", "old": "country", "new": "item"}
     assert json.loads(run(tmp_path, "diff rows.json rows.json --json").stdout)["reordered"] == []

@@ -1,4 +1,4 @@
-"""The order of outputs on real sharded modules (gloo): as core/output_order.py says for drawn plans, and kept where it shall be."""
+"""The order of outputs of real sharded modules (gloo): for drawn plans as core/output_order.py says, and kept."""
 
 import copy
 import random
@@ -113,7 +113,9 @@ def drawn_plan(rng: random.Random, kinds: dict[str, str], configs: dict[str, lis
     shards, copied = [], []
     for table in tables:
         how = rng.choice(OF_SEQUENCES if table.pooling == "none" else OF_POOLED[: 5 if rng.random() < 0.5 else None])
-        if how in ("host rows", "grid") and (ranks == HOST or table.pooling == "mean") or (how == "rows" and table.pooling == "mean"):
+        if (how in ("host rows", "grid") and (ranks == HOST or table.pooling == "mean")) or (
+            how == "rows" and table.pooling == "mean"
+        ):
             how = "columns"
         shards += drawn_shards(rng, table, how, ranks)
         copied += [table.name] if how == "copies" else []
@@ -129,7 +131,9 @@ def drawn_plan(rng: random.Random, kinds: dict[str, str], configs: dict[str, lis
 def drawn_shards(rng: random.Random, table: Table, how: str, ranks: int) -> list[Shard]:
     def blocks(first_rank: int, width: int, column: int) -> list[Shard]:
         return [
-            Shard(table=table.name, row_offset=first, rows=rows, column_offset=column, dim=width, device=first_rank + rank)
+            Shard(
+                table=table.name, row_offset=first, rows=rows, column_offset=column, dim=width, device=first_rank + rank
+            )
             for rank, (first, rows) in enumerate(table.row_blocks(HOST))
         ]
 
@@ -238,7 +242,7 @@ def test_the_order_is_known_from_the_plan_and_can_be_kept(
 
 
 @dataclass
-class Batch(Pipelineable):
+class Batch(Pipelineable):  # type: ignore[misc]
     """What a pipeline sends ahead."""
 
     features: dict[str, KeyedJaggedTensor]
@@ -283,11 +287,13 @@ def pipelined(rank: int, kept: bool) -> tuple[list[float], list[float], float]:
         "pooled": [EmbeddingBagConfig(name=f"p{n}", feature_names=[f"p{n}"], **shape) for n in range(4)],
         "past": [EmbeddingConfig(name=f"s{n}", feature_names=[f"s{n}"], **shape) for n in range(3)],
     }
-    tables = [
-        table.model_copy(update={"module": module}) for module in configs for table in tables_of(configs[module])
-    ]
+    tables = [table.model_copy(update={"module": module}) for module in configs for table in tables_of(configs[module])]
     hows = ("whole", "columns", "rows", "whole", "rows", "halves", "whole")
-    shards = [shard for table, how in zip(tables, hows, strict=True) for shard in drawn_shards(random.Random(3), table, how, 2)]
+    shards = [
+        shard
+        for table, how in zip(tables, hows, strict=True)
+        for shard in drawn_shards(random.Random(3), table, how, 2)
+    ]
     task = ShardingTask(tables=tuple(tables), device_memory_bytes=(2**20,) * 2, batch_size=LOCAL_BATCH * 2)
     plan = Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
 
@@ -330,7 +336,7 @@ def test_a_pipelined_model_trains_as_the_unsharded_one_if_its_order_is_kept(tmp_
         assert wanted[-1] < wanted[0]
 
 
-class Tower(ShardedEmbeddingTower):
+class Tower(ShardedEmbeddingTower):  # type: ignore[misc]
     """Not built, for TorchRec builds none on a CPU."""
 
     def __init__(self) -> None:
@@ -348,7 +354,12 @@ def misused(rank: int) -> list[str]:
     plan = Plan(task=task, shards=whole, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
     one = sharded(model, plan)
     faults = []
-    for given, order in ((one, {"n": ["a", "b"]}), (one, {"m": ["a"]}), (one, {"m": ["a", "b", "c"]}), (nn.ModuleDict({"t": Tower()}), None)):
+    for given, order in (
+        (one, {"n": ["a", "b"]}),
+        (one, {"m": ["a"]}),
+        (one, {"m": ["a", "b", "c"]}),
+        (nn.ModuleDict({"t": Tower()}), None),
+    ):
         try:
             keep_output_order(given, order)
         except NeuroshardError as error:

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+
 from helpers.gloo import on_ranks
 from helpers.refusals import warned
 from helpers.trainers import cut_plan
@@ -35,9 +36,9 @@ def plan(user: int, item: int, shop: int) -> Plan:
     return cut_plan(TABLES, 2, {"user": [(8, user)], "item": [(8, item)], "shop": [(8, shop)]}, batch_size=2)
 
 
-def make_model(device: str = "meta") -> nn.Module:
+def make_model() -> nn.Module:
     configs = [EmbeddingBagConfig(name=n, feature_names=[n], num_embeddings=12, embedding_dim=8) for n in NAMES]
-    deep = nn.ModuleDict({"deep": EmbeddingBagCollection(tables=configs, device=torch.device(device))})
+    deep = nn.ModuleDict({"deep": EmbeddingBagCollection(tables=configs, device=torch.device("meta"))})
     return nn.ModuleDict({"m": deep})
 
 
@@ -59,11 +60,15 @@ def loads(rank: int, folder: Path) -> list[tuple[list[str], Any]]:
     """What is said of loads of a checkpoint with and without an order, and what order the state has then."""
     old = sharded(OWN)
     without = {"model": old.state_dict()}
-    saved = {"with": without | {"output_order": output_order(old)}, "without": without, "other": without | {"output_order": 7}}
+    saved = {
+        "with": without | {"output_order": output_order(old)},
+        "without": without,
+        "other": without | {"output_order": 7},
+    }
     for name, state in saved.items():
         save(state, checkpoint_id=folder / name)
     found = []
-    for name, kept, recorded, plans in (
+    cases: list[tuple[str, bool, bool, dict[str, Any]]] = [
         ("with", False, True, {}),
         ("with", True, True, {}),
         ("with", False, False, {}),
@@ -71,7 +76,8 @@ def loads(rank: int, folder: Path) -> list[tuple[list[str], Any]]:
         ("without", False, True, {"old_plan": OWN, "new_plan": OTHER}),
         ("without", False, False, {"old_plan": OWN, "new_plan": OWN}),
         ("other", False, False, {}),
-    ):
+    ]
+    for name, kept, recorded, plans in cases:
         model = sharded(OWN if plans.get("new_plan") is OWN else OTHER)
         if kept:
             keep_output_order(model)
@@ -100,7 +106,8 @@ def test_a_checkpoint_of_another_order_is_warned_of_on_every_rank(tmp_path: Path
     assert order == own_order
     assert kept == ([], own_order)
     (message,), order = unrecorded
-    assert "the state does not" in message and 'put output_order(model) into the state as "output_order"' in message
+    assert "the state does not" in message
+    assert 'put output_order(model) into the state as "output_order"' in message
     assert order is None
     assert old == ([], plans_order)  # nothing is known
     (message,), order = of_plans
@@ -133,7 +140,8 @@ def test_a_plan_is_not_warned_of_where_its_order_is_the_models_or_does_not_matte
 @pytest.mark.filterwarnings("ignore:tables 'user' and 'item'")
 def test_tables_with_an_optimizer_of_their_own_come_apart() -> None:
     model, here = make_model(), plan(0, 0, 0)
-    apply_optimizer_in_backward(torch.optim.SGD, model.m.deep.embedding_bags["item"].parameters(), {"lr": 0.5})
+    item = model.get_submodule("m.deep.embedding_bags.item")
+    apply_optimizer_in_backward(torch.optim.SGD, item.parameters(), {"lr": 0.5})
 
     with warned(ShardingWarning, "'shop' where the model has 'item'"):
         to_torchrec(here, model)

@@ -1,9 +1,9 @@
 """examples/ads_model.py: both planners plan its tables with the same lookups, and its dense layers go on under another plan."""
 
 import json
-import sys
 import warnings
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,10 @@ def test_both_planners_plan_with_the_same_lookups(neuroshard, tmp_path: Path, ca
 @cache
 def plan(devices: int, batch_size: int) -> Plan:
     """What a search finds for the example, cut to few rows."""
-    from examples.train import cap_rows
-
     tables = ns.tables("examples.ads_model:make_model", pooling_factors=lookups(), quiet=True)
-    found = ns.search(
-        tables, devices=devices, batch_size=batch_size, memory="40GiB", model="analytic:h100", quiet=True
-    )
-    return cap_rows(found, TABLE_BYTES)[0]
+    found = ns.search(tables, devices=devices, batch_size=batch_size, memory="40GiB", model="analytic:h100", quiet=True)
+    capped: Plan = import_module("examples.train").cap_rows(found, TABLE_BYTES)[0]
+    return capped
 
 
 class Trainer:
@@ -78,7 +75,7 @@ class Trainer:
                 return logits
 
         rows = {table.name: table.rows for table in given.task.tables}
-        ads_model.TABLES = {name: (rows[name], *rest) for name, (_, *rest) in ads_model.TABLES.items()}
+        ads_model.TABLES = {name: (rows[name], dim, of) for name, (_, dim, of) in ads_model.TABLES.items()}
         torch.manual_seed(0)
         model = ads_model.make_model() if reads == "by key" else ByPosition()
         self.rows = {feature: rows[name] for name, (_, _, features) in ads_model.TABLES.items() for feature in features}
@@ -174,7 +171,6 @@ def load_and_go_on(
     ],
 )
 def test_dense_layers_go_on_under_another_plan(tmp_path: Path, reads: str, as_saved: bool, right: bool) -> None:
-    sys.modules.pop("examples.ads_model", None)
     old, others = plan(2, 512), [plan(2, 65_536), plan(4, 512)]
     before = on_ranks(2, tmp_path, save_and_go_on, old, reads, tmp_path)[0]
 

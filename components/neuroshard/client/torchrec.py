@@ -106,9 +106,9 @@ def to_torchrec(
     of the sharders' `fused_params`; what apply_optimizer_in_backward has put on a table is found there. The memory check then
     counts its state instead of what the plan's tables say, and a ShardingWarning is issued if a column split changes the
     training. Others are issued for optimizers that TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm,
-    fused_uvm_caching) whose tables are not in device memory, as the plan's costs are. One is issued for modules whose outputs come
-    in another order than in the model, unless `any_output_order` says that the dense layers do not mind: they read by key, or
-    `client.torchrec_order.keep_output_order` follows.
+    fused_uvm_caching) whose tables are not in device memory, as the plan's costs are.
+    One is issued for modules whose outputs come in another order than in the model, unless `any_output_order` says that the dense
+    layers are right in any order: they read by key, or `keep_output_order` follows.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
     rows, dims and element size, the number of ranks is the same, every rank has enough memory, and tables are split column-wise,

@@ -68,9 +68,10 @@ def load_resharded(
     """Read a checkpoint that was saved under any plan into the `state` of a sharded model. Every rank must call it.
 
     `state` is what was saved, of the new model: {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict(),
-    "output_order": output_order(model)} and what else there was. Its tensors are the model's own, so the model has the weights and
-    moments afterwards. Returns the tables of this rank whose moments are not exactly the old ones, in order, as plans name them: a
-    row's moment under other column cuts is estimated, and moments start anew where only one of the plans copies the table.
+    "output_order": output_order(model)} and what else there was. Its tensors are the model's own, so the model has the weights
+    and moments afterwards. Returns the tables of this rank whose moments are not exactly the old ones, in order, as plans name
+    them: a row's moment under other column cuts is estimated, and moments start anew where only one of the plans copies the
+    table.
 
     `old_plan` is checked against the checkpoint, and `new_plan` against the state and the ranks of `group`. Without `old_plan`,
     a table is taken to have been copied if the checkpoint has moments of others and none of it. A `storage_reader` reads what

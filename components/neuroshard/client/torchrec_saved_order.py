@@ -5,7 +5,7 @@
 """
 
 import io
-import pickle
+import pickle  # nosec B403 - for its error
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -86,8 +86,8 @@ class SavedOrders:
             return None
         module, old, new = changed[0]
         return (
-            f"{self.whose} was trained with the outputs of module {module!r}{_more(len(changed))} in another order, {old!r} where "
-            f'the model has {new!r}: {WRONG}; keep that order by keep_output_order(model, state["{NAME}"]), or read by key'
+            f"{self.whose} was trained with the outputs of module {module!r}{_more(len(changed))} in another order, {old!r} "
+            f'where the model has {new!r}: {WRONG}; keep that order by keep_output_order(model, state["{NAME}"]), or read by key'
         )
 
     def _of_plans(self) -> str | None:

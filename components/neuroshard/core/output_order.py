@@ -1,10 +1,11 @@
 """The order in which TorchRec returns the outputs of a module's tables. It follows the plan.
 
-Keys and columns of a sharded collection's output come sharding type by sharding type, in the order in which the collection has its
-first table of each; within a type device by device (of rows that are split over hosts, host by host); on a device operator by
-operator, in the order of their first tables there; in an operator as the collection has its tables. A table whose columns are cut
-comes where its first device does. All features of a table come together (torchrec 1.8: `create_grouped_sharding_infos` and
-`_create_output_dist` of embeddingbag.py, `group_tables` of embedding_sharding.py, `_init_combined_embeddings` of cw_sharding.py).
+Keys and columns of a sharded collection's output come sharding type by sharding type, in the order in which the collection has
+its first table of each; within a type device by device (of rows that are split over hosts, host by host); on a device operator
+by operator, in the order of their first tables there; in an operator as the collection has its tables. A table whose columns are
+cut comes where its first device does. All features of a table come together (torchrec 1.8: `create_grouped_sharding_infos`
+and `_create_output_dist` of embeddingbag.py, `group_tables` of embedding_sharding.py, `_init_combined_embeddings` of
+cw_sharding.py).
 
 The order of the sharding plan's own dictionaries does not matter. tests/client/test_output_order.py compares with real modules.
 """

@@ -34,8 +34,8 @@ class PlanChange:
     """What changes from the live plan to the new one.
 
     `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not.
-    `changed_state` are the tables whose optimizer state does not carry over exactly, `reordered` the modules whose outputs come in
-    another order.
+    `changed_state` are the tables whose optimizer state does not carry over exactly, `reordered` the modules whose outputs come
+    in another order.
     `pieces` are the rectangles of tables that move; the list leaves out the `left_out` smallest.
     """
 
