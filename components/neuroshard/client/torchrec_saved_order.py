@@ -5,7 +5,7 @@
 """
 
 import io
-import pickle  # nosec B403 - for its error
+import pickle  # nosec B403
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
