@@ -48,12 +48,15 @@ class AdsModel(nn.Module):
             for name, (rows, dim, features) in TABLES.items()
         ]
         self.sparse = EmbeddingBagCollection(tables=configs)
+        self.features = [feature for _, _, features in TABLES.values() for feature in features]
         width = sum(dim * len(features) for _, dim, features in TABLES.values())
         self.over = nn.Sequential(nn.Linear(width + DENSE_FEATURES, 256), nn.ReLU(), nn.Linear(256, 1))
 
     def forward(self, dense: Tensor, features: KeyedJaggedTensor) -> Tensor:
         """(batch, 13) dense features and the lookups of every feature -> (batch, 1) logits."""
-        logits: Tensor = self.over(torch.cat([dense, self.sparse(features).values()], dim=1))
+        pooled = self.sparse(features)
+        # by key: the order of the columns in `pooled.values()` is the sharding plan's, and the next plan has another
+        logits: Tensor = self.over(torch.cat([dense, *(pooled[feature] for feature in self.features)], dim=1))
         return logits
 
 

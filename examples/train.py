@@ -6,8 +6,9 @@
 It starts one gloo process for each device of the plan on this machine's CPU. Under torchrun, which sets RANK, it is one of
 the ranks and starts none. What a trainer of your own needs is in `train` and `shard`; the rest is a model, made-up batches
 (ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes. With --model the
-collections are those of your model, feature processors included, under one linear layer; without it they are made after the
-plan's tables.
+collections are those of your model, feature processors included, under one linear layer that reads them by key; without it they
+are made after the plan's tables. Your dense part is left out, so what it makes of a plan's order of outputs is not seen here:
+docs/trainer.md says how it stays right.
 
 Embedding tables of a real model do not fit a laptop, so tables are cut to fewer rows until all ranks together stay within
 --memory, and within what is free here. The shards, their columns and their ranks are those of the live plan; rows that are
@@ -230,7 +231,9 @@ def shard(model: nn.Module, plan: Plan, arguments: argparse.Namespace) -> Distri
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
-        plan=to_torchrec(plan, model, device_type="cpu", sharders=sharders, batch_size=arguments.batch_size),
+        plan=to_torchrec(
+            plan, model, device_type="cpu", sharders=sharders, batch_size=arguments.batch_size, any_output_order=True
+        ),
         sharders=sharders,
     )
 

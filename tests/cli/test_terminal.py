@@ -147,6 +147,21 @@ def test_a_plan_that_splits_rows_says_which_and_its_diff_says_which_rows_move(tm
     assert json.loads(run(tmp_path, "diff rows.json rows.json --json").stdout)["tables_changed_state"] == []
 
 
+def test_a_diff_says_whether_outputs_come_in_another_order(tmp_path):
+    write_plan(tmp_path / "columns.json", make_plan())
+    write_plan(tmp_path / "rows.json", row_plan())
+    text = run(tmp_path, "diff columns.json rows.json").stdout
+
+    assert (
+        "  the outputs of the model come in another order: read them by key, or call\n    keep_output_order(model)\n"
+        in text
+    )
+    (said,) = json.loads(run(tmp_path, "diff columns.json rows.json --json").stdout)["reordered"]
+    assert said == {"module": "", "old": "country", "new": "item"}
+    assert json.loads(run(tmp_path, "diff rows.json rows.json --json").stdout)["reordered"] == []
+    assert "order" not in run(tmp_path, "diff rows.json rows.json").stdout
+
+
 def test_one_shard_that_moves_is_one_piece(tmp_path):
     old = make_plan()
     first, *others = old.shards

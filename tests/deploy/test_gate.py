@@ -9,6 +9,7 @@ import pytest
 from helpers.analytic import AnalyticModel
 from helpers.plans import NOW, TABLES, make_plan, row_plan
 from helpers.refusals import refused
+from helpers.trainers import cut_plan
 from neuroshard.client import load_plan
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Refused, UsageError
@@ -348,6 +349,26 @@ def test_a_release_counts_tables_whose_optimizer_state_does_not_carry_over_exact
     assert decision.changed_state == changed
     assert ("; the optimizer state of 1 table does not carry over exactly" in decision.why) == bool(changed)
     assert ("changed_state" in decision.model_dump()) == bool(changed)
+    assert Decision.parse(decision.model_dump(), "x") == decision
+
+
+def test_a_release_names_modules_whose_outputs_come_in_another_order(store):
+    tables = tuple(Table(name=name, module="m", rows=10, dim=8, pooling_factor=1.0) for name in "ab")
+    live, new = (
+        cut_plan(tables, 2, {"a": [(8, a)], "b": [(8, 1 - a)]}, batch_size=2).model_copy(
+            update={"predicted_ms": (cost,) * 2}
+        )
+        for a, cost in ((0, 2.0), (1, 1.0))
+    )
+    first, decision = (decision_of(store, plan, Gate()) for plan in (live, new))
+
+    assert "reordered" not in first.model_dump(mode="json")
+    assert decision.goes_live
+    assert decision.reordered == ("m",)
+    assert (
+        "; the outputs of module 'm' come in another order: read them by key, or call keep_output_order(model)"
+        in decision.why
+    )
     assert Decision.parse(decision.model_dump(), "x") == decision
 
 

@@ -20,6 +20,7 @@ from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
+from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
@@ -72,6 +73,14 @@ def test_the_page_counts_tables_whose_optimizer_state_does_not_carry_over_exactl
     assert said in html
     same = report(parts["plan"], model=parts["model"], live=LivePlan(parts["plan"], "release 7"))
     assert "carry over exactly" not in same
+
+
+def test_the_page_says_whether_outputs_come_in_another_order(html, parts):
+    said = "The outputs of the model come in another order: read them by key, or call keep_output_order(model)."
+
+    assert reordered(parts["live"], parts["plan"])
+    assert said in html
+    assert said not in report(parts["plan"], model=parts["model"], live=LivePlan(parts["plan"], "release 7"))
 
 
 @pytest.mark.parametrize("most", [0, 3, 10**6])

@@ -46,6 +46,7 @@ from neuroshard.client.torchrec_module import (
     warn_of_training,
     wrong_means,
 )
+from neuroshard.client.torchrec_order import keep_output_order, output_order, warn_of_order
 from neuroshard.client.torchrec_shards import (
     check_held,
     check_hosts,
@@ -75,7 +76,16 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
 
-__all__ = ["NeuroShardPlanner", "ShardingWarning", "check_same_digest", "from_torchrec", "qcomms", "to_torchrec"]
+__all__ = [
+    "NeuroShardPlanner",
+    "ShardingWarning",
+    "check_same_digest",
+    "from_torchrec",
+    "keep_output_order",
+    "output_order",
+    "qcomms",
+    "to_torchrec",
+]
 
 DEVICE_TYPES = ("cpu", "cuda")
 # Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
@@ -103,6 +113,7 @@ def to_torchrec(
     batch_size: int | None = None,
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
+    any_output_order: bool = False,
 ) -> ShardingPlan:
     """The `plan` for DistributedModelParallel, for the embedding collections in `module` (the whole model).
 
@@ -115,7 +126,8 @@ def to_torchrec(
     training. `dense_optimizer` (sgd, momentum, adagrad, adam and others) is the one that trains tables of which every rank has a
     copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that
     TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm, fused_uvm_caching) whose tables are not in device
-    memory, as the plan's costs are.
+    memory, as the plan's costs are. One is issued for modules whose outputs come in another order than in the model, unless
+    `any_output_order` says that the dense layers are right in any order: they read by key, or `keep_output_order` follows.
 
     Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
     they say that the plan was not priced for is warned of or refused (client/torchrec_settings.py), memory is checked for what
@@ -183,6 +195,8 @@ def to_torchrec(
         module_plan[places[name].config.name] = parameter_sharding(
             kind, shards[name], device_type, compute_kernel, local
         )
+    if not any_output_order:
+        warn_of_order(modules, places, collections, applied)
     return ShardingPlan(plan=dict(modules))
 
 

@@ -19,8 +19,10 @@ moments. Where only one of the plans copies a table, its moments start anew.
 Not covered: state in DTensors, and row-wise state of other optimizers, if it is not a mean over the row.
 """
 
+import io
 import math
 import os
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +42,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from neuroshard.client.load import check_world_size
+from neuroshard.client.torchrec_module import ShardingWarning
+from neuroshard.client.torchrec_saved_order import SavedOrders
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan
@@ -63,10 +67,11 @@ def load_resharded(
 ) -> tuple[str, ...]:
     """Read a checkpoint that was saved under any plan into the `state` of a sharded model. Every rank must call it.
 
-    `state` is what was saved, of the new model: {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict()}
-    and what else there was. Its tensors are the model's own, so the model has the weights and moments afterwards. Returns the
-    tables of this rank whose moments are not exactly the old ones, in order, as plans name them: a row's moment under other
-    column cuts is estimated, and moments start anew where only one of the plans copies the table.
+    `state` is what was saved, of the new model: {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict(),
+    "output_order": output_order(model)} and what else there was. Its tensors are the model's own, so the model has the weights
+    and moments afterwards. Returns the tables of this rank whose moments are not exactly the old ones, in order, as plans name
+    them: a row's moment under other column cuts is estimated, and moments start anew where only one of the plans copies the
+    table.
 
     `old_plan` is checked against the checkpoint, and `new_plan` against the state and the ranks of `group`. Without `old_plan`,
     a table is taken to have been copied if the checkpoint has moments of others and none of it. A `storage_reader` reads what
@@ -74,16 +79,24 @@ def load_resharded(
     for the largest piece that one rank saved of one table, on the CPU, as every load does, and for the moments of the rows of
     one shard, on the model's device.
 
+    A ShardingWarning is issued, on every rank, where a module of the model returns its outputs in another order than the
+    checkpoint was trained in: as both `output_order`s say, or, of a checkpoint that has none, `old_plan` and `new_plan`. The
+    state then has the checkpoint's order, which `keep_output_order(model, state["output_order"])` gives the model.
+
     Raises InvalidInput, the same on every rank, for no checkpoint, one of another model, plan or optimizer, and for a plan
     for other ranks; then the state is as it was. A file that breaks later leaves it half read, and raises InvalidInput too.
     """
     try:
         if storage_reader is None:
             _check_there(checkpoint, group)
-        planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group)
+        orders = SavedOrders(f"checkpoint {checkpoint}", old_plan, new_plan)
+        planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders)
         load(state, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
         raise InvalidInput(_fault(f"checkpoint {checkpoint}", error)) from None
+    orders.put_into(state)
+    if other := orders.difference():
+        warnings.warn(other, ShardingWarning, stacklevel=2)
     return tuple(sorted(planner.inexact_tables()))
 
 
@@ -134,9 +147,15 @@ class _Resharding(DefaultLoadPlanner):
     """
 
     def __init__(
-        self, whose: str, old_plan: Plan | None, new_plan: Plan | None, group: dist.ProcessGroup | None
+        self,
+        whose: str,
+        old_plan: Plan | None,
+        new_plan: Plan | None,
+        group: dist.ProcessGroup | None,
+        orders: SavedOrders,
     ) -> None:
         super().__init__()
+        self.orders = orders
         self.whose, self.new_plan, self.group = whose, new_plan, group
         self.old, self.new = (_Tables(plan) if plan else None for plan in (old_plan, new_plan))
         self.weights_of: dict[ReadItem, float] = {}  # of what is added up
@@ -146,11 +165,12 @@ class _Resharding(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads, and with it, for the plan of all ranks, which shards it has."""
         saved = self._saved()
+        orders = self.orders.of_state(self.state_dict, self.mappings)
         tables = {str(path[-1]): key for key, path in self.mappings.items() if _is_table(key, self.state_dict[key])}
         weights = {name: key for name, key in tables.items() if isinstance(self.state_dict[key], ShardedTensor)}
         copies = set(tables.values()) - set(weights.values())
         self._start_anew(saved, tables, copies)
-        self._check(saved, tables.values())
+        self._check(saved, tables.values(), orders)
         moments = {key: weight for key, weight in self._moments(weights) if key not in self.anew}
         by_row = {key: weight for key, weight in moments.items() if self._is_by_row(key, weight)}
         for key in (key for key in moments if key not in by_row):
@@ -159,8 +179,10 @@ class _Resharding(DefaultLoadPlanner):
                     f"{self.whose} has {_by(saved.shape(key))} values of {key!r}, and the state {_by(here)}: it is of another "
                     "optimizer"
                 )
-        rest = {key: value for key, value in self.state_dict.items() if key not in by_row and key not in self.anew}
+        apart = {*by_row, *self.anew, *orders}
+        rest = {key: value for key, value in self.state_dict.items() if key not in apart}
         items = list(create_default_local_load_plan(rest, saved.metadata).items)
+        items += self.orders.items(saved.metadata, self.state_dict, orders)
         for key, weight in by_row.items():
             items += self._moment_items(saved, key, weight)
         shards = {
@@ -200,6 +222,10 @@ class _Resharding(DefaultLoadPlanner):
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         into: Tensor = super().resolve_tensor(read_item)
         return torch.empty_like(into) if read_item in self.weights_of else into
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        if not self.orders.take(read_item, value):
+            super().load_bytes(read_item, value)
 
     def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
         if read_item in self.weights_of:
@@ -283,10 +309,11 @@ class _Resharding(DefaultLoadPlanner):
                     self.inexact.add(weight)
                 yield item
 
-    def _check(self, saved: "_Saved", weights: Iterable[str]) -> None:
-        """Raise InvalidInput unless the checkpoint has all that this rank's state has, and the new plan is for as many ranks."""
+    def _check(self, saved: "_Saved", weights: Iterable[str], orders: Collection[str]) -> None:
+        """Raise InvalidInput unless the checkpoint has all that this rank's state has, but for `orders` of outputs, and the new
+        plan is for as many ranks."""
         for key in self.state_dict:
-            if not saved.has(key) and key not in self.anew:
+            if not saved.has(key) and key not in self.anew and key not in orders:
                 known = self.old is not None or _is_key_of_table(key)
                 or_copied = "" if known else ", or of a plan that copied the table to every rank (then give old_plan)"
                 raise InvalidInput(

@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import carried_over
+from neuroshard.core.output_order import said_reordered
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256, without_defaults
 
@@ -53,11 +54,15 @@ class Decision(Value):
     # weights and optimizer state that a device did not hold before
     moved_bytes: Annotated[int, Field(ge=0)] | None = None
     changed_state: Annotated[int, Field(ge=0)] = 0  # tables whose optimizer state does not carry over exactly
+    reordered: tuple[str, ...] = ()  # modules whose outputs come in another order; "" where tables name none
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(handler(self), {"changed_state": 0, "instead": ""})
+        data = without_defaults(handler(self), {"changed_state": 0, "instead": ""})
+        if not self.reordered:
+            data.pop("reordered", None)
+        return data
 
     @property
     def goes_live(self) -> bool:
@@ -77,6 +82,7 @@ class Decision(Value):
         if self.faults:
             return clean("; ".join(self.faults))
         state = f"; {carried_over(self.changed_state)}" if self.changed_state else ""
+        state += f"; {said_reordered(self.reordered)}" if self.reordered else ""
         if self.gain is None or self.cost_ms is None or self.live_cost_ms is None:
             return clean(f"{self.comparison}{state}")
         change = f"{abs(self.gain):.1%} {'lower' if self.gain >= 0 else 'higher'}"

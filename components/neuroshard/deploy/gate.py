@@ -16,6 +16,7 @@ from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.operator_limits import device_of, fault_of_plan
+from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan, device_memory
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import Decision, Release
@@ -106,6 +107,7 @@ def decide(
         memory_margin=gate.memory_margin,
         moved_bytes=moved_bytes(live_plan, plan) if live_plan else None,
         changed_state=len(changed_state(live_plan, plan)) if live_plan else 0,
+        reordered=tuple(module for module, *_ in reordered(live_plan, plan)) if live_plan else (),
         instead=plan.provenance.instead,
     )
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from neuroshard.core.comparable import why_not_comparable
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import bytes_by_device, changed_state, moves
+from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.costmodel.pricing import price_shards
@@ -33,7 +34,8 @@ class PlanChange:
     """What changes from the live plan to the new one.
 
     `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not.
-    `changed_state` are the tables whose optimizer state does not carry over exactly.
+    `changed_state` are the tables whose optimizer state does not carry over exactly, `reordered` the modules whose outputs come
+    in another order.
     `pieces` are the rectangles of tables that move; the list leaves out the `left_out` smallest.
     """
 
@@ -43,6 +45,7 @@ class PlanChange:
     moved_bytes: int
     made_bytes: int
     changed_state: tuple[str, ...]
+    reordered: tuple[str, ...]
     pieces: int
     left_out: int
     devices: Columns
@@ -92,6 +95,7 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
         moved_bytes=sum(sums["arriving"]),
         made_bytes=sum(sums["made"]),
         changed_state=changed_state(live.plan, plan),
+        reordered=tuple(module for module, *_ in reordered(live.plan, plan)),
         pieces=sum(move.from_device is not None for move in found),
         left_out=len(found) - len(listed),
         devices=dict(sums),

@@ -9,6 +9,7 @@ from neuroshard.core.clean import clean
 from neuroshard.core.comparable import other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import Move, bytes_by_device, carried_over, changed_state, moves
+from neuroshard.core.output_order import reordered, said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import WIDTH, counted, first_few, spanned, wrapped
 from neuroshard.core.units import format_bytes
@@ -69,6 +70,7 @@ def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) 
         "tables_new": sorted(now - then),
         "tables_gone": sorted(then - now),
         "tables_changed_state": list(changed_state(old, new)),
+        "reordered": [each._asdict() for each in reordered(old, new)],
         "devices": [_device(predicted, sums, device) for device in range(devices)],
         "moves": [move.model_dump() for move in found],
     }
@@ -102,6 +104,8 @@ def diff_text(old: Plan, new: Plan, model: CostModel | None = None) -> str:
             lines += wrapped(f"  {counted(len(names), 'table')} {what}: {some}", indent=4)
     if names := data["tables_changed_state"]:
         lines += wrapped(f"  {carried_over(len(names))}: {first_few(names)}", indent=4)
+    if changed := data["reordered"]:
+        lines += wrapped(f"  {said_reordered([each['module'] for each in changed])}", indent=4)
     lines += ["", "device     arriving      leaving         made      ms before     ms after  taken"]
     busiest = max(device["arriving_bytes"] + device["made_bytes"] for device in data["devices"])
     shown = sorted(data["devices"], key=lambda device: -(device["arriving_bytes"] + device["made_bytes"]))

@@ -11,6 +11,7 @@ from typing import Any
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import carried_over
+from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
@@ -129,6 +130,7 @@ def _change_fields(plan: Plan, changed: PlanChange) -> dict[str, Any]:
         "made": format_bytes(changed.made_bytes),
         "pieces": counted(changed.pieces, "piece"),
         "state": _state(changed),
+        "reordered": said_reordered(changed.reordered) if changed.reordered else None,
         "left_out": changed.left_out,
         "sides": sides(plan, changed),
     }

@@ -1,0 +1,221 @@
+"""The order of a model's outputs: what it is, how to keep it whatever the plan, and whether a plan changes it. Needs torch and
+torchrec.
+
+A sharded collection returns its outputs in an order that follows the plan (core/output_order.py). Dense layers that read them by
+position (`values()`, or a loop over a dictionary) read other columns under another plan, without an error. Layers that read
+by key, or by `KeyedTensor.regroup`, are right under any plan; so are all layers after `keep_output_order(model)`.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from fbgemm_gpu.permute_pooled_embedding_modules import PermutePooledEmbeddings
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec import JaggedTensor, KeyedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
+from torchrec.distributed.types import (
+    Awaitable,
+    EmbeddingModuleShardingPlan,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardedModule,
+)
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+
+from neuroshard.client.torchrec_fused import InBackward
+from neuroshard.client.torchrec_module import Collection, ShardingWarning, TablePlace
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.output_order import WAYS_OUT, Held, order_of
+from neuroshard.files.importers.torchrec_collections import COVERED
+from neuroshard.files.importers.torchrec_tables import configs_of, has_own_operator
+
+__all__ = ["keep_output_order", "output_order"]
+
+Output: TypeAlias = KeyedTensor | dict[str, JaggedTensor]
+SHARDED = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection, ShardedFeatureProcessedEmbeddingBagCollection)
+INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables
+WRAPPERS = (DistributedModelParallel, DistributedDataParallel, torch._dynamo.OptimizedModule)
+M = TypeVar("M", bound=nn.Module)
+
+
+def keep_output_order(model: M, order: Mapping[str, Sequence[str]] | None = None) -> M:
+    """Let the sharded collections of a model return their outputs in the order of the unsharded ones, or in an `order` as
+    `output_order` returns it, of a checkpoint say. Returns the model.
+
+    Call it on what DistributedModelParallel returns, on every rank, whatever the plan. Paths, keys of the state and lazy
+    awaitables stay as they are. A collection that has the order already is left alone; another copies its pooled outputs once
+    more, forward and backward, when they are waited for. Code that calls `compute_and_output_dist` of a collection itself, and
+    not the collection, still gets the plan's order.
+
+    Raises UsageError for a model without a sharded collection, and for a sharded module that is none, by path and class;
+    InvalidInput for an order that lacks a collection or has other keys.
+    """
+    collections = dict(_collections(model))
+    sharded = {path: collection for path, collection in collections.items() if isinstance(collection, SHARDED)}
+    if not sharded:
+        raise UsageError(
+            f"the {type(model).__name__} has no sharded collection in it; call keep_output_order(model) on what "
+            "DistributedModelParallel returns"
+        )
+    wanted = {path: _own_order(collection) for path, collection in sharded.items()}
+    if order is not None:
+        wanted = {path: _checked(path, order.get(path), own) for path, own in wanted.items()}
+    for path, collection in sharded.items():
+        _keep(collection, wanted[path])
+    return model
+
+
+def _checked(path: str, order: Sequence[str] | None, own: Sequence[str]) -> list[str]:
+    """A given order of a collection's outputs. Raises InvalidInput unless it is one of its `own` keys."""
+    if order is None:
+        raise InvalidInput(f"the order has no module {path!r}; give output_order(model) of the same model")
+    if sorted(order) != sorted(own):
+        other = min(set(order) ^ set(own), default=own[0])
+        here, there = ("lacks", "has") if other in own else ("has", "lacks")
+        raise InvalidInput(
+            f"the order {here} {other!r} of module {path!r}, which the model {there}; give output_order(model) of the same model"
+        )
+    return list(order)
+
+
+def output_order(model: nn.Module) -> dict[str, list[str]]:
+    """The keys of each collection's output, in order, by the collection's path in the model; sharded or not.
+
+    It belongs in a checkpoint: `load_resharded` compares it with that of the model that loads. Raises UsageError for a sharded
+    module that is no collection, by path and class.
+    """
+    return {path: _order(collection) for path, collection in _collections(model)}
+
+
+class _InOrder:
+    """A forward hook that puts a collection's output in an order of keys. TorchRec's pipelines replace `forward`, not the call
+    around it, so hooks run there too."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.permute: tuple[list[str], PermutePooledEmbeddings] | None = None
+
+    def __call__(self, module: nn.Module, given: object, output: Any) -> Any:
+        if isinstance(output, LazyAwaitable) and output._result is not None:  # waited for already
+            output._result = self.in_order(output._result)
+            return output
+        if isinstance(output, Awaitable):
+            output.callbacks.append(self.in_order)
+            return output
+        return self.in_order(output)
+
+    def in_order(self, output: Output) -> Output:
+        """The same output if it has the order, so that doing it twice is as good as once."""
+        if not isinstance(output, KeyedTensor):
+            return {name: output[name] for name in self.names}
+        keys = output.keys()
+        if keys == self.names:
+            return output
+        lengths = dict(zip(keys, output.length_per_key(), strict=True))
+        if self.permute is None or self.permute[0] != keys:
+            places = {key: place for place, key in enumerate(keys)}
+            order, device = [places[name] for name in self.names], output.values().device
+            self.permute = list(keys), PermutePooledEmbeddings(list(lengths.values()), order, device)
+        values = self.permute[1](output.values())
+        return KeyedTensor(self.names, [lengths[name] for name in self.names], values)
+
+
+def _keep(collection: nn.Module, names: Sequence[str]) -> None:
+    """Let a sharded collection return its outputs in this order of keys, and no other that was asked for before."""
+    hooks = collection._forward_hooks
+    for key in [key for key, hook in hooks.items() if isinstance(hook, _InOrder)]:
+        del hooks[key]
+    if _order(collection) != list(names):
+        collection.register_forward_hook(_InOrder(names))
+
+
+def _collections(module: nn.Module, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """The collections, sharded or not, by their paths in the model before it was wrapped or compiled."""
+    seen = set() if seen is None else seen
+    if id(module) in seen:
+        return
+    seen.add(id(module))
+    if isinstance(module, (*SHARDED, *COVERED)):
+        yield path, module
+    elif isinstance(module, ShardedModule):
+        raise UsageError(
+            f"module {path!r} is a {type(module).__name__}, the order of whose outputs is not known; give "
+            "DistributedModelParallel no sharder for it, so that the collections inside are sharded"
+        )
+    else:
+        for name, child in module.named_children():
+            below = path if isinstance(module, WRAPPERS) else f"{path}.{name}" if path else name
+            yield from _collections(child, below, seen)
+
+
+def _order(collection: nn.Module) -> list[str]:
+    """The keys of a collection's output, in order."""
+    for hook in collection._forward_hooks.values():
+        if isinstance(hook, _InOrder):
+            return list(hook.names)
+    inner: Any = getattr(collection, INSIDE, collection)
+    if isinstance(inner, ShardedEmbeddingBagCollection):
+        return list(inner._embedding_names)
+    if isinstance(inner, ShardedEmbeddingCollection):
+        return list(dict.fromkeys(name for names in inner._embedding_names_per_sharding for name in names))
+    return _names(configs_of(inner))
+
+
+def _own_order(collection: nn.Module) -> list[str]:
+    """The keys of the output of the unsharded collection, in order."""
+    inner: Any = getattr(collection, INSIDE, collection)
+    return _names(
+        inner._embedding_configs if isinstance(inner, ShardedEmbeddingCollection) else inner._embedding_bag_configs
+    )
+
+
+def _names(configs: Sequence[Any]) -> list[str]:
+    return [name for names in get_embedding_names_by_table(configs) for name in names]
+
+
+def warn_of_order(
+    sharding_plan: Mapping[str, EmbeddingModuleShardingPlan],
+    places: Mapping[str, TablePlace],
+    collections: Mapping[str, Collection],
+    applied: Mapping[str, InBackward],
+) -> None:
+    """Warn of modules that a sharding plan makes return their outputs in another order than the model has them in. `applied` is
+    what apply_optimizer_in_backward has put on tables, by their names in the plan."""
+    in_plan = {(place.path, place.config.name): name for name, place in places.items()}
+    changed = []
+    for path, parameters in sharding_plan.items():
+        held = [
+            _held(config, parameters[config.name], applied.get(in_plan[path, config.name]))
+            for config in configs_of(collections[path])
+        ]
+        own = [table.table for table in held]
+        changed += [(path, *pair) for pair in zip(own, order_of(held), strict=True) if pair[0] != pair[1]][:1]
+    if changed:
+        path, first, other = changed[0]
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        warnings.warn(
+            f"module {path!r}{more} returns its outputs in another order by this plan than in the model, {other!r} where the "
+            f"model has {first!r}: dense layers that read them by position (values()) are right by this plan alone; {WAYS_OUT} "
+            "after DistributedModelParallel, and say any_output_order=True here",
+            ShardingWarning,
+            stacklevel=3,
+        )
+
+
+def _held(config: Any, parameter: ParameterSharding, applied: InBackward | None) -> Held:
+    """What decides where a table's outputs come. Tables of one operator have the same settings of a ParameterSharding."""
+    unlike = ("sharding_type", "ranks", "sharding_spec")
+    settings = [getattr(parameter, field.name) for field in fields(parameter) if field.name not in unlike]
+    return Held(
+        config.name,
+        parameter.sharding_type,
+        frozenset(parameter.ranks or ()),
+        (config.data_type, getattr(config, "pooling", None), applied, repr(settings), has_own_operator(config)),
+    )
