@@ -24,11 +24,6 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     """
     if not all(table.ranks for table in printed.tables) or not printed.ranks:
         raise InvalidInput(f"{where}: the planner found no plan, so there is none to write, only tables")
-    beyond = next((table for table in printed.tables if max(table.ranks) >= printed.ranks), None)
-    if beyond is not None:
-        raise InvalidInput(
-            f"{beyond.where}: {beyond.path} is on rank {max(beyond.ranks)}, but {printed.ranks} ranks are printed"
-        )
     if memory_bytes is None and printed.memory_gib is None:
         raise UsageError(
             f"{where}: does not show the memory that the planner planned with; give --memory, as in --memory 80GiB"
@@ -42,7 +37,9 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     others = [table for table in printed.tables if table not in wanted]
     for table in others:
         for rank in table.ranks:
-            free[rank] -= round(table.storage_gib * GIB / len(table.ranks))
+            # where HBM holds nothing of it, its memory is the host's; not printed by old versions: fp32
+            held_bytes = (table.hbm_gib or table.stored_gib or table.rows * table.dim * 4 / GIB) * GIB
+            free[rank] -= round(held_bytes / len(table.ranks))
     if min(free) < 1:
         raise InvalidInput(
             f"{where}: what is left out already takes more than a rank's {format_bytes(limit)}; give --memory"
@@ -111,7 +108,7 @@ def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[s
 
 
 def _notes(printed: Printed, others: Sequence[PrintedTable]) -> list[str]:
-    notes = ["costs are the printed estimates of TorchRec's planner; they do not include waiting"]
+    notes = ["costs are the printed estimates of TorchRec's planner; they do not include waiting", *printed.notes]
     if others:
         notes.append(f"{counted(len(others), 'sequence table')} left out")
     host = sum("uvm" in table.kernel or "key_value" in table.kernel for table in printed.tables)
