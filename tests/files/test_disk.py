@@ -200,8 +200,12 @@ def test_of_two_runs_that_write_into_one_folder_the_second_says_so_and_changes_n
 
 
 def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path):
-    with pytest.raises(KeyError), only_writer(tmp_path / "model", "a cost model"):
-        raise KeyError
+    def fail() -> None:
+        with only_writer(tmp_path / "model", "a cost model"):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 
