@@ -105,8 +105,19 @@ MEMINFO = {"/proc/meminfo": "MemTotal: 33554432 kB\nMemAvailable: 16777216 kB\n"
             "/sys/fs/cgroup/a/b/memory.max": f"{30 * GIB}\n",
             "/sys/fs/cgroup/a/b/memory.current": "0\n",
         },
+        {  # above its high mark the kernel stalls a process
+            "/proc/self/cgroup": "0::/a\n",
+            "/sys/fs/cgroup/a/memory.max": f"{30 * GIB}\n",
+            "/sys/fs/cgroup/a/memory.high": f"{3 * GIB}\n",
+            "/sys/fs/cgroup/a/memory.current": f"{GIB}\n",
+        },
+        {  # a process of another namespace, and controllers that are mounted together
+            "/proc/self/cgroup": "4:memory,hugetlb:/../../a\n",
+            "/sys/fs/cgroup/memory,hugetlb/a/memory.limit_in_bytes": f"{3 * GIB}\n",
+            "/sys/fs/cgroup/memory,hugetlb/a/memory.usage_in_bytes": f"{GIB}\n",
+        },
     ],
-    ids=["v2", "v1", "namespace", "outer"],
+    ids=["v2", "v1", "namespace", "outer", "high", "outside"],
 )
 def test_a_cgroup_below_the_machine_counts(write: Write, files: dict[str, str]) -> None:
     write(**MEMINFO, **files)
@@ -127,6 +138,15 @@ def test_a_cgroup_without_a_limit_does_not(write: Write) -> None:
     )
     assert system.available_bytes() == 16 * GIB
     assert system.memory_bytes() == 32 * GIB
+
+
+@pytest.mark.parametrize(("mode", "left", "all_of_it"), [("0", 16, 32), ("1", 16, 32), ("2", 5, 12), ("", 16, 32)])
+def test_a_kernel_that_promises_no_more_than_it_has_is_a_limit(
+    write: Write, mode: str, left: int, all_of_it: int
+) -> None:
+    promised = f"SwapTotal: 8388608 kB\nCommitLimit: {12 * 2**20} kB\nCommitted_AS: {7 * 2**20} kB\n"
+    write(**{"/proc/meminfo": MEMINFO["/proc/meminfo"] + promised, "/proc/sys/vm/overcommit_memory": f"{mode}\n"})
+    assert (system.available_bytes(), system.memory_bytes()) == (left * GIB, all_of_it * GIB)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +175,24 @@ def test_a_container_has_the_cores_of_its_quota(
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     write(**files)
     assert system.cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("quota", "before", "after"),
+    [
+        ("200000 100000", {}, {"OMP_NUM_THREADS": "2"}),
+        ("200000 100000", {"OMP_NUM_THREADS": "5"}, {"OMP_NUM_THREADS": "5"}),
+        ("max 100000", {}, {}),
+    ],
+)
+def test_thread_pools_are_no_larger_than_a_quota(
+    write: Write, monkeypatch: pytest.MonkeyPatch, quota: str, before: dict[str, str], after: dict[str, str]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
+    write(**{"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": quota})
+    environment = dict(before)
+    system.heed_quota(environment)
+    assert environment == after
 
 
 def test_a_ulimit_of_address_space_below_the_machine_counts(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """What this machine computes with: its CPU, and its NVIDIA GPUs as NVML reports them, each as a kind of Hardware."""
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,11 +12,11 @@ _Answer = TypeVar("_Answer")
 
 
 def cpu() -> Hardware:
-    """This machine's CPU, with as many cores as this process may use."""
+    """This machine's CPU, with as many cores and as much memory as this process may use: less than there is, in a container."""
     return Hardware(
         kind="cpu",
         name=f"{system.cpu_name() or 'CPU'}, {system.cores()} cores",
-        memory_bytes=whole_gib(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        memory_bytes=max(whole_gib(system.memory_bytes()), GIB),
         interconnect="gloo over loopback",
     )
 

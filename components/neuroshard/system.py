@@ -9,7 +9,7 @@ import re
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -40,11 +40,16 @@ def last_level_cache_bytes() -> int | None:
 
 
 def available_bytes() -> int:
-    """Bytes that this process can still allocate: the machine's available memory, or less by a cgroup or a ulimit."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if found := re.search(r"^MemAvailable:\s*(\d+) kB$", read("/proc/meminfo"), re.M):
-        available = int(found[1]) * 1024
+    """Bytes that this process can still allocate in RAM: what the machine has available, or less by a limit.
+
+    Limits are those of cgroups, a ulimit, and a kernel that promises no more than it has (vm.overcommit_memory=2). Swap does not
+    count: tables that lie in it cost nothing like tables in RAM.
+    """
+    meminfo = _meminfo()
+    available = meminfo.get("MemAvailable", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     left = [limit - used for limit, used in _cgroup_memory()]
+    if (promises := _promises(meminfo)) is not None:
+        left.append(promises - meminfo.get("Committed_AS", 0))
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY and (pages := read("/proc/self/statm").partition(" ")[0]):
         left.append(address_space - int(pages) * os.sysconf("SC_PAGE_SIZE"))
@@ -52,11 +57,12 @@ def available_bytes() -> int:
 
 
 def memory_bytes() -> int:
-    """Bytes that a process here can use: the machine's memory, or a lower limit of a cgroup or a ulimit."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if found := re.search(r"^MemTotal:\s*(\d+) kB$", read("/proc/meminfo"), re.M):
-        physical = int(found[1]) * 1024
+    """Bytes that a process here can use: the machine's memory, or a lower limit, as for `available_bytes`."""
+    meminfo = _meminfo()
+    physical = meminfo.get("MemTotal", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     limits = [limit for limit, _ in _cgroup_memory()]
+    if (promises := _promises(meminfo)) is not None:
+        limits.append(promises)
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
         limits.append(address_space)
@@ -65,8 +71,16 @@ def memory_bytes() -> int:
 
 def cores() -> int:
     """Cores that this process may use: those it may run on, or fewer by a quota of a cgroup, as containers with a limit have."""
-    may_use = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(min([may_use, *_cgroup_cores()]), 1)
+    return max(min([_may_run_on(), *_cgroup_cores()]), 1)
+
+
+def heed_quota(environment: MutableMapping[str, str]) -> None:
+    """Let the thread pools of numpy and torch, which ignore a quota, be no larger than it, unless the user set them.
+
+    Threads beyond a quota spend it on waiting for each other: a pod with 2 of 64 cores would start 64.
+    """
+    if cores() < _may_run_on():
+        environment.setdefault("OMP_NUM_THREADS", str(cores()))
 
 
 def cpu_name() -> str:
@@ -91,21 +105,37 @@ def loopback_address() -> str:
     return ""
 
 
+def _may_run_on() -> int:
+    """Cores of the affinity mask of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _meminfo() -> dict[str, int]:
+    """Bytes by name, as /proc/meminfo has them."""
+    return {name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s*(\d+) kB$", read("/proc/meminfo"), re.M)}
+
+
+def _promises(meminfo: Mapping[str, int]) -> int | None:
+    """Bytes that all processes together may ask for, if the kernel promises no more than it has; None if it does not count."""
+    return meminfo.get("CommitLimit") if read("/proc/sys/vm/overcommit_memory") == "2" else None
+
+
 def _cgroup_memory() -> Iterator[tuple[int, int]]:
     """Limit and usage in bytes of each limited memory cgroup of this process, from the innermost out.
 
     Inactive file pages do not count as used: the kernel drops them under memory pressure.
     """
     for version, folder in _cgroups("memory"):
-        names, stat = (
-            (("memory.max", "memory.current"), "inactive_file")
+        limits, usage, stat = (
+            (("memory.max", "memory.high"), "memory.current", "inactive_file")  # above high the kernel stalls a process
             if version == 2
-            else (("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_inactive_file")
+            else (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
         )
-        limit, used = (read(f"{folder}/{name}") for name in names)
-        if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
-            idle = re.search(rf"^{stat} (\d+)$", read(f"{folder}/memory.stat"), re.M)
-            yield int(limit), max(int(used) - (int(idle[1]) if idle else 0), 0)
+        used = read(f"{folder}/{usage}")
+        for limit in (read(f"{folder}/{name}") for name in limits):
+            if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED:
+                idle = re.search(rf"^{stat} (\d+)$", read(f"{folder}/memory.stat"), re.M)
+                yield int(limit), max(int(used) - (int(idle[1]) if idle else 0), 0)
 
 
 def _cgroup_cores() -> Iterator[int]:
@@ -126,19 +156,20 @@ def _cgroups(controller: str) -> Iterator[tuple[int, str]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            version, mount = 2, "/sys/fs/cgroup"
-        elif controller in controllers.split(","):
-            version, mount = 1, f"/sys/fs/cgroup/{controller}"
+            version, mounts = 2, ["/sys/fs/cgroup"]
+        elif controller in controllers.split(","):  # mounted alone or, without a link, under all its names: cpu,cpuacct
+            version, mounts = 1, [f"/sys/fs/cgroup/{name}" for name in dict.fromkeys((controller, controllers))]
         else:
             continue
         # a container sees its own group at the mount itself, whatever the path says
-        for group in [*_upwards(path), ""]:
-            yield version, f"{mount}{group}"
+        for mount in mounts:
+            for group in [*_upwards(path), ""]:
+                yield version, f"{mount}{group}"
 
 
 def _upwards(path: str) -> list[str]:
-    """A cgroup's path and those above it: `/a/b` -> `/a/b`, `/a`."""
-    parts = [part for part in path.split("/") if part]
+    """A cgroup's path and those above it: `/a/b` -> `/a/b`, `/a`. One outside our namespace begins with `/..`."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
     return ["/" + "/".join(parts[:depth]) for depth in range(len(parts), 0, -1)]
 
 

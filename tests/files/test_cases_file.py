@@ -11,6 +11,7 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.core.table import Table
 from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
+from neuroshard.files.disk import only_writer
 
 
 @pytest.fixture
@@ -75,6 +76,17 @@ def test_a_full_disk_leaves_no_folder_that_looks_whole(tmp_path, cases, full_dis
     assert sorted(p.name for p in tmp_path.iterdir()) == ["collective.parquet", "compute.parquet"]
     with refused(InvalidInput, "cases.json", "`neuroshard augment"):
         read_cases(tmp_path)
+
+
+def test_two_runs_never_write_cases_into_one_folder_at_once(tmp_path, cases):
+    with only_writer(tmp_path / "cases", "cases"), refused(InvalidInput, tmp_path / "cases", "another run"):
+        write_cases(tmp_path / "cases", cases)
+    write_cases(tmp_path / "cases", cases)
+    assert sorted(path.name for path in (tmp_path / "cases").iterdir()) == [
+        "cases.json",
+        "collective.parquet",
+        "compute.parquet",
+    ]
 
 
 def test_a_file_in_place_of_the_folder_is_reported_in_one_line(tmp_path, cases):

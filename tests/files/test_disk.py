@@ -1,6 +1,11 @@
 """Whole files or nothing."""
 
+import errno
+import fcntl
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +13,15 @@ import pytest
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.files.disk import check_can_write, check_folder_exists, read_bytes, write_bytes, writing, writing_folder
+from neuroshard.files.disk import (
+    check_can_write,
+    check_folder_exists,
+    only_writer,
+    read_bytes,
+    write_bytes,
+    writing,
+    writing_folder,
+)
 
 
 def test_what_is_written_is_read_back_and_folders_are_made(tmp_path):
@@ -169,3 +182,79 @@ def test_of_a_path_that_a_person_gives_only_the_last_part_may_be_new(tmp_path):
     with refused(UsageError, tmp_path / "nowhere" / "x.json", tmp_path / "nowhere"):
         check_folder_exists(tmp_path / "nowhere" / "x.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_runs_that_write_into_one_folder_the_second_says_so_and_changes_nothing(tmp_path):
+    folder = tmp_path / "model"
+    with only_writer(folder, "a cost model"):
+        (folder / "half").touch()
+        with (
+            refused(InvalidInput, folder, "another run is writing a cost model", "-o"),
+            only_writer(folder, "a cost model"),
+        ):
+            pass
+        assert sorted(path.name for path in folder.iterdir()) == [".lock", "half"]
+    with only_writer(folder, "a cost model"):
+        pass
+    assert [path.name for path in folder.iterdir()] == ["half"]
+
+
+def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path):
+    def fail() -> None:
+        with only_writer(tmp_path / "model", "a cost model"):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_runs_that_meet_are_never_two_at_once(tmp_path):
+    inside, most, held = [], [], []
+
+    def write() -> None:
+        for _ in range(200):
+            try:
+                with only_writer(tmp_path / "model", "x"):
+                    inside.append(1)
+                    most.append(len(inside))
+                    held.append(1)
+                    inside.pop()
+            except InvalidInput:
+                pass
+
+    threads = [threading.Thread(target=write) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert len(held) > 100
+
+
+@pytest.mark.slow
+def test_the_lock_of_a_killed_run_keeps_nobody_out(tmp_path):
+    hold = (
+        "import sys, time; from pathlib import Path; from neuroshard.files.disk import only_writer\n"
+        "with only_writer(Path(sys.argv[1]), 'x'): print('held', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", hold, str(tmp_path / "m")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    with refused(InvalidInput, tmp_path / "m"), only_writer(tmp_path / "m", "x"):
+        pass
+    process.kill()
+    process.communicate()
+    assert (tmp_path / "m" / ".lock").exists()
+    with only_writer(tmp_path / "m", "x"):
+        pass
+
+
+def test_where_a_file_system_has_no_locks_the_run_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with only_writer(tmp_path / "m", "costs"):
+        pass
+    assert f"note: {tmp_path / 'm'}: its file system has no locks" in capsys.readouterr().err

@@ -262,6 +262,26 @@ def test_a_run_cut_off_goes_on_and_ends_as_one_that_was_not(tmp_path, monkeypatc
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["model.json", "nets.safetensors"]
 
 
+def test_while_one_run_trains_into_a_folder_another_is_refused_and_takes_nothing_from_it(tmp_path, monkeypatch):
+    costs, out = few(compute=60, collective=40), tmp_path / "model"
+    with CostWriter(tmp_path / "costs", costs.bench, random_tables(20)) as writer:
+        for case, cost in costs.compute:
+            writer.add_compute(case, cost)
+    alone = run(tmp_path / "costs", tmp_path / "alone", epochs=2)
+    monkeypatch.setattr("neuroshard.pretrain.checkpoint.SAVE_EVERY_SECONDS", 0.0)
+    save, met = Checkpoint.save, []
+
+    def meeting(self, *state):
+        save(self, *state)
+        with refused(InvalidInput, out, "another run is writing a cost model"):
+            run(tmp_path / "costs", out, epochs=2, seed=1)
+        met.append(self.path.exists())
+
+    monkeypatch.setattr(Checkpoint, "save", meeting)
+    assert run(tmp_path / "costs", out, epochs=2).name == alone.name == load_cost_model(out).name
+    assert all(met)
+
+
 @pytest.mark.parametrize("damage", ["other settings", "torn", "another net"])
 def test_a_checkpoint_that_is_not_of_this_run_is_not_used(tmp_path, monkeypatch, damage):
     monkeypatch.setattr("neuroshard.pretrain.checkpoint.SAVE_EVERY_SECONDS", 0.0)

@@ -24,6 +24,7 @@ from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_live
 from neuroshard.store.s3 import S3Store
+from neuroshard.store.s3_codes import MEANINGS, meaning_of
 from neuroshard.store.track import all_releases
 
 A, B = make_plan("a"), make_plan("b")
@@ -68,6 +69,30 @@ def answered(aws, moto, monkeypatch) -> Callable[[bytes], AbstractContextManager
         (said("307 Temporary Redirect", "", "Location: /elsewhere"), StoreError, "AWS_ENDPOINT_URL"),
         (said("308 Permanent Redirect", "", "Location: /elsewhere"), StoreError, "AWS_ENDPOINT_URL"),
         (said("200 OK", "{}"), StoreError, "has no ETag"),
+        # what each store answers where it is full, by its own source or page
+        (error("403 Forbidden", "QuotaExceeded"), StoreError, "no room left (403 QuotaExceeded); delete"),  # Ceph RGW
+        (error("400 Bad Request", "XMinioAdminBucketQuotaExceeded"), StoreError, "no room left"),  # MinIO
+        (error("507 Insufficient Storage", "XMinioStorageFull"), StoreError, "raise the quota"),  # MinIO
+        (said("507 Insufficient Storage"), StoreError, "no room left"),  # a gateway
+        (error("400 Bad Request", "XAmzContentSHA256Mismatch"), Unreachable, "a proxy on the way changes bodies"),
+        (error("400 Bad Request", "BadDigest"), Unreachable, "what arrived is not what was sent"),
+        (error("411 Length Required", "MissingContentLength"), StoreError, "look at the proxies before the store"),
+        (error("413 Payload Too Large", "EntityTooLarge"), StoreError, "client_max_body_size"),
+        (said("413 Payload Too Large", "<html>nginx</html>"), StoreError, "client_max_body_size"),
+        (error("403 Forbidden", "InvalidAccessKeyId"), StoreError, "does not know this access key"),
+        (error("401 Unauthorized", "Unauthorized"), StoreError, "does not know this access key"),  # R2
+        (error("403 Forbidden", "SignatureDoesNotMatch"), StoreError, "AWS_SECRET_ACCESS_KEY"),
+        (error("403 Forbidden", "UserSuspended"), StoreError, "ask who runs the store"),  # Ceph RGW
+        (error("403 Forbidden", "UserProjectAccountProblem"), StoreError, "ask who runs the store"),  # Google
+        (error("400 Bad Request", "ExpiredRequest"), StoreError, "this machine's clock"),  # R2
+        (error("400 Bad Request", "CloudKmsDisabledKey"), StoreError, "NEUROSHARD_SSE_KMS_KEY"),  # Google
+        (error("403 Forbidden", "RetentionPolicyNotMet"), StoreError, "live.json must be replaced"),  # Google
+        (error("403 Forbidden", "InvalidObjectState"), StoreError, "restore it"),  # AWS Glacier
+        (error("405 Method Not Allowed", "MethodNotAllowed"), StoreError, "not of its console"),
+        (error("400 Bad Request", "KeyTooLongError"), StoreError, "another folder"),
+        (error("409 Conflict", "OperationAborted"), Unreachable, "try again"),
+        (error("403 Forbidden", "AccessDenied"), StoreError, "s3:GetObject"),
+        (error("400 Bad Request", "SomethingNew"), StoreError, "AWS_REGION"),
         (error("418 I'm a teapot", "A\nB" * 100), StoreError, "answered 418 A BA BA"),
         (
             said("403 Forbidden", "<Error><Message>m</Message></Error>"),
@@ -88,6 +113,22 @@ def test_an_error_is_reported_for_what_it_is(answered, answer, kind, words):
     assert "\n" not in message
     assert len(message) < 300
     assert "hunter2" not in message
+
+
+def test_every_code_that_is_known_says_what_helps_and_whether_to_try_again(answered):
+    assert all(meaning_of(status, code) is MEANINGS[code] for code in MEANINGS for status in (400, 403, 404, 503))
+    for code in {meaning: code for code, meaning in MEANINGS.items()}.values():  # one of each meaning
+        with answered(error("403 Forbidden", code)) as store, pytest.raises(StoreError) as caught:
+            store.read("m/live.json")
+        message = str(caught.value)
+        assert f"(403 {code}); {MEANINGS[code].way_out}" in message
+        assert (type(caught.value) is Unreachable) == MEANINGS[code].passes == ("; try again" in message)
+
+
+@pytest.mark.parametrize("code", ["QuotaExceeded", "MissingContentLength"])
+def test_a_write_that_a_store_refuses_says_what_helps_too(answered, code):
+    with answered(error("403 Forbidden", code)) as store, refused(StoreError, code, "m/probe"):
+        store.create("m/plans/x.json", b"x")
 
 
 @pytest.mark.parametrize("body", ["<html>please log in</html>", "", "\x1f\x8b"])

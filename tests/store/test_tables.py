@@ -1,5 +1,6 @@
 """What a text may name as tables: a preset, a file, an object in a store."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import read_tables
+from neuroshard.store.protocol import MAX_BYTES
 from neuroshard.store.tables import fetch_tables, load_tables
 
 CSV = "name,rows,dim,pooling_factor,colour\nusers,1000,64,1,red\nusers,50,16,2.5,blue\n"
@@ -30,6 +32,13 @@ def test_a_file_and_the_same_file_in_a_store_are_the_same_tables(folder: Path) -
     assert [(table.rows, table.dim) for table in tables] == [(1000, 64), (50, 16)]
     assert stored == tables
     assert stored_notes == tuple(note.replace(str(folder / "tables.csv"), url) for note in notes)
+
+
+def test_a_file_in_a_store_may_be_as_large_as_one_outside(tmp_path: Path) -> None:
+    """Larger than what else a store holds, which is read whole by every trainer."""
+    table = {"name": "a", "rows": 9, "dim": 4, "pooling_factor": 1}
+    (tmp_path / "t.json").write_text(json.dumps({"tables": [table]}).ljust(MAX_BYTES + 1))
+    assert load_tables(f"file://{tmp_path}/t.json")[0] == load_tables(str(tmp_path / "t.json"))[0]
 
 
 def test_notes_go_to_stderr_and_tables_into_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ from neuroshard.cli.options import check_outputs
 from neuroshard.core.clean import accept_all_characters, clean, clean_lines, in_words, is_silent, silent
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
+from neuroshard.system import heed_quota
 
 
 class _Group(TyperGroup):
@@ -164,6 +165,7 @@ def main() -> None:
     """Entry point of the `neuroshard` command."""
     _reopen_standard_streams()
     accept_all_characters()
+    heed_quota(os.environ)
     warnings.showwarning = _show_warning
     try:
         app(prog_name="neuroshard")

@@ -17,7 +17,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import MOST_LOOKUPS, Table
 from neuroshard.core.value import Value, check_format, decode_json, explain, shown
 from neuroshard.files import parquet
-from neuroshard.files.disk import disk_errors, read_bytes, write_bytes, writing
+from neuroshard.files.disk import disk_errors, only_writer, read_bytes, write_bytes, writing
 
 _Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
@@ -50,13 +50,10 @@ class CasesManifest(Value):
 
 
 def write_cases(folder: Path, cases: Cases) -> None:
-    """Write a case set. cases.json comes last, so that a killed run leaves no folder that looks complete."""
-    with disk_errors(folder, "write to it"):
-        (folder / "cases.json").unlink(missing_ok=True)
-    write_rows(folder / "compute.parquet", [compute_case_row(c) for c in cases.compute], COMPUTE_CASE_FIELDS)
-    write_rows(
-        folder / "collective.parquet", [collective_case_row(c) for c in cases.collective], COLLECTIVE_CASE_FIELDS
-    )
+    """Write a case set. cases.json comes last, so that a killed run leaves no folder that looks complete.
+
+    Raises InvalidInput if another run writes cases there.
+    """
     manifest = CasesManifest(
         tables=cases.tables,
         compute_cases=len(cases.compute),
@@ -64,7 +61,14 @@ def write_cases(folder: Path, cases: Cases) -> None:
         max_dim=cases.max_dim,
         seed=cases.seed,
     )
-    write_bytes(folder / "cases.json", manifest.canonical_json())
+    compute = [compute_case_row(case) for case in cases.compute]
+    collective = [collective_case_row(case) for case in cases.collective]
+    with only_writer(folder, "cases"):
+        with disk_errors(folder, "write to it"):
+            (folder / "cases.json").unlink(missing_ok=True)
+        write_rows(folder / "compute.parquet", compute, COMPUTE_CASE_FIELDS)
+        write_rows(folder / "collective.parquet", collective, COLLECTIVE_CASE_FIELDS)
+        write_bytes(folder / "cases.json", manifest.canonical_json())
 
 
 def read_cases(folder: Path) -> Cases:

@@ -5,7 +5,6 @@ appears by rename. So a run that is killed leaves only whole parts, and the next
 that writes holds `.lock`.
 """
 
-import fcntl
 import os
 import re
 import time
@@ -34,7 +33,7 @@ from neuroshard.files.cases import (
     read_rows,
     write_rows,
 )
-from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
+from neuroshard.files.disk import disk_errors, is_lock_of, read_bytes, take_lock, write_bytes
 
 _Case = TypeVar("_Case")
 _Cost = TypeVar("_Cost", ComputeCost, CollectiveCost)
@@ -191,16 +190,8 @@ class CostWriter:
 
 def _lock(folder: Path) -> int:
     """Lock the folder, until the file descriptor is closed or the process ends. Removes unfinished files of a killed run."""
+    lock = take_lock(folder, "costs")
     with disk_errors(folder, "write to it"):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise InvalidInput(
-                f"{folder}: another run is writing costs here; wait for it, or give another -o"
-            ) from None
         for unfinished in folder.glob(".*.parquet.*"):
             unfinished.unlink()
     return lock
@@ -234,11 +225,7 @@ def _extended(begun: CostsManifest, now: CostsManifest, path: Path) -> CostsMani
 
 def _holds(lock: int, folder: Path) -> bool:
     """Whether this is still the folder that was locked, with its costs.json."""
-    try:
-        there = os.stat(folder / ".lock")
-    except OSError:
-        return False
-    return os.path.samestat(os.fstat(lock), there) and (folder / "costs.json").exists()
+    return is_lock_of(lock, folder) and (folder / "costs.json").exists()
 
 
 def read_manifest(folder: Path) -> CostsManifest:

@@ -1,18 +1,23 @@
 """The edge of the disk: whole files or nothing, and errors of one line."""
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.units import format_bytes
 
 MAX_JSON_BYTES = 256 * 2**20
 LEAST_UNPACKED_BYTES, MOST_UNPACKED_TIMES = 64 * 2**20, 100  # files of costs unpack to ten times their size
+LOCK = ".lock"
+LOCK_ATTEMPTS = 100  # each but the last meets a run that has just ended
+NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)  # of file systems without flock
 WAYS_OUT = {
     errno.EACCES: "; check its permissions, or give another path",
     errno.EPERM: "; check its permissions, or give another path",
@@ -151,6 +156,60 @@ def writing_folder(path: Path) -> Iterator[Path]:
             temporary.replace(target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def only_writer(folder: Path, what: str) -> Iterator[None]:
+    """The block is the only one that writes `what` into the folder, which is created. Raises InvalidInput if another does.
+
+    The lock goes with the process that holds it, so a killed run keeps nobody out. No file of it stays.
+    """
+    was_there = folder.is_dir()
+    lock = take_lock(folder, what)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # while it is held: who has opened it sees that it is gone, and begins anew
+            (folder / LOCK).unlink()
+            if not was_there:
+                folder.rmdir()  # nothing was written
+        os.close(lock)
+
+
+def take_lock(folder: Path, what: str) -> int:
+    """Lock the folder until the descriptor is closed or the process ends. Raises InvalidInput if another run has locked it."""
+    taken = InvalidInput(f"{folder}: another run is writing {what} here; wait for it, or give another -o")
+    with disk_errors(folder, "write to it"):
+        for _ in range(LOCK_ATTEMPTS):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+            except FileExistsError:
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+            except FileNotFoundError:  # another run has just removed the folder, having written nothing
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                raise taken from None
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    os.close(lock)
+                    raise
+                log(f"note: {folder}: its file system has no locks (flock): let no other run write {what} here")
+            if is_lock_of(lock, folder):
+                return lock
+            os.close(lock)
+    raise taken
+
+
+def is_lock_of(lock: int, folder: Path) -> bool:
+    """Whether the descriptor is that of the folder's lock, and neither was deleted or replaced."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.stat(folder / LOCK))
+    except OSError:
+        return False
 
 
 def _target(path: Path) -> Path:

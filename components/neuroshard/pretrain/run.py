@@ -29,7 +29,7 @@ from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR, ModelReport, NetReport
 from neuroshard.files.costs import read_costs
-from neuroshard.files.disk import check_can_write
+from neuroshard.files.disk import check_can_write, only_writer
 from neuroshard.pretrain.all_to_all import Way, train_all_to_all
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.compute import ComputeTraining, train_compute
@@ -98,15 +98,17 @@ def run(
     """Read costs from the folder `costs` and from `more` of the same bench; write the cost model into the folder `out`.
 
     `start` is a cost model to start from. `ranks` adds numbers of ranks whose all-to-all the model must predict, to those of the
-    costs. Raises what `pretrain` raises. A killed run leaves checkpoints in `out`; the next run with the same costs and settings
-    continues from them and writes the same model.
+    costs. Raises what `pretrain` raises, and InvalidInput if another run trains into `out`. A killed run leaves checkpoints in
+    `out`; the next run with the same costs and settings continues from them and writes the same model.
     """
     check_can_write(out, folder=True)
     measured = read_costs(costs, *more)
     measured = measured.model_copy(update={"device_counts": tuple(sorted({*measured.device_counts, *ranks} - {1}))})
-    model = pretrain(measured, seed=seed, epochs=epochs, monotone=monotone, start=start, checkpoints=out / UNFINISHED)
-    save_cost_model(out, model)
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    with only_writer(out, "a cost model"):
+        checkpoints = out / UNFINISHED
+        model = pretrain(measured, seed=seed, epochs=epochs, monotone=monotone, start=start, checkpoints=checkpoints)
+        save_cost_model(out, model)
+        shutil.rmtree(checkpoints, ignore_errors=True)
     return model
 
 

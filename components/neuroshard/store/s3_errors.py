@@ -24,12 +24,10 @@ from urllib3.exceptions import HTTPError
 
 from neuroshard.core.errors import PASSING_STATUSES, Conflict, NotFound, StoreError, Unreachable
 from neuroshard.core.text import one_line
+from neuroshard.store.s3_codes import meaning_of
 
 ATTEMPTS = 4  # boto3's "standard" mode: again after 500, 502, 503, 504, throttling and timeouts; never after 403 or 404
 
-# Error codes that say more than the status does.
-EXPIRED = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "ExpiredTokenException"}
-PASSING = {"RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "BadDigest"}
 # urllib3's own error is raised where the text of an error breaks off
 BROKEN_OFF = (IncompleteReadError, ResponseStreamingError, HTTPError)
 
@@ -90,17 +88,11 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
         return Busy(f"{where}: another write of it is under way (409 {code}), {ATTEMPTS} times")
     if has_condition and (status == 412 or code == "NoSuchKey"):
         return Conflict(f"{where}: somebody else changed it in between")
+    if meaning := meaning_of(status, code):
+        said = f"{where}: {meaning.what} ({status} {code}); {meaning.way_out}"
+        return Unreachable(said) if meaning.passes else StoreError(said)
     if status == 404:
         return NotFound(f"{where}: does not exist")
-    if code in EXPIRED:
-        return StoreError(f"{where}: the credentials have expired ({status} {code}); renew them, then try again")
-    if code == "RequestTimeTooSkewed":
-        return StoreError(f"{where}: this machine's clock is too far from the store's ({status} {code}); set it")
-    if code.startswith("KMS."):
-        return StoreError(
-            f"{where}: its encryption key cannot be used ({status} {code}); check NEUROSHARD_SSE_KMS_KEY, the key "
-            "and its policy"
-        )
     if status in (401, 403):
         return StoreError(
             f"{where}: access denied ({status} {code}); check the credentials; they need s3:GetObject, s3:PutObject and "
@@ -110,11 +102,9 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
         return StoreError(
             f"{bucket}: this store has no conditional writes (501); if nobody else deploys here, give --single-writer"
         )
-    passing = status in PASSING_STATUSES or code in PASSING
-    if not passing and (300 <= status < 400 or status == 400):
-        return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
-    kind = Unreachable if passing else StoreError
-    return kind(f"{where}: the store answered {status} {code}; try again")
+    if status in PASSING_STATUSES:
+        return Unreachable(f"{where}: the store answered {status} {code}; try again")
+    return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
 
 
 def _host(endpoint_url: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
+from neuroshard.files.disk import MAX_JSON_BYTES
 from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.presets import PRESETS, preset
 from neuroshard.files.tables import write_tables
@@ -38,7 +39,7 @@ def _from_store(url: str) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     folder, _, name = url.rpartition("/")
     if not name or folder.endswith(":/"):
         raise UsageError(f"{url!r} is not the URL of a file; write s3://bucket/folder/tables.json")
-    data = open_store(folder).read(name)
+    data = open_store(folder).read(name, MAX_JSON_BYTES)  # as much as a file of tables may have
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, name)
         path.write_bytes(data)

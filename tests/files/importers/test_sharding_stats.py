@@ -1,5 +1,6 @@
 """Printouts of TorchRec's own planner, made here, read back."""
 
+import json
 import logging
 import re
 import warnings
@@ -135,6 +136,79 @@ def mixed(tmp_path_factory):
     return path
 
 
+FQN = ["FQN", "Sharding", "Compute Kernel", "Perf (ms)"]
+DIMS = ["Emb Dim (CW Dim)", "Hash Size", "Ranks"]
+STORED = ["Storage (HBM, DDR)", "Cache Load Factor"]
+# the headings that versions of TorchRec print, and the column of 1.8 below each that has another name there
+VERSIONS = {
+    "0.3": [*FQN, "Pooling Factor", "Output", "Features", "Emb Dim", "Hash Size", "Ranks"],
+    "0.4": [*FQN, "Pooling Factor", "Number of Poolings", "Output", "Features", "Emb Dim", "Hash Size", "Ranks"],
+    "0.5": [*FQN, "Pooling Factor", "Num Poolings", "Output", "Weighing", "Sharder", "Features", *DIMS],
+    "0.6": [*FQN, *STORED, "Pooling Factor", "Num Poolings", "Output", "Weighing", "Sharder", "Features", *DIMS],
+    "1.1": [
+        *FQN, *STORED, "Sum Pooling Factor", "Sum Num Poolings", "Num Indices", "Output", "Weighted", "Sharder", "Features", *DIMS
+    ],
+}  # fmt: skip
+NOW = {
+    "Pooling Factor": "Sum Pooling Factor",
+    "Number of Poolings": "Sum Num Poolings",
+    "Num Poolings": "Sum Num Poolings",
+    "Weighing": "Weighted",
+    "Emb Dim": "Emb Dim (CW Dim)",
+    "Storage (HBM, DDR)": "Storage (HBM, DDR, SSD)",
+}
+ROW = "INFO:torchrec.planner:"
+
+
+def as_printed_by(version, text):
+    """A printout of 1.8 with the headings and words of another version."""
+    lines = text.splitlines()
+    begin = next(index for index, line in enumerate(lines) if "Parameter Info:" in line) + 1
+    end = next(index for index in range(begin, len(lines)) if not lines[index].strip(ROW + "# "))
+    rows = [re.split(r" {2,}", line.removeprefix(ROW).strip("# ")) for line in lines[begin:end]]
+    columns = [rows[0].index(NOW.get(head, head)) for head in VERSIONS[version]]
+    old = version in ("0.3", "0.4")  # neither parts of costs nor widths of shards
+    cells = [[row[at] for at in columns] for row in rows[2:]]
+    cells = [[re.sub(r" \(\S*\)$", "", cell) for cell in row] if old else row for row in cells]
+    table = [VERSIONS[version], ["-----" for _ in columns], *cells]
+    printed = [f"{ROW}# {''.join(f'{cell:>55}' for cell in row)}   #" for row in table]
+    text = "\n".join([*lines[:begin], *printed, *lines[end:]])
+    if old:
+        text = re.sub(r"^(.*?#\s+\d+ .*%\).*%\)\s+[\d.]+) \(\S+\)", r"\1", text, flags=re.M)
+    if version < "0.8":
+        text = text.replace("Planning Memory:", "Usable Memory:").replace("Compute Kernels Count:", "Compute Kernels:")
+    return text.replace("Compute Kernels Embedding Weights:", "Other:")
+
+
+def glued(text):
+    return text.replace("\n", "")
+
+
+def folded(width):
+    def fold(text):
+        return "\n".join(line[at : at + width] for line in text.splitlines() for at in range(0, len(line), width))
+
+    return fold
+
+
+def parts(text):
+    """As the runtime of a container writes lines that are longer than it takes: P for a part, F for the last."""
+    lines = []
+    for line in text.splitlines():
+        cut = [line[at : at + 100] for at in range(0, len(line), 100)]
+        lines += [f"2026-01-02T03:04:05.678901234Z stderr {'F' if part is cut[-1] else 'P'} {part}" for part in cut]
+    return "\n".join(lines)
+
+
+def alternating(*texts):
+    """Logs of several processes in one, a line of each in turn."""
+    return "\n".join(line for lines in zip(*(text.splitlines() for text in texts), strict=True) for line in lines)
+
+
+def marked(mark, text):
+    return "\n".join(f"{mark}{line}" for line in text.splitlines())
+
+
 def read(path, dtype=None):
     return from_stats(path, access="uniform", dtype=dtype, optimizer="sgd").tables()
 
@@ -246,12 +320,152 @@ def test_element_types_are_inferred_from_what_is_stored(mixed):
     assert {table.element_bytes for table in read(mixed, dtype="fp16").tables} == {2}
 
 
-def test_the_last_of_several_printouts_counts(columns, mixed, tmp_path):
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_printout_of_each_version_is_read_by_its_headings(columns, mixed, tmp_path, version):
+    path = tmp_path / "stats.txt"
+    path.write_text(as_printed_by(version, columns[2].read_text()))
+    printed, now = read_stats(path), read_stats(columns[2])
+    tables = read(path).tables
+
+    assert tables == read(columns[2]).tables
+    assert [(t.sharding, t.ranks, t.perf_ms) for t in printed.tables] == [
+        (t.sharding, t.ranks, t.perf_ms) for t in now.tables
+    ]
+    plan, theirs = (stats_plan(read_stats(file), tables, "stats.txt") for file in (path, columns[2]))
+    assert plan.cost_ms == theirs.cost_ms
+    assert plan.task.device_memory_bytes == theirs.task.device_memory_bytes
+    assert {(s.table, s.dim) for s in plan.shards if s.table != "item"} == {
+        (s.table, s.dim) for s in theirs.shards if s.table != "item"
+    }
+
+
+def test_what_a_version_does_not_print_is_assumed_with_a_note(columns, mixed, tmp_path):
+    path = tmp_path / "stats.txt"
+    found = {}
+    for version in VERSIONS:
+        path.write_text(as_printed_by(version, mixed.read_text()))
+        found[version] = read(path)
+    notes = {version: "; ".join(read.notes) for version, read in found.items()}
+
+    weighted = {version: [t.weighted for t in read.tables if t.name == "tall"] for version, read in found.items()}
+    assert weighted == {"0.3": [False], "0.4": [False], "0.5": [True], "0.6": [True], "1.1": [True]}
+    assert [version for version in VERSIONS if "assumed to have none" in notes[version]] == ["0.3", "0.4"]
+    assert [version for version in VERSIONS if "counts as compute" in notes[version]] == ["0.3", "0.4"]
+    halves = {version: [t.element_bytes for t in read.tables if t.name == "grid"] for version, read in found.items()}
+    assert halves == {"0.3": [4], "0.4": [4], "0.5": [4], "0.6": [2], "1.1": [2]}
+    assert all("--dtype" in notes[version] for version in ("0.3", "0.4", "0.5"))
+    path.write_text(as_printed_by("0.4", columns[2].read_text()))
+    assert any("equal ones are assumed" in note for note in read(path).notes)
+
+
+def test_a_printout_without_rows_says_that_its_version_prints_none(columns, tmp_path):
+    path = tmp_path / "stats.txt"
+    path.write_text(
+        as_printed_by("0.3", columns[2].read_text()).replace("Emb Dim", "Some Dim").replace("Hash Size", "Size")
+    )
+    with refused(InvalidInput, path, "0.2", "--from-torchrec"):
+        read(path)
+
+
+def test_older_versions_lookups_are_pooling_factors_times_poolings(tmp_path):
+    module = EmbeddingBagCollection(tables=[bags("user", 1000, 16, features=2), bags("geo", 500, 16)], device=META)
+    twice = ParameterConstraints(pooling_factors=[3.0, 3.0], num_poolings=[2.0, 2.0], sharding_types=["table_wise"])
+    planned(module, 2, {"user": twice}, tmp_path / "now.txt")
+    (tmp_path / "old.txt").write_text(as_printed_by("0.5", (tmp_path / "now.txt").read_text()))
+
+    found = read(tmp_path / "old.txt")
+    assert [t.pooling_factor for t in found.tables if t.name == "user"] == [12.0]
+    assert found.tables == read(tmp_path / "now.txt").tables
+    assert any("several poolings" in note for note in found.notes)
+
+
+def test_a_table_in_host_memory_is_not_taken_for_one_of_halves(tmp_path):
+    module = EmbeddingBagCollection(tables=[bags("huge", 10**7, 64), bags("geo", 5000, 16)], device=META)
+    cached = ParameterConstraints(compute_kernels=["fused_uvm_caching"], sharding_types=["table_wise"])
+    planned(module, 2, {"huge": cached}, tmp_path / "now.txt")
+    (tmp_path / "old.txt").write_text(as_printed_by("1.1", (tmp_path / "now.txt").read_text()))
+    assert {table.element_bytes for table in read(tmp_path / "old.txt").tables} == {4}
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        lambda text: text.replace(ROW, ""),
+        lambda text: text.replace(ROW, "2026-01-02 03:04:05,678 [INFO] torchrec.planner: "),
+        lambda text: text.replace(ROW, "[rank0]:[I102 03:04:05.678 stats.py:600] "),
+        glued,
+        lambda text: glued(text.replace(ROW, "")),
+        lambda text: text.replace("\n", " "),
+        lambda text: "\n".join(json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in text.splitlines()),
+        lambda text: json.dumps({"message": text}),
+        lambda text: "".join(f"\x1b[32m{line}\x1b[0m\n" for line in text.splitlines()),
+        lambda text: json.dumps({"message": "".join(f"\x1b[1;32m{line}\x1b[0m\n" for line in text.splitlines())}),
+        lambda text: "".join(f"#033[32m{line}#033[0m\n" for line in text.splitlines()),
+        folded(80),
+        folded(200),
+        lambda text: folded(79)(text.replace(ROW, "")),
+        parts,
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text.replace("\n", "\nstep 1: loss 0.7 (#1 of # 9)\n"),
+        lambda text: alternating(marked("[rank1]:", text), marked("[rank0]:", text)),
+        lambda text: alternating(marked("3: ", text), marked("0: ", text)),
+        lambda text: alternating(marked("[1,0]<stderr>:", text), marked("[1,1]<stderr>:", text)),
+    ],
+)  # fmt: skip
+def test_a_printout_is_read_out_of_any_log(columns, tmp_path, log):
+    path = tmp_path / "some.log"
+    path.write_text(log(columns[2].read_text()))
+    printed, alone = read_stats(path), read_stats(columns[2])
+
+    assert read(path).tables == read(columns[2]).tables
+    assert printed.rank_ms == alone.rank_ms
+    assert (printed.batch_size, printed.memory_gib, printed.weights_gib) == (512, 34.0, alone.weights_gib)
+    assert [t._replace(where="") for t in printed.tables] == [t._replace(where="") for t in alone.tables]
+
+
+def test_lines_of_several_processes_without_a_mark_are_refused(columns, tmp_path):
+    path = tmp_path / "both.log"
+    path.write_text(alternating(columns[2].read_text(), columns[2].read_text()))
+    with refused(InvalidInput, path, "several processes"):
+        read(path)
+    text = columns[2].read_text()
+    row = next(line for line in text.splitlines() if "sparse.user" in line)
+    path.write_text(text.replace(row, f"{row}\n{row}"))
+    with refused(InvalidInput, path, "sparse.user", "several processes"):
+        read(path)
+
+
+def test_a_log_that_ends_or_has_a_gap_anywhere_is_read_whole_or_refused(columns, tmp_path):
+    path = tmp_path / "cut.log"
+    lines = columns[2].read_text().splitlines()
+    whole = read(columns[2]).tables
+    refusals = []
+    for cut in range(len(lines)):
+        for kept in (lines[:cut], lines[:cut] + lines[cut + 1 :], [*lines[:cut], lines[cut][:70], *lines[cut + 1 :]]):
+            path.write_text("\n".join(kept))
+            try:
+                assert (read(path).tables, read_stats(path).ranks) == (whole, 4), (cut, kept[-1])
+            except InvalidInput as error:
+                refusals.append(str(error))
+    assert any("cut off" in said for said in refusals)
+    assert any("lines are missing" in said for said in refusals)
+    assert all("\n" not in said and said.startswith(str(path)) for said in refusals)
+
+
+def test_the_last_of_several_printouts_counts_and_is_named(columns, mixed, tmp_path):
     both = tmp_path / "both.log"
-    both.write_text(columns[2].read_text() + "step 1: loss 0.7\n" + mixed.read_text())
+    first = columns[2].read_text()
+    both.write_text(first + "step 1: loss 0.7\n" + mixed.read_text())
     printed = read_stats(both)
+    begins = first.count("\n") + 3
     assert {table.name for table in printed.tables} == {"copied", "grid", "tall", "seq"}
-    assert any(note.startswith("2 printouts") for note in stats_entries(printed)[1])
+    said = next(note for note in stats_entries(printed)[1] if note.startswith("2 printouts"))
+    assert f"line {begins}: 4 tables on 8 ranks" in said
+    assert said.endswith("lines 2")
+
+    both.write_text(first + mixed.read_text()[:3000])
+    with refused(InvalidInput, both, begins - 1, "cut off"):
+        read(both)
 
 
 @pytest.mark.parametrize(

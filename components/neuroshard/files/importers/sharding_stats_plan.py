@@ -25,11 +25,6 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     """
     if not all(table.ranks for table in printed.tables) or not printed.ranks:
         raise InvalidInput(f"{where}: the planner found no plan, so there is none to write, only tables")
-    beyond = next((table for table in printed.tables if max(table.ranks) >= printed.ranks), None)
-    if beyond is not None:
-        raise InvalidInput(
-            f"{beyond.where}: {beyond.path} is on rank {max(beyond.ranks)}, but {printed.ranks} ranks are printed"
-        )
     if memory_bytes is None and printed.memory_gib is None:
         raise UsageError(
             f"{where}: does not show the memory that the planner planned with; give --memory, as in --memory 80GiB"
@@ -43,7 +38,9 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     others = [table for table in printed.tables if table not in wanted]
     for table in others:
         for rank in table.ranks:
-            free[rank] -= round(table.storage_gib * GIB / len(table.ranks))
+            # where HBM holds nothing of it, its memory is the host's; not printed by old versions: fp32
+            held_bytes = (table.hbm_gib or table.stored_gib or table.rows * table.dim * 4 / GIB) * GIB
+            free[rank] -= round(held_bytes / len(table.ranks))
     if min(free) < 1:
         raise InvalidInput(
             f"{where}: what is left out already takes more than a rank's {format_bytes(limit)}; give --memory"
@@ -68,7 +65,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     )
     shards = [Shard(**shard) for table, ours in held for shard in _shards(table, ours)]
     wide = fault_of_shards(task.tables, shards, "cuda", copied)
-    notes = [*_notes(held, others), *([f"on GPUs this plan trains wrongly: {wide}"] if wide else [])]
+    notes = [*_notes(printed, held, others), *([f"on GPUs this plan trains wrongly: {wide}"] if wide else [])]
     return Plan.parse(
         {
             "task": task,
@@ -114,8 +111,8 @@ def given_costs(printed: Printed, tables: Sequence[Table], where: str) -> dict[s
     }
 
 
-def _notes(held: Sequence[tuple[PrintedTable, Table]], others: Sequence[PrintedTable]) -> list[str]:
-    notes = ["costs are the printed estimates of TorchRec's planner; they do not include waiting"]
+def _notes(printed: Printed, held: Sequence[tuple[PrintedTable, Table]], others: Sequence[PrintedTable]) -> list[str]:
+    notes = ["costs are the printed estimates of TorchRec's planner; they do not include waiting", *printed.notes]
     if others:
         notes.append(f"{counted(len(others), 'sequence table')} left out")
     notes += host_notes((table, ours.memory_bytes) for table, ours in held)

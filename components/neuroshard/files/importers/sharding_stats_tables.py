@@ -18,7 +18,7 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
                 "rows": table.rows,
                 "dim": table.dim,
                 "pooling_factor": table.lookups,
-                "weighted": table.weighted,
+                "weighted": bool(table.weighted),
                 "element_bytes": size,
                 "pooling": "sum" if table.pooled else "none",
                 "features": equal_features(table.features, table.lookups) if table.features > 1 else [],
@@ -27,11 +27,9 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
         for table, size in zip(printed.tables, inferred, strict=True)
     ]
     shared = sum(table.features > 1 for table in printed.tables)
-    notes = [how, "whether a table pools by sum or mean is not printed: sum is assumed"]
+    notes = [how, "whether a table pools by sum or mean is not printed: sum is assumed", *printed.notes]
     sizes = (table.rows * table.dim * size for table, size in zip(printed.tables, inferred, strict=True))
     notes += host_notes(zip(printed.tables, sizes, strict=True))
-    if printed.printouts > 1:
-        notes.append(f"{printed.printouts} printouts are in the file; the last one counts")
     if shared:
         notes.append(
             f"read by several features: {counted(shared, 'table')}; each feature is given an equal share of the lookups"
@@ -46,9 +44,16 @@ def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], st
     elements = [table.rows * table.dim / GIB for table in printed.tables]
     if given is not None:
         return [given] * len(elements), f"elements have {given} bytes, as --dtype says"
+    if all(table.stored_gib is None for table in printed.tables):
+        return [4] * len(elements), (
+            "neither element types nor what a table stores are printed by this version of TorchRec: elements count as fp32; if "
+            "they are not, say so with --dtype"
+        )
     # a table that stores less than its weights take in fp32 must be fp16
     sizes = [
-        2 if table.storage_gib + ROUNDING_GIB < 4 * count * _copies(table, printed) else 4
+        2
+        if table.stored_gib is not None and table.stored_gib + ROUNDING_GIB < 4 * count * _copies(table, printed)
+        else 4
         for table, count in zip(printed.tables, elements, strict=True)
     ]
     weights = sum(size * count for size, count in zip(sizes, elements, strict=True))
@@ -71,4 +76,4 @@ def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], st
 
 def _copies(table: PrintedTable, printed: Printed) -> int:
     """Copies of a table in its printed storage: a data-parallel table is on every rank."""
-    return max(1, printed.ranks) if table.sharding == "DP" and table.storage_gib else 1
+    return max(1, printed.ranks) if table.sharding == "DP" and table.stored_gib else 1
