@@ -149,6 +149,8 @@ def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts
 # ten lines that say a thousand million items
 LAUGHS = "- &a0 [x]\n" + "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 
+OF_A = "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: "
+
 
 @pytest.mark.parametrize(
     ("text", "facts"),
@@ -177,6 +179,15 @@ LAUGHS = "- &a0 [x]\n" + "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n"
         ("[{name: a, tables: 2026-01-01, devices: 8, memory: 1GiB}]", ["date", "quote"]),
         ("[{name: a, tables: t, devices: .inf, memory: 1GiB}]", ["inf"]),
         ("\x00", ["YAML"]),
+        ("[{name: a, tables: t, devices: 1:30, memory: 1GiB}]", ["'1:30'", "base 60", "quote"]),
+        ("[{name: a, tables: t, devices: 010, memory: 1GiB}]", ["'010'", "base 8"]),
+        (OF_A + "{tables: [{match: 'u_*', devices: [0, 9]}]}}]", ["model 'a'", "'u_*'", "device 9", "8"]),
+        (OF_A + "{together: [[b, c]], tables: [{match: c, devices: [1]}, {match: b, devices: [0]}]}}]", ["'b'", "'c'"]),
+        (OF_A + "{row_wise: true, max_shards: 2}}]", ["model 'a'", "row-wise", "2 shards"]),
+        (OF_A + "{tables: [{match: b, split: false}, {match: b, row_wise: true}]}}]", ["model 'a'", "'b'"]),
+        (OF_A + "{reserve: 2GiB}}]", ["model 'a'", "reserve"]),
+        (OF_A + "{}, domain: 3}]", ["8", "3"]),
+        (OF_A.replace("tables: t", "tables: mlperf-dlrm-dcnv2") + "{tables: [{match: user, devices: [1]}]}}]", ["'user'"]),
     ],
 )
 def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: list[str]) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,14 @@ from typing import Any, NamedTuple
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.nightly import ModelSpec, read_specs
 from neuroshard.core.parameters import check_parameters
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import one_line
 from neuroshard.core.value import Value, canonical_json, sha256, shown
-from neuroshard.files.constraints import ConstraintsFile, MatchedRule
+from neuroshard.files.constraints import ConstraintsFile, MatchedRule, resolve
 from neuroshard.files.disk import read_bytes
+from neuroshard.files.importers.presets import PRESETS
+from neuroshard.store.tables import load_tables
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
 DEADLINE_SECONDS = 24 * 3600.0  # as long as a run may take; the next night begins then
@@ -52,8 +57,13 @@ class RunSettings(NamedTuple):
 @cache
 def known_parameters() -> Mapping[str, str]:
     """The pipeline's parameters by name, each with KFP's name of its type."""
-    spec = _decoded(PACKAGE.read_text(), str(PACKAGE))["root"]["inputDefinitions"]["parameters"]
-    return {name: one["parameterType"] for name, one in spec.items()}
+    return {name: one["parameterType"] for name, one in _parameters().items()}
+
+
+@cache
+def _parameters() -> Mapping[str, Mapping[str, Any]]:
+    found: Mapping[str, Any] = _decoded(PACKAGE.read_text(), str(PACKAGE))["root"]["inputDefinitions"]["parameters"]
+    return found
 
 
 @contextmanager
@@ -130,10 +140,11 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
             for written, spec in zip(*_both(given["models"]), strict=True):
                 _no_others(written, ModelSpec, f"model {spec.name!r}")
                 constraints = f"constraints of model {spec.name!r}"
-                ConstraintsFile.parse(spec.constraints, constraints)
+                parsed = ConstraintsFile.parse(spec.constraints, constraints)
                 _no_others(spec.constraints, ConstraintsFile, constraints)
                 for place, rule in enumerate(spec.constraints.get("tables", ())):
                     _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
+                _check_task(spec, parsed, given)
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
     check_parameters({name: value for name, value in given.items() if name != PARALLELISM})
@@ -144,6 +155,34 @@ def _both(models: str) -> tuple[list[dict[str, Any]], tuple[ModelSpec, ...]]:
     """The models as they are written, and as specs. Raises UsageError and InvalidInput."""
     specs = read_specs(models)
     return json.loads(models), specs
+
+
+def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[str, Any]) -> None:
+    """Raise what the night would raise after it has measured: rules that contradict each other or name devices that are not there.
+
+    Tables of a preset, or of a file that is here too, are read. Those in a store need not be readable from here: then each
+    pattern stands for a table of that name.
+    """
+    batch_size = given.get("batch_size", _parameters()["batch_size"]["defaultValue"])
+    margin = given.get("memory_margin", _parameters()["memory_margin"]["defaultValue"])
+    here = spec.tables in PRESETS or ("://" not in spec.tables and Path(spec.tables).is_file())
+    patterns = [rule.match for rule in constraints.tables] + [name for group in constraints.together for name in group]
+    stand_ins = [Table(name=name, rows=2**20, dim=128, pooling_factor=1.0) for name in dict.fromkeys(patterns or ["any"])]
+    tables = load_tables(spec.tables)[0] if here else stand_ins
+    reserve = max(constraints.reserve_share, float(margin))
+    task = {
+        "tables": tables,
+        "device_memory_bytes": spec.memory_bytes,
+        "batch_size": int(batch_size),
+        "constraints": resolve(
+            constraints.model_copy(update={"reserve_share": reserve}), tables, f"constraints of model {spec.name!r}"
+        ),
+        "pipeline": spec.pipeline,
+        "topology": spec.topology,
+        "collective_precision": spec.precision,
+        "dense_optimizer": spec.dense_optimizer,
+    }
+    ShardingTask.parse(task, f"model {spec.name!r}")
 
 
 def _no_others(written: Mapping[str, Any], kind: type[Value], where: str) -> None:
@@ -188,6 +227,16 @@ def _decoded(text: str, where: str) -> Any:
     import yaml
 
     class Distinct(yaml.SafeLoader):
+        def construct_number(self, node: Any) -> Any:
+            """1:30 is 90 and 010 is 8 to YAML 1.1, which nobody means who writes so."""
+            value = self.construct_scalar(node)
+            if ":" in value or re.match(r"[+-]?0[0-9_]", value):
+                base = "60" if ":" in value else "8"
+                wrong = f"{shown(value)} is a number to the base {base} in YAML; write it to the base 10, or quote it as text"
+                raise yaml.MarkedYAMLError(problem=wrong, problem_mark=node.start_mark)
+            is_int = node.tag.endswith(":int")
+            return self.construct_yaml_int(node) if is_int else self.construct_yaml_float(node)
+
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
             seen = set()
@@ -198,6 +247,8 @@ def _decoded(text: str, where: str) -> Any:
                 seen.add((key.tag, key.value))
             return node
 
+    for tag in ("int", "float"):
+        Distinct.add_constructor(f"tag:yaml.org,2002:{tag}", Distinct.construct_number)
     try:
         return next(yaml.load_all(text, Loader=Distinct), None)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date
