@@ -2,6 +2,7 @@
 
     python examples/train.py --store runs/store --name ads-ranker --steps 20 --batch-size 512 --summary train.json
     python examples/train.py --store runs/store --name ads-ranker --model my_package.model:make_model
+    python examples/train.py --store runs/store --name ads-ranker --checkpoints ckpt/    and again, after a crash
 
 It starts one gloo process for each device of the plan on this machine's CPU. Under torchrun, which sets RANK, it is one of
 the ranks and starts none. What a trainer of your own needs is in `train` and `shard`; the rest is a model, made-up batches
@@ -32,6 +33,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint import save
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -62,16 +65,17 @@ from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
 from neuroshard.client.torchrec import ShardingWarning, qcomms, to_torchrec
 from neuroshard.client.torchrec_module import collections_of as collections_in
 from neuroshard.client.torchrec_module import match_tables
+from neuroshard.client.torchrec_optimizer import PLAN, load_resharded, saved_plan
 from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.clean import accept_all_characters
-from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.core.value import canonical_json
 from neuroshard.files.disk import write_bytes
 from neuroshard.files.importers.torchrec_model import make_on_meta
 from neuroshard.progress import progress
-from neuroshard.system import available_bytes, fbgemm_lacks, loopback_address
+from neuroshard.system import available_bytes, cores, fbgemm_lacks, loopback_address
 
 # FBGEMM's fused optimizers that run on a CPU, under the names of core/table.py
 OPTIMIZERS = {
@@ -136,6 +140,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--checkpoints", type=Path, help="folder to save in, and to go on from under the plan that was saved with"
+    )
+    parser.add_argument("--save-every", type=int, default=10, help="steps from one checkpoint to the next")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a rank waits for the others")
     parser.add_argument("--summary", type=Path, help="JSON file to write at the end")
     parser.set_defaults(memory_bytes=0)  # of all ranks together; 0 where each is to see for itself
@@ -160,9 +168,7 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
         rank=rank,
         world_size=world_size,
     )
-    plan = load_plan_on_all_ranks(
-        arguments.store, arguments.name, digest=arguments.digest, timeout_seconds=arguments.timeout
-    )
+    plan = plan_to_go_on(arguments, partial(load_plan_on_all_ranks, timeout_seconds=arguments.timeout))
     digest = plan.digest()
     memory = lowest_of_ranks(arguments.memory_bytes or memory_for_tables(arguments, world_size))
     if rank:
@@ -177,17 +183,21 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     model = shard(Model(collections, torch.device("meta")), plan, arguments)
     load_weights(model, unsharded)
 
-    generator = torch.Generator().manual_seed(1000 * arguments.seed + rank)
     local_batch = arguments.batch_size // world_size
-    features, labels = make_batch(collections, local_batch, generator)
+    features, _ = make_batch(collections, local_batch, generator_of(arguments, rank, -1))
     difference = compare_first_forward(model, unsharded, features, plan)
     del unsharded
 
     dense = dict(in_backward_optimizer_filter(model.named_parameters()))  # tables are updated by their own backward
     optimizer = torch.optim.SGD(dense.values(), lr=arguments.learning_rate)
+    saved = latest(arguments.checkpoints)
+    done = 0 if saved is None else go_on(model, saved, plan)
+    if done >= arguments.steps:
+        raise UsageError(f"{saved}: {done} steps are done already; give more --steps")
     losses, step_ms = [], []
-    with progress("train", arguments.steps, "steps") if rank == 0 else nullcontext() as bar:
-        for _ in range(arguments.steps):
+    with progress("train", arguments.steps - done, "steps") if rank == 0 else nullcontext() as bar:
+        for step in range(done, arguments.steps):
+            features, labels = make_batch(collections, local_batch, generator_of(arguments, rank, step))
             dist.barrier()
             began = time.perf_counter()
             logits, _ = model(features)
@@ -200,7 +210,8 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
             losses.append(mean_over_ranks(loss.detach()))
             if bar:
                 bar.advance(1, f"loss {losses[-1]:.4f}, {step_ms[-1]:.0f} ms a step")
-            features, labels = make_batch(collections, local_batch, generator)
+            if arguments.checkpoints and (step + 1) % arguments.save_every == 0:
+                save(state_of(model, digest, step + 1), checkpoint_id=arguments.checkpoints / f"step-{step + 1:06}")
 
     embedding_ms = time_embeddings(model, features, arguments.steps)
     if rank == 0:
@@ -209,12 +220,55 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
             "measured_ms": embedding_ms,
             "predicted_ms": list(whole.predicted_ms or ()),
             "predicted_for": whole.provenance.cost_model_device or whole.provenance.cost_model,
+            "ranks_here": int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+            "cores_here": cores(),
         }
         print(report(summary))
         if arguments.summary:
             write_bytes(arguments.summary, canonical_json(summary))
     dist.barrier()  # over a slow network another rank may still receive
     dist.destroy_process_group()
+
+
+def plan_to_go_on(arguments: argparse.Namespace, load: Callable[..., Plan]) -> Plan:
+    """The plan of the latest checkpoint, so that a job that starts again trains as it did, whatever is live by now; where there
+    is none, or its plan is gone from the store, the live plan. On ranks, rank 0 decides for all."""
+    saved = latest(arguments.checkpoints)
+    digest = arguments.digest or (saved_plan(saved) if saved else None)
+    try:
+        return load(arguments.store, arguments.name, digest=digest)
+    except NotFound:
+        if digest is None or arguments.digest:
+            raise
+    return load(arguments.store, arguments.name)
+
+
+def latest(folder: Path | None) -> Path | None:
+    """The newest checkpoint that was saved to its end; None where there is none."""
+    return max((path.parent for path in folder.glob("step-*/.metadata")), default=None) if folder else None
+
+
+def state_of(model: DistributedModelParallel, digest: str, step: int) -> dict[str, Any]:
+    """What a checkpoint holds: weights, the optimizer of the tables, the plan's digest, and the steps done."""
+    return {
+        "model": model.state_dict(),
+        "optimizer": model.fused_optimizer.state_dict(),
+        PLAN: digest,
+        "step": torch.tensor(step),
+    }
+
+
+def go_on(model: DistributedModelParallel, saved: Path, plan: Plan) -> int:
+    """Read a checkpoint into the model, of this plan or another; the steps that were done."""
+    state = state_of(model, "", 0)
+    load_resharded(state, saved, new_plan=plan)
+    model.fused_optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])
+
+
+def generator_of(arguments: argparse.Namespace, rank: int, step: int) -> torch.Generator:
+    """Of a rank's batch of a step, the same whether the job was started again or not."""
+    return torch.Generator().manual_seed((arguments.seed * 4096 + rank) * 10**6 + step + 1)
 
 
 def shard(model: nn.Module, plan: Plan, arguments: argparse.Namespace) -> DistributedModelParallel:
@@ -615,15 +669,26 @@ def report(summary: dict[str, Any]) -> str:
     )
 
 
-def embeddings(measured_ms: Sequence[float], predicted_ms: Sequence[float], predicted_for: str | None) -> str:
-    """A line of each rank's milliseconds, as predicted and as measured here."""
+def embeddings(
+    measured_ms: Sequence[float],
+    predicted_ms: Sequence[float],
+    predicted_for: str | None,
+    ranks_here: int,
+    cores_here: int,
+) -> str:
+    """A line of each rank's milliseconds, as predicted and as measured here; and one on why they differ, if that is known."""
     measured = " ".join(f"{ms:.1f}" for ms in measured_ms)
     predicted = (
         f"predicted {' '.join(f'{ms:.1f}' for ms in predicted_ms)} ms on {predicted_for}"
         if predicted_ms
         else "no prediction"
     )
-    return f"embeddings by rank: measured {measured} ms here; {predicted}"
+    why = (
+        f"\n  ({ranks_here} ranks share {cores_here} cores here; predictions are for ranks with cores of their own)"
+        if predicted_ms and ranks_here > cores_here
+        else ""
+    )
+    return f"embeddings by rank: measured {measured} ms here; {predicted}{why}"
 
 
 # One process a rank
@@ -631,7 +696,7 @@ def embeddings(measured_ms: Sequence[float], predicted_ms: Sequence[float], pred
 
 def launch(arguments: argparse.Namespace) -> None:
     """Start a process a rank and wait. One that fails ends them all. Raises UsageError, NeuroshardError."""
-    plan = load_plan(arguments.store, arguments.name, digest=arguments.digest)
+    plan = plan_to_go_on(arguments, load_plan)
     arguments.digest = plan.digest()  # for the ranks, whatever is live by the time that they load
     world_size = plan.task.devices
     arguments.memory_bytes = memory_for_tables(arguments, world_size)  # once for all: what is free changes

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from torch.distributed.checkpoint import save
 
 from helpers.limits import HANGS
 from helpers.plans import NOW, TABLES, make_plan, row_plan, row_wise
@@ -111,6 +114,58 @@ def test_three_ranks_train_on_the_live_plan(tmp_path, element_bytes, optimizer):
     assert len(summary["embeddings"]["measured_ms"]) == 3
     assert "no prediction" in done.stdout
     assert done.stderr.count("Warning") == done.stderr.count("search with --batch-size 96") == 1  # the plan is for 64
+
+
+def test_a_job_that_starts_again_goes_on_under_the_plan_of_its_checkpoint(tmp_path: Path) -> None:
+    """Whatever is live by then; where that plan is gone from the store, under the live one."""
+    old, new = lopsided_plan(devices=2), row_plan(2)
+    store, ends = deployed(tmp_path, old), {}
+
+    def run(name: str, *arguments: object) -> str:
+        given = ("--optimizer", "rowwise_adagrad", "--summary", tmp_path / name, *arguments)
+        done = subprocess.run(
+            command(store, *given),
+            capture_output=True,
+            text=True,
+            timeout=HANGS,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        )
+        assert done.returncode == 0, done.stderr
+        ends[name] = json.loads((tmp_path / name).read_text())
+        return done.stderr
+
+    saving = ("--checkpoints", tmp_path / "saved", "--save-every", 2)
+    run("whole", "--steps", 6)
+    run("begun", "--steps", 4, *saving)
+    (tmp_path / "saved" / "step-000008").mkdir()  # of a job that was killed while it saved
+    deploy(new, FolderStore(store), "m", now=NOW)
+    run("ended", "--steps", 6, *saving)
+    assert ends["ended"]["plan_digest"] == old.digest()
+    assert ends["ended"]["last_loss"] == ends["whole"]["last_loss"]
+
+    shutil.rmtree(tmp_path / "saved" / "step-000006")
+    shutil.rmtree(tmp_path / "cache")
+    (store / "m" / "plans" / f"{old.digest()}.json").unlink()
+    run("moved", "--steps", 6, *saving)
+    assert ends["moved"]["plan_digest"] == new.digest()
+    assert ends["moved"]["last_loss"] == pytest.approx(ends["whole"]["last_loss"], rel=1e-3)  # moments are estimated
+
+
+def test_a_checkpoint_without_a_plan_and_one_that_names_none(tmp_path: Path, example: ModuleType) -> None:
+    saved_plan = example.saved_plan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # no process group
+        save({"model": torch.zeros(2)}, checkpoint_id=tmp_path / "before")
+        save({"plan": 7}, checkpoint_id=tmp_path / "wrong")
+
+    assert saved_plan(tmp_path / "before") is None
+    with refused(InvalidInput, "wrong", "'plan'", "7"):
+        saved_plan(tmp_path / "wrong")
+    with refused(InvalidInput, "nowhere"):
+        saved_plan(tmp_path / "nowhere")
+    (tmp_path / "before" / ".metadata").write_bytes(b"cut off")
+    with refused(InvalidInput, "before"):
+        saved_plan(tmp_path / "before")
 
 
 def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_path):

@@ -187,7 +187,10 @@ OF_A = "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: "
         (OF_A + "{tables: [{match: b, split: false}, {match: b, row_wise: true}]}}]", ["model 'a'", "'b'"]),
         (OF_A + "{reserve: 2GiB}}]", ["model 'a'", "reserve"]),
         (OF_A + "{}, domain: 3}]", ["8", "3"]),
-        (OF_A.replace("tables: t", "tables: mlperf-dlrm-dcnv2") + "{tables: [{match: user, devices: [1]}]}}]", ["'user'"]),
+        (
+            OF_A.replace("tables: t", "tables: mlperf-dlrm-dcnv2") + "{tables: [{match: user, devices: [1]}]}}]",
+            ["'user'"],
+        ),
     ],
 )
 def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: list[str]) -> None:

@@ -22,6 +22,8 @@ Not covered: state in DTensors, and row-wise state of other optimizers, if it is
 import io
 import math
 import os
+import pickle  # nosec B403
+import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +36,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, create_default_local_load_plan
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
@@ -48,10 +51,12 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted, spanned
+from neuroshard.core.text import counted, one_line, spanned
+from neuroshard.core.value import shown
 
-__all__ = ["load_resharded"]
+__all__ = ["load_resharded", "saved_plan"]
 
+PLAN = "plan"  # key of a checkpoint, under which a trainer puts its plan's digest
 METADATA_FILE = ".metadata"  # that torch.distributed.checkpoint writes last
 INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
 
@@ -98,6 +103,43 @@ def load_resharded(
     if other := orders.difference():
         warnings.warn(other, ShardingWarning, stacklevel=2)
     return tuple(sorted(planner.inexact_tables()))
+
+
+def saved_plan(checkpoint: str | os.PathLike[str], *, storage_reader: StorageReader | None = None) -> str | None:
+    """The digest of the plan that a checkpoint was trained under: what its trainer saved as "plan" beside "model". None where it
+    saved none.
+
+    It needs no process group, and is for `load_plan_on_all_ranks(digest=…)`: a job that starts again goes on under the plan of
+    its checkpoint, whatever is live by then. Raises InvalidInput where there is no checkpoint, or "plan" is no digest.
+    """
+    whose = f"checkpoint {checkpoint}"
+    if storage_reader is None:
+        if not (Path(checkpoint) / METADATA_FILE).is_file():
+            raise InvalidInput(f"{checkpoint}: there is no checkpoint here ({METADATA_FILE} is missing)")
+        storage_reader = FileSystemReader(checkpoint)
+    found = _Digest()
+    try:
+        if PLAN not in storage_reader.read_metadata().state_dict_metadata:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of no process group
+            load({PLAN: ""}, storage_reader=storage_reader, planner=found, no_dist=True)
+    except CheckpointException as error:
+        raise InvalidInput(_fault(whose, error)) from None
+    except (OSError, pickle.UnpicklingError, EOFError) as error:
+        raise InvalidInput(f"{whose} cannot be read: {one_line(error)}") from None
+    if not isinstance(found.value, str) or not re.fullmatch(r"[0-9a-f]{64}", found.value):
+        raise InvalidInput(f"{whose}: {PLAN!r} is {shown(found.value)}, not a plan's digest; save plan.digest()")
+    return found.value
+
+
+class _Digest(DefaultLoadPlanner):
+    """Reads one value, and runs no code that a file may hold."""
+
+    value: object = None
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self.value = torch.load(value, weights_only=True)
 
 
 def _check_there(checkpoint: str | os.PathLike[str], group: dist.ProcessGroup | None) -> None:

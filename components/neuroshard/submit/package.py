@@ -167,7 +167,9 @@ def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[st
     margin = given.get("memory_margin", _parameters()["memory_margin"]["defaultValue"])
     here = spec.tables in PRESETS or ("://" not in spec.tables and Path(spec.tables).is_file())
     patterns = [rule.match for rule in constraints.tables] + [name for group in constraints.together for name in group]
-    stand_ins = [Table(name=name, rows=2**20, dim=128, pooling_factor=1.0) for name in dict.fromkeys(patterns or ["any"])]
+    stand_ins = [
+        Table(name=name, rows=2**20, dim=128, pooling_factor=1.0) for name in dict.fromkeys(patterns or ["any"])
+    ]
     tables = load_tables(spec.tables)[0] if here else stand_ins
     reserve = max(constraints.reserve_share, float(margin))
     task = {
