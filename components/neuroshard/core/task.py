@@ -12,6 +12,7 @@ from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, without_defaults
 
 MAX_DEVICES = 4096
+MAX_MEMORY_BYTES = 2**60  # an exbibyte
 
 
 class ShardingTask(Value):
@@ -23,7 +24,7 @@ class ShardingTask(Value):
     """
 
     tables: tuple[Table, ...]
-    device_memory_bytes: tuple[Annotated[int, Field(gt=0)], ...]
+    device_memory_bytes: tuple[Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)], ...]
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
     constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
     pipeline: Pipeline | None = None
