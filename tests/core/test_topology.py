@@ -82,9 +82,9 @@ def over(model: TrainedCostModel, devices: int, domain: int, network: float | No
 def test_the_far_part_of_an_all_to_all_takes_the_network_and_the_near_part_what_a_domain_takes() -> None:
     model = random_model(2, 4)
     dims = np.array([40.0, 80.0, 20.0, 60.0, 0.0, 10.0, 90.0, 50.0])
-    slow = over(model, 8, 4, 1e-6)
-    fast = over(model, 8, 4, 1e30)
-    far_ms = 90 * 4 * model.batch_size * (4 / 8) / 1e-9
+    slow = over(model, 8, 4, 1.0)
+    fast = over(model, 8, 4, 1e15)
+    far_ms = 90 * 4 * model.batch_size * (4 / 8) * 1e3  # at a byte a second
 
     assert slow.network is not None
     assert slow.backward_collective_ms(dims) == pytest.approx(np.full(8, far_ms + slow.network.latency_ms))

@@ -16,7 +16,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch.distributed.checkpoint import save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from helpers.limits import HANGS
 from helpers.plans import NOW, TABLES, make_plan, row_plan, row_wise

@@ -174,6 +174,8 @@ class Table(Value):
             raise ValueError(f"must be {REUSE_BINS} shares, not {len(bins)}")
         if min(bins) < 0:
             raise ValueError(f"must be at least 0, not {min(bins)}")
+        if max(bins) > 2:  # before they are added, which may overflow
+            raise ValueError(f"must be shares, not {max(bins):g}")
         total = math.fsum(bins)
         if total and abs(total - 1) > 0.02:
             raise ValueError(f"must sum to 1 (or be all 0 for a table never read), not {total:g}")

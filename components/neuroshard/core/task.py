@@ -13,6 +13,7 @@ from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, without_defaults
 
 MAX_DEVICES = 4096
+MAX_MEMORY_BYTES = 2**60  # an exbibyte
 GRADIENT_BYTES = 4  # of an element of a data-parallel table, where the dense optimizer is not known
 # A gradient of all elements is kept in DistributedDataParallel's buckets (TorchRec makes them the gradients themselves, by
 # gradient_as_bucket_view). The backward pass makes another, which is then copied into them (seen on gloo, torchrec 1.8).
@@ -41,7 +42,7 @@ class ShardingTask(Value):
     """
 
     tables: tuple[Table, ...]
-    device_memory_bytes: tuple[Annotated[int, Field(gt=0)], ...]
+    device_memory_bytes: tuple[Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)], ...]
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
     constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
     pipeline: Pipeline | None = None

@@ -6,10 +6,13 @@ whatever host it is on; between domains it has its share of the network. TorchRe
 
 from pydantic import Field
 
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import counted
 from neuroshard.core.units import parse_network
 from neuroshard.core.value import Value, Whole
+
+LEAST_BYTES_PER_S, MOST_BYTES_PER_S = 1.0, 1e15  # costs stay below what a plan may be predicted to take
+MOST_LATENCY_MS = 60_000.0
 
 
 class Topology(Value):
@@ -22,8 +25,8 @@ class Topology(Value):
 
     domain: Whole = Field(ge=1)
     local_world_size: Whole = Field(ge=1)
-    network_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    network_latency_ms: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    network_bytes_per_s: float | None = Field(default=None, ge=LEAST_BYTES_PER_S, le=MOST_BYTES_PER_S)
+    network_latency_ms: float | None = Field(default=None, ge=0, le=MOST_LATENCY_MS)
 
     @property
     def has_measured_network(self) -> bool:
@@ -70,12 +73,13 @@ def topology_of(
         if ranks is not None and ranks < 1:
             raise UsageError(f"{what} has 1 rank or more, not {ranks}")
     ranks = domain or local_world_size or devices
-    found = Topology(
-        domain=ranks,
-        local_world_size=local_world_size or ranks,
-        network_bytes_per_s=rate,
-        network_latency_ms=latency_ms,
-    )
+    fields = {"domain": ranks, "local_world_size": local_world_size or ranks}
+    try:
+        found = Topology.parse(
+            {**fields, "network_bytes_per_s": rate, "network_latency_ms": latency_ms}, "the topology"
+        )
+    except InvalidInput as error:
+        raise UsageError(str(error)) from None
     if fault := found.fault(devices):
         raise UsageError(fault)
     return found

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
@@ -9,6 +10,9 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from neuroshard.core.errors import InvalidInput, NewerFormat
+
+MOST_DIGITS = 150  # of a whole number: fields have bounds of their own, which name them
+_LONG = re.compile(rb"[0-9]{150}")
 
 
 def _written_as(kind: str) -> BeforeValidator:
@@ -68,7 +72,8 @@ def decode_json(data: bytes, where: str) -> Any:
     """Bytes of a JSON file as Python values. Raises InvalidInput that names `where` and the place of the fault."""
     try:
         # decoded here, since json.loads might take bytes for UTF-16
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_distinct)
+        parse_int = _whole if _LONG.search(data) else None
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_distinct, parse_int=parse_int)
         if b"\\" in data:
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -82,8 +87,15 @@ def decode_json(data: bytes, where: str) -> Any:
         raise InvalidInput(f"{where}: not JSON: {error.msg} at line {error.lineno} column {error.colno}{end}") from None
     except RecursionError:
         raise InvalidInput(f"{where}: not usable JSON: nested too deep") from None
-    except ValueError as error:  # a key twice, or an integer of more digits than Python converts
+    except ValueError as error:  # a key twice, or a whole number that nothing is as large as
         raise InvalidInput(f"{where}: not usable JSON: {error}") from None
+
+
+def _whole(text: str) -> int:
+    """A whole number of JSON. Raises ValueError where it has so many digits that no float may be as large as its products."""
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{shown(text, 30)} is a whole number of {len(text)} digits; at most {MOST_DIGITS}")
+    return int(text)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

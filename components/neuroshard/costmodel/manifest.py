@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from neuroshard.core.cost import Bench
+from neuroshard.core.table import MAX_DIM
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value
 from neuroshard.costmodel.report import ModelReport
@@ -30,9 +31,13 @@ class Manifest(Value):
     features: tuple[str, ...]
     bench: Bench
     hardware_fingerprint: str
-    batch_size: Annotated[int, Field(gt=0)]  # of the bench: all-to-alls, and compute cases without a batch size
-    batch_sizes: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1)]  # of the compute cases
-    max_dim: Annotated[int, Field(gt=0)]
+    batch_size: Annotated[
+        int, Field(gt=0, le=2**31)
+    ]  # of the bench: all-to-alls, and compute cases without a batch size
+    batch_sizes: Annotated[
+        tuple[Annotated[int, Field(gt=0, le=2**31)], ...], Field(min_length=1)
+    ]  # of the compute cases
+    max_dim: Annotated[int, Field(gt=0, le=MAX_DIM)]
     device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose all-to-all was measured
     tensors_sha256: str
     report: ModelReport

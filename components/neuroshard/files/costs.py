@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pyarrow as pa
+from pydantic import Field
 
 from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
@@ -22,6 +23,7 @@ from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, slow
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.label import teaches
 from neuroshard.core.table import Table
+from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, shown
 from neuroshard.files.cases import (
     COLLECTIVE_CASE_FIELDS,
@@ -75,7 +77,7 @@ class CostsManifest(Value):
     format_version: Literal[1] = 1
     bench: Bench
     tables: tuple[Table, ...]
-    device_counts: tuple[int, ...] = ()
+    device_counts: tuple[Annotated[int, Field(ge=1, le=MAX_DEVICES)], ...] = ()
 
 
 class CostWriter:

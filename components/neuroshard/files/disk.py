@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -185,7 +186,9 @@ def take_lock(folder: Path, what: str) -> int:
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
             except FileExistsError:
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+                if _is_no_folder(folder):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+                continue
             except FileNotFoundError:  # another run has just removed the folder, having written nothing
                 continue
             try:
@@ -202,6 +205,14 @@ def take_lock(folder: Path, what: str) -> int:
                 return lock
             os.close(lock)
     raise taken
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Whether something else has the name of a folder, a broken link among it. Asks once: runs create and remove folders."""
+    try:
+        return not stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def is_lock_of(lock: int, folder: Path) -> bool:

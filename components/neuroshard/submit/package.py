@@ -158,7 +158,7 @@ def _both(models: str) -> tuple[list[dict[str, Any]], tuple[ModelSpec, ...]]:
 
 
 def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[str, Any]) -> None:
-    """Raise what the night would raise after it has measured: rules that contradict each other or name devices that are not there.
+    """Raise what the night would raise after it has measured: rules that contradict each other or name absent devices.
 
     Tables of a preset, or of a file that is here too, are read. Those in a store need not be readable from here: then each
     pattern stands for a table of that name.
