@@ -23,6 +23,7 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import copies_ms, price_shards
 from neuroshard.search import data_parallel
 from neuroshard.search import watch as clock
+from neuroshard.search.infeasible import feasibility
 from neuroshard.search.notes import STOPPED
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -341,3 +342,15 @@ def test_of_a_plan_to_start_from_copies_are_as_large_as_its_own_task_says(make_t
     before = before.model_copy(update={"device_memory_bytes": (need + 2**20,) * 2})
     plan = search(task.with_copies({"t2"}), AnalyticModel(), FEW, previous=search(before, AnalyticModel(), FEW))
     assert plan.task.constraints.data_parallel == {"t2"}
+
+
+def test_copies_that_do_not_fit_are_passed_over_without_hints(make_task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints take seconds, and nobody would read them."""
+    monkeypatch.setattr(feasibility, "hints", lambda *_: pytest.fail("hints were looked for"))
+    task = make_task([(100, 64, 1.0)] * 4 + [(2000, 64, 10.0)] * 6, [1] * 2)
+    need = -(-task.need_bytes // 2)
+    tight = task.model_copy(update={"device_memory_bytes": (need + need // 8,) * 2})
+    with pytest.raises(Infeasible), monkeypatch.context() as patched:
+        patched.setattr(feasibility, "hints", lambda *_: "")
+        search(tight.with_copies([f"t{i}" for i in range(4)]), AnalyticModel(), FEW)
+    assert data_parallel.worth_copying(tight, AnalyticModel(), AUTO, clock.Watch()) == ()

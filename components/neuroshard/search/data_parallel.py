@@ -256,9 +256,9 @@ class _Try:
         try:
             device = trains_on(self.model)
             rest = Copies(self.task, device).rest if self.task.constraints.data_parallel else self.task
-            problem = feasible(rest, for_task(self.model, rest), self.settings.tuning)
+            problem = feasible(rest, for_task(self.model, rest), self.settings.tuning, hinting=False)
             plans = [plan for name in ("greedy", "row_wise") for plan in propose(name, problem, self.settings.seed)]
-            return sorted(plans or [State(*any_plan(problem))], key=lambda plan: plan.cost)
+            return sorted(plans or [State(*any_plan(problem, hinting=False))], key=lambda plan: plan.cost)
         except Infeasible:
             return []
 
