@@ -1,5 +1,6 @@
 """Tables of which every device has a copy: placed by rule, priced apart, and what cannot be copied refused."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, device_memory
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -20,6 +21,13 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import copies_ms, price_shards
+from neuroshard.search import data_parallel
+from neuroshard.search import watch as clock
+from neuroshard.search.infeasible import feasibility
+from neuroshard.search.notes import STOPPED
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers import registry
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -291,3 +299,58 @@ def test_auto_is_a_word_of_the_command_line_not_a_pattern() -> None:
         quiet=True,
     )
     assert "t3" in plan.task.constraints.data_parallel
+
+
+def test_choosing_copies_leaves_most_of_a_time_budget_and_the_searches_use_it(ticking: None) -> None:
+    task, told = over_network(drawn(0)[:10]), list[tuple[float, float]]()
+    plan = search(
+        task,
+        Analytic("h100", 65536),
+        replace(AUTO, rounds=None, time_budget_s=0.5),
+        on_improvement=lambda seconds, ms: told.append((seconds, ms)),
+    )
+    assert plan.task.constraints.data_parallel
+    assert plan.provenance.time_budget_s == 0.5
+    assert 0.85 * 0.5 <= clock.time.perf_counter() <= 1.02 * 0.5  # some of what is left for undoing cuts is not needed
+    costs = [ms for _, ms in told]
+    assert costs == sorted(costs, reverse=True)
+    assert plan.cost_ms is not None
+    assert plan.cost_ms <= costs[-1] * (1 + AUTO.simplicity)
+
+
+def test_once_stopped_no_more_copies_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, stop = list[str](), threading.Event()
+
+    def propose(name: str, problem: Problem, seed: int) -> list[State]:
+        tried.append(name)
+        stop.set()
+        return registry.propose(name, problem, seed)
+
+    monkeypatch.setattr(data_parallel, "propose", propose)
+    plan = search(over_network(drawn(0)), Analytic("h100", 65536), AUTO, stop=stop)
+    assert tried == ["greedy", "row_wise"]  # of the first number of tables
+    assert STOPPED in plan.provenance.notes
+
+
+def test_of_a_plan_to_start_from_copies_are_as_large_as_its_own_task_says(make_task) -> None:
+    """By the dense optimizer; their tables' own would need more than a device has."""
+    task = make_task([(100_000, 64, 1.0), (100_000, 64, 1.0), (10, 8, 1.0), (100_000, 16, 9.0)], [1] * 2)
+    tables = tuple(table.model_copy(update={"optimizer_bytes_per_element": 8}) for table in task.tables)
+    task = task.model_copy(update={"tables": tables, "dense_optimizer": "sgd"})
+    before = task.with_copies({"t0", "t1", "t2"})
+    need = max(memory.total for memory in device_memory(before, search(before, AnalyticModel(), FEW).shards))
+    before = before.model_copy(update={"device_memory_bytes": (need + 2**20,) * 2})
+    plan = search(task.with_copies({"t2"}), AnalyticModel(), FEW, previous=search(before, AnalyticModel(), FEW))
+    assert plan.task.constraints.data_parallel == {"t2"}
+
+
+def test_copies_that_do_not_fit_are_passed_over_without_hints(make_task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hints take seconds, and nobody would read them."""
+    monkeypatch.setattr(feasibility, "hints", lambda *_: pytest.fail("hints were looked for"))
+    task = make_task([(100, 64, 1.0)] * 4 + [(2000, 64, 10.0)] * 6, [1] * 2)
+    need = -(-task.need_bytes // 2)
+    tight = task.model_copy(update={"device_memory_bytes": (need + need // 8,) * 2})
+    with pytest.raises(Infeasible), monkeypatch.context() as patched:
+        patched.setattr(feasibility, "hints", lambda *_: "")
+        search(tight.with_copies([f"t{i}" for i in range(4)]), AnalyticModel(), FEW)
+    assert data_parallel.worth_copying(tight, AnalyticModel(), AUTO, clock.Watch()) == ()

@@ -218,6 +218,12 @@ def test_where_only_the_cuts_are_in_the_way_the_message_says_so(make_task):
         search(short, AnalyticModel(), KEEP, previous=whole)
 
 
+def test_cuts_that_the_sharding_types_of_today_forbid_are_not_kept(task):
+    ruled = task.model_copy(update={"constraints": Constraints(sharding_types=("row-wise",))})
+    with refused(Infeasible, "'t0'", "may not be cut column-wise", "--keep-optimizer-state"):
+        search(ruled, AnalyticModel(), KEEP, previous=split(task))
+
+
 def test_there_is_a_plan_to_start_from(task):
     with refused(UsageError, "--keep-optimizer-state", "--from"):
         search(task, AnalyticModel(), KEEP)

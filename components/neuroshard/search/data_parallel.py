@@ -99,8 +99,10 @@ class Copies:
         return Plan(task=task, shards=shards, provenance=plan.provenance)
 
     def ms(self, model: CostModel) -> float:
-        """What the copies take on every device, apart from the order of outputs."""
-        return copies_ms(model, self.tables, self.task).total_ms
+        """What the copies take on every device where no rows are split beside them, which saves some of the order of outputs."""
+        _, most = self._joined(self.rest)
+        ordered = launch_ms(model, self.task.devices, 0, 0, reordered=most)
+        return copies_ms(model, self.tables, self.task).total_ms + ordered.total_ms
 
     def added_to(self, plan: Plan, model: CostModel) -> Plan:
         """The plan of the whole task, from the plan of the rest, with what its search permitted itself."""
@@ -179,9 +181,9 @@ def worth_copying(
 
     A copy of a table saves a device its outputs, of as many columns for all samples, and takes gradients of as many columns for
     all rows: the fewer rows, the better. So of the tables in order of their rows those of at most 1, 2, 4, … rows are tried,
-    until the copies alone take longer than the best first plan. First plans are up to a tenth off, so the numbers of tables whose
-    first plans cost little more than the best are compared by improved ones, and then numbers between the best and its
-    neighbours.
+    until the copies alone take longer than the best first plan, or the time is up. First plans are up to a tenth off, so the
+    numbers of tables whose first plans cost little more than the best are compared by improved ones, and then numbers between
+    the best and its neighbours.
     """
     tables, tuning = may_be_copied(task, stay, trains_on(model))[: _most_copied(task)], settings.tuning
 
@@ -194,7 +196,7 @@ def worth_copying(
     counts = sorted({0, *(bisect_right(rows, 2**power) for power in powers)})
     least = inf
     for place, count in enumerate(counts):
-        if copying(count).copies_ms > least:
+        if copying(count).copies_ms > least or (place and watch.expired):
             counts = counts[:place]
             break
         least = min(least, copying(count).first_ms)
@@ -206,7 +208,7 @@ def worth_copying(
     best = min(near, key=improved_ms)
     place = counts.index(best)
     low, high = counts[max(place - 1, 0)], counts[min(place + 1, len(counts) - 1)]
-    while high - low > 2:
+    while high - low > 2 and not watch.expired:
         low, high = (low + best + 1) // 2, (best + high) // 2
         best = min((low, best, high), key=improved_ms)
     names = tuple(table.name for table in tables[:best])
@@ -254,9 +256,9 @@ class _Try:
         try:
             device = trains_on(self.model)
             rest = Copies(self.task, device).rest if self.task.constraints.data_parallel else self.task
-            problem = feasible(rest, for_task(self.model, rest), self.settings.tuning)
+            problem = feasible(rest, for_task(self.model, rest), self.settings.tuning, hinting=False)
             plans = [plan for name in ("greedy", "row_wise") for plan in propose(name, problem, self.settings.seed)]
-            return sorted(plans or [State(*any_plan(problem))], key=lambda plan: plan.cost)
+            return sorted(plans or [State(*any_plan(problem, hinting=False))], key=lambda plan: plan.cost)
         except Infeasible:
             return []
 
@@ -322,6 +324,7 @@ def _task_of(task: ShardingTask, tables: Sequence[Table], memory_bytes: tuple[in
         pipeline=task.pipeline,
         topology=task.topology,
         collective_precision=task.collective_precision,
+        dense_optimizer=task.dense_optimizer,
         constraints=Constraints(**{**constraints.model_dump(), **rest}),
     )
 

@@ -44,7 +44,7 @@ from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import LOCAL_SEARCH, UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.watch import OnImprovement, Watch
+from neuroshard.search.watch import OnImprovement, Watch, only_better
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ def search(
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
     settings.check(from_a_plan=previous is not None)
-    caller = _Caller(previous, trust, notes, Watch(settings.time_budget_s, on_improvement, stop))
+    report = None if on_improvement is None else only_better(on_improvement)
+    caller = _Caller(previous, trust, notes, Watch(settings.time_budget_s, report, stop))
     searched = _choosing_copies if settings.try_data_parallel else _beside_copies
     return searched(task, for_task(cost_model, task), settings, caller)
 
@@ -102,7 +103,7 @@ def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: Search
 
     watch = caller.watch
     with watch.sharing(settings.tuning.time_for_copies):
-        chosen = worth_copying(allowed or task, cost_model, settings, watch.anew(), stay)
+        chosen = worth_copying(allowed or task, cost_model, settings, watch.anew(silent=True), stay)
     held = there.intersection(table.name for table in may_be_copied(task, stay, trains_on(cost_model)))
     sets = dict.fromkeys([frozenset(), frozenset(chosen), held])
     plans, faults = [], []
@@ -112,7 +113,7 @@ def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: Search
                 plans.append(beside(names))
         except Infeasible as fault:  # beside some copies the current plan has no room, or none to move in
             faults.append(fault)
-    if not plans and (needed := rescuing(allowed or task, cost_model, settings, watch.anew(), stay)):
+    if not plans and (needed := rescuing(allowed or task, cost_model, settings, watch.anew(silent=True), stay)):
         with suppress(Infeasible):
             plans.append(beside(needed))
     if not plans:

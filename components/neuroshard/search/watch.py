@@ -1,5 +1,6 @@
 """What a search reports while it runs, and when it must stop. Only this module reads the clock."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,19 @@ OnImprovement = Callable[[float, float], None]  # seconds since the search began
 
 MOST_IMPROVEMENTS = 100  # in a plan: a curve needs no more
 SHOWN_EVERY_S = 0.5  # the progress bar, while a round takes long
+
+
+def only_better(on_improvement: OnImprovement) -> OnImprovement:
+    """The same of several searches: it receives only costs below all that it received before."""
+    least_ms = math.inf
+
+    def report(seconds: float, cost_ms: float) -> None:
+        nonlocal least_ms
+        if cost_ms < least_ms:
+            least_ms = cost_ms
+            on_improvement(seconds, cost_ms)
+
+    return report
 
 
 class Watch:
@@ -83,9 +97,10 @@ class Watch:
         finally:
             self.ends = ends
 
-    def anew(self, beside_ms: float = 0.0) -> "Watch":
-        """For one of several searches that share the time: the same clock and caller, and no plan yet."""
-        other = Watch(None, self.on_improvement, self.stop, beside_ms)
+    def anew(self, beside_ms: float = 0.0, *, silent: bool = False) -> "Watch":
+        """For one of several searches that share the time: the same clock and caller, and no plan yet. A `silent` one reports no
+        improvements: its plans are of some of the tables."""
+        other = Watch(None, None if silent else self.on_improvement, self.stop, beside_ms)
         other.began, other.ends = self.began, self.ends
         return other
 

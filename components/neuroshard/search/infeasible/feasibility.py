@@ -25,10 +25,15 @@ TRIED_EACH = 1000  # … of at least so many placements each, 50 ms: all togethe
 
 
 def feasible(
-    task: ShardingTask, model: CostModel, tuning: Tuning = TUNING, cut_before: Collection[str] = ()
+    task: ShardingTask,
+    model: CostModel,
+    tuning: Tuning = TUNING,
+    cut_before: Collection[str] = (),
+    *,
+    hinting: bool = True,
 ) -> Problem:
     """The task as arrays. Raises Infeasible if no plan can exist: too little memory in all, or a shard that no device can hold,
-    or its operator, however a table is cut."""
+    or its operator, however a table is cut. Hints take seconds: where nobody reads them, not `hinting` leaves them out."""
     need, have = task.need_bytes, sum(task.usable_bytes)
     most = need + (task.devices - 1) * task.uncut_step_bytes
     if most > MAX_TOTAL_BYTES:
@@ -38,7 +43,7 @@ def feasible(
         beside = f" beside {reserved} reserved on each" if reserved else ""
         raise Infeasible(
             f"tables need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
-            f"{format_bytes(need - have)} short; {hints(task, model)}"
+            f"{format_bytes(need - have)} short{_hints(task, model, hinting)}"
         )
     problem = Problem(task, model, tuning, cut_before)
     unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)
@@ -47,8 +52,12 @@ def feasible(
     lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
     lacking[problem.row_blocks.groups[problem.row_blocks.allowed.any(axis=1)]] = 0
     if lacking.max() > 0:
-        raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model)}")
+        raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}{_hints(task, model, hinting)}")
     return problem
+
+
+def _hints(task: ShardingTask, model: CostModel, hinting: bool) -> str:
+    return f"; {hints(task, model)}" if hinting else ""
 
 
 def _of_step(task: ShardingTask) -> str:
@@ -88,10 +97,10 @@ def misfit(problem: Problem, placement: Placement) -> str:
     )
 
 
-def any_plan(problem: Problem) -> tuple[Problem, Widths]:
+def any_plan(problem: Problem, *, hinting: bool = True) -> tuple[Problem, Widths]:
     """A plan that fits: the problem, or the same with some tables row-wise, and units of every group on every device (G, D).
 
-    Raises Infeasible with hints if no plan fits, or none is found.
+    Raises Infeasible if no plan fits, or none is found, with hints unless not `hinting`.
     """
     why, splittable = "no packing exists", len(problem.row_blocks.groups)
     if splittable and (found := quick_plan(problem)):
@@ -107,7 +116,7 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
     narrowed = (problem.max_units < problem.all_units).any()  # shards wider than the cost model has seen are not tried
     if narrowed or splittable > ROW_WISE_SETS_OF or (splittable and problem.row_blocks.domains > 1):
         why = "no packing found"
-    raise Infeasible(f"{why}: {_amount(problem)}; {hints(problem.task, problem.model)}")
+    raise Infeasible(f"{why}: {_amount(problem)}{_hints(problem.task, problem.model, hinting)}")
 
 
 def _all_row_wise(problem: Problem) -> Iterator[Problem]:

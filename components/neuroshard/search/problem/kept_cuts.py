@@ -105,6 +105,7 @@ class KeptCuts:
             (most is not None and len(cuts) > most, f"may have {counted(most or 0, 'shard')} at most"),
             (narrowest < least, f"may have no shard of fewer than {least} columns"),
             (any(table.name in group for group in constraints.together), "is kept together with others"),
+            (not constraints.may_use("column-wise"), "may not be cut column-wise"),
         ):
             if broken:
                 raise Infeasible(
