@@ -44,7 +44,10 @@ def _said_by_rank_0(what: str) -> bool:
             if time.monotonic() > ends:
                 return False
             time.sleep(POLL_SECONDS)
-    except RuntimeError:  # the store's process is gone; a warning is worth saying all the same
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # the store's process is gone, or the group is; a warning is worth saying all the same
         return False
     return True
 
