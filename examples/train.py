@@ -62,7 +62,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
-from neuroshard.client.torchrec import ShardingWarning, qcomms, to_torchrec
+from neuroshard.client.torchrec import qcomms, to_torchrec
 from neuroshard.client.torchrec_module import collections_of as collections_in
 from neuroshard.client.torchrec_module import match_tables
 from neuroshard.client.torchrec_optimizer import PLAN, load_resharded, saved_plan
@@ -171,8 +171,6 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     plan = plan_to_go_on(arguments, partial(load_plan_on_all_ranks, timeout_seconds=arguments.timeout))
     digest = plan.digest()
     memory = lowest_of_ranks(arguments.memory_bytes or memory_for_tables(arguments, world_size))
-    if rank:
-        warnings.simplefilter("ignore", ShardingWarning)  # rank 0 says it for all
     whole, (plan, capped) = plan, cap_rows(plan, table_budget(memory, plan))
     collections = collections_of(arguments.model, whole, plan.task.tables)
     if rank == 0:

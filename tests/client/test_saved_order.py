@@ -91,10 +91,10 @@ def loads(rank: int, folder: Path) -> list[tuple[list[str], Any]]:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_order_is_warned_of_on_every_rank(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_order_is_warned_of_by_rank_0(tmp_path: Path) -> None:
     found, second = on_ranks(2, tmp_path, loads, tmp_path)
 
-    assert found == second
+    assert second == [([], order) for _, order in found]
     other, kept, unrecorded, old, of_plans, same_plans, another = found
     own_order, plans_order = {"m.deep": ["user", "item", "shop"]}, {"m.deep": ["item", "shop", "user"]}
     (message,), order = other
@@ -123,8 +123,9 @@ def test_a_plan_of_another_order_than_the_models_is_warned_of_once() -> None:
     with pytest.warns(ShardingWarning) as caught:
         to_torchrec(OTHER, make_model())
 
-    (message,) = (str(warning.message) for warning in caught)
-    assert message == (
+    (warning,) = caught
+    assert warning.filename == __file__  # where the trainer called, not where the package warns
+    assert str(warning.message) == (
         "module 'm.deep' returns its outputs in another order by this plan than in the model, 'item' where the model has 'user': "
         "dense layers that read them by position (values()) are right by this plan alone; read them by key, or call "
         "keep_output_order(model) after DistributedModelParallel, and say any_output_order=True here"

@@ -26,7 +26,14 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.memory_stashing import MemoryStashingManager
-from torchrec.distributed.types import BoundsCheckMode, CacheParams, KeyValueParams, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import (
+    BoundsCheckMode,
+    CacheAlgorithm,
+    CacheParams,
+    KeyValueParams,
+    ParameterSharding,
+    ShardingPlan,
+)
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
@@ -57,6 +64,14 @@ ON_ONE = cut_plan(TABLES, 2, {table.name: [(table.dim, 0)] for table in TABLES},
 COPIED = cut_plan(TABLES, 2, {"user": [(16, 0)], "country": [(4, 1)]}, batch_size=64, copied={"item"})
 SEQUENCE = Table(name="s", rows=100, dim=8, pooling_factor=5.0, pooling="none")
 SEQUENCES = cut_plan([SEQUENCE], 2, {"s": [(8, 0)]}, batch_size=64)
+
+
+MEMBERS: dict[str, Any] = {  # of settings that take nothing else
+    "weight_decay_mode": WeightDecayMode.L2,
+    "bounds_check_mode": BoundsCheckMode.FATAL,
+    "cache_algorithm": CacheAlgorithm.LFU,
+    "cache_precision": SparseType.FP16,
+}
 
 
 def model(tables: Any = TABLES, **config: Any) -> nn.Module:
@@ -213,9 +228,9 @@ def of_idle_configs() -> None:
 
 def of_copies_without_a_sum() -> None:
     module: Any = model()
-    assert said(COPIED, module) == []
+    assert said(COPIED, module, any_output_order=True) == []
     module["sparse"]._torchrec_data_parallel_skip_grad_sync = True  # what mark_data_parallel_skip_grad_sync does
-    has(said(COPIED, module), "item", "sparse", "mark_data_parallel_skip_grad_sync")
+    has(said(COPIED, module, any_output_order=True), "item", "sparse", "mark_data_parallel_skip_grad_sync")
     assert said(WHOLE, module) == []
 
 
@@ -328,7 +343,7 @@ ANSWERS: dict[tuple[str, str], Callable[[], None]] = {
 def test_every_row_is_answered_as_it_says(row: Setting) -> None:
     if row.where == FUSED and row.answer.startswith(NO_EFFECT):
         known = [name for name in row.names if name not in ("ar_alpha", "ema_beta", "min_shrinkage")]  # FBGEMM 1.9's
-        assert [name for name in known if of({name: 3}) != []] == []
+        assert [name for name in known if of({name: MEMBERS.get(name, 3)}) != []] == []
     else:
         ANSWERS[row.where, row.names[0]]()
 
@@ -387,6 +402,28 @@ def test_fbgemm_keeps_as_much_more_state_for_a_row_as_is_warned_of(name: str, se
         return sum(part.numel() * part.element_size() for part in held)
 
     assert state(**settings) - state() == 100 * STATE_OF_A_ROW[name]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("output_dtype", "fp16", "SparseType"),
+        ("output_dtype", torch.float16, "SparseType"),
+        ("output_dtype", None, "SparseType"),
+        ("optimizer", "adagrad", "EmbOptimType"),
+        ("bounds_check_mode", 2, "BoundsCheckMode"),
+        ("cache_precision", "fp16", "SparseType"),
+    ],
+)
+def test_a_setting_that_is_no_member_of_its_enum_is_refused_by_name(key: str, value: object, wanted: str) -> None:
+    with refused(InvalidInput, key, "user", "sparse", wanted):
+        of({key: value})  # FBGEMM raises an AttributeError or AssertionError without the table
+
+
+def test_a_batch_size_that_is_no_whole_number_is_refused() -> None:
+    for wrong in ("64", 64.5, True):
+        with refused(UsageError, "batch_size", wrong):
+            said(batch_size=wrong)
 
 
 def test_a_table_s_own_settings_win_over_its_sharder_s() -> None:

@@ -5,7 +5,6 @@ inside a collective if shapes or ranks do not match (seen with torchrec 1.8). So
 client/torchrec_module.py compares a plan with the model; client/torchrec_shards.py converts the shards of a table.
 """
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +37,6 @@ from neuroshard.client.torchrec_fused import (
     warn_of_split_state,
 )
 from neuroshard.client.torchrec_module import (
-    ShardingWarning,
     TablePlace,
     check_sequences,
     collections_of,
@@ -67,6 +65,7 @@ from neuroshard.client.torchrec_trainer import (
     warn_of_settings,
     warn_of_sharders,
 )
+from neuroshard.client.torchrec_warnings import ShardingWarning, warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.plan import Plan, Provenance, Shard
@@ -219,11 +218,9 @@ def _check_compute_kernel(kernel: str) -> None:
             "optimizer"
         )
     if kernel != IN_DEVICE_MEMORY:
-        warnings.warn(
+        warn(
             f"compute_kernel {kernel!r} keeps tables in host memory, but the plan's costs and memory are those of device memory "
-            "(fused)",
-            ShardingWarning,
-            stacklevel=3,
+            "(fused)"
         )
 
 
@@ -389,17 +386,9 @@ def from_torchrec(
         "the sharding plan",
     )
     if wide := fault_of_plan(plan, "cuda"):
-        warnings.warn(
-            f"{wide}: on GPUs a trainer with this plan may learn nothing of these columns; on CPUs it is right",
-            ShardingWarning,
-            stacklevel=2,
-        )
+        warn(f"{wide}: on GPUs a trainer with this plan may learn nothing of these columns; on CPUs it is right")
     if wrong := wrong_means(kinds, places):
-        warnings.warn(
-            f"{wrong[0]}: a trainer with this plan computes other values than the model",
-            ShardingWarning,
-            stacklevel=2,
-        )
+        warn(f"{wrong[0]}: a trainer with this plan computes other values than the model")
     return plan
 
 

@@ -1,7 +1,6 @@
 """Whether a trainer's sharders send what a plan was priced for: the codecs of the quantised collectives, and without them the
 `output_dtype` of the operators. Needs torchrec."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 from torch import nn
@@ -14,8 +13,8 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from neuroshard.client.torchrec_module import ShardingWarning
 from neuroshard.client.torchrec_trainer import Priced, Settings
+from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.units import format_bytes
 
@@ -96,7 +95,7 @@ def warn_of_codecs(
                     way_out = _of_outputs(names, sends, priced)
                 else:
                     way_out = f"but the plan was priced for {planned}; give it qcomm_codecs_registry=qcomms(plan)"
-                warnings.warn(f"{what}, {way_out}", ShardingWarning, stacklevel=3)
+                warn(f"{what}, {way_out}")
                 break
 
 

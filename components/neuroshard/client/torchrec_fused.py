@@ -4,7 +4,6 @@ TorchRec takes a table's optimizer from its parameter, where apply_optimizer_in_
 `fused_params`, which no plan sees: a trainer says that one by name.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +11,8 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.types import ShardingType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
-from neuroshard.client.torchrec_module import Collection, ShardingWarning, TablePlace
+from neuroshard.client.torchrec_module import Collection, TablePlace
+from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard, device_memory, shard_memory
 from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
@@ -129,7 +129,7 @@ def warn_of_split_state(shards: Mapping[str, list[Shard]], optimizers: Mapping[s
             if optimizers.get(name) == optimizer and len({part.column_offset for part in parts}) > 1
         ]
         if split:
-            _warn(
+            warn(
                 f"{counted(len(split), 'table')} split column-wise ({split[0]!r} into {len(shards[split[0]])}): {optimizer} "
                 f"has {what} per row and shard, so training differs from that of the unsplit tables; row-wise splits do "
                 "not change training (search with --row-wise '*' --min-dim 65536)"
@@ -149,7 +149,7 @@ def warn_of_several(
         if applied.get(name) != applied.get(other):
             apart.setdefault(place.path, [other, name])
     for path, (one, other) in apart.items():
-        _warn(
+        warn(
             f"tables {one!r} and {other!r} of module {path!r} have {_said(applied.get(one))} and {_said(applied.get(other))} by "
             "apply_optimizer_in_backward: TorchRec runs an operator for each, and the plan was priced for one"
         )
@@ -164,7 +164,7 @@ def warn_of_copies(applied: Mapping[str, InBackward], copied: Sequence[str], pla
     dropped = [name for name in copied if name in applied]
     if dropped:
         place, more = places[dropped[0]], f" (and {len(dropped) - 1} more)" if len(dropped) > 1 else ""
-        _warn(
+        warn(
             f"table {place.config.name!r} of module {place.path!r}{more} is copied to every rank, for which TorchRec drops "
             f"{applied[dropped[0]]} of apply_optimizer_in_backward: your dense optimizer trains it; give the table its own "
             "settings there, or search without --data-parallel"
@@ -175,11 +175,7 @@ def warn_of_dense_optimizer(plan: Plan, dense_optimizer: DenseOptimizer | None) 
     """Warn of a trainer's dense optimizer other than that for which the plan counts the memory of copies."""
     counted_for = plan.task.dense_optimizer
     if plan.task.constraints.data_parallel and dense_optimizer and counted_for not in (None, dense_optimizer):
-        _warn(
+        warn(
             f"dense_optimizer is {dense_optimizer}, and the plan counts its copies as trained by {counted_for}: they fit with "
             f"{dense_optimizer} too, but leave other memory than the plan says (search with --dense-optimizer {dense_optimizer})"
         )
-
-
-def _warn(what: str) -> None:
-    warnings.warn(what, ShardingWarning, stacklevel=4)

@@ -1,6 +1,5 @@
 """Checks of a plan against a model's embedding collections. Needs torch and torchrec."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -9,6 +8,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
@@ -27,10 +27,6 @@ UNSUPPORTED_FOR_SEQUENCES = (
 )  # where TorchRec raises `Sharding not supported` without the table
 
 Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
-
-
-class ShardingWarning(UserWarning):
-    """The plan can be used, but something about it may surprise."""
 
 
 class TablePlace(NamedTuple):
@@ -152,11 +148,9 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], w
             )
     if otherwise:
         more = f" (and {len(otherwise) - 1} more tables differ)" if len(otherwise) > 1 else ""
-        warnings.warn(
+        warn(
             f"{otherwise[0]}{more}: the plan can be used, but its cost was predicted for other tables; say `pooling`, `weighted` "
-            "and `features` in tables.json",
-            ShardingWarning,
-            stacklevel=4,
+            "and `features` in tables.json"
         )
 
 
@@ -227,7 +221,7 @@ def warn_of_training(collections: Mapping[str, Collection]) -> None:
 def _warn_of(tables: Sequence[str], what: str) -> None:
     if tables:
         more = f" (and {len(tables) - 1} more)" if len(tables) > 1 else ""
-        warnings.warn(f"{tables[0]}{more}: {what}", ShardingWarning, stacklevel=4)
+        warn(f"{tables[0]}{more}: {what}")
 
 
 def check_sequences(

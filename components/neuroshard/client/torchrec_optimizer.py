@@ -45,8 +45,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 
 from neuroshard.client.load import check_world_size
-from neuroshard.client.torchrec_module import ShardingWarning
 from neuroshard.client.torchrec_saved_order import SavedOrders
+from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan
@@ -84,7 +84,7 @@ def load_resharded(
     for the largest piece that one rank saved of one table, on the CPU, as every load does, and for the moments of the rows of
     one shard, on the model's device.
 
-    A ShardingWarning is issued, on every rank, where a module of the model returns its outputs in another order than the
+    A ShardingWarning is issued where a module of the model returns its outputs in another order than the
     checkpoint was trained in: as both `output_order`s say, or, of a checkpoint that has none, `old_plan` and `new_plan`. The
     state then has the checkpoint's order, which `keep_output_order(model, state["output_order"])` gives the model.
 
@@ -101,7 +101,7 @@ def load_resharded(
         raise InvalidInput(_fault(f"checkpoint {checkpoint}", error)) from None
     orders.put_into(state)
     if other := orders.difference():
-        warnings.warn(other, ShardingWarning, stacklevel=2)
+        warn(other)
     return tuple(sorted(planner.inexact_tables()))
 
 

@@ -6,7 +6,6 @@ position (`values()`, or a loop over a dictionary) read other columns under anot
 by key, or by `KeyedTensor.regroup`, are right under any plan; so are all layers after `keep_output_order(model)`.
 """
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
@@ -30,7 +29,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from neuroshard.client.torchrec_fused import InBackward
-from neuroshard.client.torchrec_module import Collection, ShardingWarning, TablePlace
+from neuroshard.client.torchrec_module import Collection, TablePlace
+from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.output_order import WAYS_OUT, Held, order_of
 from neuroshard.files.importers.torchrec_collections import COVERED
@@ -200,12 +200,10 @@ def warn_of_order(
     if changed:
         path, first, other = changed[0]
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        warnings.warn(
+        warn(
             f"module {path!r}{more} returns its outputs in another order by this plan than in the model, {other!r} where the "
             f"model has {first!r}: dense layers that read them by position (values()) are right by this plan alone; {WAYS_OUT} "
-            "after DistributedModelParallel, and say any_output_order=True here",
-            ShardingWarning,
-            stacklevel=3,
+            "after DistributedModelParallel, and say any_output_order=True here"
         )
 
 

@@ -5,28 +5,31 @@ over both what the sharding plan holds (`merge_fused_params`, `add_params_from_p
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from enum import Enum
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import nn
 from torchrec.distributed import memory_stashing
 from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from neuroshard.client.torchrec_fused import NAMES
-from neuroshard.client.torchrec_module import Collection, ShardingWarning, TablePlace
+from neuroshard.client.torchrec_module import Collection, TablePlace
 from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
+from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.step_memory import LOOKUP_BYTES, Pipeline
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
+from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_collections import weight_of
 
 _ANSWERED = {name: row for row in SETTINGS if row.where == FUSED for name in row.names}
@@ -39,7 +42,14 @@ _TAKEN_OUT = {
     "__register_ssd_table_list",
 }
 _GIVEN_BY_TORCHREC = next(row.names for row in SETTINGS if "pooling_mode" in row.names)
-_OPERATOR = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters.keys()
+_OPERATOR = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+# settings that are members of an enum, which FBGEMM asks for their value or number: of text or a number it has none
+_ENUMS = {
+    key: kind
+    for key, said in get_type_hints(SplitTableBatchedEmbeddingBagsCodegen.__init__).items()
+    for kind in (said, *get_args(said))
+    if isinstance(kind, type) and issubclass(kind, Enum)
+}
 
 Settings = Mapping[str, Mapping[str, Any]]  # of the operator, by table
 
@@ -121,6 +131,11 @@ def _fault(key: str, value: object) -> str:
         hash(value)
     except TypeError:
         return f"is a {type(value).__name__}, which TorchRec cannot group tables by (a TypeError); leave it out"
+    if (kind := _ENUMS.get(key)) is None:
+        return ""
+    taken = (kind, DataType) if kind is SparseType else kind  # TorchRec makes one of the other
+    if not isinstance(value, taken) and value is not _OPERATOR[key].default:
+        return f"is {shown(value)}, where FBGEMM's operator takes a {kind.__name__}, such as {next(iter(kind))}; give it one"
     return ""
 
 
@@ -153,7 +168,7 @@ def optimizers_of(
         else:
             found[name] = known
     for path, given in unknown.items():
-        _warn(
+        warn(
             f"module {path!r}: the {type(by_path[path]).__name__} has optimizer {given} in its fused_params, which is none of "
             f"{', '.join(NAMES.values())}: memory counts the state that the plan's tables say, and no column split is checked"
         )
@@ -165,6 +180,8 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
 
     Raises UsageError for wrong ones, and InvalidInput for a batch that the plan's collectives cannot send.
     """
+    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
+        raise UsageError(f"batch_size is {shown(batch_size)}, which is no whole number of samples over all ranks")
     if batch_size is not None and batch_size < plan.task.devices:
         raise UsageError(
             f"batch_size is {batch_size}, the samples of all {plan.task.devices} ranks; each needs one or more"
@@ -174,14 +191,14 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
     task, changed = plan.task, dict[str, Any]()
     if batch_size not in (None, task.batch_size):
         changed["batch_size"] = batch_size
-        _warn(
+        warn(
             f"{whose} was searched for {task.batch_size:,} samples a step over all ranks, and the trainer has {batch_size:,}: "
             f"costs are those of the former, and another plan may be better; search with --batch-size {batch_size}"
         )
     if pipeline not in (None, task.pipeline):
         changed["pipeline"] = pipeline
         counted_for = "counts no memory of steps" if task.pipeline is None else f"is for pipeline {task.pipeline}"
-        _warn(f"{whose} {counted_for}, and the trainer's pipeline is {pipeline}; search with --pipeline {pipeline}")
+        warn(f"{whose} {counted_for}, and the trainer's pipeline is {pipeline}; search with --pipeline {pipeline}")
     if not changed:
         return plan
     task = task.model_copy(update=changed)
@@ -201,7 +218,7 @@ def warn_of_settings(settings: Settings, priced: Priced) -> None:
     for key, names in by_key.items():
         if what := _consequence(key, names, settings, priced):
             place, more = priced.places[names[0]], f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            _warn(f"table {place.config.name!r} of module {place.path!r}{more}: {key} {what}")
+            warn(f"table {place.config.name!r} of module {place.path!r}{more}: {key} {what}")
 
 
 def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Priced) -> str:
@@ -274,7 +291,7 @@ def warn_of_sharders(by_path: Mapping[str, ModuleSharder[nn.Module]], module: nn
         once = getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup()
         if once and names and type(module.get_submodule(path)) is EmbeddingCollection:
             rank, most = priced.busiest(names, priced.output_bytes)
-            _warn(
+            warn(
                 f"module {path!r}: use_index_dedup sends each id of a rank's batch once, but the plan was priced for all lookups "
                 f"({format_bytes(most)} of outputs on rank {rank} in a step); to price it, give tables distinct ids a sample as "
                 "pooling factors"
@@ -288,12 +305,12 @@ def warn_of_configs(collections: Mapping[str, Collection], module: nn.Module, pr
     resolve = getattr(memory_stashing.MemoryStashingManager, "resolve_stash_weights", _said_by_config)
     if stashed := [name for name, config in by_name.items() if resolve(config.name, config)]:
         rank, most = priced.busiest(stashed, lambda table, shard: shard.rows * shard.dim * table.element_bytes)
-        _warn(
+        warn(
             f"{_first(stashed, priced)} has stash_weights: up to {format_bytes(most)} of weights of rank {rank} leave the device "
             "and come back in every step, which the plan's costs do not count; leave it out where memory allows"
         )
     if updated := [name for name, config in by_name.items() if getattr(config, "enable_embedding_update", False)]:
-        _warn(
+        warn(
             f"{_first(updated, priced)} has enable_embedding_update: TorchRec runs an operator apart for such tables of a "
             "module, and their updates, which the plan's costs do not count"
         )
@@ -301,7 +318,7 @@ def warn_of_configs(collections: Mapping[str, Collection], module: nn.Module, pr
         path = priced.places[name].path
         holders = (module.get_submodule(path), collections[path])
         if kind == ShardingType.DATA_PARALLEL.value and any(map(_skips_sum, holders)):
-            _warn(
+            warn(
                 f"{_first([name], priced)} is copied to every rank, and its module is marked to skip the sum of gradients "
                 "(mark_data_parallel_skip_grad_sync): each rank's copy learns from its own samples, and the plan was priced "
                 "with the sum; search without --data-parallel"
@@ -319,7 +336,3 @@ def _skips_sum(module: nn.Module) -> bool:
 def _first(names: Sequence[str], priced: Priced) -> str:
     place, more = priced.places[names[0]], f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return f"table {place.config.name!r} of module {place.path!r}{more}"
-
-
-def _warn(what: str) -> None:
-    warnings.warn(what, ShardingWarning, stacklevel=4)

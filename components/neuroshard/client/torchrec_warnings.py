@@ -1,0 +1,60 @@
+"""ShardingWarnings, of which the ranks of a trainer say each once. Needs torch."""
+
+import hashlib
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+PACKAGE = str(Path(__file__).parents[1])
+SECONDS_TO_WAIT = 5.0  # for rank 0, which says the same at about the same time
+POLL_SECONDS = 0.02
+
+
+class ShardingWarning(UserWarning):
+    """The plan can be used, but something about it may surprise."""
+
+
+def warn(what: str) -> None:
+    """Issue a ShardingWarning where the caller of this package stands; on rank 0 for all ranks where torch.distributed is
+    initialised.
+
+    Another rank issues it too if rank 0 has not within `SECONDS_TO_WAIT`: then it concerns that rank alone, or rank 0 does not
+    make the same call.
+    """
+    if not _said_by_rank_0(what):
+        warnings.warn(what, ShardingWarning, stacklevel=_level_of_the_caller())
+
+
+def _said_by_rank_0(what: str) -> bool:
+    """Whether this is another rank, and rank 0 issues the same warning; seen in the key-value store of the default group."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return False
+    key = f"neuroshard/warned/{hashlib.sha256(what.encode()).hexdigest()}"
+    ends = time.monotonic() + SECONDS_TO_WAIT
+    try:
+        store = distributed_c10d._get_default_store()
+        if dist.get_rank() == 0:
+            store.set(key, "said")
+            return False
+        while not store.check([key]):
+            if time.monotonic() > ends:
+                return False
+            time.sleep(POLL_SECONDS)
+    except (
+        RuntimeError,
+        ValueError,
+    ):  # the store's process is gone, or the group is; a warning is worth saying all the same
+        return False
+    return True
+
+
+def _level_of_the_caller() -> int:
+    """The `stacklevel`, of a warning issued by `warn`, of the first frame outside this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(PACKAGE) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level
