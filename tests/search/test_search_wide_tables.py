@@ -175,7 +175,8 @@ def test_in_drawn_tasks_every_algorithm_obeys(seed: int) -> None:
 
 
 def test_on_one_device_heuristics_are_priced_in_equal_shards_too() -> None:
-    plan = search(task((table("a", 3000), table("c", 64)), 1), H100, FEW)
+    sequences = (table("a", 3000, pooling="none"), table("c", 64, pooling="none"))
+    plan = search(task(sequences, 1), H100, FEW)
     costs = [baseline.cost_ms for baseline in plan.baselines]
     assert costs == pytest.approx([plan.cost_ms] * len(costs))
 
@@ -192,16 +193,16 @@ def test_equal_shards_of_a_sequence_narrower_than_halves_are_kept_with_their_sta
 
 def test_kept_shards_of_unequal_widths_are_not_joined_to_one_that_is_too_wide() -> None:
     """TorchRec holds neighbours of unequal widths on one device as one."""
-    wide = table("a", 1028, rows=100, pooling_factor=0.1, optimizer_bytes_per_row=4)
+    wide = table("a", 1028, pooling_factor=20.0, optimizer_bytes_per_row=4)
     before = search(task((wide, table("c", 64)), 2), H100, FEW)
-    assert sorted(widths(before, "a")) == [512, 516]
+    assert len(set(widths(before, "a"))) == 2
     heavy = table("c", 64, rows=10_000_000, pooling_factor=200.0)
     pinned = {"tables": [{"table": "c", "devices": [1]}]}
     after = search(
         task((wide, heavy), 2, **pinned), H100, replace(FEW, keep_optimizer_state=True, simplicity=0.0), previous=before
     )
     assert max(shard.dim for shard in joined(after.by_table()["a"])) <= 1024
-    assert changed_state(before, after) == ()
+    assert "a" not in changed_state(before, after)
     with refused(Infeasible, "'a'", "device 1 cannot keep its shard", "--keep-optimizer-state"):
         both = {"tables": [{"table": "a", "devices": [0]}]}
         KeptCuts(task((wide, heavy), 2, **both), before, H100, stay={"a"})

@@ -103,8 +103,8 @@ class KeptCuts:
         return tuple(found)
 
     def mixed_up(self, shards: Sequence[Shard]) -> frozenset[str]:
-        """The cut tables of which these shards of a plan cannot be as TorchRec holds them: unequal widths on one device, which are
-        no neighbours, or neighbours that are together wider than the operator holds."""
+        """The cut tables whose shards in a plan TorchRec would mix up: on one device, of unequal widths, and no neighbours, or
+        neighbours that are together wider than the operator holds."""
         widest = {table.name: widest_shard(table, self._device) for table in self._before if table.name in self.cut}
         found = set()
         for name, most in widest.items():
