@@ -197,12 +197,12 @@ def test_kept_shards_of_unequal_widths_are_not_joined_to_one_that_is_too_wide() 
     before = search(task((wide, table("c", 64)), 2), H100, FEW)
     assert len(set(widths(before, "a"))) == 2
     heavy = table("c", 64, rows=10_000_000, pooling_factor=200.0)
-    pinned = {"tables": [{"table": "c", "devices": [1]}]}
+    pinned: dict[str, Any] = {"tables": [{"table": "c", "devices": [1]}]}
     after = search(
         task((wide, heavy), 2, **pinned), H100, replace(FEW, keep_optimizer_state=True, simplicity=0.0), previous=before
     )
     assert max(shard.dim for shard in joined(after.by_table()["a"])) <= 1024
     assert "a" not in changed_state(before, after)
     with refused(Infeasible, "'a'", "device 1 cannot keep its shard", "--keep-optimizer-state"):
-        both = {"tables": [{"table": "a", "devices": [0]}]}
+        both: dict[str, Any] = {"tables": [{"table": "a", "devices": [0]}]}
         KeptCuts(task((wide, heavy), 2, **both), before, H100, stay={"a"})
