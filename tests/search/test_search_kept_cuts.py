@@ -20,6 +20,7 @@ from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
 KEEP = SearchSettings(rounds=4, keep_optimizer_state=True)
+THREE = [(0, 8), (8, 4), (12, 12)]  # first column and width of three shards
 CUT_BY_SIZE = [(1000 * (7 * i % 11 + 1), 4 * (i % 8 + 1) * 4, float(3 * i % 17)) for i in range(16)]
 
 
@@ -248,3 +249,16 @@ def test_putting_the_outputs_of_kept_cuts_into_order_counts_in_every_plan_of_a_s
     model.reorder_ms = 0.01
     plan = search(task, model, KEEP, previous=split(task))
     assert plan.improvements[-1].cost_ms == pytest.approx(plan.cost_ms)
+
+
+def test_shards_that_torchrec_would_mix_up_on_one_device_are_found(make_task):
+    task = make_task([(1000, 24, 5.0)], [1] * 3)
+    cut = [Shard(table="t0", rows=1000, column_offset=at, dim=dim, device=d) for d, (at, dim) in enumerate(THREE)]
+    old = Plan(task=task, shards=tuple(cut), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    kept = KeptCuts(task, old, AnalyticModel())
+
+    def on(*devices: int) -> list[Shard]:
+        return [shard.model_copy(update={"device": d}) for shard, d in zip(cut, devices, strict=True)]
+
+    assert kept.mixed_up(on(0, 1, 0)) == {"t0"}
+    assert kept.mixed_up(on(0, 0, 1)) == frozenset()  # neighbours become one

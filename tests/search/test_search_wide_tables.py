@@ -9,7 +9,7 @@ import pytest
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
-from neuroshard.core.moves import joined
+from neuroshard.core.moves import changed_state, joined
 from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
@@ -17,6 +17,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
 from neuroshard.search.settings import ALGORITHMS, LOCAL_SEARCH, SearchSettings
@@ -171,3 +172,37 @@ def test_in_drawn_tasks_every_algorithm_obeys(seed: int) -> None:
         assert plan.cost_ms == pytest.approx(price_shards(H100, asked, plan.shards).total_ms.max())
         if algorithm == LOCAL_SEARCH and plan.lower_bound_ms is not None:
             assert plan.lower_bound_ms <= (plan.cost_ms or 0.0) * (1 + 1e-9)
+
+
+def test_on_one_device_heuristics_are_priced_in_equal_shards_too() -> None:
+    sequences = (table("a", 3000, pooling="none"), table("c", 64, pooling="none"))
+    plan = search(task(sequences, 1), H100, FEW)
+    costs = [baseline.cost_ms for baseline in plan.baselines]
+    assert costs == pytest.approx([plan.cost_ms] * len(costs))
+
+
+def test_equal_shards_of_a_sequence_narrower_than_halves_are_kept_with_their_state() -> None:
+    of = (table("a", 2048, rows=180_000, pooling="none", optimizer_bytes_per_row=4), table("c", 64))
+    tight = task(of, 4, 0.55)
+    before = search(tight, H100, FEW)
+    assert max(widths(before, "a")) < 1024
+    after = search(tight, H100, replace(FEW, keep_optimizer_state=True, move_budget_bytes=0), previous=before)
+    assert after.shards == before.shards
+    assert after.cost_ms == pytest.approx(before.cost_ms)
+
+
+def test_kept_shards_of_unequal_widths_are_not_joined_to_one_that_is_too_wide() -> None:
+    """TorchRec holds neighbours of unequal widths on one device as one."""
+    wide = table("a", 1028, pooling_factor=20.0, optimizer_bytes_per_row=4)
+    before = search(task((wide, table("c", 64)), 2), H100, FEW)
+    assert len(set(widths(before, "a"))) == 2
+    heavy = table("c", 64, rows=10_000_000, pooling_factor=200.0)
+    pinned: dict[str, Any] = {"tables": [{"table": "c", "devices": [1]}]}
+    after = search(
+        task((wide, heavy), 2, **pinned), H100, replace(FEW, keep_optimizer_state=True, simplicity=0.0), previous=before
+    )
+    assert max(shard.dim for shard in joined(after.by_table()["a"])) <= 1024
+    assert "a" not in changed_state(before, after)
+    with refused(Infeasible, "'a'", "device 1 cannot keep its shard", "--keep-optimizer-state"):
+        both: dict[str, Any] = {"tables": [{"table": "a", "devices": [0]}]}
+        KeptCuts(task((wide, heavy), 2, **both), before, H100, stay={"a"})

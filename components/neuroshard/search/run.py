@@ -18,7 +18,7 @@ import numpy as np
 
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.plan import Plan, Provenance
+from neuroshard.core.plan import Improvement, Plan, Provenance, Shard
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
@@ -42,6 +42,7 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
 from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import LOCAL_SEARCH, UNKNOWN, USUAL, SearchSettings, Trust
 from neuroshard.search.watch import OnImprovement, Watch, only_better
@@ -144,30 +145,25 @@ def _sharded(
 ) -> Plan:
     """The plan of a task without data-parallel tables, and of these `copies` beside them."""
     beside_ms = 0.0 if copies is None else copies.ms(cost_model)
-    watch = caller.watch.anew(beside_ms)
     is_ours = settings.algorithm == LOCAL_SEARCH
     tried = _trying_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None
     problem = feasible(tried or task, cost_model, settings.tuning)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
     notes = [*caller.notes, *_rows_not_split(problem, settings)]
 
-    start = _starting_from(caller.previous, problem, settings)
-    current, kept = start.current, start.kept
+    found = _found(problem, settings, caller, beside_ms, tries_row_wise=tried is not None)
+    best, kept, shards = found.best, found.kept, found.shards
     if kept is not None and problem.wide:
-        problem = feasible(problem.task, cost_model, settings.tuning, kept.cut)
-    best, found_notes = find(start.problem, Asked(settings, watch, current, tried is not None))
-    notes += [*start.notes, *found_notes]
+        problem = Problem(problem.task, cost_model, settings.tuning, kept.cut)
+    notes += found.notes
     if is_ours:
         notes += say.mean_pooled(task, settings.try_row_wise)
     if tried is not None and not len(best.problem.row_wise):
         problem = problem.without_row_wise(task)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
-    if watch.stopped:
+    if caller.watch.stopped:
         notes.append(say.STOPPED)
 
-    shards = lay_out(best, current)
-    if kept is not None:
-        shards = kept.shards(shards)
     placement = placement_of(problem, shards, best)
     bound = lower_bound(problem, best)
     plan = make_plan(
@@ -177,7 +173,7 @@ def _sharded(
         baselines=heuristics,
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
-        improvements=watch.improvements,
+        improvements=found.improvements,
         provenance=_provenance(cost_model, settings, caller.trust, tuple(notes)),
     )
     if copies is not None:
@@ -186,6 +182,35 @@ def _sharded(
     if kept is None or caller.previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, caller.previous, kept))
+
+
+class _Found(NamedTuple):
+    """The plan that a search found, its shards, and how it got there."""
+
+    best: State
+    shards: tuple[Shard, ...]
+    kept: KeptCuts | None
+    notes: tuple[str, ...]
+    improvements: tuple[Improvement, ...]
+
+
+def _found(
+    problem: Problem, settings: SearchSettings, caller: _Caller, beside_ms: float, *, tries_row_wise: bool
+) -> _Found:
+    """What the algorithm finds. Where shards whose cuts are kept lie so that TorchRec would mix them up, it searches again with
+    these where they were."""
+    stay = frozenset[str]()
+    while True:
+        watch = caller.watch.anew(beside_ms)
+        start = _starting_from(caller.previous, problem, settings, stay)
+        best, notes = find(start.problem, Asked(settings, watch, start.current, tries_row_wise))
+        shards, kept = lay_out(best, start.current), start.kept
+        if kept is not None:
+            shards = kept.shards(shards)
+        mixed_up = frozenset[str]() if kept is None else kept.mixed_up(shards) - stay
+        if not mixed_up:
+            return _Found(best, shards, kept, (*start.notes, *notes), watch.improvements)
+        stay |= mixed_up
 
 
 class _Start(NamedTuple):
@@ -197,14 +222,14 @@ class _Start(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSettings) -> _Start:
+def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSettings, stay: Collection[str]) -> _Start:
     """What to search from a plan, if there is one."""
     if previous is None:
         return _Start(problem)
     current, kept = CurrentPlacement(problem, previous, settings.move_budget_bytes), None
     notes = current.notes
     if settings.keep_optimizer_state:
-        kept = KeptCuts(problem.task, previous, problem.model)
+        kept = KeptCuts(problem.task, previous, problem.model, stay)
         problem = _with_kept_cuts(problem, kept)
         current = CurrentPlacement(problem, kept.plan, settings.move_budget_bytes)
         notes = (*notes, kept.note)

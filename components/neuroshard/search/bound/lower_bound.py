@@ -67,8 +67,8 @@ ASSUMPTIONS_ROW_WISE = (
     AS_SEARCHED,
 )
 HELD = (
-    "no shard is wider than the {:,} columns that FBGEMM's operator holds, and a wider table is in equal shards where it has "
-    "them"
+    "no shard is wider than the {:,} columns that FBGEMM's operator holds, and a wider table that has equal shards is in as many "
+    "of them as were searched: other numbers may cost less"
 )
 CONVEX = "never falls as a device gets more, and is convex"
 UNDERESTIMATED = "never falls as a device gets more, and a convex underestimate replaces it where it is not convex"

@@ -5,11 +5,12 @@ table that is whole or split row-wise has one moment a row, and may be either. T
 are those that were data-parallel, whose state was the dense optimizer's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import held, widest_shard
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
@@ -31,14 +32,16 @@ class KeptCuts:
     """The `task` and the current `plan`, with column shards as tables.
 
     `tables` are the names of those that keep their cuts, `cut` of those that have any. A table wider than the cost model has seen
-    is not split row-wise. Raises Infeasible where today's rules forbid the plan's cuts, or the operator does not hold a shard.
+    is not split row-wise. The shards of the cut tables that `stay` are where they were. Raises Infeasible where today's rules
+    forbid the plan's cuts, or the operator does not hold a shard.
     """
 
-    def __init__(self, task: ShardingTask, plan: Plan, model: CostModel) -> None:
+    def __init__(self, task: ShardingTask, plan: Plan, model: CostModel, stay: Collection[str] = ()) -> None:
         old, shards, before = {table.name: table for table in plan.task.tables}, plan.by_table(), list(plan.task.tables)
         constraints, rules = task.constraints, dict(task.constraints.rules())
         may_split_rows = set(task.may_split_rows)
         names = {*old, *(table.name for table in task.tables)}
+        self._before = plan.task.tables
         self.tables: list[str] = []
         self.cut: list[str] = []
         self._of: dict[str, tuple[str, int]] = {}  # of each piece, its table and its first column there
@@ -66,8 +69,10 @@ class KeptCuts:
                 self._of[name] = table.name, columns.offset
                 pieces.append(_piece(table, name, columns))
                 before.append(_piece(was, name, columns))
-                rules[name] = TableRule(table=name, devices=rule.devices, max_shards=1)
+                devices = _where(table, columns, shards, rule, task.devices) if table.name in stay else rule.devices
+                rules[name] = TableRule(table=name, devices=devices, max_shards=1)
         in_pieces = constraints.model_copy(update={"tables": tuple(rules.values())})
+        self._device = trains_on(model)
         self.task = task.model_copy(update={"tables": tuple(pieces), "constraints": in_pieces})
         pieces_of = {of: name for name, of in self._of.items()}
         self.plan = plan.model_copy(
@@ -97,6 +102,18 @@ class KeptCuts:
             found.append(shard.model_copy(update={"table": table, "column_offset": offset + shard.column_offset}))
         return tuple(found)
 
+    def mixed_up(self, shards: Sequence[Shard]) -> frozenset[str]:
+        """The cut tables whose shards in a plan TorchRec would mix up: on one device, of unequal widths, and no neighbours, or
+        neighbours that are together wider than the operator holds."""
+        widest = {table.name: widest_shard(table, self._device) for table in self._before if table.name in self.cut}
+        found = set()
+        for name, most in widest.items():
+            as_held = joined([shard for shard in shards if shard.table == name])
+            widths = {(shard.device, shard.dim) for shard in as_held}
+            if len(widths) > len({shard.device for shard in as_held}) or any(dim > (most or dim) for _, dim in widths):
+                found.add(name)
+        return frozenset(found)
+
     def _check_rules(self, table: Table, cuts: Sequence[Columns], task: ShardingTask) -> None:
         constraints = task.constraints
         least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
@@ -112,6 +129,19 @@ class KeptCuts:
                     f"table {table.name!r} is cut into {len(cuts)} shards, the narrowest of {narrowest} columns, in the plan to "
                     f"start from, and {rule} today; {WAY_OUT}, or loosen that rule"
                 )
+
+
+def _where(
+    table: Table, columns: Columns, shards: Mapping[str, Sequence[Shard]], rule: TableRule, devices: int
+) -> tuple[int, ...]:
+    """The device of a column shard in the plan to start from. Raises Infeasible where today it may not be there."""
+    place = next(s.device for s in shards[table.name] if s.column_offset == columns.offset)
+    if place >= devices or (rule.devices is not None and place not in rule.devices):
+        raise Infeasible(
+            f"table {table.name!r} is cut into shards of unequal widths in the plan to start from; no place was found for them "
+            f"that TorchRec can hold, and today device {place} cannot keep its shard; {WAY_OUT}, so that it is cut anew"
+        )
+    return (place,)
 
 
 def _check_widths(table: Table, cuts: Sequence[Columns], model: CostModel) -> None:

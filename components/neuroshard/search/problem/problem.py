@@ -368,9 +368,10 @@ class Problem:
         return compute - waiting, forward + waiting, backward
 
     def _cut(self, placement: Placement) -> Ints:
-        """The table groups of which a placement has shards that are not whole."""
+        """The table groups of which a placement has shards that are not whole: also those on one device in equal shards."""
         groups = self.group[placement.shards]
-        return distinct(groups[self.units[placement.shards] < self.all_units[groups]])
+        cut = (self.units[placement.shards] < self.all_units[groups]) | self.in_equal_shards[groups]
+        return distinct(groups[cut])
 
     def widths(self, placement: Placement) -> Widths:
         """A placement as units of each group on each device; shards of one group on one device become one."""
