@@ -353,25 +353,9 @@ def test_bytes_that_were_damaged_on_the_way_are_refused_on_all_ranks():
 
     key_value = Damaging()
 
-    def work(rank: int) -> str:
-        try:
-            share_plan(
-                key_value,
-                rank,
-                2,
-                lambda: Published(PLAN, PLAN.canonical_json()),
-                lambda *_: None,
-                prefix="p",
-                model="m",
-                load_seconds=HANGS,
-                timeout_seconds=HANGS,
-            )
-        except InvalidInput as error:
-            return str(error)
-        return "taken"
-
-    with ThreadPoolExecutor(2) as pool:
-        assert set(pool.map(work, range(2))) == {"rank 1: the plan of 'm' was damaged on the way from rank 0"}
+    assert set(attempt(key_value, range(2), 2, PLAN, HANGS)) == {
+        "rank 1: the plan of 'm' was damaged on the way from rank 0"
+    }
 
 
 # `load_plan` by a digest

@@ -140,20 +140,14 @@ class Channel:
 
     def wait(self, names: Sequence[str], seconds: float) -> list[str]:
         """Wait until all keys are written. Returns those that are missing after `seconds`."""
-        missing, ends = list(names), time.monotonic() + seconds
+        missing = list(names)
 
-        def poll() -> None:
-            pause = 0.005
-            while True:  # by `check`, since torch's `wait` would lock the connection for so long
-                while missing and self.key_value.check([f"{self.prefix}/{missing[-1]}"]):
-                    missing.pop()
-                left = ends - time.monotonic()
-                if not missing or left <= 0:
-                    return
-                time.sleep(min(pause, left))
-                pause = min(2 * pause, POLL_SECONDS)
+        def all_there() -> bool:  # by `check`, since torch's `wait` would lock the connection for so long
+            while missing and self.key_value.check([f"{self.prefix}/{missing[-1]}"]):
+                missing.pop()
+            return not missing
 
-        self._bounded(seconds + MARGIN_SECONDS, poll)
+        self._until(all_there, seconds)
         # the poll stops at a missing key, so those before it were not looked at
         return [name for name in missing if not self._is_there(name)]
 
@@ -163,32 +157,38 @@ class Channel:
 
         A token may be that of a rank that has ended, so tokens are read until they are answered.
         """
-        welcomed, ends = dict.fromkeys(ranks, b""), time.monotonic() + seconds
+        welcomed = dict.fromkeys(ranks, b"")
         call = self.under(prefix).prefix
 
-        def poll() -> None:
-            pause = 0.005
-            while True:
-                for rank in [*welcomed]:
-                    if self.key_value.check([f"{call}/answer/{rank}"]):
-                        del welcomed[rank]
-                    elif self.key_value.check([f"{self.prefix}/hello/{rank}"]):
-                        token = bytes(self.key_value.get(f"{self.prefix}/hello/{rank}"))
-                        if token != welcomed[rank]:
-                            self.key_value.set(f"{self.prefix}/welcome/{token.decode()}", prefix)
-                            welcomed[rank] = token
-                left = ends - time.monotonic()
-                if not welcomed or left <= 0:
-                    return
-                time.sleep(min(pause, left))
-                pause = min(2 * pause, POLL_SECONDS)
+        def all_answered() -> bool:
+            for rank in [*welcomed]:
+                if self.key_value.check([f"{call}/answer/{rank}"]):
+                    del welcomed[rank]
+                elif self.key_value.check([f"{self.prefix}/hello/{rank}"]):
+                    token = bytes(self.key_value.get(f"{self.prefix}/hello/{rank}"))
+                    if token != welcomed[rank]:
+                        self.key_value.set(f"{self.prefix}/welcome/{token.decode()}", prefix)
+                        welcomed[rank] = token
+            return not welcomed
 
-        self._bounded(seconds + MARGIN_SECONDS, poll)
+        self._until(all_answered, seconds)
         return sorted(welcomed)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             self._bounded(MARGIN_SECONDS, lambda name=name: self.key_value.delete_key(f"{self.prefix}/{name}"))  # type: ignore[misc]
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> None:
+        """Look until it is done, or the time is up."""
+        ends = time.monotonic() + seconds
+
+        def poll() -> None:
+            pause = 0.005
+            while not done() and (left := ends - time.monotonic()) > 0:
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, POLL_SECONDS)
+
+        self._bounded(seconds + MARGIN_SECONDS, poll)
 
     def _is_there(self, name: str) -> bool:
         return self._bounded(MARGIN_SECONDS, lambda: self.key_value.check([f"{self.prefix}/{name}"]))
