@@ -327,6 +327,24 @@ def test_whoever_meets_a_collection_and_dies_what_is_live_is_there(others):
     assert min(outcomes["someone died"], outcomes["all ended well"]) > 10  # else the draws show little
 
 
+def test_what_killed_writers_left_in_a_folder_is_deleted_once_it_is_old(store: FolderStore) -> None:
+    folder = store.root / "m" / "plans"
+    old, young = folder / f".a.json.{'0' * 32}", folder / f".b.json.{'1' * 32}"
+    others = [folder / ".lock", folder / f".{'2' * 32}.txt"]
+    for path in (old, young, *others):
+        path.write_bytes(b"half")
+    for path in (old, *others):
+        os.utime(path, (NOW.timestamp() - 9 * DAY,) * 2)
+    before = keys(store)
+
+    found = collector.run(store.url, "m", keep=10, age_seconds=7.5 * DAY)
+    assert [entry.key for entry in found.entries] == [f"m/plans/{old.name}"]
+    assert old.exists()
+    collector.run(store.url, "m", keep=10, age_seconds=7.5 * DAY, apply=True)
+    assert [path.exists() for path in (old, young, *others)] == [False, True, True, True]
+    assert keys(store) == before
+
+
 def test_a_collection_on_s3_keeps_what_is_young(aws, moto):
     store = open_store(aws(moto))
     for plan in PLANS[:3]:

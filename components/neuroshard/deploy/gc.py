@@ -13,6 +13,7 @@ gives way. Ages are by the store's clock alone, never by this machine's.
     neuroshard gc --store s3://bucket/prefix --name _measuring/FINGERPRINT --older-than 720h [--apply]
 
 deletes what nightly runs measured of a kind of hardware (`_measuring`: of all kinds) if nothing has changed there for so long.
+In a folder, both delete temporary files of writers that were killed, if they are as old.
 """
 
 import re
@@ -31,6 +32,7 @@ from neuroshard.core.release import FINGERPRINT, Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
 from neuroshard.deploy.tracks import track_of
 from neuroshard.progress import progress
+from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import ObjectInfo, Store
 from neuroshard.store.track import Live, R, ReleaseTrack, read_past, read_pointer
@@ -115,8 +117,15 @@ def run(store_url: str, name: str, *, keep: int, age_seconds: float, apply: bool
     # its one write is to a key of its own, so it needs no conditional writes
     store = open_store(store_url, single_writer=True)
     if name.partition("/")[0] == MEASURING_FOLDER:
-        return gc_measuring(store, name, age_seconds=age_seconds, apply=apply)
-    return gc(store, track_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
+        found = gc_measuring(store, name, age_seconds=age_seconds, apply=apply)
+    else:
+        found = gc(store, track_of(name), keep=keep, age_seconds=age_seconds, apply=apply)
+    if not isinstance(store, FolderStore):  # S3 keeps an object whole or not at all
+        return found
+    left = store.scratch(f"{name}/", store.clock() - timedelta(seconds=age_seconds))
+    for entry in left if apply else ():
+        store.delete_scratch(entry.key)
+    return found._replace(entries=(*found.entries, *left))
 
 
 def gc_measuring(store: Store, name: str, *, age_seconds: float, apply: bool = False) -> Garbage:

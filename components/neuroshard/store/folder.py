@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ GONE = {
     errno.ENETUNREACH,
 }
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP}  # errors of file systems without hard links
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{32}")  # the names of `_temporary`
 LAST_SECONDS = 2e11  # after 1970: the year 8307, which leaves room for ages
 LOCK_SECONDS = 20.0  # a lock is held for one small write, so a longer hold means a stuck process
 
@@ -121,6 +123,25 @@ class FolderStore:
             _move_folder_aside(path)
             path.unlink()
             _sync_folder(path.parent)
+
+    def scratch(self, prefix: str, before: datetime) -> tuple[ObjectInfo, ...]:
+        """Temporary files below a prefix that were last changed `before` then: writers that were killed have left them."""
+        folder, found = self.root / prefix.rpartition("/")[0], []
+        with _errors(folder, "list it"):
+            for path in _files_under(folder, lambda _: None):
+                if not _SCRATCH.fullmatch(path.name):
+                    continue
+                with suppress(FileNotFoundError):  # its writer has ended since
+                    status = path.lstat()
+                    if stat.S_ISREG(status.st_mode) and _when(status) < before:
+                        found.append(ObjectInfo(path.relative_to(self.root).as_posix(), status.st_size, _when(status)))
+        return tuple(sorted(found))
+
+    def delete_scratch(self, key: str) -> None:
+        """Delete one of those."""
+        path = self.root / key
+        with suppress(NotFound), _errors(path, "delete it"):
+            path.unlink()
 
     def clock(self) -> datetime:
         """The time of modification of a file written now: a file server has a clock of its own."""
