@@ -12,6 +12,7 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes, moves
 from neuroshard.core.nightly import ModelSpec, Request, Survey, read_specs
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.bundle import save_cost_model
@@ -118,6 +119,17 @@ def test_a_night_that_may_move_nothing_keeps_the_live_plans_copies(plan_of):
     unruled = plan_of(seed=1, move_budget="0", data_parallel="auto")
     assert moves(first, unruled) == ()
     assert unruled.cost_ms <= first.cost_ms * (1 + 1e-9)
+
+
+def test_a_live_plan_that_the_operator_cannot_hold_binds_no_night(plan_of: Any) -> None:
+    wide = Table(name="wide", rows=1000, dim=2048, pooling_factor=2.0)
+    plan_of.write_tables([wide, *random_tables(3)])
+    first = plan_of()
+    whole = [Shard(table=table.name, rows=table.rows, dim=table.dim, device=0) for table in first.task.tables]
+    plan_of.deploy(Plan(task=first.task, shards=tuple(whole), provenance=first.provenance))
+
+    for asked in ({"move_budget": "0"}, {"keep_optimizer_state": True}):
+        assert max(shard.dim for shard in plan_of(**asked).shards) <= 1024
 
 
 def test_an_order_may_let_the_search_copy_tables_and_names_its_dense_optimizer(plan_of):

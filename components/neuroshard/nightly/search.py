@@ -14,6 +14,7 @@ from pathlib import Path
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable
 from neuroshard.core.nightly import ModelSpec, Searched, Survey
+from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.parameters import ALGORITHMS
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
@@ -68,8 +69,11 @@ def search_plan(
     live = live_plan(pointer, store)
     searched = choose(survey, spec, store)
     constraints = ConstraintsFile.parse(spec.constraints, f"constraints of model {name!r}")
-    # without a readable live plan, every table may be placed anywhere
+    # without a live plan that can be read and trains right, every table may be placed anywhere
     start = live if spec.move_budget or spec.keep_optimizer_state else None
+    if start is not None and (fault := fault_of_plan(start, device_of(survey.request.backend, searched.model))):
+        log(f"note: the live plan of {name!r} is not started from, since {fault}: its tables may be placed anywhere")
+        start = None
     settings = SearchSettings(
         algorithm=algorithm,
         seed=survey.request.seed,
