@@ -433,7 +433,7 @@ def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, neuroshard
     ):
         done = neuroshard(*typed.split(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    given = [*command(tmp_path / "store", "--steps", 12, "--learning-rate", 0.5), "--model", "their_model:Model"]
+    given = [*command(tmp_path / "store", "--steps", 40, "--learning-rate", 2.0), "--model", "their_model:Model"]
     done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
 
     assert done.returncode == 0, done.stderr
