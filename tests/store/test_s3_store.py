@@ -59,7 +59,9 @@ def test_a_wrong_secret_is_reported_as_denied(aws, rclone, monkeypatch):
 
     for single_writer in (False, True):
         for use in every_use(url, single_writer=single_writer):
-            fails(use, StoreError, url, "the signature does not fit (403 SignatureDoesNotMatch)", "AWS_SECRET_ACCESS_KEY")
+            fails(
+                use, StoreError, url, "the signature does not fit (403 SignatureDoesNotMatch)", "AWS_SECRET_ACCESS_KEY"
+            )
 
 
 @pytest.mark.parametrize("server", ["moto", "rclone"])
