@@ -314,10 +314,14 @@ class Log(io.TextIOBase):
     def __init__(self, file: TextIO, called: Mapping[str, str]) -> None:
         """`called` gives the folder of the steps the name under which their outputs are found in the end."""
         self.file, self.error, self.rest = file, "", ""
-        made = "|".join(map(re.escape, OUTPUTS))
-        self.scratch = {
-            re.compile(rf"{re.escape(steps)}/[^/\s]+/({made})\b"): folder for steps, folder in called.items()
-        }
+        self.scratch = [  # a loop's steps are in a folder of their own; `search*` is search-2, too
+            (
+                re.compile(rf"{re.escape(steps)}/(?:[^/\s]+/)+" + re.escape(made).replace(r"\*", "[^/]*") + r"\b"),
+                f"{folder}/{name}",
+            )
+            for steps, folder in called.items()
+            for made, name in OUTPUTS.items()
+        ]
 
     def write(self, text: str) -> int:
         *lines, self.rest = (self.rest + COLOR.sub("", text)).split("\n")
@@ -336,8 +340,8 @@ class Log(io.TextIOBase):
 
     def renamed(self, line: str) -> str:
         """The line with each output under the path where a user finds it when the run has ended."""
-        for path, folder in self.scratch.items():
-            line = path.sub(lambda found, folder=folder: f"{folder}/{OUTPUTS[found[1]]}", line)  # type: ignore[misc]
+        for path, name in self.scratch:
+            line = path.sub(lambda _, name=name: name, line)  # type: ignore[misc]
         return line
 
 

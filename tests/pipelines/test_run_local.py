@@ -9,7 +9,7 @@ import pytest
 
 from neuroshard.client import load_plan
 from neuroshard.files.plan import read_plan
-from pipelines.run_local import OUTPUTS, Log, set_aside
+from pipelines.run_local import Log, set_aside
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_lines_name_outputs_by_where_they_are_found_in_the_end(
 ) -> None:
     with (tmp_path / "log.txt").open("w") as file:
         log = Log(file, {"/out/now/.scratch": "/out/now"})
-        made = next(iter(OUTPUTS))
-        log.write(f"    note: /out/now/.scratch/neuroshard-2026/{made}: is large\n")
-    assert capsys.readouterr().err == f"    note: /out/now/{OUTPUTS[made]}: is large\n"
-    assert (tmp_path / "log.txt").read_text() == f"    note: /out/now/{OUTPUTS[made]}: is large\n"
+        log.write("    note: /out/now/.scratch/neuroshard-2026/pretrain/costs: is large\n")
+        log.write("    note: /out/now/.scratch/neuroshard-2026/for-loop-1-iteration-0/search-2/plan: 1 table\n")
+    lines = "    note: /out/now/costs: is large\n    note: /out/now/plan.json: 1 table\n"
+    assert capsys.readouterr().err == (tmp_path / "log.txt").read_text() == lines
