@@ -89,6 +89,16 @@ def test_what_cannot_is_refused_by_the_name_of_the_argument(plan: ns.Plan) -> No
         ns.tables(make_model)  # type: ignore[arg-type]
 
 
+def test_an_output_over_tables_of_any_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tables.csv"
+    path.write_text("name,rows,dim,pooling_factor\na,1000,64,3\n")
+    before = path.read_bytes()
+
+    with refused(UsageError, "tables.csv"):
+        ns.search(path, MODEL, **SEARCH, out=path)
+    assert path.read_bytes() == before
+
+
 def make_model() -> None:
     pass
 

@@ -15,7 +15,7 @@ from numbers import Real
 from os import PathLike, fspath
 from pathlib import Path
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from neuroshard.core.clean import in_words
 from neuroshard.core.errors import NeuroshardError, UsageError
@@ -66,10 +66,7 @@ def _argument(found: re.Match[str], parameters: Set[str], switches: Set[str]) ->
 
 def path(option: str, value: object) -> Path:
     """A path. Raises UsageError for anything else, an empty one included."""
-    text = fspath(value) if isinstance(value, str | PathLike) else value
-    if not isinstance(text, str) or not text.strip() or "\0" in text:
-        raise UsageError(f"{option} is a path, not {shown(value)}")
-    return Path(text)
+    return Path(name(option, value, "a path"))
 
 
 def name(option: str, value: object, what: str) -> str:
@@ -90,7 +87,7 @@ def amounts(option: str, value: object, example: str) -> str:
     parts = [*value] if isinstance(value, list | tuple) else [value]
     if not parts or not all(isinstance(part, str) or _is_number(part) for part in parts):
         raise UsageError(f"{option} is an amount, as in {example}, not {shown(value)}")
-    return ",".join(str(part) if isinstance(part, str) else f"{part}" for part in parts)
+    return ",".join(map(str, parts))
 
 
 def number(option: str, value: object) -> float:
@@ -141,9 +138,9 @@ def several(option: str, values: object) -> list[str]:
     if values is None or isinstance(values, Mapping) or not isinstance(values, Iterable):
         raise UsageError(f"{option} is a list of texts, not {shown(values)}")
     listed = [fspath(value) if isinstance(value, PathLike) else value for value in values]
-    if (wrong := next((one for one in listed if not isinstance(one, str)), None)) is not None or None in listed:
-        raise UsageError(f"{option} is a list of texts, and {shown(wrong)} in it is none")
-    return [str(one) for one in listed]
+    if wrong := [one for one in listed if not isinstance(one, str)]:
+        raise UsageError(f"{option} is a list of texts, and {shown(wrong[0])} in it is none")
+    return listed
 
 
 def seed(value: object) -> int:
@@ -154,7 +151,6 @@ def seed(value: object) -> int:
     return number
 
 
-def maybe(check: Callable[..., T], *given: Any) -> T | None:
-    """What `check` makes of an argument; None where it is None. The argument is the last of `given`, or follows its name."""
-    value = given[0] if len(given) == 1 else given[1]
-    return None if value is None else check(*given)
+def maybe(check: Callable[..., T], option: str, value: object, *more: str) -> T | None:
+    """What `check` makes of an argument; None where none is given."""
+    return None if value is None else check(option, value, *more)

@@ -98,9 +98,10 @@ def search(
     before = (
         None if previous is None else previous if isinstance(previous, Plan) else _path_of_plan("previous", previous)
     )
-    listed = _tables_or_file(tables, quiet)
+    source = take.path("tables", tables) if isinstance(tables, str | PathLike) else None
     if written is not None:
-        check_other_path(written, (one for one in (listed, given_constraints, before) if isinstance(one, Path)))
+        check_other_path(written, (one for one in (source, given_constraints, before) if isinstance(one, Path)))
+    listed = _tables_or_file(tables, quiet)
     file, ignored = (ConstraintsFile(), ()) if given_constraints is None else read_constraints(given_constraints)
     _say_notes(ignored, take.switch("quiet", quiet))
     copied = take.several("data_parallel", data_parallel)
@@ -233,7 +234,7 @@ def report(
     read, files = (plan, {}) if isinstance(plan, Plan) else read_for_report(_path_of_plan("plan", plan))
     html = report_of(
         read,
-        model=take.maybe(_model, model),
+        model=None if model is None else _model(model),
         live=take.maybe(take.name, "live", live, "a plan.json, or STORE#MODEL"),
         costs=[*map(Path, take.several("costs", costs))],
         fleet=take.maybe(take.path, "fleet", fleet),
@@ -298,7 +299,7 @@ def deploy(
 
     settings = DeploySettings(
         tables=None if tables is None else _todays(tables),
-        cost_model=take.maybe(_model, model),
+        cost_model=None if model is None else _model(model),
         memory_margin=take.portion("memory_margin", memory_margin),
         max_error=take.maybe(take.portion, "max_error", max_error),
         min_gain=take.maybe(take.portion, "min_gain", min_gain),

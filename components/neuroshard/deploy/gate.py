@@ -74,7 +74,12 @@ def decide(
     error = plan.provenance.cost_model_error
     why_not = _why_it_cannot_serve(plan, gate, live, live_plan)
     serving = not why_not
-    faults = [fault for fault in (_tables(plan, gate), _memory(plan, gate), _widths(plan)) if fault]
+    wide = _widths(plan)
+    faults = [
+        fault
+        for fault in (_tables(plan, gate), _memory(plan, gate), f"{wide}; search again" if wide else None)
+        if fault
+    ]
     doubts = [_error(error, gate), "it was live, and was rolled back" if rolled_back else None]
     found = [doubt for doubt in doubts if doubt]
     if not gate.nightly:
@@ -162,8 +167,7 @@ def _widths(plan: Plan) -> str | None:
     by = plan.provenance
     if by.cost_model_backend not in ("cuda", "analytic"):
         return None
-    fault = fault_of_plan(plan, device_of(by.cost_model_backend, by.cost_model))
-    return f"{fault}; search again" if fault else None
+    return fault_of_plan(plan, device_of(by.cost_model_backend, by.cost_model)) or None
 
 
 def _error(error: float | None, gate: Gate) -> str | None:
@@ -194,7 +198,7 @@ def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
     if fault:
         return f"the live plan {fault}"
     if wide := _widths(live_plan):
-        return f"in the live plan {wide.removesuffix('; search again')}"
+        return f"in the live plan {wide}"
     today = _with_live_copies(plan.task, live_plan.task, gate)
     if other := _other_tables(today, live_plan.task) or _other_devices(today, live_plan.task):
         return other
