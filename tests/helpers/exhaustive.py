@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
-from neuroshard.core.launches import group_of, launches, operators_of
+from neuroshard.core.launches import launches, operators_of
 from neuroshard.core.plan import Shard
+from neuroshard.core.sharding import sharding_of
 from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -179,10 +180,10 @@ def _launched_ms(
     ]
     own = launches(task, copies).kinds_of_operators + operators_of(tables)
     known: dict[object, float] = {}
-    kinds = [[group_of(task, t, way) for way in of] for t, of in zip(tables, shards, strict=True)]
+    kinds = [[sharding_of(task, t, way) for way in of] for t, of in zip(tables, shards, strict=True)]
     found = []
     for way in ways.tolist():
-        key = tuple((kinds[table][one], len(shards[table][one]) > 1) for table, one in enumerate(way))
+        key = tuple(kinds[table][one] for table, one in enumerate(way))
         if key not in known:
             held = [shard for table, one in enumerate(way) for shard in shards[table][one]]
             counted = launches(task, [*held, *copies])

@@ -15,31 +15,37 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from neuroshard.core.plan import Shard
+from neuroshard.core.sharding import Sharding, sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
 INPUT_ALL_TO_ALLS = 3  # of a group; one more for weights
-COPIES = "data-parallel"  # needs no all-to-alls: every device looks its own samples up
 
 
 class Group(NamedTuple):
-    """Tables of one collection that have one sharding type. A collection is known by its module, and by what all its tables
-    share: weights, and whether they are sequences."""
+    """Tables of one collection that run together. A collection is known by its module, and by what all its tables share:
+    weights, and whether they are sequences."""
 
     module: str
     weighted: bool
     sequences: bool
-    kind: str  # "columns", whole tables included; of sequences "whole" or "columns"; "rows", "host rows", "grid", or COPIES
+    sharding: Sharding
+
+    @classmethod
+    def of(cls, table: Table, sharding: Sharding) -> "Group":
+        """The group of a table that is held so."""
+        sequences = table.pooling == "none"
+        return cls(table.module, table.weighted, sequences, sharding.runs_as(sequences=sequences))
 
     @property
     def inputs(self) -> int:
         """All-to-alls of its input in a step."""
-        return INPUT_ALL_TO_ALLS + self.weighted
+        return 0 if self.sharding.copied else INPUT_ALL_TO_ALLS + self.weighted
 
     @property
     def outputs(self) -> int:
-        """Collectives of its output, each way: rows split inside a host are added up there, and sent on to the others."""
-        return 2 if self.kind in ("host rows", "grid") else 1
+        """Collectives of its output, each way."""
+        return self.sharding.collectives
 
 
 @dataclass(frozen=True)
@@ -60,52 +66,37 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
     of_table: dict[str, list[Shard]] = {}
     for shard in shards:
         of_table.setdefault(shard.table, []).append(shard)
-    groups = {name: group_of(task, tables[name], held) for name, held in of_table.items()}
+    held = {name: sharding_of(task, tables[name], some) for name, some in of_table.items()}
+    groups = {name: Group.of(tables[name], sharding) for name, sharding in held.items()}
     on_device: list[set[object]] = [set() for _ in range(task.devices)]
     for shard in shards:
         table = tables[shard.table]
         on_device[shard.device].add((groups[shard.table], table.element_bytes, table.pooling))
-    sends = {group for group in groups.values() if group.kind != COPIES}
+    distinct = set(groups.values())
     return Launches(
         operators=tuple(map(len, on_device)),
-        outputs=sum(group.outputs for group in sends),
-        inputs=sum(group.inputs for group in sends),
+        outputs=sum(group.outputs for group in distinct),
+        inputs=sum(group.inputs for group in distinct),
         kinds_of_operators=len(set().union(*on_device)),
         reordered=reordered_columns(
-            (groups[name], tables[name].sent_columns, len(held) > 1) for name, held in of_table.items()
+            (groups[name], tables[name].sent_columns, sharding.permutes) for name, sharding in held.items()
         ),
     )
 
 
 def reordered_columns(tables: Iterable[tuple[Group, float, bool]]) -> float:
-    """Columns of pooled outputs that are copied once more each way. Of each table: its group, its columns, whether it is cut."""
-    collections: dict[tuple[str, bool], dict[str, float]] = {}
-    cut: set[tuple[str, bool]] = set()
-    for group, columns, is_cut in tables:
+    """Columns of pooled outputs that are copied once more each way. Of each table: its group, columns, whether it permutes."""
+    collections: dict[tuple[str, bool], dict[Sharding, float]] = {}
+    permuting: set[Group] = set()
+    for group, columns, permutes in tables:
         if not group.sequences:
-            key = group.module, group.weighted
-            kinds = collections.setdefault(key, {})
-            kinds[group.kind] = kinds.get(group.kind, 0.0) + columns
-            if is_cut and group.kind == "columns":
-                cut.add(key)
-    permuted = sum(
-        kinds.get("grid", 0.0) + kinds.get("columns", 0.0) * (key in cut) for key, kinds in collections.items()
-    )
-    concatenated = sum(sum(kinds.values()) for kinds in collections.values() if len(kinds) > 1)
+            of_type = collections.setdefault((group.module, group.weighted), {})
+            of_type[group.sharding] = of_type.get(group.sharding, 0.0) + columns
+            if permutes:
+                permuting.add(group)
+    permuted = sum(collections[group.module, group.weighted][group.sharding] for group in permuting)
+    concatenated = sum(sum(of_type.values()) for of_type in collections.values() if len(of_type) > 1)
     return permuted + concatenated
-
-
-def group_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Group:
-    """The group of a table with these shards. The task says whether they are copies: one on one device looks whole."""
-    rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
-    sequences = table.pooling == "none"
-    if table.name in task.constraints.data_parallel:
-        kind = COPIES
-    elif rows:
-        kind = "grid" if columns else "rows" if len(shards) == task.devices else "host rows"
-    else:
-        kind = "whole" if sequences and not columns else "columns"
-    return Group(table.module, table.weighted, sequences, kind)
 
 
 def operators_of(tables: Iterable[Table]) -> int:

@@ -13,8 +13,9 @@ The order of the sharding plan's own dictionaries does not matter. tests/client/
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from neuroshard.core.launches import group_of
+from neuroshard.core.launches import Group
 from neuroshard.core.plan import Plan
+from neuroshard.core.sharding import sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import first_few
 from neuroshard.core.value import shown
@@ -89,8 +90,10 @@ def _orders(plan: Plan, tables: Sequence[Table]) -> dict[str, tuple[str, ...]]:
     own = {table.name: table for table in plan.task.tables}
 
     def held(name: str) -> Held:
-        kind = group_of(plan.task, own[name], shards[name]).kind
-        return Held(name, kind, frozenset(shard.device for shard in shards[name]), own[name].operator_key)
+        group = Group.of(own[name], sharding_of(plan.task, own[name], shards[name]))
+        return Held(
+            name, group.sharding.name, frozenset(shard.device for shard in shards[name]), own[name].operator_key
+        )
 
     collections = _grouped(((table.module, *_unknown(table)), held(table.name)) for table in tables)
     found: dict[str, tuple[str, ...]] = {}

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.launches import group_of, launches, operators_of
+from neuroshard.core.launches import launches, operators_of
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.sharding import sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import short_name
@@ -247,7 +248,7 @@ def _in_domains(
     rates = DomainMs.of(model, task, copied)
     for table in task.tables:
         shards = of_table.get(table.name, ())
-        if len(shards) % domain or group_of(task, table, shards).kind not in ("host rows", "grid"):
+        if len(shards) % domain or not sharding_of(task, table, shards).over_domains:
             continue
         parts = [table.with_dim(shard.dim) for shard in shards]
         columns = HostColumns.of(model, parts, task.devices, domain, rates)

@@ -1,25 +1,14 @@
 """This plan and the live one, side by side: what each costs, how it cuts its tables, and what it fills."""
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from neuroshard.core.launches import group_of
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.table import Table
-from neuroshard.core.task import ShardingTask
+from neuroshard.core.plan import Plan
+from neuroshard.core.sharding import SHARDINGS, sharding_of
 from neuroshard.core.units import format_bytes
 from neuroshard.report.live import PlanChange
 
 NOT_KNOWN = "–"
-WAYS = {
-    "rows": "row-wise",
-    "host rows": "table-row-wise",
-    "grid": "in a grid",
-    "data-parallel": "data-parallel",
-    "columns": "column-wise",
-    "whole": "whole",
-}
 
 
 class Side(NamedTuple):
@@ -42,7 +31,7 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     by_table = plan.by_table()
-    counted = Counter(_way(plan.task, table, by_table[table.name]) for table in plan.task.tables)
+    counted = Counter(sharding_of(plan.task, table, by_table[table.name]) for table in plan.task.tables)
     used, limits = plan.memory_bytes(), plan.task.usable_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
     topology = plan.task.topology
@@ -52,16 +41,10 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "fullest device": f"{format_bytes(used[fullest])} of {format_bytes(limits[fullest])}",
         "tables": f"{len(plan.task.tables):,}",
         "shards": f"{len(plan.shards):,}",
-        **{f"tables {way}": f"{counted[way]:,}" for way in WAYS.values()},
+        **{f"tables {sharding.words}": f"{counted[sharding]:,}" for sharding in SHARDINGS},
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
         "batch": f"{plan.task.batch_size:,}",
         "collectives": plan.task.collective_precision.text if plan.task.collective_precision else "fp32",
         "found by": plan.provenance.algorithm,
     }
-
-
-def _way(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> str:
-    """How these shards divide a table."""
-    kind = group_of(task, table, shards).kind
-    return WAYS["whole" if kind == "columns" and len(shards) == 1 else kind]

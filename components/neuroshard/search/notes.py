@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 
-from neuroshard.core.launches import group_of
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan
+from neuroshard.core.sharding import sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -17,11 +17,6 @@ from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
-ROWS_SPLIT = {
-    "rows": "over all {} devices",
-    "host rows": "over the devices of a domain",
-    "grid": "in a grid, columns over domains and rows over their devices",
-}
 STOPPED = "the search was stopped by hand: more of it might have found a better plan"
 
 
@@ -59,11 +54,11 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
             f"{problem.task.batch_size:,}"
         )
     shards = plan.by_table()
-    kinds = {table.name: group_of(plan.task, table, shards[table.name]).kind for table in plan.task.tables}
-    counts = Counter(ROWS_SPLIT[kind].format(plan.task.devices) for kind in kinds.values() if kind in ROWS_SPLIT)
+    kinds = {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}
+    counts = Counter(kind.over.format(plan.task.devices) for kind in kinds.values() if kind.splits_rows)
     if counts:
         ways = [f"{counts[way]} {way}" for way in counts] if len(counts) > 1 else list(counts)
-        pooled = any(kinds[table.name] in ROWS_SPLIT and table.pooling != "none" for table in plan.task.tables)
+        pooled = any(kinds[table.name].splits_rows and table.pooling != "none" for table in plan.task.tables)
         sums = ", and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes" * pooled
         notes.append(
             f"{counted(counts.total(), 'table')} of {len(kinds)} split row-wise {', '.join(ways)}: costs take all rows of a "

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.core.launches import Group, operators_of, reordered_columns
+from neuroshard.core.sharding import COLUMN_WISE, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices
@@ -15,7 +16,8 @@ from neuroshard.costmodel.protocol import CostModel, Ints
 from neuroshard.search.problem.row_blocks import EVERYWHERE
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-WHOLE, ROW_WISE, CUT, TABLE_ROW_WISE, GRID = range(5)  # the ways that a table can be sharded, in the order of `_ways`
+WHOLE, OVER_ALL, CUT, OVER_DOMAIN, IN_GRID = range(5)
+HELD = (TABLE_WISE, ROW_WISE, COLUMN_WISE, TABLE_ROW_WISE, GRID)  # the ways that a table can be sharded
 
 
 class LaunchCosts:
@@ -31,7 +33,7 @@ class LaunchCosts:
         self.model, self.devices = model, devices
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
         self.group: Ints = np.array([place for place, _ in tables])
-        self.ways = [_ways(table) for _, table in tables]
+        self.ways = [tuple(Group.of(table, sharding) for sharding in HELD) for _, table in tables]
         self.columns = [table.sent_columns for _, table in tables]
         self.pieces: Ints = NONE
         # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences; and of each
@@ -66,14 +68,16 @@ class LaunchCosts:
     def of(self, row_wise: Ints, domains: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
         of_group = np.full(len(self.collection), WHOLE)
-        of_group[row_wise] = ROW_WISE
+        of_group[row_wise] = OVER_ALL
         of_group[cut], of_group[self.pieces] = CUT, CUT
-        of_group[row_wise[domains >= 0]] = TABLE_ROW_WISE
-        of_group[row_wise[domains < EVERYWHERE]] = GRID
+        of_group[row_wise[domains >= 0]] = OVER_DOMAIN
+        of_group[row_wise[domains < EVERYWHERE]] = IN_GRID
         way = of_group[self.group]
         outputs, operators = (distinct(each[np.arange(len(way)), way]) for each in (self.output, self.operator))
         each = zip(self.ways, self.columns, way.tolist(), strict=True)
-        return self._ms(len(operators), outputs, reordered_columns((of[at], n, at == CUT) for of, n, at in each))
+        return self._ms(
+            len(operators), outputs, reordered_columns((of[at], n, HELD[at].permutes) for of, n, at in each)
+        )
 
     def cut(self, shards: Ints) -> bytes:
         """What these numbers of shards (G,) change in `of`: which sequences are cut, and which collections have a cut table."""
@@ -97,7 +101,7 @@ class LaunchCosts:
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
-            np.concatenate([distinct(each[:, WHOLE]), np.intersect1d(each[rows, ROW_WISE], each[stay, ROW_WISE])])
+            np.concatenate([distinct(each[:, WHOLE]), np.intersect1d(each[rows, OVER_ALL], each[stay, OVER_ALL])])
             for each in (self.output, self.operator)
         )
         return self._ms(len(operators), outputs).total_ms
@@ -113,16 +117,3 @@ def distinct(numbers: Ints) -> Ints:
     """Each of some small numbers once, in order. np.unique would first load numpy.ma, half of the time to a first plan."""
     found: Ints = np.flatnonzero(np.bincount(numbers.ravel()))
     return found
-
-
-def _ways(table: Table) -> tuple[Group, ...]:
-    """The groups that the table is in, by how it is sharded: WHOLE, ROW_WISE, CUT, TABLE_ROW_WISE, GRID."""
-    sequences = table.pooling == "none"
-    whole, rows, cut = ("whole" if sequences else "columns", "rows", "columns")
-    return (
-        Group(table.module, table.weighted, sequences, whole),
-        Group(table.module, table.weighted, sequences, rows),
-        Group(table.module, table.weighted, sequences, cut),
-        Group(table.module, table.weighted, sequences, "host rows"),
-        Group(table.module, table.weighted, sequences, "grid"),
-    )
