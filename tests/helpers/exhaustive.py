@@ -77,7 +77,7 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
     row_wise = set(task.may_split_rows)
     domain = task.topology.domain if task.topology and task.topology.domains(task.devices) > 1 else 1
-    rates = DomainMs.of(model, task, constraints.data_parallel) if domain > 1 else None
+    rates = DomainMs.of(model, task) if domain > 1 else None
     # of each table: its shards by way; vectors (ways, devices, K); columns as they are sent, those that are sent beyond these
     # in a domain and out of it, and encoded, and bytes, (ways, devices) each
     shards: list[list[list[Shard]]] = []

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.column_shards import Placement
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
 

@@ -124,7 +124,7 @@ def test_branches_tell_plans_apart_by_which_tables_are_row_wise(make_task):
     shapes = [(1_000_000, 64, 400.0), *[(100_000, 32, 30.0 + i) for i in range(8)]]
     task = make_task(shapes, [1] * 8).model_copy(update={"constraints": Constraints(row_wise=True)})
     problem = Problem(task, AnalyticModel())
-    there = problem.with_row_wise(np.array([0]))
+    there = problem.with_spread(np.array([0]), np.array([0]))
     assert there is not None
     plan = first_plans(there, 1)[0]
     with_branches, without = (lower_bound(problem, plan, replace(BOUND, branches=on)).ms for on in (True, False))

@@ -15,7 +15,8 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.analytic import analytic_model
-from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.column_shards import Placement
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING

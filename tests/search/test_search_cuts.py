@@ -105,7 +105,7 @@ def test_shards_join_within_the_width_memory_and_pins_of_their_table(make_task, 
 def test_a_row_wise_table_counts_as_one_cut(make_task, model):
     task = make_task([(1000, 64, 5.0), (1000, 64, 5.0)], [1] * 4)
     problem = Problem(task.model_copy(update={"constraints": Constraints(row_wise=True)}), model)
-    there = problem.with_row_wise(np.array([0]))
+    there = problem.with_spread(np.array([0]), np.array([0]))
     assert there is not None
     assert State(there, np.array([[0, 0, 0, 0], [8, 8, 0, 0]])).cuts == 2
 

@@ -21,8 +21,9 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import copies_ms, price_shards
-from neuroshard.search import data_parallel
+from neuroshard.search import algorithms
 from neuroshard.search import watch as clock
+from neuroshard.search.copies import with_dense_optimizer
 from neuroshard.search.infeasible import feasibility
 from neuroshard.search.notes import STOPPED
 from neuroshard.search.problem.problem import Problem
@@ -326,9 +327,10 @@ def test_once_stopped_no_more_copies_are_tried(monkeypatch: pytest.MonkeyPatch) 
         stop.set()
         return registry.propose(name, problem, seed)
 
-    monkeypatch.setattr(data_parallel, "propose", propose)
+    monkeypatch.setattr(algorithms, "propose", propose)
     plan = search(over_network(drawn(0)), Analytic("h100", 65536), AUTO, stop=stop)
-    assert tried == ["greedy", "row_wise"]  # of the first number of tables
+    assert tried[:1] == ["greedy"]
+    assert "copies" not in tried
     assert STOPPED in plan.provenance.notes
 
 
@@ -350,6 +352,6 @@ def test_copies_that_do_not_fit_are_passed_over_without_hints(make_task, monkeyp
     task = make_task([(100, 64, 1.0)] * 4 + [(2000, 64, 10.0)] * 6, [1] * 2)
     need = -(-task.need_bytes // 2)
     tight = task.model_copy(update={"device_memory_bytes": (need + need // 8,) * 2})
-    rest = data_parallel.Copies(tight.with_copies([f"t{i}" for i in range(4)]), "cuda").rest
-    assert rest.need_bytes > sum(rest.usable_bytes)
-    assert data_parallel.worth_copying(tight, AnalyticModel(), AUTO, clock.Watch()) == ()
+    with_copies = with_dense_optimizer(tight.with_copies([f"t{i}" for i in range(4)]))
+    assert with_copies.need_bytes > sum(with_copies.placeable_bytes)
+    assert 0 < len(search(tight, AnalyticModel(), AUTO).task.copied) < 4

@@ -23,6 +23,7 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.models.open import open_cost_model
 from neuroshard.search.problem.plans import Plans
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import OVER_DOMAIN
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -133,8 +134,9 @@ def test_plans_of_other_row_wise_tables_are_each_priced_by_their_own_all_to_alls
     )
     problem = Problem(task, for_task(open_cost_model("analytic:h100", task.batch_size), task))
     states = []
-    for group, domain in ((0, 0), (1, 1)):
-        split = problem.with_row_wise(np.array([group]), np.array([domain]))
+    for group, first in ((0, 0), (1, 4)):
+        place = problem.options.place_of(OVER_DOMAIN, first)
+        split = problem.with_spread(np.array([group]), np.array([place]))
         assert split is not None
         states += first_plans(split, 1)
     plans = Plans(states)

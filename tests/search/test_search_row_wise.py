@@ -360,7 +360,7 @@ def test_blocks_unlike_all_that_the_cost_model_saw_are_reported(make_task):
     model = replace(model, nets=replace(model.nets, compute=replace(model.nets.compute, scale=known)))
     task = make_task([(60_000, 16, 3.0)] * 8, [1] * 4)
     problem = Problem(row_wise(task), model)
-    there = problem.with_row_wise(np.array([2, 5]))
+    there = problem.with_spread(np.array([2, 5]), np.array([0, 0]))
     assert there is not None
     by_hand = Provenance(neuroshard_version="0", algorithm="by hand")
     plans = [Plan(task=task, shards=lay_out(first_plans(one, 1)[0]), provenance=by_hand) for one in (problem, there)]

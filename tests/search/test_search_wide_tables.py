@@ -111,9 +111,9 @@ def test_what_needs_a_wider_shard_is_refused_by_name_with_a_way_out(
 def test_a_grid_holds_what_row_wise_shards_cannot() -> None:
     asked = task((table("a", 2048), table("c", 64)), 4, row_wise=True)
     asked = asked.model_copy(update={"topology": Topology(domain=2, local_world_size=2)})
-    blocks = Problem(asked, H100).row_blocks
-    assert blocks.allowed.tolist() == [[False, False, True], [True, True, True]]
-    assert blocks.parts == (1, 1, 2)
+    options = Problem(asked, H100).options
+    assert options.allowed.tolist() == [[False, False, True], [True, True, True]]
+    assert [kind.parts for kind in options.kinds] == [1, 1, 2]
 
 
 def test_no_wide_table_becomes_data_parallel_by_itself() -> None:

@@ -81,7 +81,7 @@ class Constraints(Value):
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(fields(self), {"row_wise": False, "reserve_share": 0.0, "sharding_types": None})
 
-    def may_use(self, sharding_type: ShardingTypeName) -> bool:
+    def may_use(self, sharding_type: str) -> bool:
         """Whether a search may make shards of this type."""
         return self.sharding_types is None or sharding_type in self.sharding_types
 

@@ -155,11 +155,34 @@ class ShardingTask(Value):
         return self.pipeline == "none" or several_domains
 
     @property
+    def copied(self) -> tuple[Table, ...]:
+        """The data-parallel tables."""
+        names = self.constraints.data_parallel
+        return tuple(table for table in self.tables if table.name in names)
+
+    @property
+    def placed(self) -> tuple[Table, ...]:
+        """The other tables, which a search places."""
+        names = self.constraints.data_parallel
+        return tuple(table for table in self.tables if table.name not in names)
+
+    @property
+    def copies_bytes(self) -> int:
+        """What the copies of data-parallel tables take of every device."""
+        return sum(self.copy_memory(table).total for table in self.copied)
+
+    @property
+    def placeable_bytes(self) -> tuple[int, ...]:
+        """Memory of each device for the tables that are placed."""
+        copies = self.copies_bytes
+        return tuple(max(usable - copies, 0) for usable in self.usable_bytes)
+
+    @property
     def uncut_step_bytes(self) -> int:
-        """What a step needs for all tables uncut."""
-        return sum(self.step_bytes(table).of(table.dim) for table in self.tables)
+        """What a step needs for all placed tables uncut."""
+        return sum(self.step_bytes(table).of(table.dim) for table in self.placed)
 
     @property
     def need_bytes(self) -> int:
-        """What all tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
-        return sum(table.memory_bytes for table in self.tables) + self.uncut_step_bytes
+        """What all placed tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
+        return sum(table.memory_bytes for table in self.placed) + self.uncut_step_bytes

@@ -4,7 +4,6 @@ Near and far bytes travel at the same time, so an all-to-all takes as long as th
 of the network. With D ranks in domains of L, a rank sends (L - 1) / D of its outputs near and (D - L) / D far.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeGuard
 
@@ -134,9 +133,9 @@ class DomainMs(NamedTuple):
     far: float
 
     @classmethod
-    def of(cls, model: CostModel, task: ShardingTask, copied: Collection[str] = ()) -> "DomainMs":
-        """For the tables that are not `copied` to all devices."""
-        sent = sum(table.sent_columns for table in task.tables if table.name not in copied)
+    def of(cls, model: CostModel, task: ShardingTask) -> "DomainMs":
+        """For all tables of the task, copies too: so the rates do not depend on which are copied."""
+        sent = sum(table.sent_columns for table in task.tables)
         columns, devices = max(sent, 1.0) / task.devices, task.devices
         nothing = np.zeros(devices)
 
@@ -161,12 +160,11 @@ def input_ms_per_column(model: CostModel, task: ShardingTask) -> float:
     """Ms for each column of input (`Table.input_columns`) that a device receives; 0 where a step waits for none.
 
     Input comes in as gradients do: by an all-to-all that the receiver's links limit. A device can begin once its own is there.
-    The rate is that of an all-to-all of all lookups, spread evenly.
+    The rate is that of an all-to-all of all lookups, spread evenly, whichever tables are copied.
     """
     if not task.waits_for_input or task.devices == 1:
         return 0.0
-    copied = task.constraints.data_parallel
-    columns = sum(table.input_columns for table in task.tables if table.name not in copied) / task.devices
+    columns = sum(table.input_columns for table in task.tables) / task.devices
     if not columns:
         return 0.0
     even, nothing = (model.backward_collective_ms(np.full(task.devices, each)) for each in (columns, 0.0))

@@ -86,25 +86,39 @@ def own_samples(table: Table, devices: int) -> Table:
     return table.resized(table.rows, table.dim, table.pooling_factor / devices)
 
 
-def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> LaunchMs:
-    """What data-parallel tables take on every device: operators of their own, and the all-reduce of their dense gradients.
+class CopyPrices:
+    """What N data-parallel tables take on every device, some of them at a time: operators of their own, and the all-reduce of
+    their dense gradients.
 
     A ring all-reduce of n elements sends 2n (D - 1) / D from each device, as many as an all-to-all of 2n / batch columns. What
     DDP overlaps with the backward pass of dense layers is not taken off.
     """
-    if not copied:
-        return LaunchMs(0.0, 0.0, 0.0)
-    task = task.model_copy(update={"collective_precision": None})  # DDP sums gradients up as they are
-    devices, model = task.devices, for_task(model, task, waiting=False)  # their lookups stay on the device
-    tables = [own_samples(table, devices) for table in copied]
-    vectors = model.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64))
-    more = _operators(copied) - operators_of(copied)
-    compute = float(model.compute_ms(vectors.sum(axis=0))) + launch_ms(model, devices, more, 0).compute_ms
-    if devices == 1:
-        return LaunchMs(compute, 0.0, 0.0)
-    columns = 2 * sum(table.rows * table.dim for table in copied) / model.batch_size
-    backward = model.backward_collective_ms(np.full(devices, columns))
-    return LaunchMs(compute, 0.0, float(backward.max()))
+
+    def __init__(self, model: CostModel, tables: Sequence[Table], task: ShardingTask) -> None:
+        task = task.model_copy(update={"collective_precision": None})  # DDP sums gradients up as they are
+        self.tables, self.devices = tables, task.devices
+        self.model = for_task(model, task, waiting=False)  # their lookups stay on the device
+        own = [own_samples(table, self.devices) for table in tables]
+        self.vectors = self.model.table_vectors(own, np.array([table.dim for table in tables], dtype=np.int64))
+        self.columns = np.array([2 * table.rows * table.dim / self.model.batch_size for table in tables])
+
+    def ms(self, copied: Sequence[int]) -> LaunchMs:
+        """Of the tables with these numbers."""
+        if not len(copied):
+            return LaunchMs(0.0, 0.0, 0.0)
+        chosen, tables = np.asarray(copied), [self.tables[table] for table in copied]
+        more = _operators(tables) - operators_of(tables)
+        compute = float(self.model.compute_ms(self.vectors[chosen].sum(axis=0)))
+        compute += launch_ms(self.model, self.devices, more, 0).compute_ms
+        if self.devices == 1:
+            return LaunchMs(compute, 0.0, 0.0)
+        backward = self.model.backward_collective_ms(np.full(self.devices, self.columns[chosen].sum()))
+        return LaunchMs(compute, 0.0, float(backward.max()))
+
+
+def copies_ms(model: CostModel, copied: Sequence[Table], task: ShardingTask) -> LaunchMs:
+    """What data-parallel tables take on every device (`CopyPrices`)."""
+    return CopyPrices(model, copied, task).ms(range(len(copied))) if copied else LaunchMs(0.0, 0.0, 0.0)
 
 
 def _operators(copied: Sequence[Table]) -> int:
@@ -191,7 +205,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     np.add.at(device_dims, holders, sent)
     between = model
     if task.topology is not None and task.topology.domains(devices) > 1:
-        between = sending_more(model, _in_domains(model, task, of_table, copied, task.topology.domain))
+        between = sending_more(model, _in_domains(model, task, of_table, task.topology.domain))
     compute, forward, backward = device_costs(between, sums, device_dims)
     copied_tables = [tables[name] for name in sorted(copied)]
     copies = copies_ms(model, copied_tables, task)
@@ -241,11 +255,11 @@ def _more_launches_ms(
 
 
 def _in_domains(
-    model: CostModel, task: ShardingTask, of_table: Mapping[str, Sequence[Shard]], copied: Collection[str], domain: int
+    model: CostModel, task: ShardingTask, of_table: Mapping[str, Sequence[Shard]], domain: int
 ) -> MoreColumns:
     """What table-row-wise tables send beyond the columns that `_sent` counts."""
     near, far, encoded = np.zeros((3, task.devices))
-    rates = DomainMs.of(model, task, copied)
+    rates = DomainMs.of(model, task)
     for table in task.tables:
         shards = of_table.get(table.name, ())
         if len(shards) % domain or not sharding_of(task, table, shards).over_domains:

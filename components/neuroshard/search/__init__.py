@@ -2,17 +2,18 @@
 
 Proposers make plans, local search improves them, cuts that cost little to undo are undone, and a bound says what is left.
 
-    run.py              search(task, cost_model) -> Plan: the task as arrays, an algorithm's plan, laid out, priced and bounded
+    run.py              search(task, cost_model) -> Plan: its options as arrays, an algorithm's plan, laid out, priced and bounded
     algorithms.py       local search, the published search, heuristics: the order of the steps is decided here, nowhere below
     settings.py         what a caller may ask for
     tuning.py           every constant that steers a search, and a switch for each of its parts
     watch.py            the clock: progress, improvements, when to stop
     notes.py            what a plan's notes say
-    data_parallel.py    tables that every device copies: taken out of the task, and priced afterwards
+    copies.py           which tables every device may copy, and what a plan says of them
 
-    problem/            the task as arrays
-      problem.py        table groups and every shard of them by number, priced by the cost model
-      row_blocks.py     tables split row-wise over all devices, or those of a domain
+    problem/            the task's sharding options as arrays
+      column_shards.py  placed options: the column shards of table groups, each on one device
+      spread.py         spread options: a piece on every device of a set, an enumerator for each kind
+      problem.py        both, priced by the cost model, with some groups spread already
       launches.py       what operators and collectives beyond the first take
       state.py          one plan, priced
       plans.py          several plans, changed in lockstep
@@ -27,7 +28,7 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
       registry.py       what a proposer of local search is, and all of them by name
       greedy.py         the costliest shard first, on the cheapest device; in lockstep.py, with splits.py
       beam.py           the search of the NeuroShard paper, as published: an algorithm of its own, not in the registry
-      row_wise.py       plans with some tables row-wise
+      spread.py         plans with some tables row-wise, or copied
       baselines.py      the heuristics that need no cost model
       current.py        from the current plan, which it needs besides the problem; not in the registry
 
@@ -39,7 +40,7 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
       swaps.py          the best swaps
       moves.py          what a move changes, by the cost model
       perturb.py        place some table groups anew
-      toggle.py         split a table row-wise, or stop splitting it so
+      toggle.py         spread a table, or stop spreading it
       fewer_cuts.py     join shards of a table where that costs little; which plan to take then
 
     infeasible/         whether anything fits at all, and what would help: feasibility.py, packing.py, hints.py

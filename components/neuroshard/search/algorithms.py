@@ -8,12 +8,13 @@ The order of the steps is decided here and nowhere below: read `_local_search` f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.plan import Improvement
 from neuroshard.progress import progress
 from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.improve.local_search import LocalSearch
@@ -26,6 +27,7 @@ from neuroshard.search.proposers.baselines import baseline
 from neuroshard.search.proposers.beam import beam_search
 from neuroshard.search.proposers.current import plans_in_place
 from neuroshard.search.proposers.registry import propose
+from neuroshard.search.proposers.spread import propose_rows_beside
 from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
 from neuroshard.search.watch import Watch
 
@@ -43,9 +45,17 @@ class Asked:
     tries_row_wise: bool
 
 
+class Found(NamedTuple):
+    """A plan, notes on it, and how the search got there."""
+
+    best: State
+    notes: tuple[str, ...] = ()
+    improvements: tuple[Improvement, ...] = ()
+
+
 class FirstPlans(NamedTuple):
-    """Plans to improve: the current one, in which tables may stay row-wise, and greedy ones without, at least one of them; and
-    those proposed with rows split."""
+    """Plans to improve: the current one, in which tables may stay spread, and proposed ones without rows split, at least one of
+    them; and those proposed with rows split."""
 
     column_wise: list[State]
     row_wise: list[State]
@@ -56,14 +66,14 @@ class FirstPlans(NamedTuple):
         return min(plan.cost for plan in (*self.column_wise, *self.row_wise))
 
 
-def find(problem: Problem, asked: Asked) -> tuple[State, tuple[str, ...]]:
-    """The plan that the algorithm finds, and notes on it. Raises Infeasible."""
+def find(problem: Problem, asked: Asked) -> Found:
+    """The plan that the algorithm finds. Raises Infeasible."""
     settings, rng = asked.settings, np.random.default_rng(asked.settings.seed)
     if settings.algorithm == LOCAL_SEARCH:
-        return _with_or_without_cuts(problem, asked, rng)
+        return _with_or_without_copies(problem, asked, rng)
     if settings.algorithm == PUBLISHED:
-        return _published_search(problem, settings, asked.watch), ()
-    return State.of(problem, baseline(problem, settings.algorithm, rng)), ()
+        return Found(_published_search(problem.without_copies(), settings, asked.watch))
+    return Found(State.of(problem, baseline(problem, settings.algorithm, rng)))
 
 
 def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) -> State:
@@ -77,7 +87,39 @@ def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) 
     return State.of(problem, placement)
 
 
-def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> tuple[State, tuple[str, ...]]:
+def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Generator) -> Found:
+    """The plan found without copies beside those that the task has, or, where tables may be copied, the one found with some.
+
+    That must be worth that they are trained otherwise; if the current plan has copies, it need only be cheaper; and if nothing
+    fits without copies, any will do.
+    """
+    if not problem.may_copy:
+        return _with_or_without_cuts(problem, asked, rng)
+    without, fault = None, None
+    with asked.watch.sharing(0.5):
+        try:
+            without = _with_or_without_cuts(problem.without_copies(), replace(asked, watch=asked.watch.anew()), rng)
+        except Infeasible as error:
+            fault = error
+    if without is not None and asked.watch.expired:
+        return without
+    if without is not None:
+        first_ms = min((plan.cost for plan in _affordable(_proposed(problem, asked), asked.current)), default=np.inf)
+        if first_ms * (1 - problem.tuning.both_kinds_within) > without.best.cost:
+            return without
+    try:
+        with_some = _with_or_without_cuts(problem, replace(asked, watch=asked.watch.anew()), rng.spawn(1)[0])
+    except Infeasible as error:
+        if without is None:
+            raise fault or error from None
+        return without
+    current = asked.current
+    has_some = current is not None and bool((problem.options.way_of[current.places] == problem.options.copied).any())
+    worth = 1.0 if has_some else 1 - problem.tuning.copies_worth
+    return with_some if without is None or with_some.best.cost < without.best.cost * worth else without
+
+
+def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> Found:
     """The cheaper of two plans: the best found that cuts no pooled table, whose outputs need not be put into order, and the best
     found that may cut any.
 
@@ -88,23 +130,23 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
     current, far = asked.current, 1 - problem.tuning.both_kinds_within
     starts = _starts(problem, asked)
     asked.watch.note(min(plan.cost for plan in starts))
-    first = FirstPlans(starts, _split_row_wise(problem, asked))
+    first = FirstPlans(starts, _split_row_wise(problem, asked, starts))
     uncut = _uncut(problem, first.cost / far)
     uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, asked), current)
     if uncut is None or not uncut_starts:
         return _local_search(problem, first, asked, rng)
-    first_uncut = FirstPlans(uncut_starts, _split_row_wise(uncut, asked))
+    first_uncut = FirstPlans(uncut_starts, _split_row_wise(uncut, asked, uncut_starts))
     if first.cost < far * first_uncut.cost:
         return _local_search(problem, first, asked, rng)
     uncut_rng = rng.spawn(1)[0]
-    from_cuts = current is not None and starts[0].cuts > len(starts[0].problem.row_wise)
+    from_cuts = current is not None and starts[0].cuts > len(starts[0].problem.spread)
     if first_uncut.cost < far * first.cost and not from_cuts:
         return _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
         without = _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     found = _local_search(problem, first, asked, rng)
     worth = 1 - problem.tuning.worth_moving if from_cuts else 1.0
-    return without if without[0].cost <= found[0].cost * worth else found
+    return without if without.best.cost <= found.best.cost * worth else found
 
 
 def _uncut(problem: Problem, most_ms: float) -> Problem | None:
@@ -113,7 +155,7 @@ def _uncut(problem: Problem, most_ms: float) -> Problem | None:
     if not may_cut.any() or not problem.launches.least_reorder_ms():
         return None
     uncut = problem.uncut()
-    stay_whole = np.setdiff1d(np.arange(len(problem.whole)), problem.row_blocks.groups)
+    stay_whole = np.setdiff1d(np.arange(len(problem.whole)), problem.options.groups)
     if uncut is None or (problem.alone_ms(problem.whole[stay_whole]) > most_ms).any():
         return None
     return uncut
@@ -121,8 +163,8 @@ def _uncut(problem: Problem, most_ms: float) -> Problem | None:
 
 def _local_search(
     problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.Generator, name: str = "search"
-) -> tuple[State, tuple[str, ...]]:
-    """The plan to take, and notes where it costs more than the cheapest."""
+) -> Found:
+    """The plan to take, with notes where it costs more than the cheapest."""
     settings, watch, current, start = asked.settings, asked.watch, asked.current, first.column_wise[0]
     column_wise, row_wise = _rounds(problem, asked)
     total, unit = watch.amount(column_wise + row_wise)
@@ -142,17 +184,20 @@ def _local_search(
             best = heuristic
 
         if not settings.simplicity:
-            return best, ()
+            return Found(best, (), watch.improvements)
         simple = _with_few_cuts(best, start, heuristic, asked, rng.spawn(1)[0])
-    return simple, fewer_cuts_cost(best, simple, asked.watch.beside_ms)
+    return Found(simple, fewer_cuts_cost(best, simple), watch.improvements)
 
 
 def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
-    """How many rounds improve column-wise plans, and how many plans with rows split.
+    """How many rounds improve column-wise plans, and how many plans with rows split; where tables may be copied, how many choose
+    what to copy, and how many improve the rest.
 
     Where nobody asked for row-wise tables the second are some of the first, else as many more.
     """
     rounds = asked.settings.most_rounds
+    if problem.may_copy:
+        return rounds, rounds
     if not _may_split_rows(problem):
         return rounds, 0
     if not asked.tries_row_wise:
@@ -162,13 +207,19 @@ def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
 
 
 def _may_split_rows(problem: Problem) -> bool:
-    return len(problem.row_blocks.groups) > 0 and problem.tuning.row_wise
+    return problem.may_split_rows and problem.tuning.row_wise
 
 
 def _improved(problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.Generator) -> State:
     """The cheapest plan found from the first column-wise ones, and from those with rows split."""
     watch, current, tuning = asked.watch, asked.current, problem.tuning
     rounds, rounds_with_rows = _rounds(problem, asked)
+    if problem.may_copy:  # rounds choose what to copy and what to split, others improve what is left
+        both = LocalSearch([*first.column_wise, *first.row_wise], rng, watch, current, toggle=tuning.toggle)
+        with watch.sharing(0.5):
+            both.run(rounds)
+        both.toggle = False
+        return both.run(rounds_with_rows)
     with watch.sharing(0.5 if _may_split_rows(problem) else 1.0):
         column_wise = LocalSearch(first.column_wise, rng, watch, current)
         best = column_wise.run(rounds)
@@ -180,9 +231,7 @@ def _improved(problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.
         return column_wise.run(rounds_with_rows)
     # Rounds start from the cheapest plan given. The improved column-wise plan would be that, and the others never be tried.
     more = [] if cheaper else [best]
-    with_rows = LocalSearch(
-        [*first.row_wise, *more], rng.spawn(1)[0], watch, current, toggle_row_wise=tuning.toggle_row_wise
-    )
+    with_rows = LocalSearch([*first.row_wise, *more], rng.spawn(1)[0], watch, current, toggle=tuning.toggle)
     return min(with_rows.run(rounds_with_rows), best, key=lambda plan: plan.cost)
 
 
@@ -211,16 +260,22 @@ def _starts(problem: Problem, asked: Asked) -> list[State]:
 
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:
-    """First the current plan, if there is one, then greedy plans, cheapest first."""
+    """First the current plan, if there is one, then greedy plans, cheapest first, with copies where tables may be copied."""
     in_place = [] if asked.current is None else plans_in_place(problem, asked.current)
-    return [*in_place, *propose("greedy", problem, asked.settings.seed)]
+    proposer = "copies" if problem.may_copy else "greedy"
+    return [*in_place, *propose(proposer, problem, asked.settings.seed)[: problem.tuning.greedy_plans]]
 
 
-def _split_row_wise(problem: Problem, asked: Asked) -> list[State]:
-    """Proposed plans with rows split that keep the move budget, where rows may be split."""
+def _split_row_wise(problem: Problem, asked: Asked, starts: Sequence[State]) -> list[State]:
+    """Proposed plans with rows split that keep the move budget, where rows may be split: where tables may be copied, beside the
+    copies of the cheapest plan to start from."""
     if not _may_split_rows(problem):
         return []
-    return _affordable(propose("row_wise", problem, asked.settings.seed), asked.current)
+    if problem.may_copy:
+        proposed = propose_rows_beside(min(starts, key=lambda plan: plan.cost))
+    else:
+        proposed = propose("row_wise", problem, asked.settings.seed)
+    return _affordable(proposed, asked.current)
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:

@@ -43,7 +43,7 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
             f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
         )
     asked = problem.task.constraints.sharding_types or ()
-    if "table-row-wise" in asked and problem.row_blocks.domains == 1 and problem.task.devices > 1:
+    if "table-row-wise" in asked and not problem.options.over_domains and problem.task.devices > 1:
         notes.append(
             "no table can be table-row-wise: all devices are one domain (--domain says how many share fast links)"
         )
@@ -92,15 +92,15 @@ def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:
     )
 
 
-def fewer_cuts_cost(best: State, simple: State, beside_ms: float = 0.0) -> tuple[str, ...]:
-    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything. Both plans take `beside_ms` more."""
+def fewer_cuts_cost(best: State, simple: State) -> tuple[str, ...]:
+    """A line about what fewer cuts, or fewer bytes to move, cost, if they cost anything."""
     if simple.cost <= best.cost:
         return ()
-    cuts, instead = (state.cuts - len(state.problem.row_wise) for state in (simple, best))
+    cuts, instead = (state.cuts - len(state.problem.spread) for state in (simple, best))
     what = (
         f"{counted(cuts, 'cut')} instead of {instead}" if cuts < instead else "fewer row-wise tables, or less to move"
     )
-    share = (simple.cost - best.cost) / (best.cost + beside_ms)
+    share = (simple.cost - best.cost) / best.cost
     return (f"{what}, for {share:.2%} more than the plan that would be taken otherwise (--simplicity 0)",)
 
 

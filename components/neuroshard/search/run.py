@@ -2,23 +2,19 @@
 
     neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json
 
-A task becomes arrays (`problem/`), an algorithm finds a plan (`algorithms.py`), and the plan is laid out and priced, with the
-heuristics' plans and a lower bound beside it. Data-parallel tables are taken out before and added afterwards.
+A task becomes its sharding options, as arrays (`problem/`), an algorithm finds a plan (`algorithms.py`), and the plan is laid out
+and priced, with the heuristics' plans and a lower bound beside it.
 """
 
-import math
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.plan import Improvement, Plan, Provenance, Shard
+from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
@@ -34,9 +30,9 @@ from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.search import notes as say
-from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.data_parallel import Copies, may_be_copied, rescuing, worth_copying
+from neuroshard.search.copies import check_copies, copies_note, may_be_copied, with_dense_optimizer
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
@@ -46,16 +42,6 @@ from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import LOCAL_SEARCH, UNKNOWN, USUAL, SearchSettings, Trust
 from neuroshard.search.watch import OnImprovement, Watch, only_better
-
-
-@dataclass(frozen=True)
-class _Caller:
-    """What a caller gives besides the task, the cost model and the settings: see `search`."""
-
-    previous: Plan | None
-    trust: Trust
-    notes: tuple[str, ...]
-    watch: Watch
 
 
 def search(
@@ -80,137 +66,78 @@ def search(
     """
     settings.check(from_a_plan=previous is not None)
     report = None if on_improvement is None else only_better(on_improvement)
-    caller = _Caller(previous, trust, notes, Watch(settings.time_budget_s, report, stop))
-    searched = _choosing_copies if settings.try_data_parallel else _beside_copies
-    return searched(task, for_task(cost_model, task), settings, caller)
-
-
-def _choosing_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
-    """The cheapest of some plans: with the copies that the task asks for; with copies of more small tables, if those make plans
-    cheaper; and with those of the plan to start from. Where nothing fits so, one with copies that make the task fit. Of a time
-    budget a share is for choosing copies, and the searches share the rest."""
-    if not cost_model.prices_rows:
-        raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
-    allowed = _trying_row_wise(task) if settings.try_row_wise else None
-    there = frozenset() if caller.previous is None else caller.previous.task.constraints.data_parallel
-    # copies would lose the state of its tables, or go to all other devices
-    keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
-    before = caller.previous if keeps else None
-    stay = () if before is None else {table.name for table in before.task.tables} - there
-
-    def beside(names: Collection[str]) -> Plan:
-        copied = task.with_copies(task.constraints.data_parallel.union(names)) if names else task
-        return _beside_copies(copied, cost_model, settings, caller)
-
-    watch = caller.watch
-    with watch.sharing(settings.tuning.time_for_copies):
-        chosen = worth_copying(allowed or task, cost_model, settings, watch.anew(silent=True), stay)
-    held = there.intersection(table.name for table in may_be_copied(task, stay, trains_on(cost_model)))
-    sets = dict.fromkeys([frozenset(), frozenset(chosen), held])
-    plans, faults = [], []
-    for done, names in enumerate(sets):
-        try:
-            with watch.sharing(1 / (len(sets) - done)):
-                plans.append(beside(names))
-        except Infeasible as fault:  # beside some copies the current plan has no room, or none to move in
-            faults.append(fault)
-    if not plans and (needed := rescuing(allowed or task, cost_model, settings, watch.anew(silent=True), stay)):
-        with suppress(Infeasible):
-            plans.append(beside(needed))
-    if not plans:
-        raise faults[0]
-    return min(plans, key=lambda one: one.cost_ms if one.cost_ms is not None else math.inf)
-
-
-def _beside_copies(task: ShardingTask, cost_model: CostModel, settings: SearchSettings, caller: _Caller) -> Plan:
-    """The plan of a task some of whose tables may be data-parallel: the others are placed in the memory that copies leave."""
-    if not task.constraints.data_parallel:
-        return _sharded(task, cost_model, settings, caller)
-    copies = Copies(task, trains_on(cost_model))
-    if caller.previous is not None:
-        if settings.move_budget_bytes is not None:
-            settings = replace(
-                settings, move_budget_bytes=copies.budget_left(caller.previous, settings.move_budget_bytes)
-            )
-        caller = replace(caller, previous=copies.without(caller.previous))
-    return _sharded(copies.rest, for_task(cost_model, copies.rest), settings, caller, copies)
-
-
-def _sharded(
-    task: ShardingTask,
-    cost_model: CostModel,
-    settings: SearchSettings,
-    caller: _Caller,
-    copies: Copies | None = None,
-) -> Plan:
-    """The plan of a task without data-parallel tables, and of these `copies` beside them."""
-    beside_ms = 0.0 if copies is None else copies.ms(cost_model)
-    is_ours = settings.algorithm == LOCAL_SEARCH
-    tried = _trying_row_wise(task) if settings.try_row_wise and is_ours and cost_model.prices_rows else None
-    problem = feasible(tried or task, cost_model, settings.tuning)
+    watch = Watch(settings.time_budget_s, report, stop)
+    permitted, may_copy = _permitted(task, cost_model, settings, previous)
+    model = for_task(cost_model, permitted)
+    problem = feasible(permitted, model, settings.tuning, may_copy=may_copy)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
-    notes = [*caller.notes, *_rows_not_split(problem, settings)]
+    said = [*notes, *_rows_not_split(problem, settings)]
 
-    found = _found(problem, settings, caller, beside_ms, tries_row_wise=tried is not None)
-    best, kept, shards = found.best, found.kept, found.shards
-    if kept is not None and problem.wide:
-        problem = Problem(problem.task, cost_model, settings.tuning, kept.cut)
-    notes += found.notes
-    if is_ours:
-        notes += say.mean_pooled(task, settings.try_row_wise)
-    if tried is not None and not len(best.problem.row_wise):
-        problem = problem.without_row_wise(task)
+    found, start, shards = _found(problem, settings, previous, watch, tries_row_wise=not task.may_split_rows)
+    said += [*start.notes, *found.notes]
+    if settings.algorithm == LOCAL_SEARCH:
+        said += say.mean_pooled(task, settings.try_row_wise)
+    problem = _as_planned(problem, found.best, task, start.kept)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
-    if caller.watch.stopped:
-        notes.append(say.STOPPED)
-
-    placement = placement_of(problem, shards, best)
-    bound = lower_bound(problem, best)
+    if watch.stopped:
+        said.append(say.STOPPED)
+    bound = lower_bound(problem, found.best)
     plan = make_plan(
         problem,
-        placement,
+        placement_of(problem, shards, found.best),
         shards,
         baselines=heuristics,
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=found.improvements,
-        provenance=_provenance(cost_model, settings, caller.trust, tuple(notes)),
+        provenance=_provenance(cost_model, settings, trust, tuple(said)),
     )
-    if copies is not None:
-        plan = copies.added_to(plan, cost_model)
+    if problem.copied:
+        plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, cost_model))
-    if kept is None or caller.previous is None:
+    if start.kept is None or previous is None:
         return plan
-    return say.with_notes(plan, *say.state_changed(plan, caller.previous, kept))
+    return say.with_notes(plan, *say.state_changed(plan, previous, start.kept))
 
 
-class _Found(NamedTuple):
-    """The plan that a search found, its shards, and how it got there."""
+def _permitted(
+    task: ShardingTask, model: CostModel, settings: SearchSettings, previous: Plan | None
+) -> tuple[ShardingTask, frozenset[str]]:
+    """The task with all that the search may do of itself: which rows it may split, and the tables that it may copy. Raises
+    UsageError where the cost model cannot price copies, and Infeasible where the task's own do not fit."""
+    device, may_copy = trains_on(model), frozenset[str]()
+    if settings.try_data_parallel:
+        if not model.prices_rows:
+            raise UsageError(
+                "given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN"
+            )
+        # copies would lose the state of tables that are sharded now, or go to all other devices
+        keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
+        now = previous.task if keeps and previous is not None else None
+        may_copy = may_be_copied(task, () if now is None else {table.name for table in now.placed}, device)
+    if may_copy or task.copied:
+        assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
+        check_copies(task, device, assumed=assumed)
+    tries_rows = settings.try_row_wise and settings.algorithm == LOCAL_SEARCH and model.prices_rows
+    return (tries_rows and _trying_row_wise(task)) or task, may_copy
 
-    best: State
-    shards: tuple[Shard, ...]
-    kept: KeptCuts | None
-    notes: tuple[str, ...]
-    improvements: tuple[Improvement, ...]
 
-
-def _found(
-    problem: Problem, settings: SearchSettings, caller: _Caller, beside_ms: float, *, tries_row_wise: bool
-) -> _Found:
-    """What the algorithm finds. Where shards whose cuts are kept lie so that TorchRec would mix them up, it searches again with
-    these where they were."""
-    stay = frozenset[str]()
-    while True:
-        watch = caller.watch.anew(beside_ms)
-        start = _starting_from(caller.previous, problem, settings, stay)
-        best, notes = find(start.problem, Asked(settings, watch, start.current, tries_row_wise))
-        shards, kept = lay_out(best, start.current), start.kept
-        if kept is not None:
-            shards = kept.shards(shards)
-        mixed_up = frozenset[str]() if kept is None else kept.mixed_up(shards) - stay
-        if not mixed_up:
-            return _Found(best, shards, kept, (*start.notes, *notes), watch.improvements)
-        stay |= mixed_up
+def _as_planned(problem: Problem, best: State, task: ShardingTask, kept: KeptCuts | None) -> Problem:
+    """The problem whose task has what the plan does, and nothing more: rows are split only if the caller or the plan splits some,
+    and the tables that the plan copies are data-parallel."""
+    held = best.problem.spread_as
+    copied = [name for name, sharding in held.items() if sharding.copied]
+    planned = problem.task
+    if not task.may_split_rows and not any(sharding.splits_rows for sharding in held.values()):
+        planned = planned.model_copy(update={"constraints": task.constraints})
+    if copied:
+        planned = planned.with_copies(planned.constraints.data_parallel.union(copied))
+    elif not task.copied:
+        planned = planned.model_copy(update={"dense_optimizer": task.dense_optimizer})
+    cut_before = () if kept is None else kept.cut
+    if copied or (cut_before and problem.wide):
+        return Problem(planned, problem.model, problem.tuning, cut_before=cut_before)
+    return problem.for_planned(planned)
 
 
 class _Start(NamedTuple):
@@ -220,6 +147,24 @@ class _Start(NamedTuple):
     current: CurrentPlacement | None = None
     kept: KeptCuts | None = None
     notes: tuple[str, ...] = ()
+
+
+def _found(
+    problem: Problem, settings: SearchSettings, previous: Plan | None, watch: Watch, *, tries_row_wise: bool
+) -> tuple[Found, _Start, tuple[Shard, ...]]:
+    """What the algorithm finds, from where, and its shards. Where shards whose cuts are kept lie so that TorchRec would mix them
+    up, it searches again with these where they were."""
+    stay = frozenset[str]()
+    while True:
+        start = _starting_from(previous, problem, settings, stay)
+        found = find(start.problem, Asked(settings, watch.anew(), start.current, tries_row_wise))
+        shards, kept = lay_out(found.best, start.current), start.kept
+        if kept is not None:
+            shards = kept.shards(shards)
+        mixed_up = frozenset[str]() if kept is None else kept.mixed_up(shards) - stay
+        if not mixed_up:
+            return found, start, shards
+        stay |= mixed_up
 
 
 def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSettings, stay: Collection[str]) -> _Start:
@@ -265,7 +210,7 @@ def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
 def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ...]:
     """A line where tables may be split row-wise and the algorithm does not. Raises UsageError where the cost model cannot price
     some of their rows."""
-    if not len(problem.row_blocks.groups):
+    if not problem.may_split_rows:
         return ()
     if not problem.model.prices_rows:
         raise UsageError(
@@ -279,9 +224,7 @@ def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ..
 def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
     try:
-        searched = feasible(kept.task, problem.model, problem.tuning)
-        names = [tables[0].name for tables in searched.tables]
-        searched.launches.pieces = np.flatnonzero([kept.is_piece(name) for name in names])
+        searched = feasible(kept.task, problem.model, problem.tuning, may_copy=problem.may_copy, pieces=kept.pieces)
         any_plan(searched)
     except Infeasible:
         any_plan(problem)  # raises where nothing fits without the option either

@@ -35,6 +35,7 @@ class Tuning:
     # Switches. Proposers: who contributes plans to start from (proposers/registry.py).
     greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it
+    copies: bool = True  # plans with copies of small tables, where the task allows it
     baselines: bool = True  # the heuristics' plans, of which none may be cheaper than the plan found
     # Switches of how plans are improved and chosen.
     column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
@@ -42,7 +43,7 @@ class Tuning:
     partial_moves: bool = True  # moves and swaps of a part of a shard
     swaps: bool = True
     perturb: bool = True  # rounds of perturbing and descending again
-    toggle_row_wise: bool = True  # rounds that split a table row-wise, or no longer
+    toggle: bool = True  # rounds that spread a table, or no longer
 
     # algorithms, settings: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget

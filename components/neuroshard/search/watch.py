@@ -30,20 +30,17 @@ def only_better(on_improvement: OnImprovement) -> OnImprovement:
 
 
 class Watch:
-    """The best cost so far in ms, each improvement with the step at which it came, and whether the time is up.
-
-    What is shown, and what `on_improvement` receives, is `beside_ms` more: what data-parallel tables take."""
+    """The best cost so far in ms, each improvement with the step at which it came, and whether the time is up."""
 
     def __init__(
         self,
         time_budget_s: float | None = None,
         on_improvement: OnImprovement | None = None,
         stop: threading.Event | None = None,
-        beside_ms: float = 0.0,
     ) -> None:
         self.began = self.shown = self.drawn = time.perf_counter()
         self.ends = None if time_budget_s is None else self.began + time_budget_s
-        self.on_improvement, self.stop, self.beside_ms = on_improvement, stop, beside_ms
+        self.on_improvement, self.stop = on_improvement, stop
         self.bar: Bar | None = None
         self.best_ms = float("inf")
         self.steps = 0
@@ -56,7 +53,7 @@ class Watch:
             self.best_ms = cost_ms
             self._improvements.append((self.steps, cost_ms))
             if self.on_improvement is not None:
-                self.on_improvement(time.perf_counter() - self.began, cost_ms + self.beside_ms)
+                self.on_improvement(time.perf_counter() - self.began, cost_ms)
         if self.bar is not None and time.perf_counter() >= self.drawn + SHOWN_EVERY_S:
             self._show(0.0)
 
@@ -79,7 +76,7 @@ class Watch:
         if self.ends is not None:
             before, self.shown = self.shown, min(self.drawn, self.ends)
             steps = self.shown - before
-        self.bar.advance(steps, f"best {self.best_ms + self.beside_ms:.3f} ms")
+        self.bar.advance(steps, f"best {self.best_ms:.3f} ms")
 
     def amount(self, rounds: int) -> tuple[float, str]:
         """What a progress bar counts from here on: rounds, or, with a time budget, the seconds that are left of it."""
@@ -97,10 +94,9 @@ class Watch:
         finally:
             self.ends = ends
 
-    def anew(self, beside_ms: float = 0.0, *, silent: bool = False) -> "Watch":
-        """For one of several searches that share the time: the same clock and caller, and no plan yet. A `silent` one reports no
-        improvements: its plans are of some of the tables."""
-        other = Watch(None, None if silent else self.on_improvement, self.stop, beside_ms)
+    def anew(self) -> "Watch":
+        """For one of several searches that share the time: the same clock and caller, and no plan yet."""
+        other = Watch(None, self.on_improvement, self.stop)
         other.began, other.ends = self.began, self.ends
         return other
 

@@ -16,7 +16,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.bound.cuts import Cuts
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.row_blocks import EVERYWHERE, OVER_ALL
+from neuroshard.search.problem.spread import OVER_ALL
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Branch:
     both for a device with 0, 4, 8, … columns.
 
     All devices hold `columns` of the blocks of `sure`, and at least `beside` (K,) of each vector component. `blocks` (P, W, K)
-    are the vectors of all blocks of each group, summed. W are the ways to split rows (`RowBlocks`); `sure` are over all devices.
+    are the vectors of all blocks of each group, summed. W are the kinds of spread options (`SpreadOptions`); `sure` are over all
+    devices.
     """
 
     problem: Problem
@@ -56,7 +57,7 @@ class Branch:
         )
         least = np.full(len(problem.whole), np.inf)
         np.minimum.at(least, problem.group[wide], self.alone[wide])
-        groups = problem.row_blocks.groups
+        groups = problem.options.groups
         least[groups] = np.minimum(least[groups], self.block_alone.min(axis=1))
         return float(least.max()) + self.ahead
 
@@ -66,12 +67,12 @@ class Branch:
         enough = (cost_ms - self.ahead) * (1 + 1e-9)
         shards, row_wise = self.alone <= enough, self.block_alone <= enough
         some = np.logical_or.reduceat(shards[1:], self.problem.first)
-        some[self.problem.row_blocks.groups[row_wise.any(axis=1)]] = True
+        some[self.problem.options.groups[row_wise.any(axis=1)]] = True
         return (shards, row_wise) if some.all() else None
 
     def cheaper_row_wise(self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_]) -> tuple[float, Floats]:
         """The total price and the sum of vectors, if each group is cut or made row-wise, whichever is cheaper."""
-        problem, groups = self.problem, self.problem.row_blocks.groups
+        problem, groups = self.problem, self.problem.options.groups
         group, price = problem.group[cuts.shards], np.zeros(len(problem.whole))
         np.add.at(price, group, problem.vectors[cuts.shards] @ slope * cuts.times)
         price[cuts.none] = np.inf
@@ -94,10 +95,10 @@ class Branches:
         self.problem, self.beyond_mean, self.cut_ms = problem, settings.beyond_mean, cut_ms
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         self.may_be &= problem.units <= problem.operator_units[problem.group]
-        blocks, devices = problem.row_blocks, problem.devices
-        ways = len(blocks.split_over)
-        self.blocks: Floats = blocks.all_blocks if len(blocks.groups) else np.zeros((0, ways, problem.vectors.shape[1]))
-        self.order: Ints = np.argsort(-problem.narrowest_ms()[blocks.groups], kind="stable")
+        options, devices = problem.options, problem.devices
+        none = np.zeros((0, len(options.kinds), problem.vectors.shape[1]))
+        self.blocks: Floats = options.all_pieces if len(options.groups) else none
+        self.order: Ints = np.argsort(-problem.narrowest_ms()[options.groups], kind="stable")
         used = np.arange(1, devices + 1)
         is_used = np.tri(devices)  # convex all-to-alls take least if all used devices hold the same
         both = np.add(*transfers_ms(problem.model, is_used * (problem.mean_columns * devices / used)[:, None]))
@@ -105,14 +106,14 @@ class Branches:
 
     def of(self, count: int, *, next_not: bool = False) -> Branch:
         """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
-        problem, rows, devices = self.problem, self.problem.row_blocks, self.problem.devices
+        problem, rows, devices = self.problem, self.problem.options, self.problem.devices
         sure = self.order[:count]
         columns = float(rows.least[sure, OVER_ALL].sum())
         mean = problem.mean_columns + float(rows.more[sure, OVER_ALL].sum())
         forward, backward = transfers_ms(problem.model, np.full(devices, mean))
         memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(rows.more.shape)
         if len(rows.groups):
-            load = rows.load(rows.groups[np.sort(sure)], np.full(len(sure), EVERYWHERE))
+            load = rows.load(rows.groups[np.sort(sure)], np.full(len(sure), rows.place_of(OVER_ALL)))
             memory, beside = memory - load.nbytes, load.vectors.min(axis=0)  # no device holds less of any component
             others = (~np.isin(np.arange(len(rows.groups)), sure))[:, None]
             block_bytes = rows.nbytes * others[..., None]
@@ -135,7 +136,7 @@ class Branches:
         # over a domain no more leaves it than of the whole table
         all_to_all = (devices * self._column_ms(mean)) * rows.more * (np.arange(rows.more.shape[1]) == OVER_ALL)
         all_to_all[sure] = 0.0
-        launched = problem.launches.least(rows.groups[sure], rows.groups) + self.cut_ms
+        launched = problem.launches.least(rows.groups[sure], rows.groups) + problem.copies_ms.total_ms + self.cut_ms
         own_all_to_all = self._all_to_all_ms(mean)
         return Branch(
             problem=problem,

@@ -48,13 +48,13 @@ class HeavyShards:
 
     def _added_ms(self, branch: Branch, group: int, slope: Floats, count: int) -> Floats:
         """What 0, 4, 8, … columns of other groups add at least by the tangent of this slope: at most `count` numbers."""
-        problem, blocks = self.problem, self.problem.row_blocks
+        problem, options = self.problem, self.problem.options
         price = np.where(np.isfinite(branch.alone), problem.vectors @ slope, np.inf)
         per_column = np.minimum.reduceat((price / np.maximum(problem.dims, 1))[1:], problem.first)  # of each group
-        if len(blocks.groups):
-            block = ((blocks.vectors @ slope).min(axis=2) / blocks.least).min(axis=1)
-            per_column[blocks.groups] = np.minimum(per_column[blocks.groups], block)
-            per_column[blocks.groups[branch.sure]] = np.inf
+        if len(options.groups):
+            piece = ((options.vectors @ slope).min(axis=2) / options.least).min(axis=1)
+            per_column[options.groups] = np.minimum(per_column[options.groups], piece)
+            per_column[options.groups[branch.sure]] = np.inf
         per_column[group] = np.inf
         order = np.argsort(per_column, kind="stable")
         order = order[np.isfinite(per_column[order])]

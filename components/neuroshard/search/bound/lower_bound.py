@@ -45,6 +45,7 @@ from neuroshard.search.bound.branches import Branch, Branches
 from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.heavy_shards import HeavyShards
 from neuroshard.search.bound.settings import BOUND, BoundSettings
+from neuroshard.search.copies import STAY
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
@@ -88,7 +89,7 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) 
     if not problem.model.bounded:
         return Bound(None, (NOT_BOUNDED,))
     problem.price(np.arange(1, len(problem.group)))
-    row_wise = len(problem.row_blocks.groups) > 0
+    row_wise = len(problem.options.groups) > 0
     collectives = COLLECTIVES.format(and_grow=", never fall as columns are added" * row_wise)
     grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
@@ -97,8 +98,9 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) 
     uncut = problem.uncut() if cut_ms else None  # where cuts are free, the first bound is of all plans
     if uncut is not None:
         ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost))
+    copied = (STAY,) if problem.copied else ()
     wide = (HELD.format(max(one.widest for one in problem.wide.values())),) if problem.wide else ()
-    return Bound(ms, (*(line.format(grows=grows, collectives=collectives) for line in why), *wide))
+    return Bound(ms, (*(line.format(grows=grows, collectives=collectives) for line in why), *wide, *copied))
 
 
 def _has_dips(model: CostModel) -> TypeGuard[Bending]:
@@ -123,7 +125,7 @@ class _Proof:
         """The bound, given a plan of `cost_ms`: the least over all branches."""
         low, best = self._of(self.all_plans, 0.0, cost_ms), cost_ms
         # beside blocks on all devices no device is empty; beside those of a domain some may be
-        distinguished = self.settings.branches and self.problem.row_blocks.domains == 1
+        distinguished = self.settings.branches and not self.problem.options.over_domains
         row_wise = len(self.branches.order) if distinguished else 0
         count_most = min(row_wise, self.settings.branch_cells // len(self.problem.group))
         for count in range(count_most):
@@ -179,7 +181,7 @@ class _Proof:
                 if len(row_wise):
                     cheapest, sums = branch.cheaper_row_wise(cuts, slope, row_wise)
                     with_blocks = intercept + cheapest / devices + branch.back + branch.ahead
-                    if problem.row_blocks.domains > 1:
+                    if problem.options.over_domains:
                         with_blocks = _over_devices(intercept, cheapest, branch)
                     bound = min(bound, with_blocks)
                 if bound == np.inf:
@@ -203,9 +205,9 @@ def reach(problem: Problem, possible: NDArray[np.bool_], with_blocks: bool, dips
     or one row block if `with_blocks`, of each table group."""
     group, vectors = problem.group[possible], problem.vectors[possible]
     if with_blocks:
-        blocks = problem.row_blocks
-        group = np.concatenate([group, np.repeat(blocks.groups, 2 * len(blocks.split_over))])
-        vectors = np.concatenate([vectors, blocks.vectors.reshape(-1, vectors.shape[1])])
+        options = problem.options
+        group = np.concatenate([group, np.repeat(options.groups, 2 * len(options.kinds))])
+        vectors = np.concatenate([vectors, options.vectors.reshape(-1, vectors.shape[1])])
         order = np.argsort(group, kind="stable")
         group, vectors = group[order], vectors[order]
     if not len(group):

@@ -11,10 +11,10 @@ import numpy as np
 
 from neuroshard.search.improve.descent import descend
 from neuroshard.search.improve.moves import Moves, price
+from neuroshard.search.problem.column_shards import Widths
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.plans import Plans
-from neuroshard.search.problem.problem import Widths
 from neuroshard.search.problem.state import State
 from neuroshard.search.watch import Watch
 

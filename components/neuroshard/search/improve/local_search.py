@@ -17,8 +17,8 @@ from neuroshard.search.watch import Watch
 class LocalSearch:
     """A search from plans that fit: `best` is the cheapest plan so far.
 
-    A round perturbs the plan that the search is at, and descends again. With `toggle_row_wise` rounds toggle one table instead:
-    every round while no table is row-wise, then every other, and every `toggle_seldom`-th once that fails often. The search
+    A round perturbs the plan that the search is at, and descends again. With `toggle` rounds toggle one table instead:
+    every round while no table is spread, then every other, and every `toggle_seldom`-th once that fails often. The search
     goes on from what a round finds, unless that costs clearly more. Rounds run in lockstep, a few at a time.
     """
 
@@ -29,11 +29,11 @@ class LocalSearch:
         watch: Watch,
         current: CurrentPlacement | None = None,
         *,
-        toggle_row_wise: bool = False,
+        toggle: bool = False,
     ) -> None:
         problem = starts[0].problem
         self.tuning, self.rng, self.watch, self.current = problem.tuning, rng, watch, current
-        self.objective, self.toggle_row_wise = Objective.of(problem), toggle_row_wise
+        self.objective, self.toggle = Objective.of(problem), toggle
         cells = problem.devices * len(problem.whole)
         self.lockstep = min(max(self.tuning.lockstep_cells // cells, 1), self.tuning.lockstep_plans)
         found: list[State] = []
@@ -67,10 +67,10 @@ class LocalSearch:
         return count
 
     def _toggled(self) -> State | None:
-        if not self.toggle_row_wise:
+        if not self.toggle:
             return None
         every = 1
-        if len(self.at.problem.row_wise):
+        if len(self.at.problem.spread):
             every = self.tuning.toggle_seldom if self.toggled_in_vain >= self.tuning.toggle_idle else 2
         return None if self.tried % every else toggled(self.at, self.objective, self.rng, self.current)
 

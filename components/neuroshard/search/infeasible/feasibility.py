@@ -12,8 +12,9 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import TRIED, GaveUp, pack, quick_plan
-from neuroshard.search.problem.problem import Placement, Problem, Widths
-from neuroshard.search.problem.row_blocks import OVER_ALL
+from neuroshard.search.problem.column_shards import Placement, Widths
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import OVER_ALL
 from neuroshard.search.tuning import TUNING, Tuning
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory, and on every device at most the bytes of a
@@ -28,13 +29,14 @@ def feasible(
     task: ShardingTask,
     model: CostModel,
     tuning: Tuning = TUNING,
-    cut_before: Collection[str] = (),
     *,
-    hinting: bool = True,
+    may_copy: Collection[str] = (),
+    pieces: Collection[str] = (),
 ) -> Problem:
-    """The task as arrays. Raises Infeasible if no plan can exist: too little memory in all, or a shard that no device can hold,
-    or its operator, however a table is cut. Hints take seconds: where nobody reads them, not `hinting` leaves them out."""
-    need, have = task.need_bytes, sum(task.usable_bytes)
+    """The task as arrays, with `may_copy` and `pieces` as in Problem. Raises Infeasible if no plan can exist: too
+    little memory in all, or a shard that no device can hold, or its operator, however a table is cut."""
+    uncut = task.need_bytes
+    need, have = uncut - _saved_by_copies(task, may_copy), sum(task.placeable_bytes)
     most = need + (task.devices - 1) * task.uncut_step_bytes
     if most > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(most)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
@@ -42,22 +44,26 @@ def feasible(
         reserved = task.constraints.reserve_in_words
         beside = f" beside {reserved} reserved on each" if reserved else ""
         raise Infeasible(
-            f"tables need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
-            f"{format_bytes(need - have)} short{_hints(task, model, hinting)}"
+            f"tables need {format_bytes(uncut)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
+            f"{format_bytes(uncut - have)} short; {hints(task, model)}"
         )
-    problem = Problem(task, model, tuning, cut_before)
+    problem = Problem(task, model, tuning, may_copy=may_copy, pieces=pieces)
     unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)
     if unheld is not None:
         raise Infeasible(unheld)
     lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
-    lacking[problem.row_blocks.groups[problem.row_blocks.allowed.any(axis=1)]] = 0
+    lacking[problem.options.groups] = 0
     if lacking.max() > 0:
-        raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}{_hints(task, model, hinting)}")
+        raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model)}")
     return problem
 
 
-def _hints(task: ShardingTask, model: CostModel, hinting: bool) -> str:
-    return f"; {hints(task, model)}" if hinting else ""
+def _saved_by_copies(task: ShardingTask, may_copy: Collection[str]) -> int:
+    """Bytes of all devices together that copies of these tables need less than the tables whole, at most."""
+    tables = [table for table in task.placed if table.name in may_copy]
+    whole = (task.shard_bytes(table, table.rows, table.dim) for table in tables)
+    copies = (task.devices * task.copy_memory(table).total for table in tables)
+    return sum(max(one - other, 0) for one, other in zip(whole, copies, strict=True))
 
 
 def _of_step(task: ShardingTask) -> str:
@@ -97,12 +103,12 @@ def misfit(problem: Problem, placement: Placement) -> str:
     )
 
 
-def any_plan(problem: Problem, *, hinting: bool = True) -> tuple[Problem, Widths]:
-    """A plan that fits: the problem, or the same with some tables row-wise, and units of every group on every device (G, D).
+def any_plan(problem: Problem) -> tuple[Problem, Widths]:
+    """A plan that fits: the problem, or the same with some tables spread, and units of every group on every device (G, D).
 
-    Raises Infeasible if no plan fits, or none is found, with hints unless not `hinting`.
+    Raises Infeasible if no plan fits, or none is found.
     """
-    why, splittable = "no packing exists", len(problem.row_blocks.groups)
+    why, splittable = "no packing exists", len(problem.options.groups)
     if splittable and (found := quick_plan(problem)):
         return found
     sets = list(_all_row_wise(problem)) if splittable <= ROW_WISE_SETS_OF else [problem]
@@ -114,17 +120,18 @@ def any_plan(problem: Problem, *, hinting: bool = True) -> tuple[Problem, Widths
         if widths is not None:
             return there, widths
     narrowed = (problem.max_units < problem.all_units).any()  # shards wider than the cost model has seen are not tried
-    if narrowed or splittable > ROW_WISE_SETS_OF or (splittable and problem.row_blocks.domains > 1):
+    if narrowed or splittable > ROW_WISE_SETS_OF or (splittable and problem.options.over_domains):
         why = "no packing found"
-    raise Infeasible(f"{why}: {_amount(problem)}{_hints(problem.task, problem.model, hinting)}")
+    raise Infeasible(f"{why}: {_amount(problem)}; {hints(problem.task, problem.model)}")
 
 
 def _all_row_wise(problem: Problem) -> Iterator[Problem]:
     """The problem with every set of tables row-wise that has room for its blocks, the smallest sets first."""
-    groups = problem.row_blocks.groups[problem.row_blocks.allowed[:, OVER_ALL]]
+    options = problem.options
+    groups = options.groups[options.allowed[:, OVER_ALL]]
     for count in range(len(groups) + 1):
         for chosen in combinations(groups.tolist(), count):
-            there = problem.with_row_wise(np.array(chosen, dtype=np.int64))
+            there = problem.with_spread(np.array(chosen, dtype=np.int64), np.full(count, options.place_of(OVER_ALL)))
             if there is not None:
                 yield there
 

@@ -36,7 +36,7 @@ class _Trials:
         self.task, self.model = task, model
         self.tables = {table.name: table for table in task.tables}
         self.need = task.need_bytes
-        self.short = max(self.need - sum(task.usable_bytes), 0)
+        self.short = max(self.need - sum(task.placeable_bytes), 0)
 
     def memory(self) -> Iterator[str]:
         """The fewest bytes more on each device, what that leaves to reserve, and if devices differ, the fewest on one device."""
@@ -84,7 +84,7 @@ class _Trials:
         Tried up to twice as many as the bytes alone need.
         """
         memory = self.task.device_memory_bytes
-        smallest, least = min(memory), min(self.task.usable_bytes)
+        smallest, least = min(memory), min(self.task.placeable_bytes)
         fewest = max(-(-self.short // max(least, 1)), 1)
         most = min(2 * (len(memory) + fewest), MAX_DEVICES) - len(memory)
         topology = self.task.topology
@@ -174,7 +174,7 @@ class _Trials:
             return
         task = self._task(row_wise=True)
         found = quick_plan(Problem(task, self.model)) if _sound(task) else None
-        if found is not None and len(groups := found[0].row_wise.tolist()):
+        if found is not None and len(groups := found[0].spread.tolist()):
             names = [found[0].tables[group][0].name for group in groups]
             tables = (
                 f"table {names[0]!r}" if len(names) == 1 else f"{counted(len(names), 'table')} ({first_few(names)})"
@@ -233,7 +233,7 @@ class _Trials:
 
 def _sound(task: ShardingTask) -> bool:
     """Whether the constraints agree with each other, and all devices together have enough bytes."""
-    return not task.contradicts_itself and task.need_bytes <= sum(task.usable_bytes)
+    return not task.contradicts_itself and task.need_bytes <= sum(task.placeable_bytes)
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], close: int) -> int | None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.column_shards import Widths
 from neuroshard.search.problem.filling import put_back
-from neuroshard.search.problem.problem import Problem, Widths
-from neuroshard.search.problem.row_blocks import OVER_ALL, OVER_DOMAIN
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import OVER_ALL, OVER_DOMAIN
 
 TRIED = 20_000  # placements of one group each: about a second
 MOST_TRIED = 500  # groups and devices together, each a call inside the others; of more, TRIED is far from every way
@@ -21,17 +22,20 @@ class GaveUp(Exception):
 
 
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
-    """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables row-wise.
+    """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables spread.
 
     Each try has more of these: one more, and from eight on a quarter more. Where there are domains, they are split over all
-    devices in one series of tries, and each over a domain in another. Returned are the problem with these tables row-wise, and
-    the units of every group on every device (G, D).
+    devices in one series of tries, and each over a domain in another; where tables may be copied, they are in another. Returned
+    are the problem with these tables spread, and the units of every group on every device (G, D).
     """
-    for preferred in (OVER_ALL, OVER_DOMAIN)[: 2 if problem.row_blocks.domains > 1 else 1]:
-        groups, places = _largest_row_wise(problem, preferred)
+    options = problem.options
+    series = [_largest_row_wise(problem, way) for way in (OVER_ALL, OVER_DOMAIN)[: 1 + options.over_domains]]
+    if options.copied >= 0:
+        series.append(_relieved_by_copies(problem, options.copied))
+    for groups, places in series:
         count = 0
         while count <= len(groups):
-            there = problem.with_row_wise(groups[:count], places[:count])
+            there = problem.with_spread(groups[:count], places[:count])
             if there is None:
                 break
             widths = fill(there)
@@ -44,17 +48,29 @@ def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
 def _largest_row_wise(problem: Problem, preferred: int) -> tuple[Ints, Ints]:
     """The groups that may be row-wise, the largest first, and where each goes: over all devices, or over the domain whose fullest
     device has the most room. Each is split in the preferred way, in the other if it may not be in that."""
-    blocks, free = problem.row_blocks, problem.memory.reshape(problem.row_blocks.domains, -1).copy()
-    may = blocks.allowed[:, : 1 + (blocks.domains > 1)]
+    options, free = problem.options, problem.memory.reshape(-1, problem.options.domain).copy()
+    may = options.allowed[:, : 1 + options.over_domains]
     ways = np.where(may[:, preferred], preferred, may.argmax(axis=1))
-    largest = np.argsort(-blocks.nbytes[:, OVER_ALL].sum(axis=1), kind="stable")
+    largest = np.argsort(-options.nbytes[:, OVER_ALL].sum(axis=1), kind="stable")
     largest = largest[may[largest].any(axis=1)]
     places = []
     for position in largest.tolist():
         way, domain = int(ways[position]), int(free.min(axis=1).argmax())
-        free[slice(None) if way == OVER_ALL else domain] -= blocks.nbytes[position, way, 0]
-        places.append(blocks.place_of(way, 0 if way == OVER_ALL else domain))
-    return blocks.groups[largest], np.array(places, dtype=np.int64)
+        free[slice(None) if way == OVER_ALL else domain] -= options.nbytes[position, way, 0]
+        places.append(options.place_of(way, 0 if way == OVER_ALL else domain * options.domain))
+    return options.groups[largest], np.array(places, dtype=np.int64)
+
+
+def _relieved_by_copies(problem: Problem, way: int) -> tuple[Ints, Ints]:
+    """The groups that need less of a device as a copy than whole, those first that need least in comparison, and their places.
+
+    A copy needs the inputs and outputs of a device's own samples; a whole table, or a column shard, those of all samples.
+    """
+    options = problem.options
+    relief = problem.nbytes[problem.whole[options.groups]] - options.nbytes[:, way, 0]
+    some = np.flatnonzero((relief > 0) & options.allowed[:, way])
+    some = some[np.argsort(-relief[some], kind="stable")]
+    return options.groups[some], np.full(len(some), options.place_of(way))
 
 
 def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:

@@ -7,7 +7,7 @@ A device may hold several spans of a table's columns that are not adjacent (Torc
 search counts them as one shard. Joining them moves columns, so within a budget such a table keeps its spans unless its widths
 change.
 
-A table that is row-wise, table-row-wise or in a grid stays so if that is still permitted. A table split otherwise is placed anew;
+A table that is spread over devices stays so if that is still permitted. A table whose rows are split otherwise is placed anew;
 what a device already holds of it need not move there.
 """
 
@@ -24,7 +24,9 @@ from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
-from neuroshard.search.problem.problem import Problem, Widths
+from neuroshard.search.problem.column_shards import Widths
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import copies_of
 
 ORDERED = 8  # shards of a table of which every order is tried: 2^8 subsets; of more, their order is kept
 
@@ -34,8 +36,9 @@ Spans = list[tuple[int, int]]  # columns, from and to
 class CurrentPlacement:
     """The spans of columns of each table that each device holds under the current plan, and the move budget, if there is one.
 
-    Groups `row_wise` (P,) are so now, and may stay so. `reserved_bytes` (D,) are what tables in several spans on a device take
-    more than as one shard. `notes` say what changed in the task since.
+    Groups `spread` (P,) are at these `places` now, and may stay so. `reserved_bytes` (D,) are what tables in several spans on a
+    device take more than as one shard. `notes` say what changed in the task since. Raises Infeasible where the copies of the
+    task's data-parallel tables take more than the budget to move.
     """
 
     def __init__(self, problem: Problem, plan: Plan, budget_bytes: int | None) -> None:
@@ -58,28 +61,43 @@ class CurrentPlacement:
             elif shard.device < problem.devices:
                 spans = self.spans.setdefault(shard.table, {}).setdefault(shard.device, [])
                 spans.append((shard.column_offset, shard.column_offset + shard.dim))
-        permitted = problem.row_blocks.groups.tolist()
-        split = {group: self._domain_of(group, before.get(problem.tables[group][0].name)) for group in permitted}
-        stay = {group: domain for group, domain in split.items() if domain is not None}
-        self.row_wise: Ints = np.array(list(stay), dtype=np.int64)
-        self.domains: Ints = np.array(list(stay.values()), dtype=np.int64)
+        permitted = problem.options.groups.tolist()
+        found = {group: self._place_of(group, before.get(problem.tables[group][0].name)) for group in permitted}
+        stay = {group: place for group, place in found.items() if place is not None}
+        self.spread: Ints = np.array(list(stay), dtype=np.int64)
+        self.places: Ints = np.array(list(stay.values()), dtype=np.int64)
         self.notes = (*compare(problem.task, plan), *self._dealt_anew())
         self._arriving: dict[tuple[int, bytes], int] = {}
-        self._arriving_blocks: dict[tuple[int, int], int] = {}  # by group and domain
+        self._arriving_pieces: dict[tuple[int, int], int] = {}  # by group and place
         self._in_spans: dict[tuple[int, bytes], list[tuple[int, int, int]]] = {}
         self.reserved_bytes = np.zeros(problem.devices, dtype=np.int64)
+        self._copies_bytes = self._arriving_copies()
         if budget_bytes is not None:
+            self._check_copies(budget_bytes)
             self._keep_spans()
 
-    def _domain_of(self, group: int, table: Table | None) -> int | None:
-        """Where the current plan has a table of its task row-wise, as a search may split it now; None if it has not."""
-        if table is None or table.name not in self.not_whole:
+    def _place_of(self, group: int, table: Table | None) -> int | None:
+        """Where the current plan has a table of its task spread, as a search may spread it now; None if it has not."""
+        if table is None or table.name not in self.not_whole | self.copied:
             return None
-        held = sorted(self.shards[table.name], key=lambda shard: (shard.column_offset, shard.row_offset))
-        blocks = self.problem.row_blocks
-        places = blocks.places()
-        allowed = blocks.allowed[blocks.positions(np.array([group]))[0], blocks.way_of(places)]
-        return next((domain for domain in places[allowed].tolist() if held == blocks.shards(table, domain)), None)
+        held = sorted(self.shards[table.name], key=lambda shard: (shard.column_offset, shard.row_offset, shard.device))
+        options = self.problem.options
+        allowed = options.allowed[options.positions(np.array([group]))[0], options.way_of]
+        places = np.flatnonzero(allowed).tolist()
+        return next((place for place in places if held == options.shards(table, place)), None)
+
+    def _arriving_copies(self) -> int:
+        """Bytes that devices must receive for the tables that the task has data-parallel."""
+        copied = self.problem.copied
+        new = {t.name: copies_of([t], self.problem.devices) for t in copied}
+        return sum(self._arriving_shards(t, self._before(t), new[t.name], copied=True) for t in copied)
+
+    def _check_copies(self, budget_bytes: int) -> None:
+        if self._copies_bytes > budget_bytes:
+            raise Infeasible(
+                f"new copies of data-parallel tables take {format_bytes(self._copies_bytes, 'up')} to move, more than the budget "
+                f"of {format_bytes(budget_bytes)}; give a larger --move-budget, or let fewer be data-parallel"
+            )
 
     def _dealt_anew(self) -> list[str]:
         """A line about tables in shards of some rows that cannot stay as they are."""
@@ -91,7 +109,8 @@ class CurrentPlacement:
         ]
 
     def _not_kept(self) -> list[str]:
-        kept = {self.problem.tables[group][0].name for group in self.row_wise.tolist()}
+        kept = {self.problem.tables[group][0].name for group in self.spread.tolist()}
+        kept |= {table.name for table in self.problem.copied}
         return [name for name in self.shards if name in self.not_whole - kept]
 
     def _keep_spans(self) -> None:
@@ -140,9 +159,9 @@ class CurrentPlacement:
         return int(self.problem.columns[self.problem.first[group] + 1])
 
     def moving_bytes(self, problem: Problem, widths: Widths) -> int:
-        """Bytes that must move for a plan (G, D) of a problem that has the same tables, some row-wise."""
-        rows = sum(map(self._arriving_in_blocks, problem.row_wise.tolist(), problem.domains.tolist()))
-        return rows + sum(self._arriving_in(group, row) for group, row in enumerate(widths))
+        """Bytes that must move for a plan (G, D) of a problem that has the same tables, some spread."""
+        pieces = sum(map(self._arriving_in_pieces, problem.spread.tolist(), problem.places.tolist()))
+        return self._copies_bytes + pieces + sum(self._arriving_in(group, row) for group, row in enumerate(widths))
 
     def within_budget(self, problem: Problem, widths: Widths) -> bool:
         """Whether such a plan keeps the move budget, if there is one."""
@@ -191,17 +210,24 @@ class CurrentPlacement:
             self._arriving[key] = sum(self._arriving_of(table, group, widths) for table in self.problem.tables[group])
         return self._arriving[key]
 
-    def _arriving_in_blocks(self, group: int, domain: int) -> int:
-        """Bytes that devices must receive for the row blocks of a group over those of a domain."""
-        if (group, domain) not in self._arriving_blocks:
-            table = self.problem.tables[group][0]
-            before = self.shards.get(table.name, ()) if table.name in self.rows else ()
-            blocks = self.problem.row_blocks.shards(table, domain)
-            self._arriving_blocks[group, domain] = self._arriving_shards(table, before, blocks)
-        return self._arriving_blocks[group, domain]
+    def _arriving_in_pieces(self, group: int, place: int) -> int:
+        """Bytes that devices must receive for the pieces of a group at a place."""
+        if (group, place) not in self._arriving_pieces:
+            table, options = self.problem.tables[group][0], self.problem.options
+            copied = options.kinds[options.way_of[place]].sharding.copied
+            pieces = options.shards(table, place)
+            found = self._arriving_shards(table, self._before(table), pieces, copied=copied)
+            self._arriving_pieces[group, place] = found
+        return self._arriving_pieces[group, place]
 
-    def _arriving_shards(self, table: Table, before: Sequence[Shard], after: Sequence[Shard]) -> int:
-        return arriving_bytes(table, before, after, copied_before=table.name in self.copied)
+    def _before(self, table: Table) -> Sequence[Shard]:
+        """The shards of a table in the current plan, none where it is another by now."""
+        return self.shards.get(table.name, ()) if table.name in self.rows else ()
+
+    def _arriving_shards(
+        self, table: Table, before: Sequence[Shard], after: Sequence[Shard], *, copied: bool = False
+    ) -> int:
+        return arriving_bytes(table, before, after, copied_before=table.name in self.copied, copied_after=copied)
 
     def _arriving_of(self, table: Table, group: int, widths: Widths) -> int:
         if table.name not in self.rows:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.problem.problem import Problem, Widths
+from neuroshard.search.problem.column_shards import Widths
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State, column_ms
 
 
@@ -25,7 +26,7 @@ class Shares:
         widest = problem.first + problem.max_units
         problem.price(widest)
         vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
-        vectors[problem.row_wise] = 0.0
+        vectors[problem.spread] = 0.0
         base = problem.base.mean(axis=0)
         slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices + base)
         dims = problem.dims[problem.whole]

@@ -48,7 +48,8 @@ class KeptCuts:
         pieces: list[Table] = []
         for table in task.tables:
             was = old.get(table.name)
-            stateless = not table.optimizer_bytes_per_row or table.name in plan.task.constraints.data_parallel
+            copied = plan.task.constraints.data_parallel | constraints.data_parallel
+            stateless = not table.optimizer_bytes_per_row or table.name in copied
             if was is None or was.dim != table.dim or stateless:
                 pieces.append(table)
                 continue
@@ -90,9 +91,10 @@ class KeptCuts:
             f"({len(self.cut)} of them cut), so that a trainer can load the state"
         )
 
-    def is_piece(self, name: str) -> bool:
-        """Whether the task's table of this name is a shard of a cut table."""
-        return name in self._of
+    @property
+    def pieces(self) -> Collection[str]:
+        """Names of the task's tables that are shards of cut tables."""
+        return self._of.keys()
 
     def shards(self, in_pieces: Sequence[Shard]) -> tuple[Shard, ...]:
         """The shards of a plan for the pieces as those of the tables."""

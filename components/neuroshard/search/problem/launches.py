@@ -1,63 +1,74 @@
 """What a plan's launches take beyond one operator and one all-to-all each way, and what it takes to put outputs into order: both
-depend on which tables are row-wise, over which devices, and which are cut.
+depend on how each table is held.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
 
 from neuroshard.core.launches import Group, operators_of, reordered_columns
-from neuroshard.core.sharding import COLUMN_WISE, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDINGS, TABLE_WISE
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices
 from neuroshard.costmodel.protocol import CostModel, Ints
-from neuroshard.search.problem.row_blocks import EVERYWHERE
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
-WHOLE, OVER_ALL, CUT, OVER_DOMAIN, IN_GRID = range(5)
-HELD = (TABLE_WISE, ROW_WISE, COLUMN_WISE, TABLE_ROW_WISE, GRID)  # the ways that a table can be sharded
+WHOLE, CUT, ROWS, COPIED = map(SHARDINGS.index, (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL))
 
 
 class LaunchCosts:
-    """Of a task's table groups, on so many devices. With the pipeline none, also what the input's all-to-alls take
-    with nothing to send.
+    """Of a task's table groups, beside the `copied` tables. With the pipeline none, also what the input's
+    all-to-alls take with nothing to send. Operators of copies are part of `pricing.CopyPrices`.
 
     `pieces` are table groups that are each a shard of a cut table (`kept_cuts.py`): a plan has these cuts anyway.
     """
 
     def __init__(
-        self, table_groups: Sequence[Sequence[Table]], devices: int, model: CostModel, pipeline: Pipeline | None
+        self,
+        table_groups: Sequence[Sequence[Table]],
+        copied: Sequence[Table],
+        pieces: Collection[str],
+        task: ShardingTask,
+        model: CostModel,
     ) -> None:
-        self.model, self.devices = model, devices
+        self.model, self.devices = model, task.devices
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
+        self.tables = [table for _, table in tables]
         self.group: Ints = np.array([place for place, _ in tables])
-        self.ways = [tuple(Group.of(table, sharding) for sharding in HELD) for _, table in tables]
-        self.columns = [table.sent_columns for _, table in tables]
-        self.pieces: Ints = NONE
+        self.ways = [tuple(Group.of(table, sharding) for sharding in SHARDINGS) for table in self.tables]
+        self.columns = [table.sent_columns for table in self.tables]
+        self.copied = [(Group.of(table, DATA_PARALLEL), table.sent_columns, False) for table in copied]
+        self.pieces: Ints = np.flatnonzero([group[0].name in pieces for group in table_groups])
         # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences; and of each
         # group that of its collection of sequences, -1 for pooled tables
         keys: dict[object, int] = {}
-        of: Ints = np.array([keys.setdefault((t.module, t.weighted), len(keys)) for _, t in tables], dtype=np.int64)
-        pooled = np.array([table.pooling != "none" for _, table in tables])
+        collections = [keys.setdefault((t.module, t.weighted), len(keys)) for t in self.tables]
+        of: Ints = np.array(collections, dtype=np.int64)
+        pooled = np.array([table.pooling != "none" for table in self.tables])
         self.of_table: Ints = np.where(pooled, of, -1)
         self.collection, self.sequences = np.full((2, len(table_groups)), -1)
         self.collection[self.group[pooled]] = of[pooled]
         self.sequences[self.group[~pooled]] = of[~pooled]
-        self.measured = operators_of(table for _, table in tables)
+        joined = np.isin(self.of_table, [keys.get((t.module, t.weighted), -2) for t in copied])
+        # of outputs that are concatenated, since others of their collection are those of copies: at least
+        self.joined_columns = sum(np.array(self.columns)[joined].tolist())
+        self.joined_columns += sum(
+            t.sent_columns for t in copied if keys.get((t.module, t.weighted), -2) in self.of_table
+        )
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
-        # of each table and way: numbers of its collectives and of its operator
+        # of each table and sharding: numbers of its collectives and of its operator
         self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in ways] for ways in self.ways])
         self.operator: Ints = np.array(
             [
                 [operators.setdefault((one, t.element_bytes, t.pooling), len(operators)) for one in ways]
-                for ways, (_, t) in zip(self.ways, tables, strict=True)
+                for ways, t in zip(self.ways, self.tables, strict=True)
             ]
         )
 
-        self.inputs: Ints = np.array([group.inputs if pipeline == "none" else 0 for group in outputs])
+        self.inputs: Ints = np.array([group.inputs if task.pipeline == "none" else 0 for group in outputs])
         self.collectives: Ints = np.array([group.outputs for group in outputs])
 
     @cached_property
@@ -65,19 +76,25 @@ class LaunchCosts:
         """Of one launch of each kind."""
         return LaunchPrices.of(self.model, self.devices)
 
-    def of(self, row_wise: Ints, domains: Ints, cut: Ints = NONE) -> LaunchMs:
-        """Where these table groups are row-wise, each over its domain, these cut column-wise, and all others whole."""
+    @cached_property
+    def measured(self) -> int:
+        """Operators that the cost model counts in where no table is copied."""
+        return operators_of(self.tables)
+
+    def of(self, spread: Ints, shardings: Ints, cut: Ints = NONE) -> LaunchMs:
+        """Where these table groups have these spread shardings (numbers in SHARDINGS), these are cut column-wise, and all others
+        are whole."""
         of_group = np.full(len(self.collection), WHOLE)
-        of_group[row_wise] = OVER_ALL
+        of_group[spread] = shardings
         of_group[cut], of_group[self.pieces] = CUT, CUT
-        of_group[row_wise[domains >= 0]] = OVER_DOMAIN
-        of_group[row_wise[domains < EVERYWHERE]] = IN_GRID
         way = of_group[self.group]
-        outputs, operators = (distinct(each[np.arange(len(way)), way]) for each in (self.output, self.operator))
+        placed = way != COPIED
+        at = np.arange(len(way))[placed]
+        outputs, operators = (distinct(each[at, way[placed]]) for each in (self.output, self.operator))
+        measured = self.measured if placed.all() else operators_of(self.tables[table] for table in at.tolist())
         each = zip(self.ways, self.columns, way.tolist(), strict=True)
-        return self._ms(
-            len(operators), outputs, reordered_columns((of[at], n, HELD[at].permutes) for of, n, at in each)
-        )
+        held = [(ways[one], columns, SHARDINGS[one].permutes) for ways, columns, one in each]
+        return self._ms(len(operators) - measured, outputs, reordered_columns([*held, *self.copied]))
 
     def cut(self, shards: Ints) -> bytes:
         """What these numbers of shards (G,) change in `of`: which sequences are cut, and which collections have a cut table."""
@@ -101,16 +118,16 @@ class LaunchCosts:
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
-            np.concatenate([distinct(each[:, WHOLE]), np.intersect1d(each[rows, OVER_ALL], each[stay, OVER_ALL])])
+            np.concatenate([distinct(each[:, WHOLE]), np.intersect1d(each[rows, ROWS], each[stay, ROWS])])
             for each in (self.output, self.operator)
         )
-        return self._ms(len(operators), outputs).total_ms
+        return self._ms(len(operators) - self.measured, outputs, self.joined_columns).total_ms
 
     def _ms(self, operators: int, outputs: Ints, reordered: float = 0.0) -> LaunchMs:
-        """Of so many operators, the collectives with these numbers, and so many columns put into order."""
+        """Of so many operators beyond those measured, the collectives with these numbers, and so many columns put into order."""
         inputs = int(self.inputs[outputs].sum())
         count = int(self.collectives[outputs].sum())
-        return self.prices.ms(operators - self.measured, count - 1, inputs, reordered)
+        return self.prices.ms(operators, max(count - 1, 0), inputs, reordered)
 
 
 def distinct(numbers: Ints) -> Ints:

@@ -6,8 +6,10 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
+from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.current import CurrentPlacement, dealt
-from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import copies_of
 from neuroshard.search.problem.state import State
 
 
@@ -61,11 +63,13 @@ def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard
     """Shards in the order of the tables. The columns of a table are dealt out from left to right, by device; or, from a current
     plan, so that most of them stay where they are."""
     problem = plan.problem
-    domains = dict(zip(problem.row_wise.tolist(), problem.domains.tolist(), strict=True))
+    places = dict(zip(problem.spread.tolist(), problem.places.tolist(), strict=True))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
+    for shard in copies_of(problem.copied, problem.devices):
+        shards[shard.table].append(shard)
     for group, (tables, widths) in enumerate(zip(problem.tables, plan.widths, strict=True)):
-        if group in domains:
-            laid = problem.row_blocks.shards(tables[0], domains[group])
+        if group in places:
+            laid = problem.options.shards(tables[0], places[group])
         elif current is not None:
             laid = current.lay_out(group, widths)
         else:
@@ -80,8 +84,11 @@ def placement_of(problem: Problem, shards: Sequence[Shard], plan: State) -> Plac
     """These shards of a plan as a placement. Several shards of a table on one device stay several, unlike in the plan's widths;
     and the problem may have cut the tables otherwise than the plan's, which keeps the cuts of a current plan."""
     number = {tables[0].name: group for group, tables in enumerate(problem.tables)}
-    row_wise = [number[plan.problem.tables[group][0].name] for group in plan.problem.row_wise.tolist()]
-    column_wise = set(number.values()).difference(row_wise)
+    there = zip((plan.problem.tables[group][0].name for group in plan.problem.spread), plan.problem.places, strict=True)
+    spread = {
+        number[name]: place for name, place in there if name in number
+    }  # not those that are copied in the problem anyway
+    column_wise = set(number.values()).difference(spread)
     held = sorted(
         (number[shard.table], shard.device, shard.column_offset, shard.dim)
         for shard in shards
@@ -90,4 +97,5 @@ def placement_of(problem: Problem, shards: Sequence[Shard], plan: State) -> Plac
     groups, devices, _, dims = np.array(held, dtype=np.int64).reshape(-1, 4).T
     widest = np.array([tables[0].dim for tables in problem.tables])[groups]
     units = dims * problem.all_units[groups] // widest
-    return Placement(problem.first[groups] + units, devices, np.array(row_wise, dtype=np.int64), plan.problem.domains)
+    chosen, places = (np.array(list(of), dtype=np.int64) for of in (spread, spread.values()))
+    return Placement(problem.first[groups] + units, devices, chosen, places)

@@ -1,276 +1,182 @@
-"""A sharding task as arrays: every column shard that its tables can be cut into, each priced once by the cost model."""
+"""A sharding task as arrays: its placed and its spread sharding options, each priced once by the cost model."""
 
 import copy
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
-from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.sharding import SHARDINGS, Sharding
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import sending_more, waiting_ms
+from neuroshard.costmodel.pricing import CopyPrices, LaunchMs
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
+from neuroshard.search.problem.column_shards import ColumnShards, Placement
 from neuroshard.search.problem.launches import NONE, LaunchCosts, distinct
-from neuroshard.search.problem.row_blocks import EVERYWHERE, RowBlocks, finite_vectors
-from neuroshard.search.problem.wide_tables import WideTable
+from neuroshard.search.problem.spread import SpreadOptions, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
-Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
 
+class Problem(ColumnShards):
+    """The options of a task, priced, with the table groups `spread` (R,) held at `places` (R,), and all others to be placed in
+    column shards.
 
-@dataclass(frozen=True)
-class Placement:
-    """Shards (S,) and the device of each (S,), -1 if it found no room. Of the `row_wise` groups (R,) every device of their
-    `domains` (R,) has a block: all devices where that is EVERYWHERE."""
-
-    shards: Ints
-    devices: Ints
-    row_wise: Ints = field(default_factory=lambda: NONE)
-    domains: Ints = field(default_factory=lambda: NONE)
-
-    @property
-    def fits(self) -> bool:
-        return bool((self.devices >= 0).all())
-
-
-class Problem:
-    """The task's G table groups, and every shard of them by number.
-
-    A table group is a table, or several tables kept together on one device, which are never cut. The columns of a table are
-    alike, so its shards differ by width only: shard `first[g] + u` is the shard of group `g` that is `u` units wide. A unit is
-    4 columns, or the whole group if it is never cut. Of a table that is wider than the operator holds it is one of its equal
-    shards (`wide_tables.py`): "shard" `u` of these groups is `u` of them, on one device. Shard 0 stands for no
-    shard: no columns, no bytes, a vector of zeros.
-
-    Per shard (S,): `group`, `units`, `columns` (its width), `dims` (columns that it sends for a sample: its width once a feature,
-    or a lookup of a sequence), `nbytes` (as a plan counts them), `vectors` (S, K) once `price` was called for it. Per group
-    (G,): `tables`, `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed`
-    devices (G, D), `max_devices` (that can hold a shard of it at the same time), `operator_units` (that the operator holds on a
-    device; 0 where the group cannot be whole or cut column-wise at all) and `in_equal_shards`.
-
-    `row_blocks` has the groups that may be split row-wise. In each Problem a fixed set of them is (`row_wise`, each over the
-    devices of its `domains`); in a new Problem none is. `with_row_wise` gives the problem for another set. There the devices
-    already hold the row blocks (`base`, `base_dims`, and less `memory`), and `whole` of these groups is shard 0.
+    `options` has the groups that may be spread, and how. In a new Problem none is, apart from the tables that the task has
+    data-parallel (`copied`). `with_spread` gives the problem for another set. There the devices already hold the pieces of these
+    groups (`base`, `base_dims`, and less `memory`), and `whole` of these groups is shard 0. `copies_ms` is what copies take. Of
+    column shards, `vectors` (S, K) are known once `price` was called for them. All problems made from one `root` share them.
     """
 
     def __init__(
-        self, task: ShardingTask, model: CostModel, tuning: Tuning = TUNING, cut_before: Collection[str] = ()
+        self,
+        task: ShardingTask,
+        model: CostModel,
+        tuning: Tuning = TUNING,
+        *,
+        cut_before: Collection[str] = (),
+        may_copy: Collection[str] = (),
+        pieces: Collection[str] = (),
     ) -> None:
-        """Tables `cut_before` may have any shards: those of a plan to start from, whose cuts are kept."""
-        self.task, self.model, self.tuning = task, model, tuning
-        self.tables = _table_groups(task)
-        self._count = np.array([len(tables) for tables in self.tables])
-        rules, constraints = task.constraints.rules(), task.constraints
-        cuts = [constraints.allowed(rules.get(tables[0].name), tables[0].dim) for tables in self.tables]
-        may_cut = constraints.may_use("column-wise")
-        pairs = zip(self.tables, cuts, strict=True)
-        never = np.array([len(tables) > 1 or most == 1 or not may_cut for tables, (_, most) in pairs])
-        self.allowed = np.ones((len(self.tables), self.devices), dtype=bool)
-        for group, tables in enumerate(self.tables if rules else ()):
-            for table in tables:
-                rule = rules.get(table.name)
-                if rule is not None and rule.devices is not None:
-                    self.allowed[group] &= np.isin(np.arange(self.devices), rule.devices)
-        self.any_device = bool(self.allowed.all())
-        self.wide = self._wide_tables(cut_before)
-        equal = np.array([self.wide[group].shards if group in self.wide else 0 for group in range(len(self.tables))])
-        self.in_equal_shards = equal > 0
-
-        steps = np.where(equal, equal, [tables[0].dim // DIM_STEP for tables in self.tables])
-        self.all_units: Ints = np.where(never, 1, steps)
-        least_columns = np.maximum([least for least, _ in cuts], [tables[0].narrowest_cut for tables in self.tables])
-        self.min_units: Ints = np.where(never | self.in_equal_shards, 1, -(-least_columns // DIM_STEP))
-        self.max_shards: Ints = np.where(never, 1, [self.devices if most is None else most for _, most in cuts])
-
-        first = np.concatenate([[0], np.cumsum(self.all_units)[:-1]])
-        self.first: Ints = first
-        self.group = np.concatenate([[0], np.repeat(np.arange(len(first)), self.all_units)])
-        self.units: Ints = np.arange(len(self.group)) - first[self.group]
-        self.whole: Ints = first + self.all_units
-        columns = np.array([sum(table.dim for table in tables) for tables in self.tables])
-        unit = np.where(never, columns, columns // self.all_units)  # where it is cut anywhere: DIM_STEP
-        self.columns: Ints = self.units * unit[self.group]
-        sent = np.array([sum(table.sent_columns for table in tables) for tables in self.tables])
-        of_unit = unit * np.array([tables[0].vectors for tables in self.tables])
-        self.dims: Floats = self.units * np.where(never, sent, of_unit)[self.group]
-        self.memory = _counted(task.usable_bytes)
-        self.nbytes = self._count_bytes(never)
-        # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
-        self.max_devices: Ints = np.minimum(self.allowed.sum(axis=1), self.max_shards)
-        fewest_units = -(-self.all_units // self.max_devices)
-        widest = np.maximum(np.maximum(model.max_dim // DIM_STEP, fewest_units), self.min_units)
-        self.max_units: Ints = np.minimum(self.all_units, widest)
-        # or where narrower ones would be too narrow
-        stuck = -(-self.all_units // self.max_units) * self.min_units > self.all_units
-        self.max_units[stuck] = self.all_units[stuck]
-        self.max_units[never] = 1
-        self.operator_units = self._operator_units()
-        self.max_units = np.where(self.in_equal_shards, self.all_units, np.minimum(self.max_units, self.operator_units))
-        self.max_units = np.maximum(self.max_units, 1)
-
+        """Tables that `may_copy` names may be data-parallel beside those that are; `pieces` are each a shard of a cut table
+        (`kept_cuts.py`); `cut_before` as in ColumnShards."""
+        self.model, self.tuning, self.may_copy = model, tuning, may_copy
+        self.copied = task.copied
+        super().__init__(task, model, cut_before)
         splittable = set(task.may_split_rows)
         permitted = [group for group, tables in enumerate(self.tables) if tables[0].name in splittable]
         # blocks have all columns, but for those of grids
-        seen = [group for group in permitted if self.all_units[group] <= self.max_units[group] or group in self.wide]
-        self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in set(seen)]
+        seen = {group for group in permitted if self.all_units[group] <= self.max_units[group] or group in self.wide}
+        self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in seen]
+        self._split_rows = {self.tables[group][0].name for group in seen}
+        self.options = self._options(may_copy)
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
-        self.row_blocks = self._row_blocks(seen)
-        if self.wide:
-            some = np.flatnonzero(self.row_blocks.allowed.any(axis=1)).tolist()
-            self.row_blocks = self._row_blocks([seen[one] for one in some])
         self.root = self
-        self.row_wise, self.domains = NONE, NONE
+        self.spread, self.places = NONE, NONE
         self.base_dims: Floats = np.zeros(self.devices)
         self._base: Floats = np.zeros((1, 1))
-        self.launches = LaunchCosts(self.tables, self.devices, model, task.pipeline)
+        self.launches = LaunchCosts(self.tables, self.copied, pieces, task, model)
         self._launched_ms: dict[bytes, float] = {}  # by what cuts change in it
+        copies = [*self.copied, *(self.options.tables if may_copy else ())]
+        self._copy_prices = CopyPrices(model, copies, task) if copies else None
+        self.copies_ms = self._copies_ms(NONE)
 
+        self._count = np.array([len(tables) for tables in self.tables])
         self.vectors: Floats = np.zeros((len(self.group), 0))
         self._priced = np.zeros(len(self.group), dtype=bool)
         self._priced[0] = True
         self._all_priced = False
         self._alone = np.where(self._priced, 0.0, np.nan)  # ms of the shards that `alone_ms` was called for
 
-    def _wide_tables(self, cut_before: Collection[str]) -> dict[int, WideTable]:
-        """The table groups that the operator does not hold whole, and how they are cut."""
-        pairs = zip(self.tables, self.allowed.sum(axis=1).tolist(), strict=True)
-        found = (WideTable.of(tables, self.task, self.model, devices=devices) for tables, devices in pairs)
-        names = [tables[0].name for tables in self.tables]
-        return {g: wide for g, wide in enumerate(found) if wide is not None and names[g] not in cut_before}
-
-    def _operator_units(self) -> Ints:
-        units = self.all_units.copy()
-        for group, wide in self.wide.items():
-            if not wide.shards:
-                units[group] = 0 if wide.why else wide.widest // DIM_STEP
-        return units
-
-    def _row_blocks(self, groups: list[int]) -> RowBlocks:
+    def _options(self, may_copy: Collection[str]) -> SpreadOptions:
+        """The spread options of the groups whose rows may be split, or that may be copied."""
+        names = {*self._split_rows, *may_copy}
+        groups = [group for group, tables in enumerate(self.tables) if tables[0].name in names]
         tables = [self.tables[group][0] for group in groups]
-        return RowBlocks(np.array(groups, dtype=np.int64), tables, self.task, self.model)
-
-    @cached_property
-    def narrowest(self) -> Ints:
-        """The widest shard of each group where it is cut as far as it may be: (G,)."""
-        narrowest: Ints = self.first + np.maximum(self.min_units, -(-self.all_units // self.max_devices))
-        return narrowest
-
-    @cached_property
-    def slots(self) -> Ints:
-        """Slots number the widths of every group from 0 units on: u units of group g are slot `slots[g] + u`. (G,)"""
-        return self.first + np.arange(len(self.first))
-
-    @cached_property
-    def slot_shards(self) -> Ints:
-        """The shard of each slot, 0 for no units. So code that counts in slots needs no case for an absent group."""
-        shards = np.zeros(len(self.group) + len(self.first) - 1, dtype=np.int64)
-        numbers = np.arange(1, len(self.group))
-        shards[numbers + self.group[1:]] = numbers
-        return shards
-
-    @cached_property
-    def slot_bytes(self) -> Ints:
-        """The bytes of each slot."""
-        return self.nbytes[self.slot_shards]
+        return SpreadOptions(groups, tables, self.task, self.model, self._split_rows, may_copy)
 
     @property
-    def devices(self) -> int:
-        return self.task.devices
+    def may_split_rows(self) -> bool:
+        """Whether the rows of some group may be split."""
+        rows = [kind.sharding.splits_rows for kind in self.options.kinds]
+        return bool(self.options.allowed[:, rows].any())
+
+    @property
+    def spread_as(self) -> dict[str, Sharding]:
+        """How each of the spread tables is held, by its name."""
+        kinds, ways = self.options.kinds, self.options.way_of[self.places].tolist()
+        return {self.tables[g][0].name: kinds[way].sharding for g, way in zip(self.spread.tolist(), ways, strict=True)}
 
     def launched_ms(self, shards: Ints) -> float:
-        """Ms of launches, and of putting outputs into order, in a plan with so many shards (G,) of each group not row-wise.
+        """Ms of launches, of putting outputs into order, and of copies, with so many shards (G,) of each group not spread.
 
         Raises what the cost model raises for unknown devices.
         """
         shards = shards + (self.in_equal_shards & (shards > 0))  # on one device too there are several
         key = self.root.launches.cut(shards)
         if key not in self._launched_ms:
-            cut = np.flatnonzero(shards > 1)
-            self._launched_ms[key] = self.root.launches.of(self.row_wise, self.domains, cut).total_ms
+            self._launched_ms[key] = self._launched(np.flatnonzero(shards > 1)).total_ms + self.copies_ms.total_ms
         return self._launched_ms[key]
 
+    def _launched(self, cut: Ints) -> LaunchMs:
+        """Of launches, where these groups are cut."""
+        shardings = np.array([SHARDINGS.index(one) for one in self.spread_as.values()], dtype=np.int64)
+        return self.root.launches.of(self.spread, shardings, cut)
+
+    def _copies_ms(self, groups: Ints) -> LaunchMs:
+        """What the data-parallel tables take, and copies of these groups."""
+        if self._copy_prices is None:
+            return LaunchMs(0.0, 0.0, 0.0)
+        fixed = len(self.copied)
+        return self._copy_prices.ms([*range(fixed), *(fixed + self.options.positions(groups)).tolist()])
+
+    def copying_ms(self, groups: Ints) -> Floats:
+        """What one copy more of each of these groups (C,), or one less, takes more than all copies here, in ms."""
+        there = self.spread[self.options.way_of[self.places] == self.options.copied]
+        others = [there[there != group] if group in there else np.append(there, group) for group in groups.tolist()]
+        return np.array([self._copies_ms(one).total_ms for one in others]) - self.copies_ms.total_ms
+
     def uncut(self) -> "Problem | None":
-        """The same problem without plans that cut a pooled table; None if some table has to be cut or row-wise. It shares prices
-        with this one."""
+        """The same problem without plans that cut a pooled table; None if some table has to be cut or spread."""
         root, pooled = self.root, self.launches.collection >= 0
         if ((root.all_units > root.max_units) | root.in_equal_shards)[pooled].any():
             return None
-        new = self._new_root()
-        new.min_units, new.max_shards = root.min_units.copy(), root.max_shards.copy()
-        new.max_devices = root.max_devices.copy()
+        least, most, devices = root.min_units.copy(), root.max_shards.copy(), root.max_devices.copy()
+        least[pooled], most[pooled], devices[pooled] = root.all_units[pooled], 1, 1
+        new = root._changed(min_units=least, max_shards=most, max_devices=devices)
         new.__dict__.pop("narrowest", None)  # it follows from these
-        new.min_units[pooled], new.max_shards[pooled], new.max_devices[pooled] = root.all_units[pooled], 1, 1
         return new
 
     @property
     def base(self) -> Floats:
-        """Sum of the vectors (D, K) of the row blocks that each device holds."""
+        """Sum of the vectors (D, K) of the spread pieces that each device holds."""
         return np.broadcast_to(self._base, (self.devices, self.vectors.shape[1]))
 
-    def with_row_wise(self, groups: Ints, domains: Ints | None = None) -> "Problem | None":
-        """The same problem with these table groups row-wise and no others; None if a device has no room for its blocks.
-
-        Each is split over the devices of its domain; without `domains`, all are over all devices. Problems made from one another
-        share their prices.
-        """
+    def with_spread(self, groups: Ints, places: Ints) -> "Problem | None":
+        """The same problem with these table groups spread, each at its place, and no others; None if a device has no room for its
+        pieces, or if no group is left that is not copied."""
         root = self.root
         if not len(groups):
             return root
-        over = np.full(len(groups), EVERYWHERE) if domains is None else domains
-        load = root.row_blocks.load(groups, over)
-        if (load.nbytes > root.memory).any():
+        load, order = root.options.load(groups, places), np.argsort(groups, kind="stable")
+        whole, ways = root.whole.copy(), root.options.way_of[places]
+        copied = groups[ways == root.options.copied]
+        if (load.nbytes > root.memory).any() or len(copied) == len(whole):
             return None
-        root.price(root.first + root.max_units)
-        new, order = copy.copy(root), np.argsort(groups, kind="stable")
-        new.row_wise, new.domains, new.memory = groups[order], over[order], root.memory - load.nbytes
-        if (over != EVERYWHERE).any():
+        whole[groups] = 0
+        new = root._changed(spread=groups[order], places=places[order], memory=root.memory - load.nbytes, whole=whole)
+        new.root = root
+        if any(root.options.kinds[way].sharding.over_domains for way in set(ways.tolist())):
             new.model = sending_more(root.model, load.more)
-        new._launched_ms = {}
         new._base, new.base_dims = load.vectors, load.dims
-        new.whole = root.whole.copy()
-        new.whole[groups] = 0
-        new.mean_columns = float(new.dims[new.whole].sum()) / new.devices + float(load.dims.mean())
+        new.mean_columns = float(new.dims[whole].sum()) / new.devices + float(load.dims.mean())
+        if len(copied):
+            new.copies_ms = root._copies_ms(copied)
         return new
 
     def with_less_memory(self, nbytes: Ints) -> "Problem":
-        """The same problem, without row-wise tables so far, on devices with so many bytes (D,) less. It shares prices with this
-        one."""
-        new = self._new_root()
-        new.memory = np.maximum(new.memory - nbytes, 0)
+        """The same problem, without spread tables so far, on devices with so many bytes (D,) less."""
+        return self.root._changed(memory=np.maximum(self.root.memory - nbytes, 0))
+
+    def without_copies(self) -> "Problem":
+        """The same problem, without copies beside those that the task has."""
+        return self.root._changed(may_copy=(), options=self._options(()))
+
+    def for_planned(self, task: ShardingTask) -> "Problem":
+        """The same problem for the same task, in which no table may be copied, and perhaps none row-wise."""
+        new = self.root.without_copies() if self.may_copy else self.root
+        if new.may_split_rows and not task.may_split_rows:
+            options = SpreadOptions([], [], task, self.model)
+            return new._changed(task=task, too_wide_for_row_wise=[], options=options)
+        return new._changed(task=task)
+
+    def _changed(self, **attributes: object) -> "Problem":
+        """A copy of a root problem with other values of some attributes; a root itself. Both share their prices, whose arrays are
+        made here if there are none yet."""
+        self.price(self.first + self.max_units)
+        new = copy.copy(self)
+        new.__dict__.update(attributes, root=new, _launched_ms={})
         return new
-
-    def without_row_wise(self, task: ShardingTask) -> "Problem":
-        """The same problem for the same task without tables that may be row-wise. It shares prices with this one."""
-        new = self._new_root()
-        new.task, new.too_wide_for_row_wise = task, []
-        new.row_blocks = RowBlocks(NONE, [], task, self.model)
-        return new
-
-    def _new_root(self) -> "Problem":
-        """A copy of the problem without row-wise tables, to be changed. Both share their prices, whose arrays are made here if
-        there are none yet."""
-        self.root.price(self.root.first + self.root.max_units)
-        new = copy.copy(self.root)
-        new.root = new
-        return new
-
-    def name(self, group: int) -> str:
-        """The table group in words."""
-        names = [repr(table.name) for table in self.tables[group]]
-        return f"table {names[0]}" if len(names) == 1 else f"tables {', '.join(names)} (kept together)"
-
-    def roomiest(self) -> Ints:
-        """The most memory of a device that may hold a group: (G,)."""
-        most: Ints = np.where(self.allowed, self.memory, 0).max(axis=1)
-        return most
-
-    def shards_of(self, groups: Ints, units: Ints) -> Ints:
-        """The shards of these groups that are `units` wide; 0 units are shard 0."""
-        return np.where(units > 0, self.first[groups] + units, 0)
 
     def price(self, shards: Ints) -> None:
         """Fill `vectors` of these shards, those that are still unknown in one batch."""
@@ -333,7 +239,7 @@ class Problem:
         return np.where(fits, self.alone_ms(self.narrowest), np.inf)
 
     def sums(self, placement: Placement) -> tuple[Floats, Floats, Ints]:
-        """What each device holds: sum of vectors (D, K), columns sent (D,), bytes (D,) of what is not row-wise."""
+        """What each device holds: sum of vectors (D, K), columns sent (D,), bytes (D,) of what is not spread."""
         self.price(placement.shards)
         order = np.argsort(placement.devices, kind="stable")
         shards, devices = placement.shards[order], placement.devices[order]
@@ -344,10 +250,7 @@ class Problem:
         dims: Floats = np.bincount(devices, weights=self.dims[shards], minlength=self.devices).astype(np.float64)
         nbytes = np.zeros(self.devices, dtype=np.int64)
         np.add.at(nbytes, devices, self.nbytes[shards])
-        if len(placement.row_wise):
-            load = self.row_blocks.load(placement.row_wise, placement.domains)
-            vectors, dims = vectors + load.vectors, dims + load.dims
-        return vectors, dims, nbytes
+        return vectors + self.base, dims + self.base_dims, nbytes
 
     def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
         """Compute, forward all-to-all and backward all-to-all ms of P placements that fit: three (P, D)."""
@@ -357,12 +260,13 @@ class Problem:
 
     def _costs(self, placement: Placement) -> tuple[Floats, Floats, Floats]:
         """The same of one placement: three (D,)."""
-        model, (vectors, dims, _) = self.root.model, self.sums(placement)
-        if (placement.domains != EVERYWHERE).any():
-            model = sending_more(model, self.row_blocks.load(placement.row_wise, placement.domains).more)
-        launched = self.launches.of(placement.row_wise, placement.domains, self._cut(placement))
+        there = self.with_spread(placement.spread, placement.places)
+        assert there is not None
+        vectors, dims, _ = there.sums(placement)
+        launched, copies = there._launched(self._cut(placement)), there.copies_ms
         compute, forward, backward = (
-            ms + more for ms, more in zip(device_costs(model, vectors, dims), launched, strict=True)
+            ms + more + own
+            for ms, more, own in zip(device_costs(there.model, vectors, dims), launched, copies, strict=True)
         )
         waiting = waiting_ms(self.model, vectors)
         return compute - waiting, forward + waiting, backward
@@ -372,57 +276,3 @@ class Problem:
         groups = self.group[placement.shards]
         cut = (self.units[placement.shards] < self.all_units[groups]) | self.in_equal_shards[groups]
         return distinct(groups[cut])
-
-    def widths(self, placement: Placement) -> Widths:
-        """A placement as units of each group on each device; shards of one group on one device become one."""
-        widths = np.zeros((len(self.whole), self.devices), dtype=np.int64)
-        np.add.at(widths, (self.group[placement.shards], placement.devices), self.units[placement.shards])
-        return widths
-
-    def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
-        """What every shard takes, as int64: `feasible` refuses tasks that need more."""
-        rows = np.array([tables[0].rows for tables in self.tables])
-        element = np.array([t[0].element_bytes + t[0].optimizer_bytes_per_element for t in self.tables])
-        per_row = np.array([tables[0].optimizer_bytes_per_row for tables in self.tables])
-        step = np.array([self.task.step_bytes(tables[0]) for tables in self.tables])
-        per_column, per_shard = rows * element + step[:, 1], rows * per_row + step[:, 0]
-        shards = np.where(self.in_equal_shards[self.group], self.units, 1)
-        nbytes: Ints = self.columns * per_column[self.group] + per_shard[self.group] * shards
-        nbytes[0] = 0
-        nbytes[self.whole[never]] = [
-            sum(self.task.shard_bytes(t, t.rows, t.dim) for t in self.tables[g]) for g in np.flatnonzero(never)
-        ]
-        unheld = [group for group, wide in self.wide.items() if wide.why]
-        nbytes[np.isin(self.group, unheld) & (self.units > 0)] = self.memory.max() + 1  # no device has room for them
-        return nbytes
-
-    @property
-    def capped(self) -> NDArray[np.bool_]:
-        """The groups that are cut anywhere, but not into shards as wide as the group: (G,)."""
-        capped: NDArray[np.bool_] = (self.operator_units < self.all_units) & (self.operator_units > 0)
-        return capped
-
-    def held(self, placement: Placement) -> Placement:
-        """The placement without shards of a table that are together on a device wider than its operator holds; they become -1."""
-        if not self.capped.any():
-            return placement
-        placed = placement.devices >= 0
-        widths = self.widths(Placement(placement.shards[placed], placement.devices[placed]))
-        group = self.group[placement.shards]
-        wide = (widths > self.operator_units[:, None])[group, placement.devices] & placed & self.capped[group]
-        return replace(placement, devices=np.where(wide, -1, placement.devices))
-
-
-def _table_groups(task: ShardingTask) -> list[tuple[Table, ...]]:
-    """Tables that are kept together, and each other table by itself, in the order of the task."""
-    together = {name: names for names in task.constraints.together for name in names}
-    if not together:
-        return [(table,) for table in task.tables]
-    tables = {table.name: table for table in task.tables}
-    groups = {together.get(table.name, (table.name,)): None for table in task.tables}
-    return [tuple(tables[name] for name in names) for names in groups]
-
-
-def _counted(memory_bytes: Sequence[int]) -> Ints:
-    """Memory as int64. More than 2^60 bytes a device count as 2^60: `feasible` refuses tasks that need as much."""
-    return np.array([min(count, 2**60) for count in memory_bytes], dtype=np.int64)

@@ -9,7 +9,8 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.problem.problem import Placement, Problem, Widths
+from neuroshard.search.problem.column_shards import Placement, Widths
+from neuroshard.search.problem.problem import Problem
 
 
 class State:
@@ -42,7 +43,7 @@ class State:
     @classmethod
     def of(cls, problem: Problem, placement: Placement) -> "State":
         """The state of a placement that fits; shards of one group on one device become one."""
-        there = problem.with_row_wise(placement.row_wise, placement.domains)
+        there = problem.with_spread(placement.spread, placement.places)
         assert there is not None
         return cls(there, problem.widths(placement))
 
@@ -51,17 +52,17 @@ class State:
         """One shard for the units of each group on each device."""
         groups, devices = np.nonzero(self.widths)
         shards = self.problem.first[groups] + self.widths[groups, devices]
-        return Placement(shards, devices, self.problem.row_wise, self.problem.domains)
+        return Placement(shards, devices, self.problem.spread, self.problem.places)
 
     @property
     def cuts(self) -> int:
-        """Shards beyond one of each table group; a row-wise table counts as one cut."""
-        return int((self.shards - 1).clip(0).sum()) + len(self.problem.row_wise)
+        """Shards beyond one of each table group; a spread table counts as one cut."""
+        return int((self.shards - 1).clip(0).sum()) + len(self.problem.spread)
 
 
 def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floats, Floats, Floats]:
     """What the devices of B plans (B, G, D) hold and take: sums of vectors (B, D, K), then (B, D) each: columns, bytes of what
-    is not row-wise, ms of compute, of the forward and of the backward all-to-all."""
+    is not spread, ms of compute, of the forward and of the backward all-to-all."""
     count, groups, devices = plans.shape
     widths = plans.swapaxes(1, 2).reshape(-1, groups)  # a row for each device of each plan
     on, group = np.nonzero(widths)
@@ -78,7 +79,7 @@ def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floa
     columns = np.bincount(on, problem.dims[shards], len(widths)).astype(np.float64)
     sums: Floats = flat.reshape(count, devices, -1)
     dims: Floats = columns.reshape(count, -1)
-    if len(problem.row_wise):
+    if len(problem.spread):
         sums, dims = sums + problem.base, dims + problem.base_dims
     compute = np.where(dims > 0, problem.model.compute_ms(sums), 0.0)
     return sums, dims, nbytes.reshape(count, -1), compute, *transfers_ms(problem.model, dims)

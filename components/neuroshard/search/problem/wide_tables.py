@@ -60,7 +60,7 @@ def _equal_shards(table: Table, counts: list[int], task: ShardingTask, devices: 
 
     The fewest that leave all devices about as much, small enough for memory, and of the usual width if they can be.
     """
-    room = max(task.usable_bytes) // SHARDS_A_DEVICE
+    room = max(task.placeable_bytes) // SHARDS_A_DEVICE
     for_memory = -(-table.memory_bytes // max(room, 1))
     enough = [n for n in counts if n >= for_memory] or counts[-1:]
     usual = [n for n in enough if table.dim // n >= USUAL_DIM] or enough[:1]

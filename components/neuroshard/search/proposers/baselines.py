@@ -13,7 +13,8 @@ import numpy as np
 from neuroshard.core.errors import Infeasible
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.infeasible.feasibility import misfit
-from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.column_shards import Placement
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.lockstep import place_by_load
 from neuroshard.search.proposers.splits import split, split_oversized

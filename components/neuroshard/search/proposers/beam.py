@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.costmodel.protocol import Ints
-from neuroshard.search.problem.problem import Placement, Problem
+from neuroshard.search.problem.column_shards import Placement
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.lockstep import costliest_first, place_lists
 from neuroshard.search.proposers.splits import halves, split_wide
 from neuroshard.search.tuning import BeamWidth

@@ -11,8 +11,9 @@ import numpy as np
 
 from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.column_shards import Placement, Widths
 from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, put_back
-from neuroshard.search.problem.problem import Placement, Problem, Widths
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.lockstep import costliest_first, padded, place_by_load, place_lists
 from neuroshard.search.proposers.splits import split

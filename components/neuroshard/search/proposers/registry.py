@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers import baselines, greedy, row_wise
+from neuroshard.search.proposers import baselines, greedy, spread
 
 # A problem and a seed, which only some need -> plans that fit, cheapest first; none if it finds none
 Proposer = Callable[[Problem, int], list[State]]
 PROPOSERS: dict[str, Proposer] = {
     "greedy": greedy.propose,
-    "row_wise": row_wise.propose,
+    "row_wise": spread.propose,
+    "copies": spread.propose_copies,
     "baselines": baselines.propose,
 }
 

@@ -1,0 +1,72 @@
+"""Tables of which every device has a copy: which may be, what they need, and what a plan says of them."""
+
+from collections.abc import Collection
+
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.operator_limits import Device, held, widest_shard
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import DenseOptimizer
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted, first_few
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.pricing import copies_ms
+from neuroshard.costmodel.protocol import CostModel
+
+STAY = "data-parallel tables stay so, and no others become so"
+ASSUMED: DenseOptimizer = "adam"  # of the usual dense optimizers the one with most state
+
+
+def with_dense_optimizer(task: ShardingTask) -> ShardingTask:
+    """The task with a dense optimizer: the ASSUMED one where it names none."""
+    return task.model_copy(update={"dense_optimizer": task.dense_optimizer or ASSUMED})
+
+
+def check_copies(task: ShardingTask, device: Device, *, assumed: bool) -> None:
+    """Raise Infeasible where the data-parallel tables of a task, whose dense optimizer may be `assumed`, need more than a device
+    has, are all tables, or are wider than the operator of the device holds, which has all columns of a copy."""
+    tables, taken = task.copied, task.copies_bytes
+    for table in tables:
+        most = widest_shard(table, device, copied=True)
+        if most is not None and table.dim > most:
+            raise Infeasible(
+                f"table {table.name!r} is data-parallel and has {table.dim:,} columns, all of them in a copy; "
+                f"{held(most, device)}: leave it out of the data-parallel tables, so that it is cut"
+            )
+    short = next((d for d, usable in enumerate(task.usable_bytes) if tables and usable <= taken), None)
+    if short is not None:
+        raise Infeasible(
+            f"the copies of {counted(len(tables), 'data-parallel table')} need {format_bytes(taken, 'up')} on every device, "
+            f"{_memory_as(task, assumed=assumed)}, and device {short} has {format_bytes(task.usable_bytes[short])}; let fewer be "
+            "data-parallel"
+        )
+    if len(tables) == len(task.tables):
+        raise Infeasible("every table is data-parallel: there is nothing to place; leave one out")
+
+
+def _memory_as(task: ShardingTask, *, assumed: bool) -> str:
+    said = " (assumed; --dense-optimizer says another)" * assumed
+    return f"with gradients and the state of {task.dense_optimizer}{said}"
+
+
+def may_be_copied(task: ShardingTask, stay: Collection[str], device: Device) -> frozenset[str]:
+    """Names of tables without a rule that are no sequences, need not `stay` sharded and are not too wide."""
+    constraints = task.constraints
+    ruled = {*stay, *constraints.rules(), *(name for group in constraints.together for name in group)}
+    return frozenset(
+        table.name
+        for table in task.tables
+        if table.name not in ruled
+        and table.pooling != "none"
+        and table.dim <= (widest_shard(table, device, copied=True) or table.dim)
+    )
+
+
+def copies_note(plan: Plan, model: CostModel, *, assumed: bool) -> str:
+    """A line about the data-parallel tables of a plan, whose dense optimizer may be `assumed`."""
+    task, tables = plan.task, plan.task.copied
+    names = first_few([table.name for table in tables])
+    return (
+        f"{counted(len(tables), 'table')} data-parallel ({names}): their gradients are dense and summed up over all "
+        f"devices ({copies_ms(model, tables, task).backward_ms:.3g} ms), and the trainer's dense optimizer trains them; they "
+        f"take {format_bytes(task.copies_bytes, 'up')} of every device, {_memory_as(task, assumed=assumed)}"
+    )

@@ -1,0 +1,292 @@
+"""Spread sharding options: a table has a piece on every device of a set, and is placed by choosing the set.
+
+An enumerator makes each kind. Row blocks are dealt out as by TorchRec's ROW_WISE, TABLE_ROW_WISE and GRID_SHARD; the last has
+what is left. A block is priced as a table of its own (`Table.part`). Of a pooled table each of them has sums for all samples, so
+it sends all columns, or more (`pricing.block_columns`); of a sequence what it looked up, which is taken to be the same on all.
+Over a domain, sums are added up inside it, and each device sends its share of them on (`pricing.HostColumns`). In a grid each
+domain has as many of the columns, and their rows are split over its devices. A copy looks its device's own samples up and sends
+nothing; its gradients are dense, and summed up over all devices.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.operator_limits import widest_shard
+from neuroshard.core.plan import Shard
+from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, Sharding
+from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.network import DomainMs, MoreColumns
+from neuroshard.costmodel.pricing import HostColumns, block_columns
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints, trains_on
+
+OVER_ALL, OVER_DOMAIN = 0, 1  # the first kinds: row blocks on all devices and, where there are domains, on those of one
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A kind of spread options: `parts` of the columns of a table, the rows of each in `blocks`, on `devices` neighbouring
+    devices from one of `starts` on."""
+
+    sharding: Sharding
+    blocks: int
+    parts: int
+    devices: int
+    starts: tuple[int, ...]
+
+    def allows(self, table: Table, task: ShardingTask, model: CostModel, may: Collection[str]) -> bool:
+        """Whether a table may be held so, if it is among those that `may` be by the rules. TorchRec has no table-row-wise
+        sequences, the parts of a grid are equally wide, and the operator holds no wider ones."""
+        if table.name not in may:
+            return False
+        if self.sharding.copied:
+            return True
+        constraints = task.constraints
+        least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
+        widest = widest_shard(table, trains_on(model)) or table.dim
+        width, rest = divmod(table.dim, self.parts)
+        wide_enough = self.parts == 1 or not (rest or width % DIM_STEP or width < max(least, table.narrowest_cut))
+        return (
+            constraints.may_use(self.sharding.name)
+            and (table.pooling != "none" or not self.sharding.over_domains)
+            and wide_enough
+            and table.has_rows_for(self.blocks)
+            and (most is None or self.blocks * self.parts <= most)
+            and width <= widest
+        )
+
+    def shards(self, table: Table, start: int) -> list[Shard]:
+        """The shards of a table on the devices from `start` on."""
+        if self.sharding.copied:
+            return copies_of([table], self.devices)
+        width, blocks = table.dim // self.parts, table.row_blocks(self.blocks)
+        return [
+            Shard(
+                table=table.name,
+                row_offset=first,
+                rows=rows,
+                column_offset=part * width,
+                dim=width,
+                device=start + part * self.blocks + number,
+            )
+            for part in range(self.parts)
+            for number, (first, rows) in enumerate(blocks)
+        ]
+
+
+def enumerated(task: ShardingTask, may_copy: Collection[str]) -> tuple[Spread, ...]:
+    """The kinds of spread options of a task. Grids lie on neighbouring domains, and their number divides that of all."""
+    devices, topology, may_use = task.devices, task.topology, task.constraints.may_use
+    found = [Spread(ROW_WISE, devices, 1, devices, (0,))]
+    if topology is not None and topology.domains(devices) > 1 and (may_use("table-row-wise") or may_use("grid")):
+        domain, domains = topology.domain, topology.domains(devices)
+        found.append(Spread(TABLE_ROW_WISE, domain, 1, domain, tuple(range(0, devices, domain))))
+        found += [
+            Spread(GRID, domain, parts, domain * parts, tuple(range(0, devices, domain * parts)))
+            for parts in range(2, domains + 1)
+            if domains % parts == 0
+        ]
+    if may_copy:
+        found.append(Spread(DATA_PARALLEL, 1, 1, devices, (0,)))
+    return tuple(found)
+
+
+class Load(NamedTuple):
+    """What spread tables are on each device: sums of `vectors` (D, K), columns by `dims` (D,), those sent beyond these (`more`),
+    and bytes (D,)."""
+
+    vectors: Floats
+    dims: Floats
+    more: MoreColumns
+    nbytes: Ints
+
+
+class SpreadOptions:
+    """The spread options of P tables on the D devices of a task, of W `kinds`. `groups` (P,), in order, are the numbers of their
+    table groups in the problem. A place is a kind with a set of devices. Places are numbered; `way_of` says the kind of each.
+
+    Of each table and kind:
+    `allowed` (P, W);
+    `rows`, `nbytes`, `dims` (P, W, 2) and `vectors` (P, W, 2, K): of a piece, and of the last row block of a domain; `dims` are
+    how many columns take as long to send as what a device with the piece sends. Copies are priced apart, and have no vectors;
+    `widths` (P, W): columns of a piece;
+    `more` (P, W): columns that a device sends beyond those of the whole table, in the mean of all devices;
+    `least` (P, W): columns that a device with a piece sends at least;
+    `near`, `far`, `encoded` (P, W): columns beyond `dims` that such a device sends inside its domain, sends out of it, and
+    encodes (`pricing.HostColumns`).
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[int],
+        tables: Sequence[Table],
+        task: ShardingTask,
+        model: CostModel,
+        split_rows: Collection[str] = (),
+        may_copy: Collection[str] = (),
+    ) -> None:
+        """Of those of the table groups that have any. The rows of tables that `split_rows` names may be split, those that
+        `may_copy` names may be copied."""
+        self.devices, self.model, self.kinds = task.devices, model, enumerated(task, may_copy)
+        self.over_domains = len(self.kinds) > 1 and self.kinds[1].sharding.over_domains
+        self.domain = self.kinds[1].blocks if self.over_domains else task.devices
+        self.places = [(way, start) for way, kind in enumerate(self.kinds) for start in kind.starts]
+        self.way_of: Ints = np.array([way for way, _ in self.places])
+        may = [may_copy if kind.sharding.copied else split_rows for kind in self.kinds]
+        kinds = list(zip(self.kinds, may, strict=True))
+        allowed = [[kind.allows(table, task, model, names) for kind, names in kinds] for table in tables]
+        some = [number for number, of_table in enumerate(allowed) if any(of_table)]
+        self.groups: Ints = np.array([groups[number] for number in some], dtype=np.int64)
+        tables = self.tables = [tables[number] for number in some]
+        shape = len(tables), len(self.kinds)
+        self.allowed = np.array([allowed[number] for number in some], dtype=bool).reshape(shape)
+        blocks = np.array([kind.blocks for kind in self.kinds])
+        rows = np.array([table.rows for table in tables], dtype=np.int64)[:, None]
+        block = np.minimum(-(-rows // blocks), rows)
+        last = rows - block * (blocks - 1)
+        self.rows: Ints = np.stack([block, np.maximum(last, 1)], axis=-1)  # no such kind is allowed where none are left
+        widths = [[max(table.dim // kind.parts, DIM_STEP) for kind in self.kinds] for table in tables]
+        self.widths: Ints = np.array(widths, dtype=np.int64).reshape(shape)
+        self.dims: Floats = np.zeros((*shape, 2))
+        self.least, self.near, self.far, self.encoded = np.zeros((4, *shape))
+        self._columns_sent(task)
+        sent = np.array([table.sent_columns for table in tables], dtype=np.float64)
+        self.more: Floats = (self._of_all_pieces(self.dims[..., None])[..., 0] - sent[:, None]) / task.devices
+        sizes = [
+            [
+                [
+                    task.copy_memory(table).total
+                    if kind.sharding.copied
+                    else task.shard_bytes(table, int(n), int(dim), kind.blocks)
+                    for n in pair
+                ]
+                for pair, dim, kind in zip(of_table, dims, self.kinds, strict=True)
+            ]
+            for table, of_table, dims in zip(tables, self.rows, self.widths, strict=True)
+        ]
+        self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
+        self._vectors: Floats | None = None
+
+    def _columns_sent(self, task: ShardingTask) -> None:
+        """Fill in what pieces send."""
+        rates = DomainMs.of(self.model, task) if self.over_domains else None
+        for way, kind in enumerate(self.kinds):
+            if kind.sharding.over_domains:
+                assert rates is not None
+                cut = [
+                    table.with_dim(dim) for table, dim in zip(self.tables, self.widths[:, way].tolist(), strict=True)
+                ]
+                over = HostColumns.of(self.model, cut, task.devices, self.domain, rates)
+                longest = np.maximum(over.inside * rates.near, over.out * rates.far)
+                felt = longest / max(rates) if max(rates) > 0 else over.inside
+                self.dims[:, way], self.least[:, way] = felt[:, None], over.least
+                self.near[:, way], self.far[:, way] = over.inside - felt, over.out - felt
+                self.encoded[:, way] = over.encoded - felt
+            elif not kind.sharding.copied and self.tables:
+                pairs = zip(self.tables, self.rows[:, way].tolist(), strict=True)
+                self.dims[:, way] = [[block_columns(self.model, t.part(n, t.dim)) for n in pair] for t, pair in pairs]
+                self.least[:, way] = self.dims[:, way].min(axis=-1)
+
+    @property
+    def copied(self) -> int:
+        """The kind whose pieces are copies; -1 where no table may be one."""
+        return len(self.kinds) - 1 if self.kinds[-1].sharding.copied else -1
+
+    @property
+    def vectors(self) -> Floats:
+        """Priced in one batch when first needed. Raises InvalidInput where the cost model predicts no finite cost."""
+        if self._vectors is None:
+            ways = [way for way, kind in enumerate(self.kinds) if not kind.sharding.copied]
+            each = zip(self.tables, self.rows[:, ways].reshape(len(self.tables), -1).tolist(), strict=True)
+            parts = [table.part(rows, table.dim) for table, of in each for rows in of]
+            dims = np.repeat(self.widths[:, ways].ravel(), 2)
+            vectors = finite_vectors(self.model, parts, dims, lambda bad: f"{parts[bad].rows:,} rows")
+            self._vectors = np.zeros((*self.rows.shape, vectors.shape[-1]))
+            self._vectors[:, ways] = vectors.reshape(len(self.tables), len(ways), 2, -1)
+        return self._vectors
+
+    @property
+    def all_pieces(self) -> Floats:
+        """The vectors of all pieces of each table, summed: (P, W, K)."""
+        return self._of_all_pieces(self.vectors)
+
+    def _of_all_pieces(self, of_each: Floats) -> Floats:
+        """The sum over all pieces of what a piece and the last block are: (P, W, 2, K) -> (P, W, K)."""
+        others, parts = (
+            np.array(of)[:, None] for of in zip(*((k.blocks - 1, k.parts) for k in self.kinds), strict=True)
+        )
+        total: Floats = (of_each[:, :, 0] * others + of_each[:, :, 1]) * parts
+        return total
+
+    def positions(self, groups: Ints) -> Ints:
+        """Where these table groups stand among the P."""
+        return np.searchsorted(self.groups, groups)
+
+    def place_of(self, way: int, start: int = 0) -> int:
+        """The place of a kind on the devices from `start` on."""
+        return self.places.index((way, start))
+
+    def shards(self, table: Table, place: int) -> list[Shard]:
+        """The shards of a table at a place."""
+        way, start = self.places[place]
+        return self.kinds[way].shards(table, start)
+
+    def _devices_of(self, place: int) -> tuple[slice, Ints]:
+        """The devices of a place, and for each of them 1 if it has the last rows, else 0."""
+        way, start = self.places[place]
+        kind = self.kinds[way]
+        devices = np.arange(start, start + kind.devices)
+        return slice(start, start + kind.devices), (devices % kind.blocks == kind.blocks - 1).astype(np.int64)
+
+    def load(self, groups: Ints, places: Ints) -> Load:
+        """What these table groups, each at its place, add to each device."""
+        positions = self.positions(groups)
+        dims, near, far, encoded = np.zeros((4, self.devices))
+        found = Load(
+            np.zeros((self.devices, self.vectors.shape[-1])),
+            dims,
+            MoreColumns(near, far, encoded),
+            np.zeros(self.devices, dtype=np.int64),
+        )
+        for place in np.unique(places).tolist():
+            way, (there, which) = int(self.way_of[place]), self._devices_of(place)
+            chosen = positions[places == place]
+            found.vectors[there] += self.vectors[chosen, way].sum(axis=0)[which]
+            found.nbytes[there] += self.nbytes[chosen, way].sum(axis=0)[which]
+            dims[there] += self.dims[chosen, way].sum(axis=0)[which]
+            for more, of_piece in ((near, self.near), (far, self.far), (encoded, self.encoded)):
+                more[there] += of_piece[chosen, way].sum()
+        return found
+
+    def ms(self, groups: Ints, places: Ints, slope: Floats) -> Floats:
+        """What the piece of each group, at its place, takes on each device by a linear estimate of `slope` (D, K): (C, D). NaN
+        where the device has none of it."""
+        positions, ways = self.positions(groups), self.way_of[places]
+        of_piece, of_last = (np.einsum("pk,dk->pd", self.vectors[positions, ways, part], slope) for part in range(2))
+        found: Floats = np.full(of_piece.shape, np.nan)
+        for place in np.unique(places).tolist():
+            there, which = self._devices_of(place)
+            rows = np.flatnonzero(places == place)
+            found[rows, there] = np.where(which == 1, of_last[rows, there], of_piece[rows, there])
+        return found
+
+
+def copies_of(tables: Sequence[Table], devices: int) -> list[Shard]:
+    """A shard of each of these tables on every device."""
+    return [Shard(table=t.name, rows=t.rows, dim=t.dim, device=device) for t in tables for device in range(devices)]
+
+
+def finite_vectors(model: CostModel, tables: Sequence[Table], dims: Ints, part: Callable[[int], str]) -> Floats:
+    """The cost model's vectors of tables at these widths: (N, K). Raises InvalidInput where one is not finite; `part` says how
+    much of its table was priced."""
+    vectors = model.table_vectors(tables, dims)
+    finite = np.isfinite(vectors).all(axis=-1)
+    if not finite.all():
+        bad = int(finite.argmin())
+        what = f"{part(bad)} of table {tables[bad].name!r}"
+        raise InvalidInput(f"cost model {model.name} knows no finite cost of {what}; train it again")
+    return vectors

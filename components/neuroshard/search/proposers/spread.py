@@ -1,0 +1,212 @@
+"""Plans with some tables spread: greedy plans for the sets of tables that an estimate ranks best.
+
+The narrowest column shard of a table has all its lookups, so one heavy table can outweigh all else however it is cut. Its row
+blocks have a share of the lookups each, but each of their devices then sends all its columns. So sets are sought in two orders of
+the tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together.
+
+A copy of a table saves a device its outputs, of as many columns for all samples, and takes gradients of as many columns for all
+rows: the fewer rows, the better. So of the tables in order of their rows the first 1, 2, 4, … are tried as copies, and those of
+at most 1, 2, 4, … rows.
+"""
+
+from bisect import bisect_right
+from itertools import groupby, product
+
+import numpy as np
+
+from neuroshard.core.sharding import SHARDINGS
+from neuroshard.costmodel.faster import transfers_ms
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import OVER_ALL, OVER_DOMAIN
+from neuroshard.search.problem.state import State, column_ms
+from neuroshard.search.proposers.greedy import first_plans
+
+
+def propose(problem: Problem, seed: int) -> list[State]:
+    """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
+    return _first_plans(problem, _sets(problem))
+
+
+def propose_rows_beside(copies: State) -> list[State]:
+    """The same, each beside the copies of a plan."""
+    problem, groups, places = copies.problem.root, copies.problem.spread, copies.problem.places
+    beside = []
+    for split, over in _sets(problem):
+        others = ~np.isin(split, groups)
+        beside.append((np.concatenate([groups, split[others]]), np.concatenate([places, over[others]])))
+    return _first_plans(problem, beside)
+
+
+def propose_copies(problem: Problem, seed: int) -> list[State]:
+    """A greedy plan for each number of tables that are copied; none where no table may be."""
+    options, way = problem.options, problem.options.copied
+    if way < 0:
+        return []
+    may_be = np.flatnonzero(options.allowed[:, way])
+    rows = np.array([options.tables[position].rows for position in may_be.tolist()], dtype=np.int64)
+    order = may_be[np.argsort(rows, kind="stable")]
+    powers = range(int(rows.max(initial=1)).bit_length() + 1)
+    counts = {bisect_right(np.sort(rows).tolist(), 2**power) for power in powers} | set(_counts(len(rows), 4).tolist())
+    every = [options.groups[np.sort(order[:count])] for count in sorted(counts - {0})]
+    return _first_plans(problem, [(groups, np.full(len(groups), options.place_of(way))) for groups in every])
+
+
+def _first_plans(problem: Problem, sets: list[tuple[Ints, Ints]]) -> list[State]:
+    found = []
+    for groups, places in sets:
+        there = problem.with_spread(groups, places)
+        if there is not None:
+            found += first_plans(there, 1)
+    return sorted(found, key=lambda state: state.cost)
+
+
+def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
+    """The sets of groups split row-wise, and the place of each, that are estimated to cost least. Of few groups, all sets."""
+    options, tuning = problem.options, problem.tuning
+    split_rows = [way for way, kind in enumerate(options.kinds) if kind.sharding.splits_rows]
+    permitted = options.groups[options.allowed[:, split_rows].any(axis=1)]
+    if len(permitted) <= tuning.all_row_sets_up_to:
+        every = _all_sets(problem, permitted)
+        few = len(every) * problem.devices * len(problem.whole) <= tuning.all_row_sets_most_cells
+        if few or not options.over_domains:
+            return every
+    estimate, found = _SetCosts(problem), dict[bytes, tuple[Ints, Ints]]()
+    for _, alike in groupby(split_rows, key=lambda way: options.kinds[way].sharding):
+        some = tuple(alike)
+        heaviest = permitted[np.argsort(-estimate.narrow_ms[permitted], kind="stable")]
+        saved_ms = estimate.saved_ms[options.positions(permitted)][:, list(some)].max(axis=1)
+        saving = permitted[np.argsort(-saved_ms, kind="stable")][: np.count_nonzero(saved_ms > 0)]
+        for order in (heaviest, saving):
+            for groups, places in _sets_of(problem, estimate, order, some):
+                found.setdefault(groups.tobytes() + places.tobytes(), (groups, places))
+    return list(found.values())
+
+
+def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...]) -> list[tuple[Ints, Ints]]:
+    """The first groups of an order, split in one of these ways; where there are domains, also with some of the first in this way
+    and the others over domains."""
+    tuning, options = problem.tuning, problem.options
+    allowed = options.allowed[options.positions(order)]
+    counts = _counts(len(order), tuning.row_sets_one_by_one)
+    if not len(counts):
+        return []
+    found: list[tuple[Ints, Ints]] = []
+    mixed = tuning.row_sets_leading if options.over_domains and ways != (OVER_DOMAIN,) else ()
+    for leading in ((len(order),), mixed) if mixed else ((len(order),),):
+        tried, costs = [], []
+        for way, first in product(ways, leading):
+            wanted = np.where(np.arange(len(order)) < first, way, OVER_DOMAIN) if mixed else np.full(len(order), way)
+            may = np.take_along_axis(allowed, wanted[:, None], axis=1)[:, 0]
+            split = np.where(may, wanted, allowed.argmax(axis=1))  # the first kind is never a copy: rows may be split
+            more = counts[counts > first] if leading is mixed else counts  # fewer are all split in one way
+            if len(more):
+                tried += [(split, count) for count in more.tolist()]
+                costs.append(estimate.costs(order, split, more))
+        if not tried:
+            continue
+        cost = np.concatenate(costs)
+        for best in np.argsort(cost, kind="stable")[: tuning.row_sets].tolist():
+            if np.isfinite(cost[best]):
+                split, count = tried[best]
+                by_number = np.argsort(order[:count])
+                found.append((order[:count][by_number], _places(problem, order[:count], split[:count])[by_number]))
+    return found
+
+
+def _all_sets(problem: Problem, permitted: Ints) -> list[tuple[Ints, Ints]]:
+    """Every set of these groups, split in every way; of domains that are alike, the first is taken first."""
+    options = problem.options
+    alike = options.over_domains and problem.any_device and len(set(problem.memory.tolist())) == 1
+    found: list[tuple[tuple[int, int], ...]] = [()]
+    for group, allowed in zip(permitted.tolist(), options.allowed[options.positions(permitted)].tolist(), strict=True):
+        longer = []
+        for some in found:
+            used = max((place for _, place in some if options.way_of[place] == OVER_DOMAIN), default=OVER_ALL)
+            over = [
+                place
+                for place, (way, _) in enumerate(options.places)
+                if allowed[way] and options.kinds[way].sharding.splits_rows
+                if not (alike and way == OVER_DOMAIN and place > used + 1)
+            ]
+            longer += [some, *((*some, (group, place)) for place in over)]
+        found = longer
+    pairs = sorted((some for some in found if some), key=lambda some: (len(some), some))
+    return [(np.array([group for group, _ in some]), np.array([place for _, place in some])) for some in pairs]
+
+
+def _places(problem: Problem, groups: Ints, ways: Ints) -> Ints:
+    """The place of each group: each, heaviest first, goes where the blocks of those before take the least time."""
+    options = problem.options
+    places = np.full(len(groups), options.place_of(OVER_ALL))
+    over = np.flatnonzero(ways != OVER_ALL)
+    if not len(over):
+        return places
+    vectors = options.vectors[options.positions(groups[over]), ways[over], 0]
+    ms = np.maximum(vectors @ problem.model.compute_slope(vectors.sum(axis=0)), 0.0)
+    load = np.zeros(problem.devices)
+    for one in np.argsort(-ms, kind="stable").tolist():
+        way = int(ways[over[one]])
+        devices = options.kinds[way].devices
+        start = int(load.reshape(-1, devices).max(axis=1).argmin()) * devices
+        places[over[one]] = options.place_of(way, start)
+        load[start : start + devices] += max(ms[one], 1e-30)
+    return places
+
+
+def _counts(most: int, one_by_one: int) -> Ints:
+    """Numbers of tables to try: 1, 2, 3 …, then in growing steps."""
+    counts, count = [], 1
+    while count <= most:
+        counts.append(count)
+        count += max(1, (count - one_by_one) // 5)
+    return np.array(counts, dtype=np.int64)
+
+
+class _SetCosts:
+    """What plans cost with some groups row-wise if all else could be spread evenly: see `costs`.
+
+    `narrow_ms` (G,) is what the narrowest shard of a group takes alone, infinite if no device has room for it; `saved_ms` (P, W)
+    what all devices together save with the blocks of a group instead of the group whole, by a linear estimate.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, options, devices = problem, problem.options, problem.devices
+        self.narrow_ms = problem.narrowest_ms()
+        widest = problem.first + problem.max_units
+        problem.price(widest)
+        self.vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
+        self.all_pieces: Floats = options.all_pieces
+        slope = problem.model.compute_slope(self.vectors.sum(axis=0) / devices)
+        all_to_all = devices * column_ms(problem, problem.mean_columns) * options.more
+        self.saved_ms: Floats = (self.vectors[options.groups, None] - self.all_pieces) @ slope - all_to_all
+
+    def costs(self, order: Ints, ways: Ints, counts: Ints) -> Floats:
+        """Ms if the first `counts` (C,) groups of an order are row-wise, each in its way: (C,). Infinite if a device has no
+        room for the blocks. Those over one domain are taken to be spread evenly over the domains.
+
+        The slowest device holds the blocks, and either its share of all the rest or the heaviest narrowest shard.
+        """
+        problem, model, devices = self.problem, self.problem.model, self.problem.devices
+        options, last = problem.options, counts - 1
+        positions = options.positions(order)
+        share = np.array([kind.devices for kind in options.kinds])[ways] / devices  # of the devices, that have a block
+        nbytes = (options.nbytes[positions, ways] * share[:, None]).cumsum(axis=0)[last]
+        fits = (nbytes[:, :1] <= problem.memory[:-1]).all(axis=1) & (nbytes[:, 1] <= problem.memory[-1])
+        block = (options.vectors[positions, ways, 0] * share[:, None]).cumsum(axis=0)[last]
+        more = (self.all_pieces[positions, ways] - self.vectors[order]).cumsum(axis=0)[last]
+        mean = model.compute_ms((self.vectors.sum(axis=0) + more) / devices)
+        columns = problem.mean_columns + options.more[positions, ways].cumsum()[last]
+        forward, backward = transfers_ms(problem.model, np.repeat(columns[:, None], devices, axis=1))
+
+        others = np.delete(np.arange(len(self.narrow_ms)), order)
+        left = np.concatenate([order, others])
+        worst = np.array(
+            [left[count:][self.narrow_ms[left[count:]].argmax()] if count < len(left) else -1 for count in counts]
+        )
+        heavy = problem.vectors[problem.narrowest[worst]] * (worst >= 0)[:, None]
+        heaviest = np.where(np.isfinite(self.narrow_ms[worst]) | (worst < 0), model.compute_ms(block + heavy), np.inf)
+        of_kind = np.array([SHARDINGS.index(kind.sharding) for kind in options.kinds])[ways]
+        launched = [problem.launches.of(order[:count], of_kind[:count]).total_ms for count in counts.tolist()]
+        costs: Floats = np.maximum(mean, heaviest) + (forward + backward).mean(axis=-1) + launched
+        return np.where(fits, costs, np.inf)

@@ -1,0 +1,128 @@
+"""Spread options: what an enumerator makes is what its sharding type says, and costs what its shards are priced at."""
+
+import numpy as np
+import pytest
+
+from neuroshard.core.constraints import Constraints
+from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, sharding_of
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.network import for_task
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.search.problem.layout import lay_out
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.proposers.greedy import first_plans
+
+BATCH = 4096
+
+
+def task_of(rng: np.random.Generator, pipeline: str, precision: str | None) -> ShardingTask:
+    tables = [
+        {
+            "name": f"t{i}",
+            "rows": int(10 ** rng.uniform(2, 5)),
+            "dim": int(rng.choice([16, 32, 64])),
+            "pooling_factor": float(rng.uniform(1, 20)),
+            "pooling": str(rng.choice(["sum", "sum", "none"])),
+            "module": str(rng.choice(["a", "b"])),
+            "optimizer_bytes_per_row": 4,
+        }
+        for i in range(8)
+    ]
+    given = {"forward": precision, "backward": precision} if precision else None
+    topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=12.5e9)
+    fields = {"tables": tables, "device_memory_bytes": (2**32,) * 8, "batch_size": BATCH, "topology": topology}
+    more = {"pipeline": pipeline, "collective_precision": given, "dense_optimizer": "adam"}
+    return ShardingTask.parse({**fields, **more, "constraints": Constraints(row_wise=True)}, "task")
+
+
+def problem_of(task: ShardingTask) -> Problem:
+    model = for_task(Analytic("h100", BATCH), task)
+    may_copy = frozenset(table.name for table in task.tables if table.pooling != "none")
+    return Problem(task, model, may_copy=may_copy)
+
+
+def test_a_kind_is_made_of_shards_of_its_sharding_type() -> None:
+    task = task_of(np.random.default_rng(0), "sparse-dist", None)
+    options = problem_of(task).options
+    assert [kind.sharding for kind in options.kinds] == [ROW_WISE, TABLE_ROW_WISE, GRID, GRID, DATA_PARALLEL]
+    for position, table in enumerate(options.tables):
+        for place, (way, start) in enumerate(options.places):
+            if options.allowed[position, way]:
+                kind, shards = options.kinds[way], options.shards(table, place)
+                copied = [table.name] if kind.sharding.copied else []
+                assert sharding_of(task.with_copies(copied), table, shards) is kind.sharding
+                assert sorted(shard.device for shard in shards) == list(range(start, start + kind.devices))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_plan_of_any_mixture_costs_what_its_shards_are_priced_at(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    task = task_of(rng, ["none", "sparse-dist"][seed % 2], [None, "fp16", "bf16"][seed % 3])
+    problem = problem_of(task)
+    options = problem.options
+    chosen = [
+        (group, int(rng.choice(np.flatnonzero(options.allowed[position][options.way_of]))))
+        for position, group in enumerate(options.groups.tolist())
+        if rng.random() < 0.6
+    ]
+    groups, places = np.array(chosen, dtype=np.int64).reshape(-1, 2).T
+    there = problem.with_spread(groups, places)
+    assert there is not None
+    state = first_plans(there, 1)[0]
+    assert_priced_alike(problem, cut_more(state, rng))
+
+
+def cut_more(state: State, rng: np.random.Generator) -> State:
+    """The plan with a table that lies whole cut over two devices, if there is one."""
+    problem, widths = state.problem, state.widths.copy()
+    for group in rng.permutation(np.flatnonzero(state.shards == 1)).tolist():
+        half = int(problem.all_units[group]) // 2
+        if problem.min_units[group] <= half:
+            widths[group] = 0
+            widths[group, [1, 5]] = half, problem.all_units[group] - half
+            return State(problem, widths)
+    return state
+
+
+def assert_priced_alike(problem: Problem, state: State) -> None:
+    shards = lay_out(state)
+    options = state.problem.options
+    ways = options.way_of[state.problem.places]
+    copied = [problem.tables[group][0].name for group in state.problem.spread[ways == options.copied].tolist()]
+    task = problem.task.with_copies(copied)
+    prices = price_shards(Analytic("h100", BATCH), task, shards)
+    assert prices is not None
+    total = prices.compute_ms + prices.forward_collective_ms + prices.backward_collective_ms
+    assert state.cost == pytest.approx(total.max(), rel=1e-9)
+    costs = [of[0] for of in problem.costs([state.placement])]
+    for own, of_shards in zip(costs, prices[:3], strict=True):
+        assert own == pytest.approx(of_shards, rel=1e-9)
+
+
+def test_not_every_table_may_be_a_copy() -> None:
+    task = task_of(np.random.default_rng(0), "sparse-dist", None)
+    tables = tuple(table for table in task.tables if table.pooling != "none")
+    problem = problem_of(task.model_copy(update={"tables": tables}))
+    place = problem.options.place_of(problem.options.copied)
+    assert problem.with_spread(problem.options.groups, np.full(len(tables), place)) is None
+    assert problem.with_spread(problem.options.groups[1:], np.full(len(tables) - 1, place)) is not None
+
+
+def test_a_copy_more_or_less_is_priced_as_the_sets_differ() -> None:
+    problem = problem_of(task_of(np.random.default_rng(1), "sparse-dist", None))
+    groups = problem.options.groups[problem.options.allowed[:, problem.options.copied]]
+    place = problem.options.place_of(problem.options.copied)
+
+    def copying(some: np.ndarray) -> Problem:
+        there = problem.with_spread(some, np.full(len(some), place))
+        assert there is not None
+        return there
+
+    two, three = copying(groups[:2]), copying(groups[:3])
+    more = three.copies_ms.total_ms - two.copies_ms.total_ms
+    assert more > 0
+    assert two.copying_ms(groups[2:3])[0] == pytest.approx(more, rel=1e-12)
+    assert three.copying_ms(groups[2:3])[0] == pytest.approx(-more, rel=1e-12)
