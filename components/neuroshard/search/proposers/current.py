@@ -10,7 +10,8 @@ from neuroshard.search.problem.state import State
 
 def plans_in_place(problem: Problem, current: CurrentPlacement) -> list[State]:
     """The current plan, completed if it no longer fits; with a move budget, also completed so that few bytes move."""
-    there = problem.with_spread(current.spread, current.places) or problem
+    may_stay = current.places < len(problem.options.places)  # copies are the last, where the problem has any
+    there = problem.with_spread(current.spread[may_stay], current.places[may_stay]) or problem
     ways = (False,) if current.budget_bytes is None else (False, True)
     widths = current.widths()
     widths[np.count_nonzero(widths, axis=1) > problem.max_shards] = 0  # cut, where the problem has no plans with cuts
