@@ -41,7 +41,7 @@ def task_of(rng: np.random.Generator, pipeline: str, precision: str | None) -> S
 def problem_of(task: ShardingTask) -> Problem:
     model = for_task(Analytic("h100", BATCH), task)
     may_copy = frozenset(table.name for table in task.tables if table.pooling != "none")
-    return Problem(task, model, may_copy=may_copy)
+    return Problem(task, model, may={DATA_PARALLEL: may_copy})
 
 
 def test_a_kind_is_made_of_shards_of_its_sharding_type() -> None:

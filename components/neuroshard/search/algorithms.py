@@ -207,7 +207,7 @@ def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
 
 
 def _may_split_rows(problem: Problem) -> bool:
-    return problem.may_split_rows and problem.tuning.row_wise
+    return problem.may_spread and problem.tuning.row_wise
 
 
 def _improved(problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.Generator) -> State:

@@ -16,6 +16,7 @@ from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import CollectivePrecision
+from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -38,6 +39,7 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
 from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import LOCAL_SEARCH, UNKNOWN, USUAL, SearchSettings, Trust
@@ -67,9 +69,9 @@ def search(
     settings.check(from_a_plan=previous is not None)
     report = None if on_improvement is None else only_better(on_improvement)
     watch = Watch(settings.time_budget_s, report, stop)
-    permitted, may_copy = _permitted(task, cost_model, settings, previous)
+    permitted, may = _permitted(task, cost_model, settings, previous)
     model = for_task(cost_model, permitted)
-    problem = feasible(permitted, model, settings.tuning, may_copy=may_copy)
+    problem = feasible(permitted, model, settings.tuning, may=may)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
     said = [*notes, *_rows_not_split(problem, settings)]
 
@@ -102,7 +104,7 @@ def search(
 
 def _permitted(
     task: ShardingTask, model: CostModel, settings: SearchSettings, previous: Plan | None
-) -> tuple[ShardingTask, frozenset[str]]:
+) -> tuple[ShardingTask, MayHold]:
     """The task with all that the search may do of itself: which rows it may split, and the tables that it may copy. Raises
     UsageError where the cost model cannot price copies, and Infeasible where the task's own do not fit."""
     device, may_copy = trains_on(model), frozenset[str]()
@@ -119,7 +121,7 @@ def _permitted(
         assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
         check_copies(task, device, assumed=assumed)
     tries_rows = settings.try_row_wise and settings.algorithm == LOCAL_SEARCH and model.prices_rows
-    return (tries_rows and _trying_row_wise(task)) or task, may_copy
+    return (tries_rows and _trying_row_wise(task)) or task, {DATA_PARALLEL: may_copy}
 
 
 def _as_planned(problem: Problem, best: State, task: ShardingTask, kept: KeptCuts | None) -> Problem:
@@ -224,7 +226,7 @@ def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ..
 def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
     try:
-        searched = feasible(kept.task, problem.model, problem.tuning, may_copy=problem.may_copy, pieces=kept.pieces)
+        searched = feasible(kept.task, problem.model, problem.tuning, may=problem.may, pieces=kept.pieces)
         any_plan(searched)
     except Infeasible:
         any_plan(problem)  # raises where nothing fits without the option either

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from itertools import combinations
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import TRIED, GaveUp, pack, quick_plan
 from neuroshard.search.problem.column_shards import Placement, Widths
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_ALL
+from neuroshard.search.problem.spread import OVER_ALL, MayHold
 from neuroshard.search.tuning import TUNING, Tuning
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory, and on every device at most the bytes of a
@@ -30,24 +31,23 @@ def feasible(
     model: CostModel,
     tuning: Tuning = TUNING,
     *,
-    may_copy: Collection[str] = (),
+    may: MayHold = MappingProxyType({}),
     pieces: Collection[str] = (),
 ) -> Problem:
-    """The task as arrays, with `may_copy` and `pieces` as in Problem. Raises Infeasible if no plan can exist: too
+    """The task as arrays, with `may` and `pieces` as in Problem. Raises Infeasible if no plan can exist: too
     little memory in all, or a shard that no device can hold, or its operator, however a table is cut."""
-    uncut = task.need_bytes
-    need, have = uncut - _saved_by_copies(task, may_copy), sum(task.placeable_bytes)
+    need, have = task.need_bytes, sum(task.placeable_bytes)
     most = need + (task.devices - 1) * task.uncut_step_bytes
     if most > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(most)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
-    if need > have:
+    problem = Problem(task, model, tuning, may=may, pieces=pieces)
+    if need - problem.options.saved_bytes(problem.nbytes[problem.whole[problem.options.groups]]) > have:
         reserved = task.constraints.reserve_in_words
         beside = f" beside {reserved} reserved on each" if reserved else ""
         raise Infeasible(
-            f"tables need {format_bytes(uncut)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
-            f"{format_bytes(uncut - have)} short; {hints(task, model)}"
+            f"tables need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
+            f"{format_bytes(need - have)} short; {hints(task, model)}"
         )
-    problem = Problem(task, model, tuning, may_copy=may_copy, pieces=pieces)
     unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)
     if unheld is not None:
         raise Infeasible(unheld)
@@ -56,14 +56,6 @@ def feasible(
     if lacking.max() > 0:
         raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model)}")
     return problem
-
-
-def _saved_by_copies(task: ShardingTask, may_copy: Collection[str]) -> int:
-    """Bytes of all devices together that copies of these tables need less than the tables whole, at most."""
-    tables = [table for table in task.placed if table.name in may_copy]
-    whole = (task.shard_bytes(table, table.rows, table.dim) for table in tables)
-    copies = (task.devices * task.copy_memory(table).total for table in tables)
-    return sum(max(one - other, 0) for one, other in zip(whole, copies, strict=True))
 
 
 def _of_step(task: ShardingTask) -> str:

@@ -25,13 +25,13 @@ def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
     """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables spread.
 
     Each try has more of these: one more, and from eight on a quarter more. Where there are domains, they are split over all
-    devices in one series of tries, and each over a domain in another; where tables may be copied, they are in another. Returned
-    are the problem with these tables spread, and the units of every group on every device (G, D).
+    devices in one series of tries, and each over a domain in another; where tables may be held otherwise, they are in others.
+    Returned are the problem with these tables spread, and the units of every group on every device (G, D).
     """
     options = problem.options
     series = [_largest_row_wise(problem, way) for way in (OVER_ALL, OVER_DOMAIN)[: 1 + options.over_domains]]
-    if options.copied >= 0:
-        series.append(_relieved_by_copies(problem, options.copied))
+    others = (way for way, kind in enumerate(options.kinds) if not kind.sharding.splits_rows)
+    series += [_relieved(problem, way) for way in others]
     for groups, places in series:
         count = 0
         while count <= len(groups):
@@ -61,16 +61,23 @@ def _largest_row_wise(problem: Problem, preferred: int) -> tuple[Ints, Ints]:
     return options.groups[largest], np.array(places, dtype=np.int64)
 
 
-def _relieved_by_copies(problem: Problem, way: int) -> tuple[Ints, Ints]:
-    """The groups that need less of a device as a copy than whole, those first that need least in comparison, and their places.
+def _relieved(problem: Problem, way: int) -> tuple[Ints, Ints]:
+    """The groups that need less of a device in this way than whole, those first that need least in comparison, and their places,
+    each where most room is.
 
     A copy needs the inputs and outputs of a device's own samples; a whole table, or a column shard, those of all samples.
     """
-    options = problem.options
-    relief = problem.nbytes[problem.whole[options.groups]] - options.nbytes[:, way, 0]
+    options, devices = problem.options, problem.options.kinds[way].devices
+    needs, free = options.nbytes[:, way, 0], problem.memory.reshape(-1, devices).copy()
+    relief = problem.nbytes[problem.whole[options.groups]] - needs
     some = np.flatnonzero((relief > 0) & options.allowed[:, way])
     some = some[np.argsort(-relief[some], kind="stable")]
-    return options.groups[some], np.full(len(some), options.place_of(way))
+    places = []
+    for position in some.tolist():
+        roomiest = int(free.min(axis=1).argmax())
+        free[roomiest] -= needs[position]
+        places.append(options.place_of(way, roomiest * devices))
+    return options.groups[some], np.array(places, dtype=np.int64)
 
 
 def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:

@@ -2,19 +2,20 @@
 
 import copy
 from collections.abc import Collection, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import MOST_PREDICTED_MS
-from neuroshard.core.sharding import SHARDINGS, Sharding
+from neuroshard.core.sharding import DATA_PARALLEL, SHARDINGS, Sharding
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import sending_more, waiting_ms
 from neuroshard.costmodel.pricing import CopyPrices, LaunchMs
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.column_shards import ColumnShards, Placement
 from neuroshard.search.problem.launches import NONE, LaunchCosts, distinct
-from neuroshard.search.problem.spread import SpreadOptions, finite_vectors
+from neuroshard.search.problem.spread import MayHold, SpreadOptions, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 
@@ -35,12 +36,12 @@ class Problem(ColumnShards):
         tuning: Tuning = TUNING,
         *,
         cut_before: Collection[str] = (),
-        may_copy: Collection[str] = (),
+        may: MayHold = MappingProxyType({}),
         pieces: Collection[str] = (),
     ) -> None:
-        """Tables that `may_copy` names may be data-parallel beside those that are; `pieces` are each a shard of a cut table
-        (`kept_cuts.py`); `cut_before` as in ColumnShards."""
-        self.model, self.tuning, self.may_copy = model, tuning, may_copy
+        """`may` says which tables may be held in ways that the task's constraints do not name; `pieces` are each a shard of a cut
+        table (`kept_cuts.py`); `cut_before` as in ColumnShards."""
+        self.model, self.tuning, self.may = model, tuning, may
         self.copied = task.copied
         super().__init__(task, model, cut_before)
         splittable = set(task.may_split_rows)
@@ -49,7 +50,7 @@ class Problem(ColumnShards):
         seen = {group for group in permitted if self.all_units[group] <= self.max_units[group] or group in self.wide}
         self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in seen]
         self._split_rows = {self.tables[group][0].name for group in seen}
-        self.options = self._options(may_copy)
+        self.options = self._options(may)
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.root = self
         self.spread, self.places = NONE, NONE
@@ -57,7 +58,7 @@ class Problem(ColumnShards):
         self._base: Floats = np.zeros((1, 1))
         self.launches = LaunchCosts(self.tables, self.copied, pieces, task, model)
         self._launched_ms: dict[bytes, float] = {}  # by what cuts change in it
-        copies = [*self.copied, *(self.options.tables if may_copy else ())]
+        copies = [*self.copied, *(self.options.tables if self.may_copy else ())]
         self._copy_prices = CopyPrices(model, copies, task) if copies else None
         self.copies_ms = self._copies_ms(NONE)
 
@@ -68,18 +69,29 @@ class Problem(ColumnShards):
         self._all_priced = False
         self._alone = np.where(self._priced, 0.0, np.nan)  # ms of the shards that `alone_ms` was called for
 
-    def _options(self, may_copy: Collection[str]) -> SpreadOptions:
-        """The spread options of the groups whose rows may be split, or that may be copied."""
-        names = {*self._split_rows, *may_copy}
+    def _options(self, may: MayHold) -> SpreadOptions:
+        """The spread options of the groups whose rows may be split, and of those that `may` names."""
+        may = {**{one: self._split_rows for one in SHARDINGS if one.splits_rows}, **may}
+        names = {name for some in may.values() for name in some}
         groups = [group for group, tables in enumerate(self.tables) if tables[0].name in names]
-        tables = [self.tables[group][0] for group in groups]
-        return SpreadOptions(groups, tables, self.task, self.model, self._split_rows, may_copy)
+        return SpreadOptions(groups, [self.tables[group][0] for group in groups], self.task, self.model, may)
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether a table may be copied beside those that the task has data-parallel."""
+        return bool(self.may.get(DATA_PARALLEL))
 
     @property
     def may_split_rows(self) -> bool:
         """Whether the rows of some group may be split."""
         rows = [kind.sharding.splits_rows for kind in self.options.kinds]
         return bool(self.options.allowed[:, rows].any())
+
+    @property
+    def may_spread(self) -> bool:
+        """Whether some group may be spread, otherwise than as a copy."""
+        others = [not kind.sharding.copied for kind in self.options.kinds]
+        return bool(self.options.allowed[:, others].any())
 
     @property
     def spread_as(self) -> dict[str, Sharding]:
@@ -160,13 +172,14 @@ class Problem(ColumnShards):
 
     def without_copies(self) -> "Problem":
         """The same problem, without copies beside those that the task has."""
-        return self.root._changed(may_copy=(), options=self._options(()))
+        rest = {sharding: names for sharding, names in self.may.items() if not sharding.copied}
+        return self.root._changed(may=rest, options=self._options(rest))
 
     def for_planned(self, task: ShardingTask) -> "Problem":
         """The same problem for the same task, in which no table may be copied, and perhaps none row-wise."""
         new = self.root.without_copies() if self.may_copy else self.root
         if new.may_split_rows and not task.may_split_rows:
-            options = SpreadOptions([], [], task, self.model)
+            options = SpreadOptions([], [], task, self.model, {})
             return new._changed(task=task, too_wide_for_row_wise=[], options=options)
         return new._changed(task=task)
 

@@ -8,7 +8,7 @@ domain has as many of the columns, and their rows are split over its devices. A 
 nothing; its gradients are dense, and summed up over all devices.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, block_columns
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, trains_on
 
+MayHold = Mapping[Sharding, Collection[str]]  # names of the tables that may be held so
 OVER_ALL, OVER_DOMAIN = 0, 1  # the first kinds: row blocks on all devices and, where there are domains, on those of one
 
 
@@ -38,13 +39,11 @@ class Spread:
     devices: int
     starts: tuple[int, ...]
 
-    def allows(self, table: Table, task: ShardingTask, model: CostModel, may: Collection[str]) -> bool:
-        """Whether a table may be held so, if it is among those that `may` be by the rules. TorchRec has no table-row-wise
-        sequences, the parts of a grid are equally wide, and the operator holds no wider ones."""
-        if table.name not in may:
-            return False
-        if self.sharding.copied:
-            return True
+    def allows(self, table: Table, task: ShardingTask, model: CostModel, may: MayHold) -> bool:
+        """Whether a table may be held so. TorchRec has no table-row-wise sequences, the parts of a grid are equally wide, and the
+        operator holds no wider ones."""
+        if table.name not in may.get(self.sharding, ()) or not self.sharding.splits_rows:
+            return table.name in may.get(self.sharding, ())
         constraints = task.constraints
         least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
         widest = widest_shard(table, trains_on(model)) or table.dim
@@ -78,7 +77,7 @@ class Spread:
         ]
 
 
-def enumerated(task: ShardingTask, may_copy: Collection[str]) -> tuple[Spread, ...]:
+def enumerated(task: ShardingTask, may: MayHold) -> tuple[Spread, ...]:
     """The kinds of spread options of a task. Grids lie on neighbouring domains, and their number divides that of all."""
     devices, topology, may_use = task.devices, task.topology, task.constraints.may_use
     found = [Spread(ROW_WISE, devices, 1, devices, (0,))]
@@ -90,7 +89,7 @@ def enumerated(task: ShardingTask, may_copy: Collection[str]) -> tuple[Spread, .
             for parts in range(2, domains + 1)
             if domains % parts == 0
         ]
-    if may_copy:
+    if may.get(DATA_PARALLEL):
         found.append(Spread(DATA_PARALLEL, 1, 1, devices, (0,)))
     return tuple(found)
 
@@ -126,19 +125,15 @@ class SpreadOptions:
         tables: Sequence[Table],
         task: ShardingTask,
         model: CostModel,
-        split_rows: Collection[str] = (),
-        may_copy: Collection[str] = (),
+        may: MayHold,
     ) -> None:
-        """Of those of the table groups that have any. The rows of tables that `split_rows` names may be split, those that
-        `may_copy` names may be copied."""
-        self.devices, self.model, self.kinds = task.devices, model, enumerated(task, may_copy)
+        """Of those of the table groups that have any."""
+        self.devices, self.model, self.kinds = task.devices, model, enumerated(task, may)
         self.over_domains = len(self.kinds) > 1 and self.kinds[1].sharding.over_domains
         self.domain = self.kinds[1].blocks if self.over_domains else task.devices
         self.places = [(way, start) for way, kind in enumerate(self.kinds) for start in kind.starts]
         self.way_of: Ints = np.array([way for way, _ in self.places])
-        may = [may_copy if kind.sharding.copied else split_rows for kind in self.kinds]
-        kinds = list(zip(self.kinds, may, strict=True))
-        allowed = [[kind.allows(table, task, model, names) for kind, names in kinds] for table in tables]
+        allowed = [[kind.allows(table, task, model, may) for kind in self.kinds] for table in tables]
         some = [number for number, of_table in enumerate(allowed) if any(of_table)]
         self.groups: Ints = np.array([groups[number] for number in some], dtype=np.int64)
         tables = self.tables = [tables[number] for number in some]
@@ -216,11 +211,19 @@ class SpreadOptions:
 
     def _of_all_pieces(self, of_each: Floats) -> Floats:
         """The sum over all pieces of what a piece and the last block are: (P, W, 2, K) -> (P, W, K)."""
-        others, parts = (
-            np.array(of)[:, None] for of in zip(*((k.blocks - 1, k.parts) for k in self.kinds), strict=True)
-        )
-        total: Floats = (of_each[:, :, 0] * others + of_each[:, :, 1]) * parts
+        others = np.array([kind.blocks - 1 for kind in self.kinds])[:, None]
+        times = np.array([kind.devices // kind.blocks for kind in self.kinds])[:, None]
+        total: Floats = (of_each[:, :, 0] * others + of_each[:, :, 1]) * times
         return total
+
+    def saved_bytes(self, whole: Ints) -> int:
+        """Bytes of all devices together that tables, of so many bytes each where they are whole (P,), need less if they are
+        spread otherwise than by their rows, at most."""
+        some = [way for way, kind in enumerate(self.kinds) if not kind.sharding.splits_rows]
+        needs = np.where(self.allowed, self._of_all_pieces(self.nbytes[..., None].astype(np.float64))[..., 0], np.inf)[
+            :, some
+        ]
+        return int((whole - needs.min(axis=1, initial=np.inf)).clip(0).sum())
 
     def positions(self, groups: Ints) -> Ints:
         """Where these table groups stand among the P."""
