@@ -1,8 +1,9 @@
-"""Every command in the README and in docs/ is one that exists, and runs, one after another, but for those of NOT_RUN.
+"""Every command in the README, in docs/ and in the examples of --help is one that exists, and all but those of NOT_RUN run.
 
-Those of the README run in an empty folder that has examples/ beside it; those of the tutorial in another, and then those of all
-other pages on what the tutorial made. They run with FASTER's changes: the formula in place of measuring, few cases, few epochs,
-a folder in place of S3; Kubeflow Pipelines is a stub. What does not run is looked up: targets, options, paths.
+They run one after another: those of the README in an empty folder that has examples/ beside it; those of the tutorial in
+another, and then those of every other page in a copy of what the tutorial made. FASTER changes them: the formula in place of
+measuring, few cases, few epochs, a folder in place of S3; Kubeflow Pipelines is a stub. What does not run is looked up: targets,
+options, paths.
 """
 
 import ast
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 from helpers.kubeflow import KfpStub, serving
 from helpers.limits import HANGS
 from neuroshard.cli import app
+from neuroshard.files.plan import read_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -34,6 +36,14 @@ PAGES = [
     *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 ]
 TUTORIAL = "docs/tutorial.md"
+HELP = "neuroshard --help"  # a page too: the example of each command's help
+BEFORE = {  # what a page's commands find where they run, beside what the tutorial made
+    "docs/trainer.md": ["publish-model model/ --store s3 --max-error 1"],
+    HELP: [
+        "deploy theirs.json --store s3 --name ads-ranker",
+        *(f"measure cases --backend synthetic --batch-size 512 -o costs-{n}" for n in (1, 2)),  # of two machines
+    ],
+}
 FASTER = [
     (r"--backend (cpu|cuda)", "--backend synthetic"),
     (r"--compute-cases \d+", "--compute-cases 120"),
@@ -47,7 +57,9 @@ FASTER = [
     (r"my_package\.model:", "examples.ads_model:"),
     (r"#h200", "#h100"),
     (r"--hardware h200 --devices 16", "--hardware h100 --devices 4"),  # as the tutorial's cost model has them
-    (r" other\.json", " first.json"),
+    (r" (other|new)\.json", " first.json"),
+    (r" old\.json", " theirs.json"),
+    (r" --endpoint \S+", ""),
 ]
 # what a command looks like -> why it is not run, and what is run in place of it; the first that fits counts
 NOT_RUN = {
@@ -101,6 +113,12 @@ def blocks(page: str) -> Iterator[tuple[int, str, list[str]]]:
 
 def commands(page: str) -> list[Line]:
     """The commands of a page's blocks. In a block of `sh` every line is one."""
+    if page == HELP:
+        texts = {name: CliRunner().invoke(app, [name, "--help"]).output.partition("Example:")[2] for name in COMMANDS}
+        return [
+            Line(f"neuroshard {name} --help", " ".join(text.replace("\\\n", " ").split()), "sh")
+            for name, text in texts.items()
+        ]
     found = []
     for begin, fence, lines in blocks(page):
         if fence in ("", "sh", "bash", "console"):
@@ -238,7 +256,7 @@ def reason(line: Line) -> str:
 
 
 def test_every_command_runs_or_has_a_reason_and_every_reason_is_of_a_command() -> None:
-    found = [line for page in PAGES for line in commands(page)]
+    found = [line for page in (*PAGES, HELP) for line in commands(page)]
     assert [line for line in found if not reason(line) and words_of(line.text)[0] not in ("neuroshard", "python")] == []
     assert {reason(line) for line in found} == {"", *NOT_RUN.values()}
 
@@ -248,7 +266,7 @@ def test_every_command_runs_or_has_a_reason_and_every_reason_is_of_a_command() -
     ("page", "later"),
     [
         ("README.md", []),
-        (TUTORIAL, [page for page in PAGES if page not in ("README.md", TUTORIAL) and commands(page)]),
+        (TUTORIAL, [page for page in (*PAGES, HELP) if page not in ("README.md", TUTORIAL) and commands(page)]),
     ],
     ids=["README.md", "tutorial and all other pages"],
 )
@@ -266,10 +284,8 @@ def test_the_commands_run_one_after_another(page, later, tmp_path, monkeypatch):
             run(line)
         for number, another in enumerate(later):
             monkeypatch.chdir(shutil.copytree(first, tmp_path / str(number), symlinks=True))
-            if any("--hardware" in line.text for line in commands(another)):
-                run(
-                    Line("a cost model goes live first", "neuroshard publish-model model/ --store s3 --max-error 1", "")
-                )
+            for command in BEFORE.get(another, []):
+                run(Line(f"before {another}", f"neuroshard {command}", ""))
             for line in commands(another):
                 if made := re.search(r" -o (\w+)/", line.text):
                     shutil.rmtree(made[1])
@@ -284,6 +300,8 @@ def run(line: Line) -> None:
     for pattern, instead in FASTER:
         text = re.sub(pattern, instead, text)
     program, *words = words_of(text)
+    if words[0] == "promote":
+        words[1] = read_plan(Path("theirs.json")).digest()
     if program == "neuroshard":
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, f"{line.where}: {text}: {done.output}{done.exception!r}"

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.test_commands import PAGES, commands, reason
+from docs.test_commands import HELP, PAGES, commands, reason
 from helpers.kubeflow import KfpStub, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,7 +95,7 @@ def examples() -> dict[str, list[str]]:
     found = {}
     for path in sorted(path for path in (ROOT / "examples").iterdir() if path.is_file()):
         tests = [test for test in sorted((ROOT / "tests" / "examples").glob("*.py")) if path.name in test.read_text()]
-        lines = [line for page in PAGES for line in commands(page) if not reason(line)]
+        lines = [line for page in (*PAGES, HELP) for line in commands(page) if not reason(line)]
         pages = [line.where for line in lines if re.search(rf"examples[/.]{path.stem}\b", line.text)]
         found[path.name] = [str(test.relative_to(ROOT)) for test in tests] + pages
     return found
@@ -192,7 +192,7 @@ def show_the_others() -> None:
         print(f"make {target:<16} not run here: .ci/run does")
     for name, by in examples().items():
         print(f"examples/{name:<16} not run here: {', '.join(by)} (make test)")
-    lines = [line for page in PAGES for line in commands(page)]
+    lines = [line for page in (*PAGES, HELP) for line in commands(page)]
     print(f"{sum(not reason(line) for line in lines)} commands on pages: not run here: tests/docs does (make test)")
     for line in lines:
         if reason(line):
