@@ -71,6 +71,7 @@ NOT_RUN = {
     r"kubectl kustomize": "YOURS is the reader's; `make manifests-check` does it to the overlays that are shipped",
     r"kubectl": "needs a cluster; `make apiserver-test` has a real API server without one",
     r"docker": "needs a registry; `make images-check` builds the same files without one",
+    r"pip (uninstall|install --no-deps)": "is for nodes with GPUs; `make images-check` installs the same locks in the gpu image",
     r"pip": "changes the reader's Python; `make extras-check` installs every extra in a fresh one",
     r"export": "sets what commands after it read, here the stub's address",
 }
@@ -290,6 +291,16 @@ def test_the_commands_run_one_after_another(page, later, tmp_path, monkeypatch):
                 if made := re.search(r" -o (\w+)/", line.text):
                     shutil.rmtree(made[1])
                 run(line)
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_pages_can_be_drawn_from_their_numbers(tmp_path):
+    docs = shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    drawn = {path.name for path in (docs / "images").glob("*.svg")}
+    for name in drawn:
+        (docs / "images" / name).unlink()
+    subprocess.run([sys.executable, docs / "figures.py", "draw"], check=True, capture_output=True, timeout=HANGS)
+    assert {path.name for path in (docs / "images").glob("*.svg")} == drawn
 
 
 def run(line: Line) -> None:
