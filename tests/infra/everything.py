@@ -1,6 +1,6 @@
 """Every make target, bench, documented command and example: run in a small form, or who runs it, or why nobody does.
 
-    make everything                              half an hour on two cores
+    make everything                              an hour or two on two cores
     make everything ARGS="docs bench-truth"      only these targets
 
 Targets run with their ARGS of SMALL, in a copy of this tree with its .venv; nothing here is changed but the packages that a
