@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check package docs bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -66,6 +66,9 @@ gpu: .venv/run.done ## on a machine with an NVIDIA GPU: measure it, train its co
 
 extras-check: .venv/run.done ## install every extra alone in a fresh venv, and run what it is for: ARGS="--only search --python 3.12", --help
 	@$(BIN)/python tests/infra/extras.py $(ARGS)
+
+everything: .venv/dev.done ## run each target and bench in a small form; what of them, commands on pages and examples is not run, and why
+	@$(BIN)/python tests/infra/everything.py $(ARGS)
 
 package: .venv/dev.done ## build sdist and wheel into dist/, and try each in a fresh venv without a network: half a minute
 	@$(BIN)/python tests/infra/package.py

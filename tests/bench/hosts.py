@@ -30,7 +30,7 @@ from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import write_tables
 
 ROOT = Path(__file__).resolve().parents[2]
-MEMORY, BATCH_SIZE, RANKS_A_HOST = "256MiB", 2048, 2
+MEMORY, BATCH_SIZE, RANKS_A_HOST = "256MiB", 2304, 2  # a batch that 4 and 6 ranks share evenly
 COLUMNS = [
     "hosts",
     "tables",

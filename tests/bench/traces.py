@@ -46,10 +46,16 @@ Set = tuple[tuple[str, int], ...]  # names and widths of tables
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ratings", type=Path, required=True, help="u.data: user, film, rating, time a line")
+    parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
     parser.add_argument("--sets", type=int, default=SETS, help=f"sets of several tables [{SETS}]")
+    parser.add_argument("--quick", action="store_true", help="two sets")
     parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
     options = parser.parse_args()
+    if options.publish and options.quick:
+        parser.error("--publish is for whole runs, not for --quick")
+    if options.ratings is None:
+        print("nothing is run: give --ratings, the file of ratings")
+        return
     lookups = features(options.ratings)
     tables = {REAL: {name: table_of(name, found) for name, found in lookups.items()}}
     tables[BINS] = {name: renamed(one, BINS) for name, one in tables[REAL].items()}
@@ -57,7 +63,7 @@ def main() -> None:
     rng, traces = np.random.default_rng(0), dict(lookups)
     for way in (BINS, ZIPF):
         traces |= {one.name: drawn(one, rng) for one in tables[way].values()}
-    sets = drawn_sets(list(lookups), options.sets)
+    sets = drawn_sets(list(lookups), 2 if options.quick else options.sets)
     with tempfile.TemporaryDirectory() as named:
         write_traces(Path(named) / "traces", Traces(traces))
         ms = measured(Path(named), tables, sets)

@@ -244,11 +244,11 @@ def train(rank: int, files: Mapping[str, Path], effort: Effort) -> Trained:
     unsharded = example.Model(collections, torch.device("cpu"))
     generator = torch.Generator().manual_seed(rank)
     batches = [example.make_batch(collections, BATCH_SIZE // dist.get_world_size(), generator) for _ in range(BATCHES)]
-    models = {}
+    models, asked = {}, argparse.Namespace(optimizer="sgd", learning_rate=0.1, batch_size=BATCH_SIZE)
     dense = nn.parallel.DistributedDataParallel(nn.Linear(sum(t.dim for t in tables), 1))
     optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
     for name, plan in plans.items():
-        models[name] = example.shard(example.Model(collections, torch.device("meta")), plan, "sgd", 0.1)
+        models[name] = example.shard(example.Model(collections, torch.device("meta")), plan, asked)
         example.load_weights(models[name], unsharded)
         example.compare_first_forward(models[name], unsharded, batches[0][0], plan)
 

@@ -1,8 +1,28 @@
-"""What the trainer bench makes of its times: plans against ours, and pairs that are predicted to be far apart."""
+"""The trainer bench trains with examples/train.py's code; what it makes of its times: plans against ours, pairs far apart."""
+
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from bench.trainer import OURS, Raced, Trained, against_ours, far_apart, planners
+from bench.trainer import BATCH_SIZE, OURS, QUICK, Raced, Trained, against_ours, far_apart, planners, train
+from helpers.gloo import on_ranks
+from helpers.plans import make_plan
+from neuroshard.core.plan import Plan
+from neuroshard.files.plan import write_plan
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*broadcast_buffers:FutureWarning")  # TorchRec's
+def test_ranks_take_steps_by_two_plans_in_turns(tmp_path: Path) -> None:
+    files = {OURS: tmp_path / "ours.json", "size": tmp_path / "size.json"}
+    made = make_plan()
+    task = made.task.model_copy(update={"batch_size": BATCH_SIZE})
+    plan = Plan(task=task, shards=made.shards, predicted_ms=made.predicted_ms, provenance=made.provenance)
+    for file in files.values():
+        write_plan(file, plan)
+    [ms, _] = on_ranks(2, tmp_path, train, files, QUICK._replace(rounds=2, steps=1))
+    assert {name: each.shape for name, each in ms.step_ms.items()} == dict.fromkeys(files, (2,))
 
 
 def raced(**ms: tuple[float, float, float]) -> Raced:
