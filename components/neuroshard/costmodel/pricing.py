@@ -238,7 +238,7 @@ def _vectors_and_sent(
         for table, rows, _ in shapes
     ]
     dims = [dim for _, _, dim in shapes]
-    sent = [_sent(model, part.with_dim(dim), tables[part.name]) for part, dim in zip(parts, dims, strict=True)]
+    sent = [columns_sent(model, part.with_dim(dim), tables[part.name]) for part, dim in zip(parts, dims, strict=True)]
     return model.table_vectors(parts, np.array(dims))[kinds], np.array(sent)[kinds]
 
 
@@ -257,7 +257,7 @@ def _more_launches_ms(
 def _in_domains(
     model: CostModel, task: ShardingTask, of_table: Mapping[str, Sequence[Shard]], domain: int
 ) -> MoreColumns:
-    """What table-row-wise tables send beyond the columns that `_sent` counts."""
+    """What table-row-wise tables send beyond the columns that `columns_sent` counts."""
     near, far, encoded = np.zeros((3, task.devices))
     rates = DomainMs.of(model, task)
     for table in task.tables:
@@ -267,13 +267,13 @@ def _in_domains(
         parts = [table.with_dim(shard.dim) for shard in shards]
         columns = HostColumns.of(model, parts, task.devices, domain, rates)
         on = [shard.device for shard in shards]
-        counted = [_sent(model, table.part(shard.rows, shard.dim), table) for shard in shards]
+        counted = [columns_sent(model, table.part(shard.rows, shard.dim), table) for shard in shards]
         np.add.at(near, on, columns.inside - counted)
         np.add.at(far, on, columns.out - counted)
         np.add.at(encoded, on, columns.encoded - counted)
     return MoreColumns(near, far, encoded)
 
 
-def _sent(model: CostModel, part: Table, table: Table) -> float:
+def columns_sent(model: CostModel, part: Table, table: Table) -> float:
     """Columns that a part of a table sends."""
     return part.sent_columns if part.rows == table.rows else block_columns(model, part)

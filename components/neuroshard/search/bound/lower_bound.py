@@ -125,7 +125,7 @@ class _Proof:
         """The bound, given a plan of `cost_ms`: the least over all branches."""
         low, best = self._of(self.all_plans, 0.0, cost_ms), cost_ms
         # beside blocks on all devices no device is empty; beside those of a domain some may be
-        distinguished = self.settings.branches and not self.problem.options.over_domains
+        distinguished = self.settings.branches and self.problem.options.everywhere
         row_wise = len(self.branches.order) if distinguished else 0
         count_most = min(row_wise, self.settings.branch_cells // len(self.problem.group))
         for count in range(count_most):
@@ -181,7 +181,7 @@ class _Proof:
                 if len(row_wise):
                     cheapest, sums = branch.cheaper_row_wise(cuts, slope, row_wise)
                     with_blocks = intercept + cheapest / devices + branch.back + branch.ahead
-                    if problem.options.over_domains:
+                    if not problem.options.everywhere:
                         with_blocks = _over_devices(intercept, cheapest, branch)
                     bound = min(bound, with_blocks)
                 if bound == np.inf:

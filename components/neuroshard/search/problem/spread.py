@@ -21,7 +21,7 @@ from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WI
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
-from neuroshard.costmodel.pricing import HostColumns, block_columns
+from neuroshard.costmodel.pricing import HostColumns, columns_sent
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, trains_on
 
 MayHold = Mapping[Sharding, Collection[str]]  # names of the tables that may be held so
@@ -183,8 +183,13 @@ class SpreadOptions:
                 self.encoded[:, way] = over.encoded - felt
             elif not kind.sharding.copied and self.tables:
                 pairs = zip(self.tables, self.rows[:, way].tolist(), strict=True)
-                self.dims[:, way] = [[block_columns(self.model, t.part(n, t.dim)) for n in pair] for t, pair in pairs]
+                self.dims[:, way] = [[columns_sent(self.model, t.part(n, t.dim), t) for n in pair] for t, pair in pairs]
                 self.least[:, way] = self.dims[:, way].min(axis=-1)
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether all pieces of every kind are on all devices."""
+        return all(kind.devices == self.devices for kind in self.kinds)
 
     @property
     def copied(self) -> int:
