@@ -1,12 +1,13 @@
 """Placed sharding options: every column shard that a task's tables can be cut into, each on one device, as arrays."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core.plan import Shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
@@ -174,6 +175,27 @@ class ColumnShards:
         widths = np.zeros((len(self.whole), self.devices), dtype=np.int64)
         np.add.at(widths, (self.group[placement.shards], placement.devices), self.units[placement.shards])
         return widths
+
+    def dealt(self, group: int, table: Table, widths: Ints, order: Sequence[int]) -> list[Shard]:
+        """The shards of a table for these units (D,) of its group, with columns from left to right in an order of devices."""
+        shards, offset = list[Shard](), 0
+        for device in order:
+            end = offset + self.dim_of(group, table, int(widths[device]))
+            shards += self.shards_on(group, table, device, offset, end)
+            offset = end
+        return shards
+
+    def shards_on(self, group: int, table: Table, device: int, begin: int, end: int) -> list[Shard]:
+        """A device's columns of a table: one shard, or the equal ones that its operator holds."""
+        width = self.dim_of(group, table, 1) if self.in_equal_shards[group] else end - begin
+        return [
+            Shard(table=table.name, rows=table.rows, column_offset=at, dim=width, device=device)
+            for at in range(begin, end, width)
+        ]
+
+    def dim_of(self, group: int, table: Table, units: int) -> int:
+        """The columns of a table that so many units of its group have."""
+        return table.dim if len(self.tables[group]) > 1 else int(self.columns[self.first[group] + units])
 
     @property
     def capped(self) -> NDArray[np.bool_]:

@@ -194,12 +194,12 @@ class CurrentPlacement:
         """Shards of a group's tables for these units (D,), with as many columns where they are as can be."""
         if spans := self._in_spans.get((group, widths.tobytes())):
             table = self.problem.tables[group][0]
-            return [shard for span in spans for shard in _in_shards(self.problem, group, table, *span)]
+            return [shard for span in spans for shard in self.problem.shards_on(group, table, *span)]
         return [shard for table in self.problem.tables[group] for shard in self._laid_out(table, group, widths)]
 
     def _laid_out(self, table: Table, group: int, widths: Widths) -> list[Shard]:
         """The columns of a table, in the order of the devices that keeps most of them."""
-        return dealt(self.problem, group, table, widths, self._order(table, group, widths)[0])
+        return self.problem.dealt(group, table, widths, self._order(table, group, widths)[0])
 
     def _arriving_in(self, group: int, widths: Widths) -> int:
         """Bytes that devices must receive for these units (D,) of a group, of tables that the current plan has."""
@@ -235,7 +235,7 @@ class CurrentPlacement:
         if table.name in self.not_whole | self.copied:
             return self._arriving_shards(table, self.shards[table.name], self._laid_out(table, group, widths))
         devices, kept = self._order(table, group, widths)
-        moved = sum(_dim(self.problem, group, table, int(widths[device])) for device in devices) - kept
+        moved = sum(self.problem.dim_of(group, table, int(widths[device])) for device in devices) - kept
         new = sum(device not in self.spans.get(table.name, {}) for device in devices)
         rows = min(table.rows, self.rows[table.name])
         element = table.element_bytes + table.optimizer_bytes_per_element
@@ -245,7 +245,7 @@ class CurrentPlacement:
         """The order of the devices along the columns that keeps the most columns where they are, and how many those are."""
         spans = self.spans.get(table.name, {})
         devices = np.flatnonzero(widths).tolist()
-        dims = {device: _dim(self.problem, group, table, int(widths[device])) for device in devices}
+        dims = {device: self.problem.dim_of(group, table, int(widths[device])) for device in devices}
 
         def kept(device: int, offset: int) -> int:
             end = offset + dims[device]
@@ -266,32 +266,6 @@ class CurrentPlacement:
             best[subset] = max(options, key=lambda option: option[0])
         stays, order, _ = best[(1 << len(devices)) - 1]
         return order, stays
-
-
-def dealt(problem: Problem, group: int, table: Table, widths: Widths, order: Sequence[int]) -> list[Shard]:
-    """The shards of a table for these units (D,) of its group, with columns from left to right in this order of the devices."""
-    shards, offset = list[Shard](), 0
-    for device in order:
-        end = offset + _dim(problem, group, table, int(widths[device]))
-        shards += _in_shards(problem, group, table, device, offset, end)
-        offset = end
-    return shards
-
-
-def _in_shards(problem: Problem, group: int, table: Table, device: int, begin: int, end: int) -> list[Shard]:
-    """A device's columns of a table: one shard, or the equal ones that its operator holds."""
-    width = end - begin
-    if problem.in_equal_shards[group]:
-        width = _dim(problem, group, table, 1)
-    return [
-        Shard(table=table.name, rows=table.rows, column_offset=at, dim=width, device=device)
-        for at in range(begin, end, width)
-    ]
-
-
-def _dim(problem: Problem, group: int, table: Table, units: int) -> int:
-    """The columns of a table that so many units of its group have."""
-    return table.dim if len(problem.tables[group]) > 1 else int(problem.columns[problem.first[group] + units])
 
 
 def _joined(spans: Spans) -> Spans:

@@ -7,7 +7,7 @@ import numpy as np
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.search.problem.column_shards import Placement
-from neuroshard.search.problem.current import CurrentPlacement, dealt
+from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.spread import copies_of
 from neuroshard.search.problem.state import State
@@ -74,7 +74,7 @@ def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard
             laid = current.lay_out(group, widths)
         else:
             by_device = np.flatnonzero(widths).tolist()
-            laid = [shard for table in tables for shard in dealt(problem, group, table, widths, by_device)]
+            laid = [shard for table in tables for shard in problem.dealt(group, table, widths, by_device)]
         for shard in laid:
             shards[shard.table].append(shard)
     return tuple(shard for laid in shards.values() for shard in laid)
