@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,20 @@ def _a_short_look() -> Iterator[None]:
     """Tests that measure on this CPU do not look for 10 s how calm it can be; commands in processes of their own do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("neuroshard.measure.real_devices.CALM_SECONDS", 0.3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def forked_workers() -> Iterator[None]:
+    """Workers that measure in this process's name are forked: for what is measured, not for how a worker starts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of FBGEMM, while it is imported
+        import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401
+
+    from helpers.forked import ForkedWorker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("neuroshard.measure.workers.processes._start", ForkedWorker)
         yield
 
 

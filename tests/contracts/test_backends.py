@@ -14,7 +14,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 MIB = 2**20
@@ -62,7 +62,7 @@ def cases() -> Cases:
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def make(request: pytest.FixtureRequest, cases: Cases) -> Callable[[Bench | None], Backend]:
+def make(request: pytest.FixtureRequest, cases: Cases, forked_workers: None) -> Callable[[Bench | None], Backend]:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     return lambda begun: open_backend(request.param, cases, SETTINGS, begun)

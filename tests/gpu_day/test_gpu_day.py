@@ -1,12 +1,14 @@
 """The day a GPU is there, rehearsed: the same stages on the CPU and by the formula."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from helpers.commands import Done
 from helpers.costs import BENCH
 from neuroshard.core.cost import Costs
 from neuroshard.costmodel.bundle import load_cost_model
@@ -34,8 +36,19 @@ class Clock:
 
 
 @pytest.mark.slow
-def test_a_day_that_is_cut_off_again_and_again_does_everything_once(tmp_path: Path) -> None:
-    """On this CPU, by the real operator."""
+@pytest.mark.usefixtures("forked_workers")
+def test_a_day_that_is_cut_off_again_and_again_does_everything_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, neuroshard: Callable[..., Done[str]]
+) -> None:
+    """On this CPU, by the real operator. Commands run in this process."""
+
+    def here(day: Day, *arguments: object, check_exit: bool = True) -> str:
+        done = neuroshard(*arguments, cwd=day.folder)
+        assert done.returncode == 0 or not check_exit, done.stderr
+        return done.stdout.strip()
+
+    monkeypatch.setattr(stages, "_neuroshard", here)
+    monkeypatch.setattr(stages, "TASK_TABLES", (6, 9))
     said: list[str] = []
     calls = 0
     while True:

@@ -36,7 +36,7 @@ from neuroshard.measure.timing.harness import Timing
 from neuroshard.measure.timing.table_sets import TimeTableSets
 from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 MIB = 2**20
@@ -62,7 +62,7 @@ ALL = cases_of(FEW, MANY, WIDE, LARGE, collective=(ALL_TO_ALL,))
 
 
 @pytest.fixture(scope="module")
-def backend() -> Iterator[RealDevices]:
+def backend(forked_workers: None) -> Iterator[RealDevices]:
     """Another run that goes on with this one's bench starts no workers to find how calm the machine is."""
     opened = cpu(ALL, SETTINGS, None)
     yield opened

@@ -23,7 +23,7 @@ from neuroshard.measure.backends import BACKENDS, MeasureSettings
 from neuroshard.measure.evaluate import device_tables, evaluate
 from neuroshard.measure.synthetic import Synthetic
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
 MIB = 2**20

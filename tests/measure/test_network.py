@@ -117,6 +117,7 @@ class Ends(dict[Pattern, dict[int, float]]):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_all_hosts_read_the_same_figures_and_one_that_ends_is_noticed(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:

@@ -65,7 +65,11 @@ class Worker:
                 self.process = _start(target, theirs.fileno(), self.output, environment)
             opened.pop_all()  # closed with the worker
         theirs.close()
-        self.send(arguments)
+        try:
+            self.send(arguments)
+        except WorkerLost:
+            self.close()
+            raise
 
     def send(self, message: Any) -> None:
         try:
