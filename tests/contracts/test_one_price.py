@@ -1,0 +1,206 @@
+"""A plan has one price: what a search says of a plan is what `price_shards` says of its shards, and what it needs is what fits.
+
+A search prices arrays, `price_shards` shards. Here both price the same plans, drawn of every way to hold a table and of all
+mixtures. What TorchRec launches and holds for such plans is in tests/client/test_launches.py and test_memory_of_copies.py.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from helpers.analytic import AnalyticModel
+from helpers.costs import random_model
+from helpers.plans import row_wise
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.moves import moves
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.precision import CollectivePrecision
+from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE, Sharding, sharding_of
+from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel
+from neuroshard.search.run import search
+from neuroshard.search.settings import ALGORITHMS, SearchSettings
+from neuroshard.search.tuning import TUNING
+
+BATCH_SIZE, WIDEST, TIGHTLY = 65536, 1024, 1e-9
+PLANS = 12  # of each cost model
+STAYS = SearchSettings(
+    rounds=0, simplicity=0.0, move_budget_bytes=0, tuning=replace(TUNING, greedy=False, row_wise=False)
+)
+
+
+class Reordering(AnalyticModel):
+    """Outputs that are put into order take a while."""
+
+    reorder_ms = 0.05
+
+
+MODELS: dict[str, CostModel] = {
+    "test": Reordering(BATCH_SIZE),
+    "h100": Analytic("h100", BATCH_SIZE),
+    "gloo": Analytic("cpu", BATCH_SIZE),
+    "nets": random_model(2, 3, 4, 8, seed=2),
+}
+
+
+def drawn_tables(rng: np.random.Generator) -> tuple[Table, ...]:
+    """Of some modules: sums, means, weighted tables, sequences of one width, and one too wide for the operator."""
+    made = []
+    for number in range(rng.integers(3, 9)):
+        module = str(rng.choice(["", "user", "item"]))
+        pooling = str(rng.choice(["sum", "sum", "sum", "mean", "none"]))
+        wide = number == 0 and pooling != "none" and rng.random() < 0.5
+        features = [
+            {"name": f"f{number}-{one}", "pooling_factor": float(np.exp(rng.uniform(-1, 5)))}
+            for one in range(rng.integers(1, 4))
+        ]
+        made.append(
+            Table.parse(
+                {
+                    "name": f"t{number}",
+                    "module": module,
+                    "rows": int(10 ** rng.uniform(1.5, 5)),
+                    "dim": 32 if pooling == "none" else 4096 if wide else 8 * int(rng.integers(1, 9)),
+                    "pooling": pooling,
+                    "weighted": pooling != "none" and rng.random() < 0.3,
+                    "element_bytes": int(rng.choice([2, 4])),
+                    "optimizer_bytes_per_row": int(rng.choice([0, 4])),
+                    "features": features,
+                },
+                "the test",
+            )
+        )
+    return tuple(made)
+
+
+def drawn_shards(table: Table, devices: int, domain: int, rng: np.random.Generator) -> list[Shard]:
+    """A table held in some way that TorchRec has for it, except copied."""
+    sequence = table.pooling == "none"
+    ways = ["whole", "columns", "turns"]
+    rows = table.pooling != "mean" and table.has_rows_for(devices) and devices > 1 and table.dim <= WIDEST
+    ways += ["rows"] * rows + ["domain"] * (rows and not sequence and domain < devices)
+    parts = [n for n in (2, 4) if devices // domain % n == 0 and table.dim % (4 * n) == 0]
+    ways += ["grid"] * ("domain" in ways and len(parts) > 0)
+    if table.dim > WIDEST:  # in equal shards
+        return cut(table, table.dim // WIDEST, rng.integers(devices, size=table.dim // WIDEST).tolist())
+    whole = [Shard(table=table.name, rows=table.rows, dim=table.dim, device=int(rng.integers(devices)))]
+    match rng.choice(ways):
+        case "rows":
+            return list(row_wise(table, devices))
+        case "domain":
+            first = domain * int(rng.integers(devices // domain))
+            return [one.model_copy(update={"device": first + one.device}) for one in row_wise(table, domain)]
+        case "grid":
+            parts = int(rng.choice(parts))
+            hosts = range(first := parts * int(rng.integers(devices // domain // parts)), first + parts)
+            dim = table.dim // parts
+            return [
+                one.model_copy(update={"dim": dim, "column_offset": dim * part, "device": host * domain + one.device})
+                for part, host in enumerate(hosts)
+                for one in row_wise(table, domain)
+            ]
+        case "turns":
+            on = rng.integers(devices, size=4 if table.dim % 16 == 0 and not sequence else 2).tolist()
+            return cut(table, len(on), on)
+        case "columns":
+            cuts = 2 if sequence else int(rng.integers(2, min(table.dim // 4, 4) + 1))
+            return cut(table, cuts, rng.permutation(max(devices, cuts))[:cuts].tolist()) if cuts <= devices else whole
+    return whole
+
+
+def cut(table: Table, cuts: int, on: Sequence[int]) -> list[Shard]:
+    """Column shards as equal as can be, on these devices."""
+    ends = [DIM_STEP * (table.dim // DIM_STEP * one // cuts) for one in range(cuts + 1)]
+    return [
+        Shard(table=table.name, rows=table.rows, column_offset=begin, dim=end - begin, device=device)
+        for (begin, end), device in zip(pairwise(ends), on, strict=True)
+    ]
+
+
+def drawn_plan(seed: int, *, knows_tasks: bool) -> Plan:
+    """On devices of unequal memory. Cost models that do not know tasks know no domains and price fp32 alone."""
+    rng = np.random.default_rng(seed)
+    devices = int(rng.choice([1, 2, 3, 4, 4, 8, 8]))
+    domain = int(rng.choice([2, devices // 2])) if devices >= 4 and knows_tasks else devices
+    tables = drawn_tables(rng)
+    copied = [table.name for table in tables if table.pooling != "none" and table.dim <= 64 and rng.random() < 0.15]
+    copied = copied[: len(tables) - 1]
+    shards = []
+    for table in tables:
+        if table.name in copied:
+            shards += [Shard(table=table.name, rows=table.rows, dim=table.dim, device=d) for d in range(devices)]
+        else:
+            shards += drawn_shards(table, devices, domain, rng)
+    bytes_per_s = float(10 ** rng.uniform(8, 11))
+    task = ShardingTask(
+        tables=tables,
+        device_memory_bytes=tuple(rng.integers(2**37, 2**40, devices).tolist()),
+        batch_size=BATCH_SIZE,
+        constraints=Constraints(
+            tables=tuple(TableRule(table=name, data_parallel=True) for name in copied), row_wise=devices > 1
+        ),
+        pipeline=rng.choice([None, "none", "sparse-dist", "prefetch"]),
+        topology=Topology(domain=domain, local_world_size=1, network_bytes_per_s=bytes_per_s, network_latency_ms=0.1)
+        if domain < devices
+        else None,
+        collective_precision=rng.choice([None, *[CollectivePrecision(forward="fp16", backward="bf16")] * knows_tasks]),
+        dense_optimizer=rng.choice([None, "adam"]),
+    )
+    by_hand = Provenance(neuroshard_version="0", algorithm="by hand")
+    return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+
+
+def check_price(model: CostModel, plan: Plan) -> None:
+    prices = price_shards(model, plan.task, plan.shards)
+    assert prices is not None
+    assert plan.predicted is not None
+    said = [(one.compute_ms, one.forward_collective_ms, one.backward_collective_ms) for one in plan.predicted]
+    np.testing.assert_allclose(np.transpose(said), prices[:3], rtol=TIGHTLY)
+    np.testing.assert_allclose(plan.predicted_ms, prices.total_ms, rtol=TIGHTLY)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_plan_that_stays_as_it_is_costs_what_its_shards_do(name: str) -> None:
+    """Also while it is searched, as `State.cost`, which counts several shards of a table on a device as one."""
+    model, held, several = MODELS[name], Counter[Sharding](), 0
+    for seed in range(PLANS):
+        plan = drawn_plan(seed, knows_tasks=name != "test")
+        found = search(plan.task, model, STAYS, previous=plan)
+        assert not moves(plan, found)
+        check_price(model, found)
+        of_device = Counter((shard.table, shard.device) for shard in found.shards)
+        several += max(of_device.values()) > 1
+        if found.improvements and max(of_device.values()) == 1:
+            assert found.improvements[-1].cost_ms == pytest.approx(found.cost_ms, rel=TIGHTLY)
+        shards = found.by_table()
+        held.update(sharding_of(found.task, table, shards[table.name]) for table in found.task.tables)
+    assert several
+    assert held.keys() == set(SHARDINGS) - ({TABLE_ROW_WISE, GRID} if name == "test" else set())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_algorithms_plan_costs_what_its_shards_do_and_what_others_say_it_costs(name: str) -> None:
+    model, said = MODELS[name], 0
+    for seed in range(0, PLANS, 6):
+        task = drawn_plan(seed, knows_tasks=name != "test").task
+        baselines: dict[str, tuple[float, ...]] = {}
+        for algorithm in ALGORITHMS:
+            with suppress(Infeasible):
+                plan = search(task, model, SearchSettings(algorithm, rounds=0))
+                check_price(model, plan)
+                baselines |= {one.algorithm: one.predicted_ms for one in plan.baselines if one.predicted_ms is not None}
+                if algorithm in baselines:
+                    assert plan.predicted_ms == pytest.approx(baselines[algorithm], rel=TIGHTLY)
+                    said += 1
+    assert said
