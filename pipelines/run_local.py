@@ -23,7 +23,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -108,12 +108,11 @@ def main() -> None:
         watch_parent(int(parent))
     folder = options.out
     try:
-        if options.fresh and Path(options.store).exists():
-            print(f"--fresh: {options.store} is kept as {set_aside(Path(options.store))}", file=sys.stderr)
-        folder = make_folder(options.out)
-        with scratch(options.out, folder) as steps, contextlib.closing(children):
-            run_pipeline(options, folder, steps, children)
-            trained = run_trainer(options, folder, children) if options.steps else ""
+        with nullcontext() if "://" in options.store else in_use(Path(options.store), fresh=options.fresh):
+            folder = make_folder(options.out)
+            with scratch(options.out, folder) as steps, contextlib.closing(children):
+                run_pipeline(options, folder, steps, children)
+                trained = run_trainer(options, folder, children) if options.steps else ""
     except Failed as error:
         sys.exit(f"error: {error}")
     except OSError as error:
@@ -123,6 +122,41 @@ def main() -> None:
         print(f"stopped by {stopped}: its steps are ended; the next run goes on with what is measured", file=sys.stderr)
         sys.exit(stopped.exit_code)
     print(summary(options, folder, trained))
+
+
+@contextlib.contextmanager
+def in_use(store: Path, fresh: bool) -> Iterator[None]:
+    """Hold the store, so that no other run sets it aside. A `fresh` run sets aside what is there first.
+
+    Raises Failed where another run holds it. Folders without locks (NFS locks no folders) are not protected.
+    """
+    if fresh and store.exists():
+        with _flocked(store, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            print(f"--fresh: {store} is kept as {set_aside(store)}", file=sys.stderr)
+    while True:
+        store.mkdir(parents=True, exist_ok=True)
+        with _flocked(store, fcntl.LOCK_SH) as lock:
+            if not store.exists() or not os.path.samestat(os.fstat(lock), store.stat()):
+                continue  # set aside between the two
+            yield
+            return
+
+
+@contextlib.contextmanager
+def _flocked(store: Path, how: int) -> Iterator[int]:
+    lock = os.open(store, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(lock, how)
+        except BlockingIOError:
+            raise Failed(
+                f"--fresh: {store} is in use by another run; wait for that run, or give another --store"
+            ) from None
+        except OSError:
+            pass
+        yield lock
+    finally:
+        os.close(lock)
 
 
 def set_aside(store: Path) -> Path:

@@ -12,9 +12,12 @@ from neuroshard.core.units import (
     parse_counts,
     parse_duration,
     parse_memory,
+    parse_network,
     parse_portion,
+    parse_rate,
     parse_share,
 )
+from neuroshard.core.value import shown
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,7 @@ def test_an_amount_of_memory_is_bytes_or_a_unit(text, count):
 def test_what_is_no_amount_of_memory_is_quoted(text):
     with refused(UsageError, "memory") as caught:
         parse_bytes(text)
-    assert repr(text) in str(caught.value)
+    assert shown(text) in str(caught.value)
 
 
 @given(st.integers(1, 2**53))
@@ -110,3 +113,10 @@ def test_a_portion_is_per_cent_or_a_share():
 def test_what_is_no_portion_is_refused(text):
     with refused(UsageError, repr(text), "per cent"):
         parse_portion(text)
+
+
+@pytest.mark.parametrize("parse", [parse_bytes, parse_rate, parse_network, parse_duration, parse_portion, parse_share])
+def test_a_text_of_a_million_digits_is_refused_at_once_in_a_short_line(parse) -> None:
+    with refused(UsageError) as raised:
+        parse("9" * 10**6 + "!")
+    assert len(str(raised.value)) < 300

@@ -9,7 +9,7 @@ import pytest
 
 from neuroshard.client import load_plan
 from neuroshard.files.plan import read_plan
-from pipelines.run_local import Log, set_aside
+from pipelines.run_local import Failed, Log, in_use, set_aside
 
 pytestmark = pytest.mark.slow
 
@@ -125,6 +125,18 @@ def test_a_fresh_run_keeps_the_old_store_under_another_name(tmp_path: Path) -> N
     assert (first / "ads").is_dir()
     assert sorted(tmp_path.iterdir()) == sorted([first, second])
     assert not (tmp_path / "store").exists()
+
+
+def test_a_fresh_run_does_not_take_the_store_from_a_run_under_way(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with in_use(store, fresh=False), in_use(store, fresh=False):  # runs share it
+        (store / "plan").write_text("of the run under way")
+        with pytest.raises(Failed, match="is in use by another run"), in_use(store, fresh=True):
+            pass
+        assert (store / "plan").exists()
+    with in_use(store, fresh=True):
+        assert list(store.iterdir()) == []
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_fresh_is_for_folders(tmp_path: Path, run_local) -> None:

@@ -84,7 +84,7 @@ def tables(
 ) -> None:
     """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
     from neuroshard.core.value import canonical_json
-    from neuroshard.files.disk import check_can_write, write_bytes
+    from neuroshard.files.disk import check_can_write, only_writer_of, write_bytes
     from neuroshard.files.importers import tables_source
     from neuroshard.files.importers.check_tables import findings_json, findings_text
     from neuroshard.files.importers.import_tables import has_lookups
@@ -142,16 +142,17 @@ def tables(
     if out is not None:
         imported = found.tables(sequences=costs_out is None)
         note(imported.notes)
-        if found.printed is not None and plan_out is not None:
-            memory_bytes = None if memory is None else parse_bytes(memory)
-            plan = stats_plan(found.printed, imported.tables, found.where, memory_bytes)
-            note(f"{plan_out}: {line}" for line in plan.provenance.notes)
-            write_plan(plan_out, plan)
-        if found.printed is not None and costs_out is not None:
-            write_bytes(costs_out, canonical_json(given_costs(found.printed, imported.tables, found.where)))
-        if found.traces is not None and traces_out is not None:
-            write_traces(traces_out, found.traces)
-        write_tables(out, imported.tables)
+        with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
+            if found.printed is not None and plan_out is not None:
+                memory_bytes = None if memory is None else parse_bytes(memory)
+                plan = stats_plan(found.printed, imported.tables, found.where, memory_bytes)
+                note(f"{plan_out}: {line}" for line in plan.provenance.notes)
+                write_plan(plan_out, plan)
+            if found.printed is not None and costs_out is not None:
+                write_bytes(costs_out, canonical_json(given_costs(found.printed, imported.tables, found.where)))
+            if found.traces is not None and traces_out is not None:
+                write_traces(traces_out, found.traces)
+            write_tables(out, imported.tables)
         total = sum(table.memory_bytes for table in imported.tables)
         say(f"{out}: {counted(len(imported.tables), 'table')}, {format_bytes(total)} with optimizer state", err=as_json)
     if findings:

@@ -18,6 +18,10 @@ FEWEST_TRAIN_SETS = 24
 FEWEST_TRAIN_ALL_TO_ALLS = 20  # of one number of ranks
 
 
+MOST_COLUMNS = 2**53  # of one device: columns are added up as floats
+MOST_DELAY_MS = 1e10  # more than any device is measured to take before it sends
+
+
 class ComputeCase(Value):
     """Tables (or column shards) that one device holds together. The same table may occur at several dims.
 
@@ -52,8 +56,8 @@ def _shape(table: Table) -> list[Any]:
 class CollectiveCase(Value):
     """One embedding all-to-all: the summed dims of each device, and how many ms after the first each device starts."""
 
-    device_dims: tuple[Annotated[int, Field(ge=0)], ...]
-    start_delays_ms: tuple[Annotated[float, Field(ge=0)], ...]
+    device_dims: tuple[Annotated[int, Field(ge=0, le=MOST_COLUMNS)], ...]
+    start_delays_ms: tuple[Annotated[float, Field(ge=0, le=MOST_DELAY_MS)], ...]
     split: Split = "train"
 
     @field_validator("device_dims")

@@ -12,7 +12,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, Whole, without_defaults
 
-LeastDim = Annotated[Whole, Field(ge=DIM_STEP, multiple_of=DIM_STEP)]
+LeastDim = Annotated[Whole, Field(ge=DIM_STEP, le=2**31, multiple_of=DIM_STEP)]
 MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
 DeviceNumber = Annotated[Whole, Field(ge=0)]
 
@@ -68,7 +68,7 @@ class Constraints(Value):
     these two: other planners' plans are valid without.
     """
 
-    reserve_bytes: Annotated[int, Field(ge=0)] = 0
+    reserve_bytes: Annotated[int, Field(ge=0, le=2**63)] = 0
     reserve_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None

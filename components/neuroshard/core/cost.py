@@ -12,6 +12,8 @@ from neuroshard.core.value import Value, canonical_json, sha256, without_default
 
 MOST_MS = 1e9  # eleven days: no measured step takes longer, and squares stay finite
 Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
+NumberOfBytes = Annotated[int, Field(ge=0, le=2**63)]
+Repeats = Annotated[int, Field(ge=0, le=10**6)]  # no measuring asks for more
 
 READS, SMALL_SET = "random reads", "small table set"  # timed after each repeat of a table set on a CPU
 # Exponents of both in the slowdown of a table set, fitted on six kinds of sets. Both are noisy, so they sum to less than 1.
@@ -33,7 +35,7 @@ class Hardware(Value):
 
     kind: Literal["synthetic", "cpu", "cuda"]
     name: str
-    memory_bytes: int
+    memory_bytes: NumberOfBytes
     driver: str = ""
     interconnect: str = ""
     compute_capability: str = ""
@@ -69,19 +71,21 @@ class Bench(Value):
     format_version: Literal[1] = 1
     backend: Literal["synthetic", "cpu", "cuda"]
     hardware: Hardware
-    batch_size: int  # global batch: samples a step over all devices
-    warmup: int
-    repeats: int
+    batch_size: Annotated[int, Field(gt=0, le=2**31)]  # global batch: samples a step over all devices
+    warmup: Repeats
+    repeats: Repeats
     optimizer: str
     threads: int
     seed: int
-    memory_limit_bytes: int | None = None  # where the tables of a case need more, the larger ones get fewer rows …
-    row_cap_bytes: int | None = None  # … but never fewer bytes than this
+    memory_limit_bytes: NumberOfBytes | None = (
+        None  # where the tables of a case need more, the larger ones get fewer rows …
+    )
+    row_cap_bytes: NumberOfBytes | None = None  # … but never fewer bytes than this
     capped_tables: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
     facts: dict[str, str] = Field(default_factory=dict)  # of the hardware, beyond its kind: clocks, power cap, links
     notes: tuple[str, ...] = ()
-    flush_bytes: int | None = None  # written before each timed step, on a CPU
+    flush_bytes: NumberOfBytes | None = None  # written before each timed step, on a CPU
     # of the reference kernel, by devices: what labels are scaled to
     calm_all_to_all_ms: dict[str, Milliseconds] = Field(default_factory=dict)
     # to copy a column of outputs of all samples into another order and, backward, its gradients (CostModel.reorder_ms)

@@ -12,6 +12,8 @@ from typing import Generic, TypeVar
 from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import CollectiveCost, ComputeCost
 
+LEAST_MS = 1e-9  # a millionth of a nanosecond
+
 Case = TypeVar("Case", ComputeCase, CollectiveCase)
 Cost = TypeVar("Cost", ComputeCost, CollectiveCost)
 
@@ -25,12 +27,13 @@ class Rounds(Generic[Case, Cost]):
 
 
 def teaches(cost: ComputeCost | CollectiveCost) -> bool:
-    """Whether a net can learn from this cost: not from an error, nor from 0 ms, which only a broken clock measures."""
+    """Whether a net can learn from this cost: not from an error, nor from 0 ms or hardly more, which only a broken clock
+    measures, and by which nothing can be divided."""
     if cost.error is not None:
         return False
     if isinstance(cost, ComputeCost):
-        return cost.total_ms > 0
-    return all(ms > 0 for ms in (*(cost.forward_ms or ()), *(cost.backward_ms or ())))
+        return cost.total_ms >= LEAST_MS
+    return all(ms >= LEAST_MS for ms in (*(cost.forward_ms or ()), *(cost.backward_ms or ())))
 
 
 def rounds_of(rows: Iterable[tuple[Case, Cost]]) -> list[Rounds[Case, Cost]]:

@@ -20,7 +20,7 @@ from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.precision import CollectivePrecision, parse_precision
-from neuroshard.core.release import MODEL_NAME
+from neuroshard.core.release import MODEL_NAME, MOST_RELEASES
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.table import DenseOptimizer
 from neuroshard.core.task import MAX_DEVICES
@@ -30,6 +30,13 @@ from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha
 
 MEASURING_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
 COSTS_FORMAT = 1  # costs of different formats are never merged
+MAX_BATCH_SIZE = 2**31  # as in a sharding task
+MAX_CASES = 10**7  # as in augment
+MAX_PODS = 10_000
+MAX_SEED = 2**53  # KFP passes whole numbers as doubles
+MOST_COUNTED = 2**63  # Kubernetes counts devices as int64
+Rank = Annotated[int, Field(ge=1, le=MAX_DEVICES)]  # a number of ranks
+Seconds = Annotated[float, Field(ge=0, le=1e9)]  # as in a duration: thirty years
 
 
 class ModelSpec(Value):
@@ -53,8 +60,8 @@ class ModelSpec(Value):
     move_budget: str = ""
     keep_optimizer_state: bool = False
     simplicity: str = ""
-    domain: Annotated[Whole, Field(ge=1)] | None = None
-    local_world_size: Annotated[Whole, Field(ge=1)] | None = None
+    domain: Annotated[Whole, Field(ge=1, le=MAX_DEVICES)] | None = None
+    local_world_size: Annotated[Whole, Field(ge=1, le=MAX_DEVICES)] | None = None
     network: str = ""
     collective_precision: str = ""
     dense_optimizer: DenseOptimizer | None = None
@@ -94,10 +101,10 @@ class ModelSpec(Value):
 class Request(Value):
     """What to measure of every kind of hardware. A later run may ask for more, which extends what an earlier one measured."""
 
-    compute_cases: Annotated[Whole, Field(ge=1)]
-    collective_cases: Annotated[Whole, Field(ge=0)]
-    batch_size: Annotated[Whole, Field(ge=1)]
-    seed: Annotated[Whole, Field(ge=0)]
+    compute_cases: Annotated[Whole, Field(ge=1, le=MAX_CASES)]
+    collective_cases: Annotated[Whole, Field(ge=0, le=MAX_CASES)]
+    batch_size: Annotated[Whole, Field(ge=1, le=MAX_BATCH_SIZE)]
+    seed: Annotated[Whole, Field(ge=0, le=MAX_SEED)]
     backend: str
 
 
@@ -111,22 +118,22 @@ class Campaign(Value):
 
     hardware: Hardware
     folder: str
-    pods: Annotated[int, Field(ge=1)]
-    devices: Annotated[int, Field(ge=1)]
+    pods: Annotated[int, Field(ge=1, le=MAX_PODS)]
+    devices: Annotated[int, Field(ge=1, le=MOST_COUNTED)]
     resource: str
     node_selector: dict[str, str]
     tolerations: tuple[dict[str, Any], ...]
-    ranks: tuple[int, ...] = ()
-    measurable: tuple[int, ...] = ()
+    ranks: tuple[Rank, ...] = ()
+    measurable: tuple[Rank, ...] = ()
     more: bool = False
-    oldest_seconds: float | None = None
+    oldest_seconds: Seconds | None = None
 
 
 class Job(Value):
     """Share `share` (from 1) of the cases of a campaign, measured in the nightly run `owner`."""
 
     campaign: Campaign
-    share: Annotated[int, Field(ge=1)]
+    share: Annotated[int, Field(ge=1, le=MAX_PODS)]
     owner: str = ""
 
 
@@ -148,8 +155,8 @@ class Survey(Value):
     campaigns: tuple[Campaign, ...]
     no_plan: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    max_error: float | None = None
-    max_age_seconds: float | None = None
+    max_error: Annotated[float, Field(ge=0)] | None = None
+    max_age_seconds: Seconds | None = None
 
     def spec(self, name: str) -> ModelSpec:
         return next(spec for spec in self.models if spec.name == name)
@@ -183,7 +190,7 @@ class Verdict(Value):
     end: End
     why: str
     doubts: tuple[str, ...] = ()
-    release: int | None = 0
+    release: Annotated[int, Field(ge=0, le=MOST_RELEASES)] | None = 0
 
     @property
     def text(self) -> str:

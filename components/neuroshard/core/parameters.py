@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.nightly import read_specs
+from neuroshard.core.nightly import MAX_BATCH_SIZE, MAX_CASES, MAX_PODS, MAX_SEED, read_specs
 from neuroshard.core.release import HARDWARE
 from neuroshard.core.store_url import parse_store_url
 from neuroshard.core.units import parse_duration
@@ -19,13 +19,9 @@ from neuroshard.core.value import shown
 BACKENDS = ("synthetic", "cpu", "cuda")
 LOCAL_SEARCH = "local-search"
 ALGORITHMS = (LOCAL_SEARCH, "neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup")
-MAX_BATCH_SIZE = 2**31  # as in a sharding task
-MAX_CASES = 10**7  # as in augment
-MAX_PODS = 10_000
-MAX_SEED = 2**53  # KFP passes whole numbers as doubles
 MAX_LABEL = 63  # of a name in Kubernetes
 FINGERPRINT_LENGTH = 17  # with the dash before it
-QUANTITY = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
+QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")

@@ -9,10 +9,13 @@ from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import carried_over
 from neuroshard.core.output_order import said_reordered
+from neuroshard.core.plan import PredictedMs
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256, without_defaults
 
 RELEASE_FORMAT: Literal[1] = 1
+MOST_RELEASES = 10**12  # of one name: one a second for 30,000 years
+Number = Annotated[int, Field(ge=1, le=MOST_RELEASES)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0)]
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
@@ -41,18 +44,18 @@ class Decision(Value):
     forced: bool = False
     faults: tuple[str, ...] = ()
     comparison: str
-    live_number: Annotated[int, Field(ge=1)] | None = None
+    live_number: Number | None = None
     live_digest: Digest | None = None
-    cost_ms: Share | None = None
-    live_cost_ms: Share | None = None
-    gain: float | None = None  # 1 - cost_ms / live_cost_ms
+    cost_ms: PredictedMs | None = None
+    live_cost_ms: PredictedMs | None = None
+    gain: Annotated[float, Field(le=1)] | None = None  # 1 - cost_ms / live_cost_ms
     min_gain: float | None = None
     cost_model_error: Share | None = None
     max_error: Share | None = None
-    memory_left: Share  # of the fullest device
-    memory_margin: Share
+    memory_left: Annotated[float, Field(ge=0, le=1)]  # of the fullest device
+    memory_margin: Annotated[float, Field(ge=0, le=1)]
     # weights and optimizer state that a device did not hold before
-    moved_bytes: Annotated[int, Field(ge=0)] | None = None
+    moved_bytes: Annotated[int, Field(ge=0, le=2**72)] | None = None
     changed_state: Annotated[int, Field(ge=0)] = 0  # tables whose optimizer state does not carry over exactly
     reordered: tuple[str, ...] = ()  # modules whose outputs come in another order; "" where tables name none
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
@@ -140,9 +143,9 @@ class Pointer(Sealed):
     rollbacks go further back, never forward.
     """
 
-    number: Annotated[int, Field(ge=1)]
+    number: Number
     previous_digest: Digest | None = None
-    rollback_number: Annotated[int, Field(ge=1)] | None = None
+    rollback_number: Number | None = None
     time: Annotated[str, Field(pattern=TIME)]
     action: str
 
@@ -174,7 +177,7 @@ class Release(Pointer):
     model: Annotated[str, Field(pattern=MODEL_NAME)]
     plan_digest: Digest
     action: Literal["deploy", "promote", "rollback"] = "deploy"
-    cost_ms: float | None = None
+    cost_ms: PredictedMs | None = None
     decision: Decision | None = None  # none for a rollback, which does not ask the gate
 
     @property
@@ -200,7 +203,7 @@ class ModelRelease(Pointer):
     action: Literal["publish", "promote", "rollback"] = "publish"
     backend: str
     device_name: str
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1, le=2**31)]
     error: Share | None = None
     max_error: Share | None = None  # that was asked for; None for promote, which has no limit
     forced: bool = False

@@ -23,8 +23,8 @@ class Topology(Value):
     hardware's datasheet has it. `neuroshard network` measures both.
     """
 
-    domain: Whole = Field(ge=1)
-    local_world_size: Whole = Field(ge=1)
+    domain: Whole = Field(ge=1, le=2**31)
+    local_world_size: Whole = Field(ge=1, le=2**31)
     network_bytes_per_s: float | None = Field(default=None, ge=LEAST_BYTES_PER_S, le=MOST_BYTES_PER_S)
     network_latency_ms: float | None = Field(default=None, ge=0, le=MOST_LATENCY_MS)
 

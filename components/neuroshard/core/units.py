@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.value import shown
 
 _FACTORS = {
     "": 1,
@@ -23,10 +24,10 @@ def parse_bytes(text: str, least: int = 1) -> int:
     match = _BYTES.fullmatch(text)
     factor = _BY_LOWER.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise UsageError(f"{text!r} is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB")
+        raise UsageError(f"{shown(text)} is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB")
     value = float(match.group(1)) * factor
     if not math.isfinite(value) or value < least or value > 2**63:
-        raise UsageError(f"{text!r} is not a usable amount of memory; write at least one byte, as in 32GiB")
+        raise UsageError(f"{shown(text)} is not a usable amount of memory; write at least one byte, as in 32GiB")
     return int(value)
 
 
@@ -38,7 +39,7 @@ def parse_percent(text: str) -> float | None:
     match = _PERCENT.fullmatch(text)
     share = float(match.group(1)) / 100 if match else 0.0
     if share >= 1:
-        raise UsageError(f"{text!r} leaves nothing; write a share below 100%, as in 15%")
+        raise UsageError(f"{shown(text)} leaves nothing; write a share below 100%, as in 15%")
     return share if match else None
 
 
@@ -63,7 +64,7 @@ def parse_rate(text: str) -> float:
     except UsageError:
         rate = 0
     if match is None or not rate:
-        raise UsageError(f"{text!r} is not a rate; write bytes or bits a second, as in 50GB/s or 400Gb/s")
+        raise UsageError(f"{shown(text)} is not a rate; write bytes or bits a second, as in 50GB/s or 400Gb/s")
     return rate / (1 if match.group(2) == "B" else 8)
 
 
@@ -80,7 +81,9 @@ def parse_network(text: str) -> tuple[float, float | None]:
         return parse_rate(rate), None
     match = _LATENCY.fullmatch(latency)
     if match is None:
-        raise UsageError(f"{text!r}: {latency!r} is not a latency; write the network as 50GB/s, or as 50GB/s,0.06ms")
+        raise UsageError(
+            f"{shown(text)}: {shown(latency)} is not a latency; write the network as 50GB/s, or as 50GB/s,0.06ms"
+        )
     return parse_rate(rate), float(match.group(1)) * {"us": 1e-3, "ms": 1.0}[match.group(2)]
 
 
@@ -104,7 +107,9 @@ def parse_duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match.group(2)] if match else 0.0
     if not 0 < seconds < 1e9:
-        raise UsageError(f"{text!r} is not a usable length of time; write seconds or a unit, as in 90s, 3m, 1h or 7d")
+        raise UsageError(
+            f"{shown(text)} is not a usable length of time; write seconds or a unit, as in 90s, 3m, 1h or 7d"
+        )
     return seconds
 
 
@@ -120,7 +125,7 @@ def parse_share(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     share, of = (int(match.group(1)), int(match.group(2))) if match else (0, 0)
     if not 1 <= share <= of:
-        raise UsageError(f"{text!r} is not a share; write which of how many, as in 2/8")
+        raise UsageError(f"{shown(text)} is not a share; write which of how many, as in 2/8")
     return share, of
 
 
@@ -128,11 +133,11 @@ def parse_portion(text: str) -> float:
     """`"0.5%"` or `"0.005"` as 0.005. Raises UsageError."""
     number = parse_number(text.removesuffix("%").rstrip())
     if number is None:
-        raise UsageError(f"{text!r} is not a share; write per cent or a fraction, as in 0.5% or 0.005")
+        raise UsageError(f"{shown(text)} is not a share; write per cent or a fraction, as in 0.5% or 0.005")
     return number / 100 if text.endswith("%") else float(number)
 
 
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def parse_number(text: str) -> float | None:
@@ -146,5 +151,5 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
     """`"4"` or `"2,4,8"` as whole numbers above zero. Raises UsageError that names the option."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 11 and 0 < int(part) < 2**31 for part in parts):
-        raise UsageError(f"{option} {text!r} is not a number, or several separated by commas, as in 4 or 2,4,8")
+        raise UsageError(f"{option} {shown(text)} is not a number, or several separated by commas, as in 4 or 2,4,8")
     return tuple(int(part) for part in parts)

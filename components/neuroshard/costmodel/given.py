@@ -58,7 +58,7 @@ NUMBERS = TableCost.model_fields.keys() - {"name"}
 class Narrow(Value):
     """Shards of fewer than `below` columns cost `factor` times their share."""
 
-    below: Annotated[Whole, Field(gt=0)]
+    below: Annotated[Whole, Field(gt=0, le=2**31)]
     factor: Annotated[Number, Field(ge=1, le=1e6)]
 
 

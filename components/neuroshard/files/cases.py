@@ -6,15 +6,15 @@ pooling) is that of the base table of this name in cases.json. cases.json is wri
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.table import MOST_LOOKUPS, Table
+from neuroshard.core.table import DIM_STEP, MAX_DIM, MAX_ROWS, MOST_LOOKUPS, Table
 from neuroshard.core.value import Value, check_format, decode_json, explain, shown
 from neuroshard.files import parquet
 from neuroshard.files.disk import disk_errors, only_writer, read_bytes, write_bytes, writing
@@ -45,7 +45,7 @@ class CasesManifest(Value):
     tables: tuple[Table, ...]
     compute_cases: int
     collective_cases: int
-    max_dim: int
+    max_dim: Annotated[int, Field(gt=0, le=MAX_DIM)]
     seed: int
 
 
@@ -136,7 +136,8 @@ def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], whe
             for name, rows, dim, pooling in zip(*columns, strict=True)
         ]
         for table in tables:
-            if table.rows < 1 or table.dim < 4 or table.dim % 4 or not 0 <= table.pooling_factor <= MOST_LOOKUPS:
+            right = 1 <= table.rows <= MAX_ROWS and DIM_STEP <= table.dim <= MAX_DIM and not table.dim % DIM_STEP
+            if not right or not 0 <= table.pooling_factor <= MOST_LOOKUPS:
                 raise InvalidInput(
                     f"{where}: table {table.name!r} has {table.rows} rows, dim {table.dim}, pooling {table.pooling_factor}"
                 )

@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from neuroshard.core.clean import log
@@ -160,31 +160,44 @@ def writing_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def only_writer(folder: Path, what: str) -> Iterator[None]:
+def only_writer_of(paths: Iterable[Path]) -> Iterator[None]:
+    """The block is the only one that writes any of these files, which belong together. Raises InvalidInput if another does.
+
+    Only blocks of this kind exclude each other.
+    """
+    targets = {Path(os.path.realpath(path)) for path in paths if not _is_sink(path)}
+    with ExitStack() as locks:
+        for target in sorted(targets):
+            locks.enter_context(only_writer(target.parent, target.name, f"{_scratch(target)}lock"))
+        yield
+
+
+@contextmanager
+def only_writer(folder: Path, what: str, name: str = LOCK) -> Iterator[None]:
     """The block is the only one that writes `what` into the folder, which is created. Raises InvalidInput if another does.
 
     The lock goes with the process that holds it, so a killed run keeps nobody out. No file of it stays.
     """
     was_there = folder.is_dir()
-    lock = take_lock(folder, what)
+    lock = take_lock(folder, what, name)
     try:
         yield
     finally:
         with suppress(OSError):  # while it is held: who has opened it sees that it is gone, and begins anew
-            (folder / LOCK).unlink()
+            (folder / name).unlink()
             if not was_there:
                 folder.rmdir()  # nothing was written
         os.close(lock)
 
 
-def take_lock(folder: Path, what: str) -> int:
+def take_lock(folder: Path, what: str, name: str = LOCK) -> int:
     """Lock the folder until the descriptor is closed or the process ends. Raises InvalidInput if another run has locked it."""
     taken = InvalidInput(f"{folder}: another run is writing {what} here; wait for it, or give another -o")
     with disk_errors(folder, "write to it"):
         for _ in range(LOCK_ATTEMPTS):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+                lock = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
             except FileExistsError:
                 if _is_no_folder(folder):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
@@ -201,7 +214,7 @@ def take_lock(folder: Path, what: str) -> int:
                     os.close(lock)
                     raise
                 log(f"note: {folder}: its file system has no locks (flock): let no other run write {what} here")
-            if is_lock_of(lock, folder):
+            if is_lock_of(lock, folder, name):
                 return lock
             os.close(lock)
     raise taken
@@ -215,10 +228,10 @@ def _is_no_folder(path: Path) -> bool:
         return False
 
 
-def is_lock_of(lock: int, folder: Path) -> bool:
+def is_lock_of(lock: int, folder: Path, name: str = LOCK) -> bool:
     """Whether the descriptor is that of the folder's lock, and neither was deleted or replaced."""
     try:
-        return os.path.samestat(os.fstat(lock), os.stat(folder / LOCK))
+        return os.path.samestat(os.fstat(lock), os.stat(folder / name))
     except OSError:
         return False
 

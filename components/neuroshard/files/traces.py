@@ -90,6 +90,11 @@ def check_lookups(lookups: Lookups, where: str) -> None:
             raise InvalidInput(f"{where}: {name}[{int(array.argmin())}] is {int(array.min())}, below 0")
     if not len(lookups.lengths):
         raise InvalidInput(f"{where}: it has no samples")
+    if int(lookups.lengths.max()) > len(lookups.indices):  # before they are added up, which might overflow
+        raise InvalidInput(
+            f"{where}: lengths[{int(lookups.lengths.argmax())}] is {int(lookups.lengths.max()):,} lookups, but there are "
+            f"{len(lookups.indices):,} indices"
+        )
     if int(lookups.lengths.sum()) != len(lookups.indices):
         raise InvalidInput(
             f"{where}: the lengths add up to {int(lookups.lengths.sum()):,} lookups, but there are "

@@ -1,7 +1,9 @@
 """The parts of a Kubernetes node that a fleet needs, from the JSON of the API or of `kubectl get nodes -o json`."""
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.value import Value, shown
@@ -32,7 +34,7 @@ class Node(Value):
 
     name: str
     labels: dict[str, str]
-    allocatable: dict[str, int]
+    allocatable: dict[str, Annotated[int, Field(ge=0, lt=2**63)]]  # int64 in Kubernetes
     taints: tuple[Taint, ...]
     cordoned: bool
     ready: bool

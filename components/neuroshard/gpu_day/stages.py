@@ -21,7 +21,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic, analytic_for
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.files.costs import read_costs
-from neuroshard.files.disk import write_bytes
+from neuroshard.files.disk import only_writer, write_bytes
 from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import read_tables, write_tables
@@ -98,8 +98,13 @@ class OutOfTime(Exception):
 
 
 def run(day: Day) -> bool:
-    """Do what is missing, in order. False if time was up before all was done. Raises NeuroshardError where a stage fails."""
-    day.folder.mkdir(parents=True, exist_ok=True)
+    """Do what is missing, in order. False if time was up before all was done. Raises NeuroshardError where a stage fails, or
+    where another call is at work in the folder."""
+    with only_writer(day.folder, "a GPU day"):
+        return _run(day)
+
+
+def _run(day: Day) -> bool:
     for name, stage in STAGES.items():
         if day.has(name):
             continue

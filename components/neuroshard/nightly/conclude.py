@@ -3,8 +3,10 @@
 A run that measures nothing has no such step: `check_red` then fails the deploy step itself.
 """
 
+from contextlib import suppress
+
 from neuroshard.core.clean import log
-from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.nightly import VERDICTS_FOLDER, Survey, Verdict
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.patience import open_patiently
@@ -19,7 +21,10 @@ def run(survey: Survey, store_url: str) -> tuple[str, ...]:
     lines, red = [], []
     for spec in survey.models:
         raw = read_record(store, f"{VERDICTS_FOLDER}/{spec.name}.json")
-        verdict = Verdict.parse(raw, spec.name) if raw and raw.get("run") == survey.owner else None
+        verdict = None
+        if raw and raw.get("run") == survey.owner:
+            with suppress(InvalidInput):  # a record that cannot be read is as one that is not there
+                verdict = Verdict.parse(raw, spec.name)
         if verdict is None:
             lines.append(
                 f"{spec.name}: this run's verdict is not in the store; another nightly run may have planned it since"

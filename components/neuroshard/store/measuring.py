@@ -144,14 +144,19 @@ def _put(store: Store, key: str, data: bytes) -> None:
         store.swap(key, data, token)
 
 
+def left_of_share(store: Store, folder: str, share: Share) -> int | None:
+    """How many cases of a share were left after its last run; None where no record says so."""
+    left = (read_record(store, f"{folder}/{share.ended}") or {}).get("left")
+    return left if isinstance(left, int) and not isinstance(left, bool) and left >= 0 else None
+
+
 def left_of(store: Store, folder: str, draw: int, of: int, ended: tuple[Share, ...]) -> int | None:
     """How many cases of a draw, measured in `of` shares, are left; None where a share was never run to its end."""
     total = 0
     for number in range(1, of + 1):
         share = Share(draw, number, of)
-        record = read_record(store, f"{folder}/{share.ended}") if share in ended else None
-        left = record.get("left") if record else None
-        if not isinstance(left, int):
+        left = left_of_share(store, folder, share) if share in ended else None
+        if left is None:
             return None
         total += left
     return total

@@ -25,9 +25,9 @@ from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (
     Share,
     cases_of,
+    left_of_share,
     measuring,
     note_failure,
-    read_record,
     set_aside_share,
     write_record,
 )
@@ -62,7 +62,7 @@ def run(
         if begun and left is not None and left < LEAST_SECONDS:
             log(f"the budget is used up: the next nightly run measures {share.costs}")
             continue
-        if _has_ended(store, job.campaign.folder, share):
+        if left_of_share(store, job.campaign.folder, share) == 0:
             log(f"{store.url}/{job.campaign.folder}/{share.costs}: was measured to its end before")
             continue
         begun = True
@@ -78,11 +78,6 @@ def run(
         except NeuroshardError as error:
             note_failure(store, job.campaign.folder, "measure", str(error))
             return
-
-
-def _has_ended(store: Store, folder: str, share: Share) -> bool:
-    record = read_record(store, f"{folder}/{share.ended}")
-    return record is not None and record.get("left") == 0
 
 
 def _measure(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from neuroshard.core.case import CollectiveCase, ComputeCase
-from neuroshard.core.cost import CollectiveCost, ComputeCost
+from neuroshard.core.cost import MOST_MS, CollectiveCost, ComputeCost
 from neuroshard.measure.timing.clocks import TimedDevice
 
 MIN_REPEATS = 3
@@ -40,6 +40,8 @@ def compute_cost(
     case: ComputeCase, round_: int, forward: Timing, backward: Timing, disturbed: bool = False
 ) -> ComputeCost:
     """The row of the costs for a measured table set."""
+    if error := _too_long((forward, backward)):
+        return ComputeCost(case_id=case.case_id, round=round_, error=error)
     return ComputeCost(
         case_id=case.case_id,
         round=round_,
@@ -57,6 +59,8 @@ def collective_cost(
     case: CollectiveCase, round_: int, forwards: Sequence[Timing], backwards: Sequence[Timing]
 ) -> CollectiveCost:
     """The row of the costs for a measured all-to-all, from one timing of each device."""
+    if error := _too_long((*forwards, *backwards)):
+        return CollectiveCost(case_id=case.case_id, round=round_, error=error)
     return CollectiveCost(
         case_id=case.case_id,
         round=round_,
@@ -67,6 +71,12 @@ def collective_cost(
         forward_median_ms=tuple(timing.median for timing in forwards),
         backward_median_ms=tuple(timing.median for timing in backwards),
     )
+
+
+def _too_long(timings: Sequence[Timing]) -> str:
+    """The error of a case that took longer than costs can say; empty for any other."""
+    longest = max(max(timing) for timing in timings)
+    return f"took {longest:.3g} ms, more than the {MOST_MS:.3g} that a cost may be" if longest > MOST_MS else ""
 
 
 class CaseTiming(NamedTuple):

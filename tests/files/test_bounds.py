@@ -1,0 +1,365 @@
+"""Every number of every format, at and beyond what it may be: a value that is used, or an error of one line.
+
+The numbers of a format are those of its type, so a new field is drawn by itself, and a new type must be put here or there. Plans
+and the manifests of costs and cost models are in tests/cli/test_hostile_numbers.py.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import BaseModel
+
+import neuroshard
+from helpers.bounds import HOSTILE, drawn, numbers_of, values_in
+from helpers.costs import formula_costs, random_tables
+from helpers.memory_store import MemoryStore
+from helpers.plans import make_plan
+from helpers.refusals import names, refused
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
+from neuroshard.core.plan import DeviceCost, Plan
+from neuroshard.core.release import SEAL, ModelRelease, Refusal, Release, Sealed
+from neuroshard.core.table import Table
+from neuroshard.core.value import Value, sha256
+from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.given import GivenCosts, load_given
+from neuroshard.costmodel.manifest import Manifest
+from neuroshard.files.cases import (
+    COLLECTIVE_CASE_FIELDS,
+    COMPUTE_CASE_FIELDS,
+    CasesManifest,
+    read_cases,
+    read_rows,
+    write_cases,
+)
+from neuroshard.files.constraints import ConstraintsFile, read_constraints, resolve
+from neuroshard.files.costs import COLLECTIVE_FIELDS, COMPUTE_FIELDS, CostsManifest, CostWriter, read_costs
+from neuroshard.files.tables import read_tables
+from neuroshard.files.traces import Lookups, Traces, read_traces, write_traces
+from neuroshard.fleet.kinds import Fleet
+from neuroshard.fleet.node import Node
+from neuroshard.measure.backends import MeasureSettings, open_backend
+from neuroshard.measure.evaluation import Evaluation
+from neuroshard.nightly.conclude import run as conclude
+from neuroshard.pretrain.labels import collect, forward_ms
+from neuroshard.report.evaluated import Evaluated, read_evaluation
+from neuroshard.report.text import refusals_text, releases_text
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.measuring import Share, left_of_share, write_record
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+TABLES = random_tables(20)
+COSTS = formula_costs(TABLES, compute_cases=4, collective_cases=2, devices=(2,))
+PLAN = make_plan()
+
+
+class TablesFile(BaseModel):
+    tables: tuple[Table, ...]
+
+
+class Specs(BaseModel):
+    models: tuple[ModelSpec, ...]
+
+
+class Format(NamedTuple):
+    """The type of a format, an example with all that holds numbers, and what reads and uses it, in a folder of its own."""
+
+    kind: type[BaseModel]
+    example: Any
+    use: Callable[[Any, Path], object]
+
+
+def file_of(data: Any, folder: Path, name: str = "data.json") -> Path:
+    path = folder / name
+    path.write_text(json.dumps(data))
+    return path
+
+
+def use_tables(data: Any, folder: Path) -> None:
+    for entry in data["tables"]:
+        read_and_price({"tables": [{key: entry[key] for key in entry if key != "reuse_bins"}]}, folder)
+        read_and_price({"tables": [entry]}, folder)
+
+
+def read_and_price(data: Any, folder: Path) -> None:
+    tables, _ = read_tables(file_of(data, folder))
+    vectors = analytic_model("h100", 512).table_vectors(tables, np.array([table.dim for table in tables]))
+    assert np.isfinite(vectors).all()
+    assert sum(table.memory_bytes for table in tables) > 0
+
+
+def use_given(data: Any, folder: Path) -> None:
+    tables = [TABLES[0].model_copy(update={"name": name, "dim": 64}) for name in ("user", "item")]
+    vectors = load_given(file_of(data, folder)).table_vectors(tables, np.array([4, 64]))
+    assert (np.isfinite(vectors) & (vectors >= 0)).all()
+
+
+def use_constraints(data: Any, folder: Path) -> None:
+    given, _ = read_constraints(file_of(data, folder))
+    resolve(given, [TABLES[0].model_copy(update={"name": name}) for name in ("user_id", "user_history", "item_a")], "")
+
+
+def use_cases_manifest(data: Any, folder: Path) -> None:
+    if not (folder / "compute.parquet").exists():
+        write_cases(folder, Cases(tables=TABLES, compute=(), collective=(), max_dim=128, seed=0))
+    file_of(data, folder, "cases.json")
+    read_cases(folder)
+
+
+def use_evaluation(data: Any, folder: Path) -> None:
+    found = read_evaluation(file_of(data, folder), PLAN)
+    assert all(ms is None or math.isfinite(ms) for ms in found.ms())
+
+
+def sealed(kind: type[Sealed]) -> Callable[[Any, Path], Any]:
+    """Reads the data with the seal that a writer would have put on them."""
+
+    def read(data: Any, _: Path) -> Any:
+        fields = {key: value for key, value in data.items() if key != SEAL}
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return kind.from_json(json.dumps({**fields, SEAL: sha256(text.encode())}).encode(), "it")
+
+    return read
+
+
+def shown_as(show: Callable[[Any], str], kind: type[Sealed]) -> Callable[[Any, Path], None]:
+    def use(data: Any, folder: Path) -> None:
+        assert show([sealed(kind)(data, folder)])
+
+    return use
+
+
+def message(kind: type[Value]) -> Callable[[Any, Path], object]:
+    return lambda data, _: parse_message(kind, json.dumps(data))
+
+
+def golden(name: str, **fields: Any) -> Any:
+    return json.loads((GOLDEN / name).read_bytes()) | fields
+
+
+HARDWARE = {"kind": "cuda", "name": "H100", "memory_bytes": 80 * 2**30}
+CAMPAIGN = {
+    "hardware": HARDWARE, "folder": "f", "pods": 1, "devices": 8, "resource": "", "node_selector": {}, "tolerations": [],
+    "ranks": [8], "measurable": [2], "oldest_seconds": 60.0,
+}  # fmt: skip
+MODEL = {"name": "ads", "tables": "t.json", "devices": 8, "memory": "8GiB", "domain": 8, "local_world_size": 8}
+SURVEY = {
+    "request": {"compute_cases": 1, "collective_cases": 1, "batch_size": 1, "seed": 0, "backend": "synthetic"},
+    "models": [MODEL], "hardware": {}, "kinds": {"0": HARDWARE}, "campaigns": [CAMPAIGN],
+    "topologies": {"0": {"domain": 8, "local_world_size": 8}},
+}  # fmt: skip
+TABLE = {"name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0, "reuse_bins": [1.0] + [0.0] * 16}
+LIVE = golden("live-1.json")
+COST = DeviceCost(compute_ms=1, forward_collective_ms=1, backward_collective_ms=1)
+EVALUATED = {
+    "plan_digest": PLAN.digest(), "all_to_all_measured": True,
+    "bench": COSTS.bench.model_dump(mode="json") | {
+        "calm_all_to_all_ms": {"2": 1.0}, "calm_compute_ms": {"random reads": 1.0, "small table set": 1.0},
+    },
+    "devices": [{"device": n, "measured": COST.model_dump()} for n in (0, 1)],
+}  # fmt: skip
+FORMATS = {
+    "tables.json": Format(
+        TablesFile, {"tables": [TABLE | {"features": [{"name": "f", "pooling_factor": 2.0}]}]}, use_tables
+    ),
+    "given costs": Format(GivenCosts, golden("given-1.json"), use_given),
+    "given costs of parts": Format(
+        GivenCosts, golden("given-1.json", tables=golden("given-1.json")["tables"][::-1]), use_given
+    ),
+    "constraints.json": Format(ConstraintsFile, golden("constraints-1.json"), use_constraints),
+    "cases.json": Format(
+        CasesManifest,
+        {"tables": [TABLE | {"features": [{"name": "f", "pooling_factor": 2.0}]}], "compute_cases": 0}
+        | {"collective_cases": 0, "max_dim": 128, "seed": 0},
+        use_cases_manifest,
+    ),
+    "evaluation.json": Format(Evaluated, EVALUATED, use_evaluation),
+    "live.json": Format(Release, LIVE, shown_as(releases_text, Release)),
+    "live.json of cost models": Format(
+        ModelRelease, golden("model-live-1.json"), shown_as(releases_text, ModelRelease)
+    ),
+    "refusal": Format(
+        Refusal,
+        {key: LIVE[key] for key in ("format_version", "model", "plan_digest", "time", "decision")},
+        shown_as(refusals_text, Refusal),
+    ),
+    "survey": Format(Survey, SURVEY, message(Survey)),
+    "job": Format(Job, {"campaign": CAMPAIGN, "share": 1}, message(Job)),
+    "verdict": Format(Verdict, {"run": "r", "model": "ads", "end": "live", "why": ""}, message(Verdict)),
+    "models": Format(Specs, {"models": [MODEL]}, lambda data, _: read_specs(json.dumps(data["models"]))),
+}
+ELSEWHERE = (Plan, CostsManifest, Manifest)  # in tests/cli/test_hostile_numbers.py
+IN_PARQUET = (
+    ComputeCase,
+    CollectiveCase,
+    *map(type, COSTS.compute[0]),
+    *map(type, COSTS.collective[0]),
+    Cases,
+    type(COSTS),
+)
+NEVER_READ = (Evaluation, Fleet, Node, Searched)  # written only; a node is what Kubernetes says, drawn in tests/fleet
+
+
+def or_one_line(use: Callable[[], object], what: str) -> bool:
+    """Whether it was refused, which takes one line that is not endless."""
+    said = ""
+    try:
+        use()
+    except NeuroshardError as error:
+        said = str(error)
+    assert "\n" not in said, what
+    assert len(said) < 1000, what
+    return bool(said)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_number_in_a_file_is_used_or_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    kind, example, use = FORMATS[name]
+    use(example, tmp_path)
+    refusals = [or_one_line(partial(use, data, tmp_path), what) for what, data in drawn(kind, example)]
+    assert sum(refusals) > len(list(numbers_of(kind)))
+
+
+def test_every_type_of_a_file_that_holds_numbers_is_drawn() -> None:
+    package = Path(neuroshard.__path__[0])
+    for source in package.rglob("*.py"):
+        if re.search(r"^class \w+\((Value|Sealed|Pointer)\)", source.read_text(), re.M):
+            import_module(".".join(("neuroshard", *source.relative_to(package).with_suffix("").parts)))
+    kinds = [*(one.kind for one in FORMATS.values()), *ELSEWHERE, *IN_PARQUET, *NEVER_READ]
+    tried = {inner for kind in kinds for inner in values_in(kind)}
+    in_memory = {"Move", "KindCoverage"}
+    missing = {kind.__name__ for kind in subclasses(Value) if any(numbers_of(kind))} - {one.__name__ for one in tried}
+    assert missing <= in_memory | {"MatchedRule", "Pointer"}
+
+
+def subclasses(kind: type[Value]) -> Iterator[type[Value]]:
+    for one in kind.__subclasses__():
+        if one.__module__.startswith("neuroshard."):
+            yield from (one, *subclasses(one))
+
+
+def numeric(fields: list[tuple[str, pa.DataType]]) -> list[tuple[str, bool]]:
+    """The columns of numbers, and which of them are lists."""
+    of_entries = [
+        (name, kind.value_type if pa.types.is_list(kind) else kind, pa.types.is_list(kind)) for name, kind in fields
+    ]
+    return [
+        (name, listed) for name, kind, listed in of_entries if pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    ]
+
+
+def with_id(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with the id that a writer would give its case; with its own where no case has such numbers."""
+    base = {table.name: table for table in TABLES}
+    try:
+        if "table" in row:
+            sizes = zip(row["table"], row["rows"], row["dim"], row["pooling_factor"], strict=True)
+            tables = tuple(base[name].resized(*size) for name, *size in sizes)
+            case: Any = ComputeCase.model_construct(tables=tables, batch_size=row["batch_size"])
+        else:
+            dims, delays = tuple(row["device_dims"]), tuple(row["start_delays_ms"])
+            case = CollectiveCase.model_construct(device_dims=dims, start_delays_ms=delays)
+        return row | {"case_id": case.case_id}
+    except (TypeError, ValueError):
+        return row
+
+
+def spoiled_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> Iterator[str]:
+    """Put each hostile number into each column of the file's first row; as another type where the column's cannot hold it."""
+    first, *others = read_rows(path, fields)
+    for name, listed in numeric(fields):
+        for value in (*HOSTILE, 1e9, math.nextafter(1e9, math.inf), 1e10, math.nextafter(1e10, math.inf)):
+            row = with_id(first | {name: [value] * max(len(first[name]), 2) if listed else value})
+            for schema in (pa.schema(fields), None):
+                try:
+                    pq.write_table(pa.Table.from_pylist([row, *others], schema=schema), path)
+                except (pa.ArrowException, OverflowError):
+                    continue
+                yield f"{name} = {str(value)[:20]}"
+                break
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("compute", COMPUTE_CASE_FIELDS), ("collective", COLLECTIVE_CASE_FIELDS)])
+def test_any_number_of_a_case_is_measured_or_refused_in_one_line(kind, fields, tmp_path: Path) -> None:
+    cases = Cases(
+        tables=TABLES,
+        compute=tuple({case.case_id: case for case, _ in COSTS.compute}.values()),
+        collective=tuple({case.case_id: case for case, _ in COSTS.collective}.values()),
+        max_dim=128,
+        seed=0,
+    )
+    write_cases(tmp_path, cases)
+
+    def measure() -> None:
+        read = read_cases(tmp_path)
+        backend = open_backend("synthetic", read, MeasureSettings(batch_size=2**31))
+        for case in read.compute[:1]:
+            backend.compute(case, 0)
+        for each in read.collective[:1]:
+            backend.all_to_all(each, 0)
+
+    refusals = [or_one_line(measure, what) for what in spoiled_rows(tmp_path / f"{kind}.parquet", fields)]
+    assert 10 < sum(refusals) < len(refusals)
+
+
+@pytest.mark.parametrize(("kind", "fields"), [("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)])
+def test_any_number_of_a_cost_is_a_label_or_refused_in_one_line(kind, fields, tmp_path: Path) -> None:
+    with CostWriter(tmp_path, COSTS.bench, TABLES, (2,)) as writer:
+        for compute in COSTS.compute:
+            writer.add_compute(*compute)
+        for collective in COSTS.collective:
+            writer.add_collective(*collective)
+
+    def learn() -> None:
+        costs = read_costs(tmp_path)
+        for labels in (collect(costs.compute, lambda cost: cost.total_ms), collect(costs.collective, forward_ms)):
+            assert np.isfinite(labels.ms).all()
+            assert np.isfinite(1 / labels.ms**2).all()
+        dims = [table.dim for case, _ in costs.compute for table in case.tables]
+        assert max(dims) <= 65_536  # what a cost model's manifest may say
+
+    refusals = [or_one_line(learn, what) for what in spoiled_rows(tmp_path / f"{kind}-00000.parquet", fields)]
+    assert 20 < sum(refusals) < len(refusals)
+
+
+@pytest.mark.parametrize("left", [-1, True, 0.5, "0", None, 1e308])
+def test_a_share_whose_record_says_no_number_of_cases_has_not_ended(left: Any) -> None:
+    store, share = MemoryStore(), Share(1, 1, 2)
+    write_record(store, f"m/{share.ended}", {"left": left})
+    assert left_of_share(store, "m", share) is None
+    write_record(store, f"m/{share.ended}", {"left": 0})
+    assert left_of_share(store, "m", share) == 0
+
+
+def test_a_case_that_takes_longer_than_a_cost_may_be_is_an_error_of_its_row() -> None:
+    case = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0.0, 2e9))
+    cases = Cases(tables=TABLES, compute=(), collective=(case,), max_dim=128, seed=0)
+    cost = open_backend("synthetic", cases, MeasureSettings(batch_size=512)).all_to_all(case, 0)
+    assert cost.forward_ms is None
+    assert names(cost.error or "", "1e+09")
+
+
+def test_lengths_of_a_trace_that_overflow_as_they_are_added_up_are_refused(tmp_path: Path) -> None:
+    lengths = np.array([2**62] * 4, dtype=np.int64)  # 2^64, which is 0 in int64
+    write_traces(tmp_path / "traces", Traces({"a": Lookups(np.array([], dtype=np.int64), lengths)}))
+    with refused(InvalidInput, tmp_path / "traces", "lengths[0]"):
+        read_traces(tmp_path / "traces")
+
+
+def test_a_verdict_that_cannot_be_read_is_as_one_that_is_not_there(tmp_path: Path) -> None:
+    survey = Survey.parse({**SURVEY, "owner": "r", "campaigns": []}, "survey")
+    for release in (-1, 10**25, "x"):
+        verdict = {"run": "r", "model": "ads", "end": "red", "why": "", "release": release}
+        write_record(FolderStore(tmp_path), "_nightly/ads.json", verdict)
+        assert len(conclude(survey, str(tmp_path))) == 1
