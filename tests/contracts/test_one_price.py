@@ -156,7 +156,6 @@ def drawn_plan(seed: int, *, knows_tasks: bool) -> Plan:
         collective_precision=rng.choice([None, *[CollectivePrecision(forward="fp16", backward="bf16")] * knows_tasks]),
         dense_optimizer=rng.choice([None, "adam"]),
     )
-    by_hand = Provenance(neuroshard_version="0", algorithm="by hand")
     return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
 
 
