@@ -1,28 +1,26 @@
 """A plan has one price: what a search says of a plan is what `price_shards` says of its shards, and what it needs is what fits.
 
 A search prices arrays, `price_shards` shards. Here both price the same plans, drawn of every way to hold a table and of all
-mixtures. What TorchRec launches and holds for such plans is in tests/client/test_launches.py and test_memory_of_copies.py.
+mixtures. What TorchRec launches and holds for such plans is in tests/client/test_launches.py.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
-from helpers.plans import row_wise
+from helpers.drawn import WIDEST, drawn_shards
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.moves import moves
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE, Sharding, sharding_of
-from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
@@ -32,7 +30,7 @@ from neuroshard.search.run import search
 from neuroshard.search.settings import ALGORITHMS, SearchSettings
 from neuroshard.search.tuning import TUNING
 
-BATCH_SIZE, WIDEST, TIGHTLY = 65536, 1024, 1e-9
+BATCH_SIZE, TIGHTLY = 65536, 1e-9
 PLANS = 12  # of each cost model
 STAYS = SearchSettings(
     rounds=0, simplicity=0.0, move_budget_bytes=0, tuning=replace(TUNING, greedy=False, row_wise=False)
@@ -81,50 +79,6 @@ def drawn_tables(rng: np.random.Generator) -> tuple[Table, ...]:
             )
         )
     return tuple(made)
-
-
-def drawn_shards(table: Table, devices: int, domain: int, rng: np.random.Generator) -> list[Shard]:
-    """A table held in some way that TorchRec has for it, except copied."""
-    sequence = table.pooling == "none"
-    ways = ["whole", "columns", "turns"]
-    rows = table.pooling != "mean" and table.has_rows_for(devices) and devices > 1 and table.dim <= WIDEST
-    ways += ["rows"] * rows + ["domain"] * (rows and not sequence and domain < devices)
-    parts = [n for n in (2, 4) if devices // domain % n == 0 and table.dim % (4 * n) == 0]
-    ways += ["grid"] * ("domain" in ways and len(parts) > 0)
-    if table.dim > WIDEST:  # in equal shards
-        return cut(table, table.dim // WIDEST, rng.integers(devices, size=table.dim // WIDEST).tolist())
-    whole = [Shard(table=table.name, rows=table.rows, dim=table.dim, device=int(rng.integers(devices)))]
-    match rng.choice(ways):
-        case "rows":
-            return list(row_wise(table, devices))
-        case "domain":
-            first = domain * int(rng.integers(devices // domain))
-            return [one.model_copy(update={"device": first + one.device}) for one in row_wise(table, domain)]
-        case "grid":
-            parts = int(rng.choice(parts))
-            hosts = range(first := parts * int(rng.integers(devices // domain // parts)), first + parts)
-            dim = table.dim // parts
-            return [
-                one.model_copy(update={"dim": dim, "column_offset": dim * part, "device": host * domain + one.device})
-                for part, host in enumerate(hosts)
-                for one in row_wise(table, domain)
-            ]
-        case "turns":
-            on = rng.integers(devices, size=4 if table.dim % 16 == 0 and not sequence else 2).tolist()
-            return cut(table, len(on), on)
-        case "columns":
-            cuts = 2 if sequence else int(rng.integers(2, min(table.dim // 4, 4) + 1))
-            return cut(table, cuts, rng.permutation(max(devices, cuts))[:cuts].tolist()) if cuts <= devices else whole
-    return whole
-
-
-def cut(table: Table, cuts: int, on: Sequence[int]) -> list[Shard]:
-    """Column shards as equal as can be, on these devices."""
-    ends = [DIM_STEP * (table.dim // DIM_STEP * one // cuts) for one in range(cuts + 1)]
-    return [
-        Shard(table=table.name, rows=table.rows, column_offset=begin, dim=end - begin, device=device)
-        for (begin, end), device in zip(pairwise(ends), on, strict=True)
-    ]
 
 
 def drawn_plan(seed: int, *, knows_tasks: bool) -> Plan:
