@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,6 +19,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from helpers.commands import Done
+from helpers.forked import run_script
 from helpers.limits import HANGS
 from helpers.plans import NOW, TABLES, make_plan, row_plan, row_wise
 from helpers.processes import alive, needs_proc, new_mark, wait_until
@@ -85,8 +88,19 @@ def begun(store: Path, mark: dict[str, str]) -> "subprocess.Popen[str]":
     return process
 
 
-def train(store: Path, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command(store, *arguments), capture_output=True, text=True, timeout=HANGS)
+Train = Callable[..., Done[str]]
+
+
+@pytest.fixture
+def train(example: ModuleType, tmp_path: Path) -> Train:
+    """`train(store, "--steps", 3)`, forked: as the command is run, which `test_three_ranks_train_on_the_live_plan` types."""
+
+    def run(store: Path, *arguments: object, **environment: str) -> Done[str]:
+        return run_script(
+            example.main, *command(store, *arguments)[2:], cwd=tmp_path, environment=environment
+        )
+
+    return run
 
 
 def deployed(tmp_path: Path, plan: Plan) -> Path:
@@ -95,11 +109,15 @@ def deployed(tmp_path: Path, plan: Plan) -> Path:
 
 
 @pytest.mark.parametrize(("element_bytes", "optimizer"), [(4, "sgd"), (2, "adagrad")])
-def test_three_ranks_train_on_the_live_plan(tmp_path, element_bytes, optimizer):
+def test_three_ranks_train_on_the_live_plan(tmp_path, train, element_bytes, optimizer):
     plan = lopsided_plan(element_bytes=element_bytes)
     store = deployed(tmp_path, plan)
     out = tmp_path / "summary.json"
-    done = train(store, "--steps", 12, "--optimizer", optimizer, "--learning-rate", 0.5, "--summary", out)
+    given = ("--steps", 12, "--optimizer", optimizer, "--learning-rate", 0.5, "--summary", out)
+    if optimizer == "sgd":
+        done = subprocess.run(command(store, *given), capture_output=True, text=True, timeout=HANGS)
+    else:
+        done = train(store, *given)
 
     assert done.returncode == 0, done.stderr
     summary = json.loads(out.read_text())
@@ -116,20 +134,14 @@ def test_three_ranks_train_on_the_live_plan(tmp_path, element_bytes, optimizer):
     assert done.stderr.count("Warning") == done.stderr.count("search with --batch-size 96") == 1  # the plan is for 64
 
 
-def test_a_job_that_starts_again_goes_on_under_the_plan_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_job_that_starts_again_goes_on_under_the_plan_of_its_checkpoint(tmp_path: Path, train: Train) -> None:
     """Whatever is live by then; where that plan is gone from the store, under the live one."""
     old, new = lopsided_plan(devices=2), row_plan(2)
     store, ends = deployed(tmp_path, old), {}
 
     def run(name: str, *arguments: object) -> str:
         given = ("--optimizer", "rowwise_adagrad", "--summary", tmp_path / name, *arguments)
-        done = subprocess.run(
-            command(store, *given),
-            capture_output=True,
-            text=True,
-            timeout=HANGS,
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-        )
+        done = train(store, *given, XDG_CACHE_HOME=str(tmp_path / "cache"))
         assert done.returncode == 0, done.stderr
         ends[name] = json.loads((tmp_path / name).read_text())
         return done.stderr
@@ -168,7 +180,7 @@ def test_a_checkpoint_without_a_plan_and_one_that_names_none(tmp_path: Path, exa
         saved_plan(tmp_path / "before")
 
 
-def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_path):
+def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_path, train):
     store = deployed(tmp_path, make_plan())
     done = train(store, "--steps", 1, "--memory", "60KiB", "--optimizer", "rowwise_adagrad")
 
@@ -179,7 +191,7 @@ def test_larger_tables_are_cut_and_it_says_so_also_of_split_row_wise_state(tmp_p
     assert "search with --batch-size" in done.stderr  # the plan's is another one
 
 
-def test_three_ranks_train_on_rows_that_are_split_over_all_of_them(tmp_path):
+def test_three_ranks_train_on_rows_that_are_split_over_all_of_them(tmp_path, train):
     store = deployed(tmp_path, row_plan(devices=3))
     out = tmp_path / "summary.json"
     done = train(store, "--steps", 8, "--optimizer", "rowwise_adagrad", "--memory", "200KiB", "--summary", out)
@@ -423,7 +435,7 @@ MODEL = """
 
 
 @pytest.mark.slow
-def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, neuroshard):
+def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, train, neuroshard):
     """Two tables of one name, several features, means, and position weights: tables, search, deploy, train."""
     (tmp_path / "their_model.py").write_text(textwrap.dedent(MODEL))
     for typed in (
@@ -433,8 +445,7 @@ def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, neuroshard
     ):
         done = neuroshard(*typed.split(), cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    given = [*command(tmp_path / "store", "--steps", 40, "--learning-rate", 2.0), "--model", "their_model:Model"]
-    done = subprocess.run(given, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
+    done = train(tmp_path / "store", "--steps", 40, "--learning-rate", 2.0, "--model", "their_model:Model")
 
     assert done.returncode == 0, done.stderr
     assert "4 tables in" in done.stderr

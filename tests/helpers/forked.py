@@ -1,15 +1,44 @@
-"""Workers that measure, forked: they share what this process has imported, where a new interpreter takes 5 s to import it."""
+"""Processes that are forked: they share what this one has imported, where a new interpreter imports torch and TorchRec for 7 s."""
 
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
-from collections.abc import Mapping
-from multiprocessing.context import ForkContext
-from typing import IO
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkContext, ForkProcess
+from pathlib import Path
+from typing import IO, Any
 
+from helpers.commands import Done
+from helpers.limits import HANGS
 from neuroshard.measure.workers import processes
+
+
+def run_script(main: Callable[[], int], *arguments: object, cwd: Path, environment: Mapping[str, str]) -> "Done[str]":
+    """A script by its `main`, with these arguments, as `python SCRIPT ...` runs it."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        typed = ["script", *map(str, arguments)]
+        process = _started(_run, main, typed, cwd, environment, out.fileno(), err.fileno(), daemon=False)
+        process.join(HANGS)
+        if process.exitcode is None:
+            process.kill()
+        process.join()
+        for file in (out, err):
+            file.seek(0)
+        return Done(typed, process.exitcode or 0, out.read(), err.read())
+
+
+def _run(main: Callable[[], int], typed: list[str], cwd: Path, environment: Mapping[str, str], *streams: int) -> None:
+    _speak_to(*streams)
+    os.environ.update(environment)
+    os.chdir(cwd)
+    sys.argv = typed
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore", DeprecationWarning)  # as Python has them outside pytest
+    warnings.showwarning = lambda *said: print(warnings.formatwarning(*said[:4]), file=sys.stderr)
+    sys.exit(main())
 
 
 class ForkedWorker:
@@ -17,10 +46,7 @@ class ForkedWorker:
 
     def __init__(self, target: str, pipe: int, output: IO[bytes], environment: Mapping[str, str]) -> None:
         serving = (os.getpid(), target, pipe, output.fileno(), environment)
-        self.process = ForkContext().Process(target=_serve, args=serving, daemon=True)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads that other tests left: Python 3.12
-            self.process.start()
+        self.process = _started(_serve, *serving, daemon=True)
 
     @property
     def pid(self) -> int | None:
@@ -40,11 +66,23 @@ def _serve(parent: int, target: str, pipe: int, output: int, environment: Mappin
     """As `python -W ignore -m neuroshard.measure.workers.processes` in a session of its own, with no file but the pipe."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    _speak_to(output, output)
     os.closerange(3, pipe)
     os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
     os.environ.update(environment)
     warnings.simplefilter("ignore")
     processes.main(parent, pipe, target)
+
+
+def _started(work: Callable[..., None], *arguments: Any, daemon: bool) -> ForkProcess:
+    process = ForkContext().Process(target=work, args=arguments, daemon=daemon)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that other tests left: Python 3.12
+        process.start()
+    return process
+
+
+def _speak_to(out: int, err: int) -> None:
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
