@@ -4,6 +4,7 @@ import random
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,7 +74,9 @@ def random_tables(rng: random.Random) -> tuple[Table, ...]:
     return tuple(tables)
 
 
-def random_shards(tables: tuple[Table, ...], ranks: int, domain: int, rng: random.Random) -> tuple[list[Shard], list[str]]:
+def random_shards(
+    tables: tuple[Table, ...], ranks: int, domain: int, rng: random.Random
+) -> tuple[list[Shard], list[str]]:
     """Of every way to hold a table, and which tables are copied. Means are not row-wise, which TorchRec computes wrongly."""
     shards: list[Shard] = []
     drawn, copied = np.random.default_rng(rng.randrange(2**32)), []
@@ -143,7 +146,8 @@ def counting(counts: Counter[str]) -> None:
 
 def bytes_held(model: nn.Module) -> dict[str, int]:
     """Bytes of weights that the operators of a rank hold, and of their fused optimizers' state."""
-    parts = [part for sharded in model.children() for lookup in sharded._lookups for part in lookup.modules()]
+    sharded: list[Any] = list(model.children())
+    parts = [part for one in sharded for lookup in one._lookups for part in lookup.modules()]
     fused = [one for one in parts if isinstance(one, SplitTableBatchedEmbeddingBagsCodegen)]
     dense = [one for one in parts if isinstance(one, DenseTableBatchedEmbeddingBagsCodegen)]
     weights = [each for one in (*fused, *dense) for each in one.split_embedding_weights()]
@@ -212,7 +216,11 @@ def test_a_plan_launches_and_holds_what_was_counted_for_it(ranks, local_world_si
 
     in_order: list[float] = []  # columns that need not be put into order, since the ranks happen to hold them so
     for plan, *of_ranks in zip(plans, *found, strict=True):
-        counted, memory, copied = launches(plan.task, plan.shards), plan.device_memory(), plan.task.constraints.data_parallel
+        counted, memory, copied = (
+            launches(plan.task, plan.shards),
+            plan.device_memory(),
+            plan.task.constraints.data_parallel,
+        )
         copies = sum(table.rows * table.optimizer_bytes_per_row for table in plan.task.tables if table.name in copied)
         for rank, counts in enumerate(of_ranks):
             assert counts.pop("weights") == memory[rank].weights

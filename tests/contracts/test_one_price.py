@@ -13,7 +13,7 @@ import pytest
 
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
-from helpers.drawn import WIDEST, drawn_shards
+from helpers.drawn import drawn_shards
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.moves import moves
@@ -31,6 +31,7 @@ from neuroshard.search.settings import ALGORITHMS, SearchSettings
 from neuroshard.search.tuning import TUNING
 
 BATCH_SIZE, TIGHTLY = 65536, 1e-9
+FP16 = CollectivePrecision(forward="fp16", backward="bf16")
 PLANS = 12  # of each cost model
 STAYS = SearchSettings(
     rounds=0, simplicity=0.0, move_budget_bytes=0, tuning=replace(TUNING, greedy=False, row_wise=False)
@@ -107,7 +108,7 @@ def drawn_plan(seed: int, *, knows_tasks: bool) -> Plan:
         topology=Topology(domain=domain, local_world_size=1, network_bytes_per_s=bytes_per_s, network_latency_ms=0.1)
         if domain < devices
         else None,
-        collective_precision=rng.choice([None, *[CollectivePrecision(forward="fp16", backward="bf16")] * knows_tasks]),
+        collective_precision=[None, FP16][int(rng.integers(2)) * knows_tasks],
         dense_optimizer=rng.choice([None, "adam"]),
     )
     return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))

@@ -96,9 +96,7 @@ def train(example: ModuleType, tmp_path: Path) -> Train:
     """`train(store, "--steps", 3)`, forked: as the command is run, which `test_three_ranks_train_on_the_live_plan` types."""
 
     def run(store: Path, *arguments: object, **environment: str) -> Done[str]:
-        return run_script(
-            example.main, *command(store, *arguments)[2:], cwd=tmp_path, environment=environment
-        )
+        return run_script(example.main, *command(store, *arguments)[2:], cwd=tmp_path, environment=environment)
 
     return run
 

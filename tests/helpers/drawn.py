@@ -45,9 +45,9 @@ def drawn_shards(table: Table, devices: int, domain: int, rng: np.random.Generat
             first = domain * int(rng.integers(devices // domain))
             return [one.model_copy(update={"device": first + one.device}) for one in row_wise(table, domain)]
         case "grid":
-            parts = int(rng.choice(parts))
-            hosts = range(first := parts * int(rng.integers(devices // domain // parts)), first + parts)
-            dim = table.dim // parts
+            count = int(rng.choice(parts))
+            hosts = range(first := count * int(rng.integers(devices // domain // count)), first + count)
+            dim = table.dim // count
             return [
                 one.model_copy(update={"dim": dim, "column_offset": dim * part, "device": host * domain + one.device})
                 for part, host in enumerate(hosts)
