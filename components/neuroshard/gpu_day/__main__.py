@@ -38,7 +38,8 @@ def main() -> int:
     from dataclasses import replace
 
     from neuroshard.core.errors import NeuroshardError
-    from neuroshard.gpu_day.stages import SCALES, Day, run
+    from neuroshard.gpu_day.day import SCALES, Day
+    from neuroshard.gpu_day.stages import run
 
     scale = SCALES[options.backend]
     scale = replace(scale, tasks=options.tasks or scale.tasks, compute_cases=options.cases or scale.compute_cases)

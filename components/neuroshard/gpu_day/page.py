@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from neuroshard.gpu_day.stages import Day
+from neuroshard.files.costs import read_manifest
+from neuroshard.gpu_day.day import Day
 
 
 def render(day: Day) -> str:
@@ -49,6 +50,4 @@ def _row(name: str, of: dict[str, Any]) -> str:
 
 
 def _device(day: Day) -> str:
-    from neuroshard.files.costs import read_manifest
-
     return read_manifest(day.folder / "costs").bench.hardware.name

@@ -6,10 +6,8 @@ Stages call this package's commands where there are any. A stage's results are i
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,9 @@ from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.gpu_day.compare import gain, slowest_ms
+from neuroshard.gpu_day.day import Day, OutOfTime
 from neuroshard.gpu_day.operators import check
+from neuroshard.gpu_day.page import render
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables
 from neuroshard.measure.run import run as measure
@@ -41,60 +41,6 @@ TIGHTNESS = 1.3  # memory of a task's devices, times what its tables need
 ACCESS = "zipf:1.05"  # how rows are read, where a table set does not say it
 VERIFIED = 100  # cases that are measured again
 LEAST_SECONDS = 20.0  # the least time for which measuring is worth starting
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is done, on a GPU or, to rehearse, on a CPU."""
-
-    backend: str
-    batch_size: int
-    other_batch_size: int  # table sets are measured at both
-    memory: str  # of a device, for drawing cases
-    most_rows: int  # larger tables are cut
-    most_pooling: float
-    compute_cases: int = 2000
-    collective_cases: int = 200
-    tasks: int = 30
-    rounds: int = 7  # of all devices of all plans of a task
-    epochs: int | None = None  # of training, at most
-
-
-SCALES = {
-    "cuda": Scale("cuda", 65536, 16384, "40GiB", 20_000_000, 200.0),
-    "cpu": Scale("cpu", 1024, 512, "2GiB", 30_000, 60.0, 200, 40, 3, 3),
-    "synthetic": Scale("synthetic", 65536, 16384, "40GiB", 20_000_000, 200.0, 200, 40, 2, 3),
-}
-
-
-@dataclass
-class Day:
-    """One folder of results, and the time that this call may still take."""
-
-    folder: Path
-    scale: Scale
-    table_sets: Sequence[Path]
-    devices: Sequence[int]  # whose all-to-alls are measured; none with one GPU
-    ends: float  # by `clock`, in seconds
-    clock: Callable[[], float] = time.monotonic
-    say: Callable[[str], None] = field(default=lambda line: print(line, flush=True))
-
-    @property
-    def left_s(self) -> float:
-        return self.ends - self.clock()
-
-    def read(self, stage: str) -> Any:
-        return json.loads((self.folder / f"{stage}.json").read_text())
-
-    def write(self, stage: str, found: Any) -> None:
-        write_bytes(self.folder / f"{stage}.json", (json.dumps(found, indent=1) + "\n").encode())
-
-    def has(self, stage: str) -> bool:
-        return (self.folder / f"{stage}.json").exists()
-
-
-class OutOfTime(Exception):
-    """This call has no time left; the next one continues."""
 
 
 def run(day: Day) -> bool:
@@ -116,8 +62,6 @@ def _run(day: Day) -> bool:
             return False
         day.write(name, found)
         day.say(f"{name}: done, {day.clock() - began:.0f} s")
-    from neuroshard.gpu_day.page import render
-
     write_bytes(day.folder / "page.md", render(day).encode())
     day.say(f"{day.folder / 'page.md'}: all results; the cost model is {day.folder / 'model'}")
     return True
