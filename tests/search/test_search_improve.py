@@ -13,7 +13,7 @@ from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.improve.moves import changes, price
 from neuroshard.search.improve.neighborhood import Neighborhood
 from neuroshard.search.improve.perturb import perturbed
-from neuroshard.search.improve.swaps import Offers
+from neuroshard.search.improve.swaps import Takes
 from neuroshard.search.infeasible.packing import pack
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.plans import Plans
@@ -146,7 +146,7 @@ def test_where_devices_hold_very_many_shards_some_that_fit_are_offered_for_swaps
     def seen() -> Neighborhood:
         return Neighborhood(plans, soft, zero, zero + 1, zero[:, None], np.random.default_rng(0))
 
-    weighed = Offers.of(seen())
+    weighed = Takes.of(seen())
     assert weighed is not None
     assert weighed.fits.all()
     assert 5 <= len(set(weighed.take[0].tolist())) == weighed.take.size <= 15
@@ -160,7 +160,7 @@ def test_where_a_device_holds_very_many_shards_steps_are_sought_for_some_of_them
     problem.tuning = replace(TUNING, shards_seen=10)
     plans, zero, rng = Plans([start]), np.zeros(1, dtype=np.int64), np.random.default_rng(0)
     soft = SoftMaximum(Objective.of(problem), plans.compute, plans.dims)
-    drawn = [set(Neighborhood(plans, soft, zero, zero, zero[:, None] + 1, rng).group.tolist()) for _ in range(60)]
+    drawn = [set(Neighborhood(plans, soft, zero, zero, zero[:, None] + 1, rng).give.tolist()) for _ in range(60)]
     assert set.union(*drawn) == set(range(58))
     assert 8 <= np.mean([len(some) for some in drawn]) <= 12
     assert improved(start).cost == pytest.approx(of_all, rel=1e-3)

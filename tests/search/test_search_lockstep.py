@@ -8,7 +8,7 @@ import pytest
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.task import ShardingTask
-from neuroshard.search.proposers.lockstep import place
+from neuroshard.search.proposers.lockstep import Devices, Shards, place
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING, BeamWidth
@@ -120,17 +120,10 @@ def lay(
     allowed: list[list[bool]] | None = None,
 ) -> list[list[int]]:
     """Devices of one order of shards under each cap, weighed by plain sums."""
-    placed = place(
-        np.array(weights)[:, None],
-        np.arange(len(weights))[None],
-        np.array(dims),
-        np.array(nbytes),
-        np.array(caps)[None],
-        np.array(memory),
-        lambda sums: sums[..., 0],
-        None if allowed is None else np.array(allowed),
-        soft=soft,
-    )
+    permitted = None if allowed is None else np.array(allowed)
+    shards = Shards(np.array(weights)[:, None], np.array(dims), np.array(nbytes), permitted)
+    devices = Devices(np.array(memory), lambda sums: sums[..., 0])
+    placed = place(shards, devices, np.arange(len(weights))[None], np.array(caps)[None], soft)
     return placed.devices[0].tolist()
 
 

@@ -21,18 +21,21 @@ from neuroshard.search.problem.spread import OVER_ALL
 
 @dataclass(frozen=True)
 class Branch:
-    """Plans in which the table groups `sure` are row-wise, and perhaps one is not. S shards, P groups that may be row-wise.
+    """Plans in which the table groups `sure` are row-wise, and perhaps one is not. S shards, P groups that may be row-wise, each in
+    W kinds of spread options (`SpreadOptions`); `sure` are over all devices.
 
-    What plans cost at least, in ms: `alone` (S,) is compute and backward all-to-all of a device with this shard and the blocks of
-    `sure`; `block_alone` (P, W) the same with a block of this group. Both are infinite where they do not fit or are not allowed.
-    `back` is the mean backward all-to-all, without waiting. `all_to_all` (P, W) is what one more row-wise group adds to both
-    all-to-alls, summed over the devices. The others include what launches take: `ahead` is the forward all-to-all; `of_used` (D,)
-    the mean of both all-to-alls over the used devices, if 1, 2, … are used and no table is row-wise; `all_to_all_ms` the sum of
-    both for a device with 0, 4, 8, … columns.
+    In the letters of the proof (`lower_bound.py`), each the least over these plans, in ms; launches are part of a_d:
 
-    All devices hold `columns` of the blocks of `sure`, and at least `beside` (K,) of each vector component. `blocks` (P, W, K)
-    are the vectors of all blocks of each group, summed. W are the kinds of spread options (`SpreadOptions`); `sure` are over all
-    devices.
+        alone (S,)          f(s_d) + b_d of a device with this shard and the blocks of `sure`     step 5
+        block_alone (P, W)  the same with a block of this group                                   step 5
+        back, ahead         mean(b_d) and mean(a_d)                                               step 2
+        of_used (D,)        mean(b_d) + mean(a_d) of the used devices, if 1, 2, … are used and no table is row-wise
+        blocks (P, W, K)    v, summed over all blocks of a group                                  step 4
+        all_to_all (P, W)   what one more row-wise group adds to b_d + a_d, summed over the devices
+        all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
+
+    `alone` and `block_alone` are infinite where the shard does not fit or is not allowed. All devices hold `columns` of the blocks
+    of `sure`, and at least `beside` (K,) of each vector component.
     """
 
     problem: Problem
@@ -106,52 +109,62 @@ class Branches:
 
     def of(self, count: int, *, next_not: bool = False) -> Branch:
         """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
-        problem, rows, devices = self.problem, self.problem.options, self.problem.devices
-        sure = self.order[:count]
-        columns = float(rows.least[sure, OVER_ALL].sum())
-        mean = problem.mean_columns + float(rows.more[sure, OVER_ALL].sum())
-        forward, backward = transfers_ms(problem.model, np.full(devices, mean))
-        memory, beside, block_alone = problem.memory, np.zeros(problem.vectors.shape[1]), np.zeros(rows.more.shape)
-        if len(rows.groups):
-            load = rows.load(rows.groups[np.sort(sure)], np.full(len(sure), rows.place_of(OVER_ALL)))
+        problem, options, sure = self.problem, self.problem.options, self.order[:count]
+        columns = float(options.least[sure, OVER_ALL].sum())
+        mean = problem.mean_columns + float(options.more[sure, OVER_ALL].sum())
+        memory, beside = problem.memory, np.zeros(problem.vectors.shape[1])
+        if len(options.groups):
+            load = options.load(options.groups[np.sort(sure)], np.full(len(sure), options.place_of(OVER_ALL)))
             memory, beside = memory - load.nbytes, load.vectors.min(axis=0)  # no device holds less of any component
-            others = (~np.isin(np.arange(len(rows.groups)), sure))[:, None]
-            block_bytes = rows.nbytes * others[..., None]
-            more = rows.vectors * (block_bytes > 0)[..., None]
-            block_alone = problem.model.compute_ms(beside + more).max(axis=2)
-            block_alone = block_alone + self._backward_ms((columns + rows.least * others).ravel(), mean).reshape(
-                block_alone.shape
-            )
-            fits = block_bytes.max(axis=2) <= memory.max()
-            fits[:, OVER_ALL] = (block_bytes[:, OVER_ALL, 0] <= memory[:-1].min()) & (
-                block_bytes[:, OVER_ALL, 1] <= memory[-1]
-            )
-            block_alone[~(fits & rows.allowed)] = np.inf
-        room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.group]
-        alone = np.where(np.arange(len(problem.group)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
-        alone = alone + self._backward_ms(columns + problem.dims, mean)
-        alone[~self.may_be | (problem.nbytes > room) | np.isin(problem.group, rows.groups[sure])] = np.inf
+        block_alone = self._block_alone(sure, memory, beside, columns, mean)
         if next_not:
             block_alone[self.order[count]] = np.inf
         # over a domain no more leaves it than of the whole table
-        all_to_all = (devices * self._column_ms(mean)) * rows.more * (np.arange(rows.more.shape[1]) == OVER_ALL)
+        over_all = np.arange(options.more.shape[1]) == OVER_ALL
+        all_to_all = problem.devices * self._column_ms(mean) * options.more * over_all
         all_to_all[sure] = 0.0
-        launched = problem.launches.least(rows.groups[sure], rows.groups) + problem.copies_ms.total_ms + self.cut_ms
-        own_all_to_all = self._all_to_all_ms(mean)
+        launched = problem.launches.least(options.groups[sure], options.groups) + problem.copies_ms.total_ms + self.cut_ms
+        forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
         return Branch(
             problem=problem,
             sure=sure,
-            alone=alone,
+            alone=self._alone(sure, memory, beside, columns, mean),
             block_alone=block_alone,
             columns=columns,
             beside=beside,
-            all_to_all_ms=own_all_to_all + launched,
+            all_to_all_ms=self._all_to_all_ms(mean) + launched,
             ahead=float(forward.mean()) + launched,
             back=float(backward.mean()),
             of_used=self.of_used + launched,
             blocks=self.blocks,
             all_to_all=all_to_all,
         )
+
+    def _alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
+        """`alone` of a branch: f(beside + v) + b_d for each shard, (S,)."""
+        problem = self.problem
+        room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.group]
+        alone = np.where(np.arange(len(problem.group)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
+        alone = alone + self._backward_ms(columns + problem.dims, mean)
+        row_wise = np.isin(problem.group, problem.options.groups[sure])
+        alone[~self.may_be | (problem.nbytes > room) | row_wise] = np.inf
+        return alone
+
+    def _block_alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
+        """`block_alone` of a branch: f(beside + v) + b_d for the heavier of a group's blocks, (P, W)."""
+        options = self.problem.options
+        if not len(options.groups):
+            return np.zeros(options.more.shape)
+        others = (~np.isin(np.arange(len(options.groups)), sure))[:, None]
+        nbytes = options.nbytes * others[..., None]
+        vectors = options.vectors * (nbytes > 0)[..., None]
+        back = self._backward_ms((columns + options.least * others).ravel(), mean).reshape(others.shape[0], -1)
+        alone: Floats = self.problem.model.compute_ms(beside + vectors).max(axis=2) + back
+        fits = nbytes.max(axis=2) <= memory.max()
+        last = nbytes[:, OVER_ALL, 1] <= memory[-1]
+        fits[:, OVER_ALL] = (nbytes[:, OVER_ALL, 0] <= memory[:-1].min()) & last
+        alone[~(fits & options.allowed)] = np.inf
+        return alone
 
     def _own_and_others(self, own: Floats, mean: float) -> Floats:
         """Columns of all devices (N, D): `own` (N,) on the first, the rest of `mean` a device spread evenly over the others.

@@ -28,37 +28,22 @@ def candidates(
 
 def single_moves(near: Neighborhood) -> Moves:
     """The best move of each shard: whole, half, or the part that levels the two devices in ms or in columns."""
-    problem, job, mine = near.problem, near.job, near.mine[:, None]
-    own, unit = near.soft.objective.own_ms, near.unit[:, None]
-    unit_ms = (near.whole[:, :-1] + near.leaves[:, None]) / mine + 2 * own * unit
-    level = (near.load[:, None] - near.load_there)[job] / np.maximum(unit_ms, 1e-30)
-    even = (near.dims[:, None] - near.dims_there)[job] / (2 * unit)
-    parts = np.empty((len(job), 6 if problem.tuning.partial_moves else 1, level.shape[1]))
-    for place, part in enumerate((mine, level, level + 1, even, np.minimum(level, even), 0.5 * mine)[: parts.shape[1]]):
+    problem, of, held = near.problem, near.of, near.held[:, None]
+    own_ms, unit = near.soft.objective.own_ms, near.unit_columns[:, None]
+    unit_ms = (near.give_receiver_ms + near.give_source_ms[:, None]) / held + 2 * own_ms * unit
+    level = (near.source_ms[:, None] - near.receiver_ms)[of] / np.maximum(unit_ms, 1e-30)
+    even = (near.source_columns[:, None] - near.receiver_columns)[of] / (2 * unit)
+    parts = np.empty((len(of), 6 if problem.tuning.partial_moves else 1, level.shape[1]))
+    for place, part in enumerate((held, level, level + 1, even, np.minimum(level, even), 0.5 * held)[: parts.shape[1]]):
         parts[:, place] = part
     np.maximum(parts, 1.0, out=parts)
-    np.minimum(parts, mine[:, None], out=parts)
-    out = parts.astype(np.int64)  # (N, P, R) units
+    np.minimum(parts, held[:, None], out=parts)
+    units = parts.astype(np.int64)  # (N, P, R)
 
-    there, slot = near.there[:, None], near.slot[:, None, None]
-    kept, joined = mine[:, None] - out, there + out
-    fits = near.fit(kept, joined, there)
-    np.minimum(joined, near.cap[:, None, None], out=joined)
-    fits &= near.bytes(slot + joined) <= near.free_there[job][:, None] + near.bytes(slot + there)
-    if not problem.any_device:
-        fits &= problem.allowed[near.group[:, None], near.receivers[job]][:, None]
-    moved = unit[:, None] * out
-    moved_ms = own * moved
-    load, dims = amounts = np.empty((2, 2, *out.shape))
-    np.subtract((near.load[job] - near.leaves)[:, None, None], moved_ms, out=load[0])
-    load[0] += near.flat.take(near.begin[:, -1, None, None] + kept)
-    np.add(near.load_there[job][:, None], moved_ms, out=load[1])
-    load[1] += near.joining(near.begin[:, None, :-1], there, joined)
-    np.subtract(near.dims[job][:, None, None], moved, out=dims[0])
-    np.add(near.dims_there[job][:, None], moved, out=dims[1])
-    change = near.change(amounts, np.arange(out.shape[2]))
-    change[~fits] = np.inf
-    rows, best = near.best(change)
-    part_of, column = np.divmod(best, out.shape[2])
+    column = np.broadcast_to(np.arange(level.shape[1]), level.shape)
+    given = near.given(units, column)
+    change = near.change(column, given.source_ms, given.receiver_ms, given.columns)
+    change[~given.fits | (given.more_bytes > near.receiver_free[of][:, None])] = np.inf
+    rows, part, receiver = near.best(change)
     none = np.full(len(rows), -1)
-    return near.moves(rows, out[rows, part_of, column], column, none, np.zeros_like(none))
+    return near.moves(rows, units[rows, part, receiver], receiver, none, np.zeros_like(none))

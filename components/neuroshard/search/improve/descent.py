@@ -60,10 +60,12 @@ def _chosen(
     gains = np.flatnonzero(change < -plans.problem.tuning.min_gain * soft.slowest[moves.plan])
     gains = gains[np.argsort(change[gains], kind="stable")]
     # a number for each device and each group of all plans; a move that takes nothing names its source twice
-    plan, source, to, give, take = (of[gains] for of in (moves.plan, moves.source, moves.to, moves.give, moves.take))
+    some = moves[gains]
+    plan, give, take = some.plan, some.give, some.take
     count, groups = plans.dims.size, len(plans.problem.first)
-    source, to, give = source * len(plans) + plan, to * len(plans) + plan, count + plan * groups + give
-    touched = np.array([source, to, give, np.where(take < 0, source, count + plan * groups + take)]).T.tolist()
+    source, receiver = (device * len(plans) + plan for device in (some.source, some.receiver))
+    give = count + plan * groups + give
+    touched = np.array([source, receiver, give, np.where(take < 0, source, count + plan * groups + take)]).T.tolist()
     chosen: list[int] = []
     used: set[int] = set()
     moved: set[int] = set()

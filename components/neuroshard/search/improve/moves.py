@@ -1,8 +1,8 @@
 """Moves from one device to another, and what they change by the cost model.
 
-A move takes `out` units of group `give` from device `source` to device `to`, and `into` units of group `take` (or of none, -1)
-back: a shard or a part of it is moved, or two are swapped. Units join what the other device has of their group already. A move
-changes two devices only, so the compute net prices these alone.
+A move takes `give_units` of group `give` from device `source` to device `receiver`, and `take_units` of group `take` (or of none,
+-1) back: a shard or a part of it is moved, or two are swapped (`neighborhood.py` has a drawing). Units join what the other device
+has of their group already. A move changes two devices only, so the compute net prices these alone.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class Moves:
     plan: Ints
     source: Ints
     give: Ints
-    out: Ints
-    to: Ints
+    give_units: Ints
+    receiver: Ints
     take: Ints
-    into: Ints
+    take_units: Ints
 
     def __len__(self) -> int:
         return len(self.give)
@@ -37,7 +37,7 @@ class Moves:
 
     @property
     def _all(self) -> tuple[Ints, ...]:
-        return self.plan, self.source, self.give, self.out, self.to, self.take, self.into
+        return self.plan, self.source, self.give, self.give_units, self.receiver, self.take, self.take_units
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ def cells(moves: Moves) -> tuple[Ints, Ints, Ints]:
     """
     return (
         np.array([moves.take, moves.take, moves.give, moves.give]),
-        np.array([moves.source, moves.to, moves.source, moves.to]),
-        np.array([moves.into, -moves.into, -moves.out, moves.out]),
+        np.array([moves.source, moves.receiver, moves.source, moves.receiver]),
+        np.array([moves.take_units, -moves.take_units, -moves.give_units, moves.give_units]),
     )
 
 

@@ -1,7 +1,21 @@
-"""What the devices hold that moves start from, and an estimate of what it would add elsewhere.
+"""Devices that moves start from, the devices that they go to, and what a move changes, by a linear estimate.
 
-Each array operation is about all jobs. A job is a device of a plan that moves start from, with the devices they may go to.
+          source                              receiver
+    .------------------.    give_units    .------------------.
+    | give: held units | ---------------> | there: units of  |
+    |                  |                  | the same group   |
+    |                  |    take_units    |                  |
+    | here: units of   | <--------------- | take: held units |
+    | the same group   |                  |                  |
+    '------------------'                  '------------------'
+
+A move gives a shard or a part of it, and takes nothing, or in a swap a shard or a part of it. What is given joins the units that
+are `there`, and what is taken those that are `here`: a device has at most one shard of a table group.
+
+Each array operation is about all sources. There are J of them, each a device of a plan, with R receivers each.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,86 +26,119 @@ from neuroshard.search.problem.objective import SoftMaximum
 from neuroshard.search.problem.plans import Plans
 
 
-class Neighborhood:
-    """N shards on the sources of J jobs, and ms that each width of them adds to the R receivers of their job and to the source.
 
-    Shards are (N,), by `job`; receivers (J, R). Estimates are linear.
+@dataclass(frozen=True)
+class Given:
+    """What N shards give to C receivers each, in P amounts each: what then changes, (N, P, C) each."""
+
+    fits: NDArray[np.bool_]  # as wide as shards must and may be, not too many, and allowed there; memory is not looked at
+    less_bytes: Ints  # on the source
+    more_bytes: Ints  # on the receiver
+    source_ms: Floats  # of the source then, the all-to-all aside
+    receiver_ms: Floats
+    columns: Floats  # that move
+
+
+class Neighborhood:
+    """The N shards that J sources may give, the source `of` each (N,), and J x R receivers.
+
+    Of sources (J,), and of their receivers (J, R): `ms`, `columns` and `free` bytes. Of the shards (N,): the group `give`, `held`
+    units, `give_bytes`, `give_columns`, and `give_source_ms`, of which the source is relieved; `there` and `give_receiver_ms`
+    (N, R), what the whole shard takes on an empty receiver.
     """
 
     def __init__(
         self, plans: Plans, soft: SoftMaximum, plan: Ints, source: Ints, receivers: Ints, rng: np.random.Generator
     ) -> None:
         self.plans, self.soft, self.plan, self.source, self.receivers = plans, soft, plan, source, receivers
-        self.rng, self.problem = rng, plans.problem
-        problem = plans.problem
-        held = plans.widths[plan, :, source]
-        self.wide = plans.widths[plan[:, None], :, receivers]  # (J, R, G)
-        job, group = self.job, self.group = self.some(*np.nonzero(held), most=problem.tuning.shards_seen)
-        self.mine, self.there = held[job, group], self.wide[job, :, group]  # units: (N,), (N, R)
-        self.slot, self.least, self.cap = (
-            of.take(group) for of in (problem.slots, problem.min_units, problem.max_units)
+        self.rng, problem, of_plan = rng, plans.problem, plan[:, None]
+        self.problem = problem
+        self.source_ms, self.receiver_ms = soft.load[plan, source], soft.load[of_plan, receivers]
+        self.source_columns, self.receiver_columns = plans.dims[plan, source], plans.dims[of_plan, receivers]
+        self.source_free, self.receiver_free = plans.free[plan, source], plans.free[of_plan, receivers]
+        self.objective_now = soft.shares[plan, source][:, None] + soft.shares[of_plan, receivers]  # (J, R)
+
+        source_units = plans.widths[plan, :, source]
+        self.receiver_units = plans.widths[of_plan, :, receivers]  # (J, R, G)
+        of, give = self.of, self.give = self.drawn(*np.nonzero(source_units), most=problem.tuning.shards_seen)
+        self.held, self.there = source_units[of, give], self.receiver_units[of, :, give]
+        self.slot, self.least, self.most = (
+            array.take(give) for array in (problem.slots, problem.min_units, problem.max_units)
         )
-        self.may_split = plans.shards[plan[job], group] < problem.max_shards.take(group)
-        shards = problem.slot_shards.take(self.slot + self.mine)
-        self.nbytes, self.columns = problem.nbytes.take(shards), problem.dims.take(shards)
-        self.unit = self.columns / self.mine  # columns
+        self.may_split = plans.shards[plan[of], give] < problem.max_shards.take(give)
+        shards = problem.slot_shards.take(self.slot + self.held)
+        self.give_bytes, self.give_columns = problem.nbytes.take(shards), problem.dims.take(shards)
+        self.unit_columns = self.give_columns / self.held
 
+        # ms of every width on every receiver and on the source, flat, and where those of 0 units begin: (N, R + 1)
         devices = np.concatenate([receivers, source[:, None]], axis=1)
-        known = np.maximum(self.cap, np.maximum(self.mine, self.there.max(axis=1)))
-        # ms of every width on every receiver and on the source, flat, and where they begin: (N, R + 1)
-        self.flat, self.begin = plans.added(plan[job], devices[job], group, known)
-        self.whole = self.flat.take(self.begin + self.mine[:, None])  # (N, R + 1)
-        self.leaves = self.whole[:, -1]
-        of_job = plan[:, None]
-        self.now = soft.shares[plan, source][:, None] + soft.shares[of_job, receivers]
-        self.load, self.load_there = soft.load[plan, source], soft.load[of_job, receivers]
-        self.dims, self.dims_there = plans.dims[plan, source], plans.dims[of_job, receivers]
-        self.free, self.free_there = plans.free[plan, source], plans.free[of_job, receivers]
+        known = np.maximum(self.most, np.maximum(self.held, self.there.max(axis=1)))
+        self.unit_ms, self.begin = plans.added(plan[of], devices[of], give, known)
+        whole_ms = self.unit_ms.take(self.begin + self.held[:, None])
+        self.give_source_ms, self.give_receiver_ms = whole_ms[:, -1], whole_ms[:, :-1]
 
-    def fit(self, kept: Ints, joined: Ints, there: Ints) -> NDArray[np.bool_]:
-        """Whether what is kept and what is joined (N, P, R) are as wide as shards must and may be, and not too many."""
-        least, cap, more = self.least[:, None, None], self.cap[:, None, None], self.may_split[:, None, None]
-        fits: NDArray[np.bool_] = (kept == 0) | ((kept >= least) & ((there > 0) | more))
-        fits &= joined <= cap
-        fits &= joined >= least
-        return fits
+    def given(self, units: Ints, column: Ints) -> "Given":
+        """What changes if each shard gives so many units (N, P, C) to each of C receivers, those at `column` (N, C)."""
+        new, each = np.newaxis, np.arange(len(self.of))[:, None]
+        there, begin = self.there[each, column][:, new], self.begin[each, column][:, new]
+        slot, least, most = self.slot[:, new, new], self.least[:, new, new], self.most[:, new, new]
+        kept, joined = self.held[:, new, new] - units, there + units
+        fits = (kept == 0) | ((np.minimum(kept, joined) >= least) & ((there > 0) | self.may_split[:, new, new]))
+        fits &= joined <= most
+        np.minimum(joined, most, out=joined)
+        if not self.problem.any_device:
+            fits &= self.problem.allowed[self.give[:, new], self.receivers[self.of[:, new], column]][:, new]
+        source_ms = (self.source_ms[self.of] - self.give_source_ms)[:, new, new]
+        receiver_ms = self.unit_ms.take(begin + joined)
+        receiver_ms -= self.unit_ms.take(begin + there)
+        receiver_ms += self.receiver_ms[self.of[:, new], column][:, new]
+        return Given(
+            fits=fits,
+            less_bytes=self.give_bytes[:, new, new] - self.bytes(slot + kept),
+            more_bytes=self.bytes(slot + joined) - self.bytes(slot + there),
+            source_ms=source_ms + self.unit_ms.take(self.begin[:, -1, new, new] + kept),
+            receiver_ms=receiver_ms,
+            columns=self.unit_columns[:, new, new] * units,
+        )
+
+    def change(self, column: Ints, source_ms: Floats, receiver_ms: Floats, moved: Floats) -> Floats:
+        """By how much the objective changes where devices then take so many ms, and so many columns have moved: (N, P, C), of
+        receivers at `column` (N, C). Less is better."""
+        of = self.of[:, None]
+        ms, columns = amounts = np.empty((2, 2, *moved.shape))  # of the source, and of the receiver
+        moved_ms = self.soft.objective.own_ms * moved
+        np.subtract(source_ms, moved_ms, out=ms[0])
+        np.add(receiver_ms, moved_ms, out=ms[1])
+        np.subtract(self.source_columns[of][:, None], moved, out=columns[0])
+        np.add(self.receiver_columns[of, column][:, None], moved, out=columns[1])
+        change = self.soft.added(amounts, self.plan[of][:, None])
+        change -= self.objective_now[of, column][:, None]
+        return change
 
     def bytes(self, slots: Ints) -> Ints:
         nbytes: Ints = self.problem.slot_bytes.take(slots)
         return nbytes
 
-    def joining(self, begin: Ints, there: Ints, joined: Ints) -> Floats:
-        """Ms that a device needs more with `joined` units, at most `cap`, than with `there`."""
-        more: Floats = self.flat.take(begin + joined)
-        more -= self.flat.take(begin + there)
-        return more
-
-    def change(self, amounts: Floats, column: Ints) -> Floats:
-        """By how much the objective changes where source and receiver then have these ms and columns (2, 2, N, P, R), which are
-        overwritten: (N, P, R). Less is better."""
-        change = self.soft.added(amounts, self.plan[self.job][:, None, None])
-        change -= self.now[self.job[:, None, None], column]
-        return change
-
-    def best(self, change: Floats) -> tuple[Ints, Ints]:
-        """The best move of each shard: which shards have one that fits, and its place among P x R."""
+    def best(self, change: Floats) -> tuple[Ints, Ints, Ints]:
+        """The best of the P x C moves of each shard: which shards have one that fits, and its two places."""
         flat = change.reshape(len(change), change.shape[1] * change.shape[2])
         if not flat.size:
             nothing = np.zeros(0, dtype=np.int64)
-            return nothing, nothing
+            return nothing, nothing, nothing
         best = flat.argmin(axis=1)
         rows = np.flatnonzero(np.isfinite(flat[np.arange(len(flat)), best]))
-        return rows, best[rows]
+        return rows, *np.divmod(best[rows], change.shape[2])
 
-    def moves(self, rows: Ints, out: Ints, column: Ints, take: Ints, into: Ints) -> Moves:
-        job = self.job[rows]
-        return Moves(self.plan[job], self.source[job], self.group[rows], out, self.receivers[job, column], take, into)
+    def moves(self, rows: Ints, give_units: Ints, column: Ints, take: Ints, take_units: Ints) -> Moves:
+        of = self.of[rows]
+        receiver = self.receivers[of, column]
+        return Moves(self.plan[of], self.source[of], self.give[rows], give_units, receiver, take, take_units)
 
-    def some(self, *of: Ints, most: int) -> tuple[Ints, ...]:
-        """About `most` entries of each job, drawn at random; the first array has the jobs. Of more shards on a device many are
-        alike."""
-        job = of[0]
-        if len(job) <= most or (count := np.bincount(job)).max() <= most:
-            return of
-        kept = self.rng.random(len(job)) * count[job] < most
-        return tuple(one[kept] for one in of)
+    def drawn(self, *entries: Ints, most: int) -> tuple[Ints, ...]:
+        """About `most` entries of each source, drawn at random; the first array has the sources. Of more shards on a device many
+        are alike."""
+        of = entries[0]
+        if len(of) <= most or (count := np.bincount(of)).max() <= most:
+            return entries
+        kept = self.rng.random(len(of)) * count[of] < most
+        return tuple(one[kept] for one in entries)

@@ -1,6 +1,7 @@
 """The best swaps of shards of two devices: two whole shards, or a whole one for a part of the other.
 
-They are ranked by a linear estimate, as single moves are; the cost model prices only the best swap of each shard.
+They are ranked by a linear estimate, as single moves are; the cost model prices only the best swap of each shard. Give and take
+are those of the drawing in `neighborhood.py`.
 """
 
 from dataclasses import dataclass, fields
@@ -16,183 +17,142 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Offers:
-    """S shards on the receivers of each job, (J, S) each: what a swap would bring to the source, and relieve the receiver of."""
+class Takes:
+    """S whole shards on the receivers of each source, which it may take in a swap: (J, S) each."""
 
     take: Ints  # table group
-    column: Ints  # which of the job's receivers holds it
-    theirs: Ints  # units
-    slot: Ints  # slot of no units of the group
-    least: Ints  # units of a shard of it
-    free_there: Ints  # bytes on the receiver, without it
-    spare: Ints  # bytes left on the source, with it
+    column: Ints  # which of the source's receivers holds it
+    held: Ints  # units of it there
+    here: Ints  # units of its group on the source
+    slot: Ints  # slot of no units of its group
+    fits: Bools  # the source may hold it, with those that are here
     may_split: Bools
-    fits: Bools
-    comes: Floats  # ms more on the source
-    goes: Floats  # ms less on the receiver
-    take_ms: Floats  # mean of the two, with its columns
-    half: Floats  # half of the ms by which the source is slower than the receiver
-    dims: Floats  # columns
-    load_there: Floats  # ms of the receiver
-    dims_there: Floats  # columns of the receiver
+    free: Ints  # bytes on the receiver without it
+    columns: Floats
+    source_ms: Floats  # that it adds to the source
+    receiver_ms: Floats  # of which the receiver is relieved
+    ms: Floats  # mean of the two, with its columns
+    half_gap_ms: Floats  # half of the ms by which the source is slower than the receiver
 
     @classmethod
-    def of(cls, near: Neighborhood) -> "Offers | None":
-        """All of them; jobs that have fewer are padded with shards that do not fit. None if there are none."""
+    def of(cls, near: Neighborhood) -> "Takes | None":
+        """All of them; sources that have fewer are padded with shards that do not fit. None if there are none."""
         problem, plans, plan = near.problem, near.plans, near.plan
-        at, column, group = near.some(*np.nonzero(near.wide), most=problem.tuning.offers_seen)
-        if not len(at) or not len(near.job):
+        of, column, group = near.drawn(*np.nonzero(near.receiver_units), most=problem.tuning.offers_seen)
+        if not len(of) or not len(near.of):
             return None
-        count = np.bincount(at, minlength=len(plan))
+        count = np.bincount(of, minlength=len(plan))
         number = np.arange(int(count.max(initial=0)))
-        place = np.minimum((np.cumsum(count) - count)[:, None] + number, len(at) - 1)
-        take, column, theirs = group.take(place), column.take(place), near.wide[at, column, group].take(place)
-        rows, of_job, source = np.arange(len(plan))[:, None], plan[:, None], near.source[:, None]
-        slot, cap = problem.slots.take(take), problem.max_units.take(take)
-        shards = problem.slot_shards.take(slot + theirs)
-        here, to = plans.widths[of_job, take, source], near.receivers[rows, column]
-        filled, load_there = here + theirs, near.load_there[rows, column]
-        grows = near.bytes(slot + np.minimum(filled, cap)) - near.bytes(slot + here)
-        fits = (number < count[:, None]) & (filled <= cap)
+        place = np.minimum((np.cumsum(count) - count)[:, None] + number, len(of) - 1)
+        take, column, held = group.take(place), column.take(place), near.receiver_units[of, column, group].take(place)
+        rows, of_plan, source = np.arange(len(plan))[:, None], plan[:, None], near.source[:, None]
+        slot, here = problem.slots.take(take), plans.widths[of_plan, take, source]
+        shards = problem.slot_shards.take(slot + held)
+        fits = (number < count[:, None]) & (here + held <= problem.max_units.take(take))
         if not problem.any_device:
             fits &= problem.allowed[take, source]
-        comes = plans.added_each(of_job, source, take, theirs)
-        goes = plans.added_each(of_job, to, take, theirs)
-        dims = problem.dims.take(shards)
+        source_ms = plans.added_each(of_plan, source, take, held)
+        receiver_ms = plans.added_each(of_plan, near.receivers[rows, column], take, held)
+        columns = problem.dims.take(shards)
         return cls(
             take=take,
             column=column,
-            theirs=theirs,
+            held=held,
+            here=here,
             slot=slot,
-            least=problem.min_units.take(take),
-            free_there=near.free_there[rows, column] + problem.nbytes.take(shards),
-            spare=near.free[:, None] - grows,
-            may_split=(here == 0) & (plans.shards[of_job, take] < problem.max_shards.take(take)),
             fits=fits,
-            comes=comes,
-            goes=goes,
-            take_ms=(comes + goes) / 2 + near.soft.objective.own_ms * dims,
-            half=(near.load[:, None] - load_there) / 2,
-            dims=dims,
-            load_there=load_there,
-            dims_there=near.dims_there[rows, column],
+            may_split=(here == 0) & (plans.shards[of_plan, take] < problem.max_shards.take(take)),
+            free=near.receiver_free[rows, column] + problem.nbytes.take(shards),
+            columns=columns,
+            source_ms=source_ms,
+            receiver_ms=receiver_ms,
+            ms=(source_ms + receiver_ms) / 2 + near.soft.objective.own_ms * columns,
+            half_gap_ms=(near.source_ms[:, None] - near.receiver_ms[rows, column]) / 2,
         )
 
-    def chosen(self, job: Ints, best: Ints) -> "Offers":
-        """The offers at these places for each shard of a source: `job` (N,) and `best` (N, S) -> (N, S) each."""
-        place = job[:, None] * self.take.shape[1] + best
-        return Offers(*(getattr(self, field.name).take(place) for field in fields(self)))
+    def chosen(self, of: Ints, best: Ints) -> "Takes":
+        """Those at these places for each shard of a source: `of` (N,) and `best` (N, S) -> (N, S) each."""
+        place = of[:, None] * self.take.shape[1] + best
+        return Takes(*(getattr(self, field.name).take(place) for field in fields(self)))
 
 
 def swaps(near: Neighborhood) -> Moves:
     """The best swap of each shard: both whole, or of one as much as levels the two devices, or as there is memory for."""
-    offers = Offers.of(near)
-    if offers is None:
+    takes = Takes.of(near)
+    if takes is None:
         nothing = np.zeros(0, dtype=np.int64)
         return near.moves(nothing, nothing, nothing, nothing, nothing)
-    each = np.arange(len(near.job))[:, None]
-    give_ms = near.whole[each, offers.column[near.job]]
-    give_ms += near.leaves[:, None]
+    each = np.arange(len(near.of))[:, None]
+    give_ms = near.give_receiver_ms[each, takes.column[near.of]]
+    give_ms += near.give_source_ms[:, None]
     give_ms *= 0.5
-    give_ms += near.soft.objective.own_ms * near.columns[:, None]
-    best = _levelling(near, offers, give_ms)
-    offers, give_ms = offers.chosen(near.job, best), give_ms[each, best]
-    out, into = _parts(near, offers, give_ms)
-    change, fits = _changes(near, offers, out, into)
-    change[~fits] = np.inf
-    rows, best = near.best(change)
-    kind, offer = np.divmod(best, out.shape[1])
-    out = np.where(kind == 1, out[rows, offer], near.mine[rows])
-    into = np.where(kind == 2, into[rows, offer], offers.theirs[rows, offer])
-    return near.moves(rows, out, offers.column[rows, offer], offers.take[rows, offer], into)
+    give_ms += near.soft.objective.own_ms * near.give_columns[:, None]
+    best = _levelling(near, takes, give_ms)
+    takes, give_ms = takes.chosen(near.of, best), give_ms[each, best]
+    give_units, take_units = _units(near, takes, give_ms)
+    rows, kind, place = near.best(_change(near, takes, give_units, take_units))
+    give_units, take_units = give_units[rows, kind, place], take_units[rows, kind, place]
+    return near.moves(rows, give_units, takes.column[rows, place], takes.take[rows, place], take_units)
 
 
-def _levelling(near: Neighborhood, offers: Offers, give_ms: Floats) -> Ints:
-    """The places of the best offers in exchange for each shard, which takes `give_ms` (N, S) along: (N, swaps_estimated).
+def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
+    """The places of the best shards to take for each shard, which takes `give_ms` (N, S) along: (N, swaps_estimated).
 
     These come closest to levelling the two devices, and make neither the widest.
     """
-    job, all_ms, tuning = near.job, near.soft.objective.all_ms, near.problem.tuning
+    of, all_ms, tuning = near.of, near.soft.objective.all_ms, near.problem.tuning
     if give_ms.shape[1] <= tuning.swaps_estimated:
         return np.broadcast_to(np.arange(give_ms.shape[1]), give_ms.shape)
-    off = give_ms - (offers.take_ms + offers.half)[job]
+    off = give_ms - (takes.ms + takes.half_gap_ms)[of]
     score = np.abs(off, out=off)
     score *= tuning.unlevel
-    score += np.where(offers.fits, offers.load_there + offers.half, np.inf)[job]
+    mean_ms = np.take_along_axis(near.receiver_ms, takes.column, axis=1) + takes.half_gap_ms
+    score += np.where(takes.fits, mean_ms, np.inf)[of]
     if all_ms:
-        moved = near.columns[:, None] - offers.dims[job]
-        wide = np.maximum(near.dims[job][:, None] - moved, offers.dims_there[job] + moved)
-        np.maximum(wide, near.soft.widest[near.plan[job]][:, None], out=wide)
+        moved = near.give_columns[:, None] - takes.columns[of]
+        receiver_columns = np.take_along_axis(near.receiver_columns, takes.column, axis=1)
+        wide = np.maximum(near.source_columns[of][:, None] - moved, receiver_columns[of] + moved)
+        np.maximum(wide, near.soft.widest[near.plan[of]][:, None], out=wide)
         wide *= all_ms
         score += wide
     return np.argpartition(score, tuning.swaps_estimated, axis=1)[:, : tuning.swaps_estimated]
 
 
-def _parts(near: Neighborhood, offers: Offers, give_ms: Floats) -> tuple[Ints, Ints]:
-    """Units of each shard that level the two devices if the other one moves whole, and the reverse: two (N, S)."""
-    mine = near.mine[:, None]
-    part = (offers.half + offers.take_ms) * mine
-    part /= np.maximum(give_ms, 1e-30)
-    np.minimum(part, offers.free_there / np.maximum(near.nbytes / near.mine, 1.0)[:, None], out=part)
-    np.maximum(part, 1.0, out=part)
-    back = (give_ms - offers.half) * offers.theirs
-    back /= np.maximum(offers.take_ms, 1e-30)
-    np.maximum(back, 1.0, out=back)
-    return np.minimum(part, mine).astype(np.int64), np.minimum(back, offers.theirs).astype(np.int64)
+def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> tuple[Ints, Ints]:
+    """Units to give and to take in each of three swaps, two (N, 3, S): both whole; as much of the given one as levels the two
+    devices; as much of the taken one. The first alone where no part of a shard may move."""
+    held = near.held[:, None]
+    give = (takes.half_gap_ms + takes.ms) * held
+    give /= np.maximum(give_ms, 1e-30)
+    np.minimum(give, takes.free / np.maximum(near.give_bytes / near.held, 1.0)[:, None], out=give)
+    take = (give_ms - takes.half_gap_ms) * takes.held
+    take /= np.maximum(takes.ms, 1e-30)
+    parts = [np.maximum(part, 1.0, out=part) for part in (give, take)]
+    give, take = (np.minimum(part, all_of).astype(np.int64) for part, all_of in zip(parts, (held, takes.held), strict=True))
+    whole = np.broadcast_to(held, take.shape)
+    kinds = 3 if near.problem.tuning.partial_moves else 1
+    gives, all_taken = (whole, give, whole)[:kinds], (takes.held, takes.held, take)[:kinds]
+    return np.stack(gives, axis=1), np.stack(all_taken, axis=1)
 
 
-def _changes(near: Neighborhood, offers: Offers, out: Ints, into: Ints) -> tuple[Floats, Bools]:
-    """Estimated change of the objective by three swaps: of both whole, of a part for the other, of one for a part of the other;
-    and whether each is allowed and fits: two (N, 3, S)."""
-    each, mine, slot, cap = np.arange(len(near.job))[:, None], near.mine[:, None], near.slot[:, None], near.cap[:, None]
-    there, kept = near.there[each, offers.column], mine - out
-    filled, joined = there + mine, there + out
-    slot_there, slot_kept = slot + there, slot + kept
-    slot_filled, slot_joined = slot + np.minimum(filled, cap), slot + np.minimum(joined, cap)
+def _change(near: Neighborhood, takes: Takes, give_units: Ints, take_units: Ints) -> Floats:
+    """Estimated change of the objective by these swaps (N, K, S), infinite where one does not fit or is not allowed."""
+    problem, given = near.problem, near.given(give_units, takes.column)
+    slot, here, take = takes.slot[:, None], takes.here[:, None], takes.take[:, None]
+    left, most = takes.held[:, None] - take_units, problem.max_units.take(take)
+    fits = given.fits & (takes.fits & (near.give[:, None] != takes.take))[:, None]
+    may_split = takes.may_split[:, None] & (np.minimum(left, take_units) >= problem.min_units.take(take))
+    fits &= (left == 0) | may_split
+    fits &= given.more_bytes <= takes.free[:, None] - near.bytes(slot + left)
+    taken_bytes = near.bytes(slot + np.minimum(here + take_units, most)) - near.bytes(slot + here)
+    fits &= taken_bytes - given.less_bytes <= near.source_free[near.of][:, None, None]
 
-    problem, group, released = near.problem, near.group[:, None], near.nbytes[:, None]
-    left, room = offers.theirs - into, offers.free_there + near.bytes(slot_there)
-    grown, spare = near.bytes(slot_filled), offers.spare + released
-    fits = offers.fits & (group != offers.take)
-    if not problem.any_device:
-        fits &= problem.allowed[group, near.receivers[near.job[:, None], offers.column]]
-    whole = fits & (filled <= cap)
-    fit = np.empty((len(out), 3, out.shape[1]), dtype=bool)
-    np.logical_and(whole, (grown <= room) & (spare >= 0), out=fit[:, 0])
-    least = near.least[:, None]
-    np.logical_and(fits, (np.minimum(kept, joined) >= least) & (joined <= cap), out=fit[:, 1])
-    fit[:, 1] &= (there > 0) | near.may_split[:, None]
-    fit[:, 1] &= (near.bytes(slot_joined) <= room) & (spare >= near.bytes(slot_kept))
-    np.logical_and(whole & offers.may_split, np.minimum(left, into) >= offers.least, out=fit[:, 2])
-    fit[:, 2] &= grown <= room - near.bytes(offers.slot + left)
-    fit[:, 2] &= near.bytes(offers.slot + into) - released <= near.free[near.job][:, None]
-
-    if not problem.tuning.partial_moves:
-        fit[:, 1:] = False
-
-    # ms and columns of the source, and of the receiver
-    load, dims = amounts = np.empty((2, 2, *fit.shape))
-    here_ms, there_ms = load
-    begin = near.begin[each, offers.column] - slot
-    gone = (near.load[near.job] - near.leaves)[:, None] + offers.comes
-    share = into / offers.theirs
-    moved = np.empty(fit.shape)
-    np.subtract(near.columns[:, None], offers.dims, out=moved[:, 0])
-    np.subtract(near.unit[:, None] * out, offers.dims, out=moved[:, 1])
-    np.subtract(near.columns[:, None], offers.dims * share, out=moved[:, 2])
-    here_ms[:, 0] = gone
-    np.add(gone, near.flat.take(near.begin[:, -1, None] + kept), out=here_ms[:, 1])
-    np.add(gone, offers.comes * (share - 1), out=here_ms[:, 2])
-    before = near.flat.take(begin + slot_there)
-    np.subtract(near.flat.take(begin + slot_joined), before, out=there_ms[:, 1])
-    arrives = near.flat.take(begin + slot_filled) - before
-    np.subtract(arrives, offers.goes, out=there_ms[:, 0])
-    np.subtract(arrives, offers.goes * share, out=there_ms[:, 2])
-    there_ms[:, 1] -= offers.goes
-    there_ms += offers.load_there[:, None]
-    moved_ms = near.soft.objective.own_ms * moved
-    here_ms -= moved_ms
-    there_ms += moved_ms
-    np.subtract(near.dims[near.job][:, None, None], moved, out=dims[0])
-    np.add(offers.dims_there[:, None], moved, out=dims[1])
-    return near.change(amounts, offers.column[:, None]), fit
+    share = take_units / takes.held[:, None]
+    change = near.change(
+        takes.column,
+        given.source_ms + takes.source_ms[:, None] * share,
+        given.receiver_ms - takes.receiver_ms[:, None] * share,
+        given.columns - takes.columns[:, None] * share,
+    )
+    change[~fits] = np.inf
+    return change

@@ -158,41 +158,38 @@ def deals(problem: Problem, group: int, free: Ints) -> Iterator[list[int]]:
     Of devices with the same room and the same pins the first gets the most units. Every yield is the same list, changed.
     """
     devices = [int(d) for d in np.argsort(-free, kind="stable") if problem.allowed[group, d]]
-    alike = [
-        k > 0
-        and free[d] == free[devices[k - 1]]
-        and bool((problem.allowed[:, d] == problem.allowed[:, devices[k - 1]]).all())
-        for k, d in enumerate(devices)
+    pairs = zip(devices, devices[1:], strict=False)
+    alike = [False] + [
+        bool(free[d] == free[before] and (problem.allowed[:, d] == problem.allowed[:, before]).all())
+        for before, d in pairs
     ]
-    first, least, cap = int(problem.first[group]), int(problem.min_units[group]), int(problem.max_units[group])
-    sizes = problem.nbytes[first + 1 : first + cap + 1]  # of 1 unit, of 2, …
-    holds = np.searchsorted(sizes, free[devices], side="right").tolist()  # units that each has room for
-    deal = [0] * problem.devices
+    first, least, most = int(problem.first[group]), int(problem.min_units[group]), int(problem.max_units[group])
+    sizes = problem.nbytes[first + 1 : first + most + 1]  # of 1 unit, of 2, …
+    room = np.searchsorted(sizes, free[devices], side="right").tolist()  # units that each device has room for
+    dealt = [0] * problem.devices
 
-    def may(k: int, left: int, shards: int) -> bool:
+    def may_take(k: int, left: int, shards: int) -> bool:
         """Whether the devices from `k` on can take `left` units in at most so many shards: without this check most of the time
         is spent on ways that cannot be completed."""
         run = next((i for i in range(k, len(devices)) if not alike[i]), len(devices))
-        limit = deal[devices[k - 1]] if k else 0  # of the devices like the last one
-        rooms = [min(units, limit) for units in holds[k:run]] + holds[run:]
-        most = 0  # units in 1, 2, … shards, each of `least` units to all of its device's room
+        limit = dealt[devices[k - 1]] if k else 0  # of the devices like the last one
+        rooms = [min(units, limit) for units in room[k:run]] + room[run:]
+        taken = 0  # units in 1, 2, … shards, each of `least` units to all of its device's room
         for number, units in enumerate(sorted(rooms, reverse=True)[:shards], 1):
-            if most >= left or units < least or number * least > left:
+            if taken >= left or units < least or number * least > left:
                 break
-            most += units
-        return most >= left
+            taken += units
+        return taken >= left
 
-    def to(k: int, left: int, shards: int) -> Iterator[list[int]]:
+    def deal(k: int, left: int, shards: int) -> Iterator[list[int]]:
+        """Deal `left` units to the devices from `k` on, in at most so many shards."""
         if not left:
-            yield deal
-            return
-        device = devices[k]
-        top = min(left, holds[k], deal[devices[k - 1]] if alike[k] else left)
-        for units in (*range(top, least - 1, -1), 0):
-            deal[device] = units
-            if may(k + 1, left - units, shards - (units > 0)):
-                yield from to(k + 1, left - units, shards - (units > 0))
-        deal[device] = 0
+            yield dealt
+        elif may_take(k, left, shards):
+            device, limit = devices[k], dealt[devices[k - 1]] if alike[k] else left
+            for units in (*range(min(left, room[k], limit), least - 1, -1), 0):
+                dealt[device] = units
+                yield from deal(k + 1, left - units, shards - (units > 0))
+            dealt[device] = 0
 
-    if may(0, int(problem.all_units[group]), int(problem.max_shards[group])):
-        yield from to(0, int(problem.all_units[group]), int(problem.max_shards[group]))
+    yield from deal(0, int(problem.all_units[group]), int(problem.max_shards[group]))

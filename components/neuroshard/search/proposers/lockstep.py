@@ -21,6 +21,33 @@ NO_CAP = 2**60  # steps of columns
 
 
 @dataclass(frozen=True)
+class Shards:
+    """The V shards that rows are made of: what each adds to a device, and where it may go. A shard of no columns changes nothing,
+    so orders of different lengths can be padded."""
+
+    vectors: Floats  # (V, K)
+    dims: Floats  # (V,) columns
+    nbytes: Ints  # (V,)
+    allowed: NDArray[np.bool_] | None = None  # (V, D)
+    apart: Ints | None = None  # (V,), their group, no two shards of which go on one device
+
+    @classmethod
+    def of(cls, problem: Problem, shards: Ints, vectors: Floats, apart: Ints | None = None) -> "Shards":
+        """These shards of a problem, with other vectors than its own."""
+        allowed = None if problem.any_device else problem.allowed[problem.group[shards]] | (shards == 0)[:, None]
+        return cls(vectors, problem.dims[shards], problem.nbytes[shards], allowed, apart)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The D devices: their bytes, how their load is weighed, and what they hold beforehand, if anything."""
+
+    memory: Ints  # (D,) bytes
+    weigh: Weigh
+    base: tuple[Floats, Floats] | None = None  # sums of vectors (D, K), and columns (D,)
+
+
+@dataclass(frozen=True)
 class Placed:
     """Placements of B orders under G caps. `load` is what `weigh` says of each device."""
 
@@ -30,92 +57,92 @@ class Placed:
     dims: Floats  # (B, G, D), columns
 
 
-def place(
-    vectors: Floats,
-    orders: Ints,
-    dims: Floats | Ints,
-    nbytes: Ints,
-    caps: Floats,
-    memory: Ints,
-    weigh: Weigh,
-    allowed: NDArray[np.bool_] | None = None,
-    base: tuple[Floats, Floats] | None = None,
-    soft: bool = False,
-    apart: Ints | None = None,
-) -> Placed:
-    """Place S shards each, in their `orders` (B, S), in B x G rows.
+def place(shards: Shards, devices: Devices, orders: Ints, caps: Floats, soft: bool = False) -> Placed:
+    """Place S of the shards each, in their `orders` (B, S), in B x G rows, under `caps` (B, G) on the columns of a device.
 
-    Of the V shards in the orders: `vectors` (V, K), `dims` (V,) columns, `nbytes` (V,), `allowed` devices (V, D), and their
-    group `apart` (V,), no two of which go on one device. `caps` (B, G) are columns of a device, `memory` (D,) bytes. Of equally
-    loaded devices the one with the most free memory is taken, then the first. A shard of no columns changes nothing, so
-    orders of different lengths can be padded. `base` is what devices hold beforehand: sums of vectors (D, K), and columns (D,).
-    With `soft` caps, a shard for which no device has room under its cap goes to the device of the fewest columns.
+    Of equally loaded devices the one with the most free memory is taken, then the first. With `soft` caps, a shard for which no
+    device has room under its cap goes to the device of the fewest columns.
     """
     (batch, grid), steps = caps.shape, orders.shape[1]
-    rows, count = batch * grid, len(memory)
-    sums, load = np.zeros((rows * count, vectors.shape[1])), np.zeros((rows, count))
-    left = np.empty((2, rows, count), dtype=np.int64)  # bytes, and steps of columns under the cap
-    left[0], left[1] = memory, np.minimum(caps * VECTOR_STEPS, NO_CAP).astype(np.int64).reshape(rows, 1)
-    columns = left[1].copy()
-    if base is not None:
-        sums.reshape(rows, count, -1)[:] = base[0]
-        load += np.where(base[1] > 0, weigh(base[0]), 0.0)
-        left[1] -= np.rint(base[1] * VECTOR_STEPS).astype(np.int64)
-    devices = np.empty((steps, rows), dtype=np.int64)
-    fits = np.ones(rows, dtype=bool)
-    free, spare, loads = left[0], left.reshape(-1), load.reshape(-1)  # views
-    begins = count * np.arange(2 * rows).reshape(2, rows)
+    rows = _Rows(shards, devices, caps)
     placing = np.repeat(orders.T, grid, axis=1)  # (S, rows)
-    sent = np.rint(dims * VECTOR_STEPS).astype(np.int64)
-    needs = np.stack([nbytes[placing], sent[placing]], axis=1)  # (S, 2, rows)
+    sent = np.rint(shards.dims * VECTOR_STEPS).astype(np.int64)
+    needs = np.stack([shards.nbytes[placing], sent[placing]], axis=1)  # (S, 2, rows)
     padding = (needs[:, 1] == 0).any(axis=1).tolist()
-    held = None if apart is None else np.zeros((rows * count, int(apart.max(initial=0)) + 1), dtype=bool)
-
+    placed = np.empty((steps, batch * grid), dtype=np.int64)
     for step in range(steps):
         need, shard = needs[step], placing[step]
-        roomy = left >= need[..., None]
+        chosen, found = rows.choose(need, shard, soft)
+        if found.all():
+            rows.put(chosen, need, shard, padding=padding[step])
+            placed[step] = chosen
+        else:
+            rows.put(chosen, need, shard, padding=padding[step], only=found)
+            placed[step] = np.where(found, chosen, -1)
+    fits = (placed >= 0).all(axis=0)
+    shape = (batch, grid, len(devices.memory))
+    columns = (rows.columns - rows.left[1]).reshape(shape) / VECTOR_STEPS
+    return Placed(placed.T.reshape(batch, grid, steps), fits.reshape(batch, grid), rows.load.reshape(shape), columns)
+
+
+class _Rows:
+    """R placements in the making: `load` (R, D), and what is `left` (2, R, D): bytes, and steps of columns under the cap."""
+
+    def __init__(self, shards: Shards, devices: Devices, caps: Floats) -> None:
+        self.shards, self.weigh, count = shards, devices.weigh, len(devices.memory)
+        self.sums, self.load = np.zeros((caps.size * count, shards.vectors.shape[1])), np.zeros((caps.size, count))
+        self.left = np.empty((2, caps.size, count), dtype=np.int64)
+        self.left[0] = devices.memory
+        self.left[1] = np.minimum(caps * VECTOR_STEPS, NO_CAP).astype(np.int64).reshape(-1, 1)
+        self.columns = self.left[1].copy()
+        if devices.base is not None:
+            vectors, columns = devices.base
+            self.sums.reshape(caps.size, count, -1)[:] = vectors
+            self.load += np.where(columns > 0, devices.weigh(vectors), 0.0)
+            self.left[1] -= np.rint(columns * VECTOR_STEPS).astype(np.int64)
+        self.begins = count * np.arange(2 * caps.size).reshape(2, caps.size)
+        most = 0 if shards.apart is None else int(shards.apart.max(initial=0)) + 1
+        self.holds = np.zeros((caps.size, count, most), dtype=bool)  # shards of which groups
+
+    def choose(self, need: Ints, shard: Ints, soft: bool) -> tuple[Ints, NDArray[np.bool_]]:
+        """The device for one more shard in each row, (R,), that needs so much (2, R), and whether it has room."""
+        allowed, apart = self.shards.allowed, self.shards.apart
+        roomy = self.left >= need[..., None]
         room = np.logical_and(roomy[0], roomy[1])
         if allowed is not None:
             room &= allowed[shard]
-        if held is not None and apart is not None:
-            room &= ~held.reshape(rows, count, -1)[np.arange(rows), :, apart[shard]]
-        price = np.where(room, load, np.inf)
-        chosen = price.argmin(axis=1)
-        least = price.take(begins[0] + chosen)
-        lightest = price == least[:, None]
-        one_each = count > 1 and np.count_nonzero(lightest) == rows
-        if not one_each:  # some row has equally loaded devices, or none with room
-            chosen = np.where(lightest, free, -1).argmax(axis=1)
+        if apart is not None:
+            room &= ~self.holds[np.arange(len(room)), :, apart[shard]]
+        load = np.where(room, self.load, np.inf)
+        chosen = load.argmin(axis=1)
+        least = load.take(self.begins[0] + chosen)
+        lightest = load == least[:, None]
+        if load.shape[1] == 1 or np.count_nonzero(lightest) != len(load):  # equally loaded devices, or none with room
+            chosen = np.where(lightest, self.left[0], -1).argmax(axis=1)
         found = least < np.inf
         if soft and not found.all():
             lost = np.flatnonzero(~found)
             there = roomy[0, lost] if allowed is None else roomy[0, lost] & allowed[shard[lost]]
-            chosen[lost] = np.where(there, left[1, lost], -NO_CAP).argmax(axis=1)
+            chosen[lost] = np.where(there, self.left[1, lost], -NO_CAP).argmax(axis=1)
             found[lost] = there.any(axis=1)
-        both = begins + chosen
-        if found.all():
-            devices[step] = chosen
-        else:
-            fits &= found
-            devices[step] = np.where(found, chosen, -1)
-            both, need, shard = both[:, found], need[:, found], shard[found]
-        at = both[0]
-        placed = sums.take(at, axis=0)
-        placed += vectors.take(shard, axis=0)
-        sums[at] = placed
-        spare[both] -= need
-        weighed = weigh(placed)
-        loads[at] = np.where(need[1] > 0, weighed, loads[at]) if padding[step] else weighed
-        if held is not None and apart is not None:
-            held[at, apart[shard]] |= need[1] > 0
-    shape = (batch, grid)
-    columns -= left[1]
-    return Placed(
-        devices.T.reshape(*shape, steps),
-        fits.reshape(shape),
-        load.reshape(*shape, count),
-        columns.reshape(*shape, count) / VECTOR_STEPS,
-    )
+        return chosen, found
+
+    def put(
+        self, chosen: Ints, need: Ints, shard: Ints, *, padding: bool, only: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Put each row's shard on its chosen device, in `only` some rows; with `padding` some of the shards may be none."""
+        both = self.begins + chosen
+        if only is not None:
+            both, need, shard = both[:, only], need[:, only], shard[only]
+        at, loads = both[0], self.load.reshape(-1)
+        placed = self.sums.take(at, axis=0)
+        placed += self.shards.vectors.take(shard, axis=0)
+        self.sums[at] = placed
+        self.left.reshape(-1)[both] -= need
+        weighed = self.weigh(placed)
+        loads[at] = np.where(need[1] > 0, weighed, loads[at]) if padding else weighed
+        if self.shards.apart is not None:
+            self.holds.reshape(len(loads), -1)[at, self.shards.apart[shard]] |= need[1] > 0
 
 
 def costliest_first(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
@@ -142,18 +169,9 @@ def _in_use(problem: Problem, lists: Sequence[Ints]) -> tuple[Ints, Ints]:
 
 
 def place_by_load(problem: Problem, shards: Ints, loads: Floats, orders: Ints, apart: Ints | None = None) -> Placed:
-    """Place V shards of fixed loads (V,), in orders (B, S), whatever the columns of a device. `apart` is as in `place`."""
-    return place(
-        vectors=loads[:, None],
-        orders=orders,
-        dims=problem.dims[shards],
-        nbytes=problem.nbytes[shards],
-        caps=np.full((len(orders), 1), np.inf),
-        memory=problem.memory,
-        weigh=lambda sums: sums[..., 0],
-        allowed=None if problem.any_device else problem.allowed[problem.group[shards]],
-        apart=apart,
-    )
+    """Place V shards of fixed loads (V,), in orders (B, S), whatever the columns of a device. `apart` is as in `Shards`."""
+    devices = Devices(problem.memory, weigh=lambda sums: sums[..., 0])
+    return place(Shards.of(problem, shards, loads[:, None], apart), devices, orders, np.full((len(orders), 1), np.inf))
 
 
 def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: bool = False) -> tuple[Placed, Floats]:
@@ -165,22 +183,11 @@ def place_lists(problem: Problem, lists: Sequence[Ints], caps: Floats, soft: boo
     orders = padded(lists)
     shards, number = _in_use(problem, lists)
     problem.price(shards)
-    caps = problem.mean_columns * caps
     summed = summands(problem.model, problem.vectors[shards], problem.base)
-    placed = place(
-        summed.vectors,
-        number[orders],
-        problem.dims[shards],
-        problem.nbytes[shards],
-        np.broadcast_to(caps, (len(orders), len(caps))),
-        problem.memory,
-        summed.ms,
-        None if problem.any_device else problem.allowed[problem.group[shards]] | (shards == 0)[:, None],
-        (summed.base, problem.base_dims),
-        soft,
-    )
+    devices = Devices(problem.memory, summed.ms, (summed.base, problem.base_dims))
+    each = np.broadcast_to(problem.mean_columns * caps, (len(orders), len(caps)))
+    placed = place(Shards.of(problem, shards, summed.vectors), devices, number[orders], each, soft)
     forward, backward = transfers_ms(problem.model, placed.dims)
-    costs = (
-        (placed.load + backward).max(axis=-1) + forward.max(axis=-1) + problem.launched_ms(np.ones_like(problem.whole))
-    )
+    costs = (placed.load + backward).max(axis=-1) + forward.max(axis=-1)
+    costs += problem.launched_ms(np.ones_like(problem.whole))
     return placed, np.where(placed.fits, costs, np.inf)

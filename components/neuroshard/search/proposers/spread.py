@@ -11,6 +11,7 @@ at most 1, 2, 4, … rows.
 
 from bisect import bisect_right
 from itertools import groupby, product
+from operator import itemgetter
 
 import numpy as np
 
@@ -84,31 +85,34 @@ def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
 
 
 def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...]) -> list[tuple[Ints, Ints]]:
-    """The first groups of an order, split in one of these ways; where there are domains, also with some of the first in this way
-    and the others over domains."""
+    """Of the sets that are the first 1, 2, 3 … groups of an order, those that are estimated to cost least. All groups of a set are
+    split in one of these ways; where there are domains also the first few in one of them, and the rest over a domain:
+
+        the order       a b c d e f g …
+        in one way      [w w w w w]         row_sets of these
+        over domains    [w w d d d d]       and row_sets of these
+
+    A group that may not be split as wanted is split in the first way that it may.
+    """
     tuning, options = problem.tuning, problem.options
-    allowed = options.allowed[options.positions(order)]
     counts = _counts(len(order), tuning.row_sets_one_by_one)
-    if not len(counts):
-        return []
+    in_one_way = [(np.full(len(order), way), counts) for way in ways]
+    leading = tuning.row_sets_leading if options.over_domains and ways != (OVER_DOMAIN,) else ()
+    over_domains = [
+        (np.where(np.arange(len(order)) < first, way, OVER_DOMAIN), counts[counts > first])
+        for way, first in product(ways, leading)
+    ]
+    allowed = options.allowed[options.positions(order)]
     found: list[tuple[Ints, Ints]] = []
-    mixed = tuning.row_sets_leading if options.over_domains and ways != (OVER_DOMAIN,) else ()
-    for leading in ((len(order),), mixed) if mixed else ((len(order),),):
-        tried, costs = [], []
-        for way, first in product(ways, leading):
-            wanted = np.where(np.arange(len(order)) < first, way, OVER_DOMAIN) if mixed else np.full(len(order), way)
+    for kind in (in_one_way, over_domains):
+        tried: list[tuple[float, Ints, int]] = []
+        for wanted, longer in kind:
             may = np.take_along_axis(allowed, wanted[:, None], axis=1)[:, 0]
-            split = np.where(may, wanted, allowed.argmax(axis=1))  # the first kind is never a copy: rows may be split
-            more = counts[counts > first] if leading is mixed else counts  # fewer are all split in one way
-            if len(more):
-                tried += [(split, count) for count in more.tolist()]
-                costs.append(estimate.costs(order, split, more))
-        if not tried:
-            continue
-        cost = np.concatenate(costs)
-        for best in np.argsort(cost, kind="stable")[: tuning.row_sets].tolist():
-            if np.isfinite(cost[best]):
-                split, count = tried[best]
+            split = np.where(may, wanted, allowed.argmax(axis=1))  # the first way is never a copy: rows may be split
+            costs = estimate.costs(order, split, longer) if len(longer) else np.zeros(0)
+            tried += [(cost, split, count) for cost, count in zip(costs.tolist(), longer.tolist(), strict=True)]
+        for cost, split, count in sorted(tried, key=itemgetter(0))[: tuning.row_sets]:
+            if np.isfinite(cost):
                 by_number = np.argsort(order[:count])
                 found.append((order[:count][by_number], _places(problem, order[:count], split[:count])[by_number]))
     return found
