@@ -92,6 +92,15 @@ def test_rows_that_outgrow_the_cache_are_read_again() -> None:
     assert again("b200", large) < 0.6 * again("h100", large)
 
 
+def test_what_moves_through_the_cache_is_every_lookup_forward_and_gradients_and_distinct_rows_backward() -> None:
+    """A thousand hot rows of 128 columns: forward, the cache and not the memory decides."""
+    model, row_bytes = analytic_model("h100", BATCH), 128 * 4
+    (vector,) = model.table_vectors([table(rows=1000, dim=128)], np.array([128]))
+    moved = np.array([10 * BATCH, 10 * BATCH + 2 * 1000]) * row_bytes
+    assert vector[[1, 3]] == pytest.approx(moved / model.sheet.cache, rel=1e-3)
+    assert model.parts_ms(vector)[0] == vector[1] + model.sheet.forward_launch_ms
+
+
 def test_more_memory_bandwidth_makes_a_table_that_never_repeats_a_row_faster() -> None:
     once = table(rows=2**30, pooling_factor=1.0)
     a100, h100, h200 = (ms(analytic_model(name, BATCH), once) for name in ("a100", "h100", "h200"))

@@ -108,6 +108,13 @@ def test_without_dips_the_compute_net_is_convex_and_grows_with_every_component(s
     assert (signed.ms(one + other) >= signed.ms(one)).all()
 
 
+def test_a_compute_net_is_convex_only_without_dips_and_without_rates(signed, bent):
+    with_rates = replace(signed, rates=np.ones((MEMBERS, TABLE_WIDTHS[-1], len(THRESHOLDS))))
+
+    assert (len(bent.dips.bias) > 0, len(with_rates.dips.bias) > 0) == (True, False)
+    assert (signed.convex, bent.convex, with_rates.convex) == (True, False, False)
+
+
 def test_the_compute_net_grows_with_every_component_where_it_bends_both_ways(bent, rng):
     one, component = rng.random((10_000, K)) * rng.choice([0.1, 1, 10], (10_000, 1)), rng.integers(0, K, 10_000)
     more = one + np.eye(K)[component] * rng.random((10_000, 1))

@@ -15,9 +15,11 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
 from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.search.bound.branches import Branches
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import OVER_ALL
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
@@ -131,3 +133,14 @@ def test_branches_tell_plans_apart_by_which_tables_are_row_wise(make_task):
     assert with_branches is not None
     assert without is not None
     assert with_branches > 1.002 * without
+
+
+@pytest.mark.parametrize(("gib", "fits"), [((0.5, 0.5, 0.5), True), ((0.5, 0.1, 0.5), False), ((0.1, 0.5, 0.5), False)])
+def test_blocks_on_all_devices_are_no_choice_where_one_has_no_room_for_its_own(make_task, gib, fits):
+    task = make_task([(1_000_000, 256, 1.0), (1000, 4, 1.0)], gib).model_copy(
+        update={"constraints": Constraints(row_wise=True)}
+    )
+    model = AnalyticModel()
+    model.max_dim = 256
+    alone_ms = Branches(Problem(task, model), BOUND).of(0).block_alone[0, OVER_ALL]
+    assert np.isfinite(alone_ms) == fits

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.states import whole
+from neuroshard.core.constraints import Constraints
 from neuroshard.search import watch
 from neuroshard.search.improve.candidates import candidates
 from neuroshard.search.improve.descent import descend
@@ -15,6 +16,7 @@ from neuroshard.search.improve.neighborhood import Neighborhood
 from neuroshard.search.improve.perturb import perturbed
 from neuroshard.search.improve.swaps import Takes
 from neuroshard.search.infeasible.packing import pack
+from neuroshard.search.problem.filling import Shares
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.plans import Plans
 from neuroshard.search.problem.problem import Problem
@@ -209,6 +211,53 @@ def test_a_step_changes_the_objective_by_what_was_priced(make_task, model):
         after = State(plans.problem, widths)
         assert (after.free >= 0).all()
         assert measure(after, plan) - measure(before, plan) == pytest.approx(change, rel=1e-9, abs=1e-12)
+
+
+def test_no_move_nor_swap_makes_more_shards_of_a_table_than_it_may_have(make_task, model):
+    rng, count = np.random.default_rng(0), 12
+    shapes = [(1000, 8 * int(rng.integers(4, 17)), rng.uniform(1, 100)) for _ in range(count)]
+    two = make_task(shapes, [1] * 4).model_copy(update={"constraints": Constraints(max_shards=2)})
+    problem = Problem(two, model)
+    widths = np.zeros((count, 4), dtype=np.int64)
+    for group in range(count):
+        widths[group, rng.choice(4, size=1 + group % 2, replace=False)] = problem.all_units[group] // (1 + group % 2)
+    plans = Plans([State(problem, widths)])
+    soft = SoftMaximum(Objective.of(problem), plans.compute, plans.dims)
+    of, devices = np.nonzero(np.ones((1, 4), dtype=bool))
+    steps = candidates(plans, soft, of, devices, rng)
+    assert len(steps)
+    for index in range(len(steps)):
+        groups, devices, units = changes(steps, index)
+        after = widths.copy()
+        after[groups, devices] += units
+        assert np.count_nonzero(after, axis=1).max() <= 2
+
+
+def test_a_table_wider_than_any_shard_weighs_as_much_as_the_shards_that_it_is_cut_into(make_task, model):
+    """The net has seen 128 columns."""
+    other = (1000, 128, 2.0)
+    wide, cut = (
+        Problem(make_task([*of, other], [1] * 4), model) for of in ([(1000, 512, 1.0)], [(1000, 128, 1.0)] * 4)
+    )
+    weights, expected = Shares.of(wide).ms, Shares.of(cut).ms
+    assert weights.tolist() == pytest.approx([expected[:4].sum(), expected[4]])
+
+
+def test_a_table_wider_than_any_shard_is_placed_anew_by_the_weight_of_all_of_it(make_task, model):
+    """Only one shard of it weighs less than the other table."""
+    problem = Problem(make_task([(1000, 512, 1.0), (1000, 128, 2.0)], [1] * 4), model)
+    problem.tuning = replace(TUNING, perturb_share=(1.0, 1.0), perturb_order=(1.0, 1.0))
+    state = State(problem, np.array([[32] * 4, [32, 0, 0, 0]]))
+    placed, price_them = [], problem.price
+
+    def priced(shards: np.ndarray) -> None:
+        if len(shards) == 1:
+            placed.append(int(problem.group[shards[0]]))
+        price_them(shards)
+
+    problem.price = priced
+    perturbed(state, Objective.of(problem), np.random.default_rng(0))
+    assert placed[0] == 0
 
 
 def test_where_the_slowest_device_cannot_be_eased_the_columns_of_the_others_are_levelled(make_task, model):

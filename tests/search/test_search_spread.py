@@ -1,9 +1,12 @@
 """Spread options: what an enumerator makes is what its sharding type says, and costs what its shards are priced at."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from neuroshard.core.constraints import Constraints
+from helpers.analytic import AnalyticModel
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, sharding_of
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -14,6 +17,8 @@ from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
+from neuroshard.search.proposers.spread import propose
+from neuroshard.search.tuning import TUNING
 
 BATCH = 4096
 
@@ -126,3 +131,13 @@ def test_a_copy_more_or_less_is_priced_as_the_sets_differ() -> None:
     assert more > 0
     assert two.copying_ms(groups[2:3])[0] == pytest.approx(more, rel=1e-12)
     assert three.copying_ms(groups[2:3])[0] == pytest.approx(-more, rel=1e-12)
+
+
+def test_the_set_of_row_wise_tables_is_sought_for_all_columns_of_a_table_wider_than_any_shard(make_task) -> None:
+    """With a quarter of its columns the two heaviest would be the best set. The net has seen 128 columns."""
+    heavy, others = (100_000, 64, 255.0), [(100_000, 96, pooling) for pooling in (119.0, 16.0, 10.0)]
+    task = make_task([(1000, 512, 9.0), heavy, *others], [1] * 4)
+    rules = tuple(TableRule(table=table.name, row_wise=True) for table in task.tables[1:])
+    problem = Problem(task.model_copy(update={"constraints": Constraints(tables=rules)}), AnalyticModel())
+    problem.tuning = replace(TUNING, all_row_sets_up_to=0, row_sets=1)
+    assert [state.problem.spread.tolist() for state in propose(problem, 0)] == [[1]]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from helpers.memory_store import MemoryStore
 from helpers.refusals import refused
 from neuroshard.core.errors import Conflict, Unreachable
-from neuroshard.store import patience
+from neuroshard.store import lease, patience
 from neuroshard.store.lease import LEASE_SECONDS, LeaseHeld, leased
 from neuroshard.store.patience import PatientStore
 
@@ -118,3 +119,23 @@ def test_a_lease_that_was_overwritten_is_not_deleted(store: MemoryStore) -> None
     with leased(PatientStore(store), KEY, "one"):
         store.objects[KEY] = deep
     assert store.read(KEY) == deep
+
+
+def test_a_lease_outlives_its_term_while_its_holder_works(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For three terms, another run asks just before each renewal."""
+    given: list[tuple[float, Callable[[], None]]] = []
+
+    @contextmanager
+    def by_hand(every_seconds: float, do: Callable[[], None]) -> Iterator[None]:
+        given.append((every_seconds, do))
+        yield
+
+    monkeypatch.setattr(lease, "repeating", by_hand)
+    with leased(PatientStore(store), KEY, "one"):
+        [(every_seconds, renew)] = given
+        for _ in range(int(3 * LEASE_SECONDS / every_seconds) + 1):
+            store.now += timedelta(seconds=every_seconds)
+            with refused(LeaseHeld, "nightly run one"), leased(PatientStore(store), KEY, "two"):
+                pass
+            renew()
+    assert store.list("w/") == ()
