@@ -15,6 +15,7 @@ from neuroshard.files import costs as costs_file
 from neuroshard.files import tables
 from neuroshard.files.costs import CostWriter, read_costs
 from neuroshard.gpu_day import stages
+from neuroshard.gpu_day.day import SCALES, Day, OutOfTime
 
 
 @pytest.fixture
@@ -79,12 +80,12 @@ def test_of_two_merges_into_one_folder_one_says_no(meets, tmp_path: Path) -> Non
 
 
 def test_a_gpu_day_runs_once_at_a_time_in_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    day = stages.Day(tmp_path / "day", stages.SCALES["cpu"], [], (), ends=0.0, clock=lambda: 0.0, say=lambda line: None)
+    day = Day(tmp_path / "day", SCALES["cpu"], [], (), ends=0.0, clock=lambda: 0.0, say=lambda line: None)
 
-    def stage(_: stages.Day) -> None:
+    def stage(_: Day) -> None:
         with refused(InvalidInput, tmp_path / "day", "another run is writing a GPU day"):
             stages.run(day)
-        raise stages.OutOfTime
+        raise OutOfTime
 
     monkeypatch.setattr(stages, "STAGES", {"doctor": stage})
     assert not stages.run(day)

@@ -128,7 +128,9 @@ def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> tuple[Ints, Int
     take = (give_ms - takes.half_gap_ms) * takes.held
     take /= np.maximum(takes.ms, 1e-30)
     parts = [np.maximum(part, 1.0, out=part) for part in (give, take)]
-    give, take = (np.minimum(part, all_of).astype(np.int64) for part, all_of in zip(parts, (held, takes.held), strict=True))
+    give, take = (
+        np.minimum(part, all_of).astype(np.int64) for part, all_of in zip(parts, (held, takes.held), strict=True)
+    )
     whole = np.broadcast_to(held, take.shape)
     kinds = 3 if near.problem.tuning.partial_moves else 1
     gives, all_taken = (whole, give, whole)[:kinds], (takes.held, takes.held, take)[:kinds]
