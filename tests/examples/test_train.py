@@ -1,7 +1,6 @@
 """The worked trainer: real processes, real TorchRec, from a folder store."""
 
 import errno
-import importlib.util
 import json
 import os
 import re
@@ -37,16 +36,6 @@ pytestmark = pytest.mark.slow
 
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_example", TRAIN)
-    module = importlib.util.module_from_spec(spec)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
-        spec.loader.exec_module(module)
-    return module
 
 
 def lopsided_plan(devices: int = 3, element_bytes: int = 4) -> Plan:
@@ -96,9 +85,7 @@ def train(example: ModuleType, tmp_path: Path) -> Train:
     """`train(store, "--steps", 3)`, forked: as the command is run, which `test_three_ranks_train_on_the_live_plan` types."""
 
     def run(store: Path, *arguments: object, **environment: str) -> Done[str]:
-        return run_script(
-            example.main, *command(store, *arguments)[2:], cwd=tmp_path, environment=environment
-        )
+        return run_script(example.main, *command(store, *arguments)[2:], cwd=tmp_path, environment=environment)
 
     return run
 
