@@ -1,11 +1,13 @@
 """The worked trainer on two hosts of two ranks, with a slow link between them: every sharding type, outputs as unsharded."""
 
-import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from helpers.hosts import hosts, lacks_hosts, start_ranks
+from helpers.forked import run_scripts
+from helpers.hosts import Rank, enter, environment_of, hosts, lacks_hosts
 from helpers.limits import HANGS
 from helpers.plans import NOW
 from neuroshard.core.plan import Plan, Provenance, Shard
@@ -18,10 +20,8 @@ from neuroshard.store.folder import FolderStore
 
 pytestmark = pytest.mark.slow
 
-TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
 
-
-def test_all_sharding_types_train_over_two_hosts_as_uncut(tmp_path: Path) -> None:
+def test_all_sharding_types_train_over_two_hosts_as_uncut(tmp_path: Path, example: ModuleType) -> None:
     if why := lacks_hosts():
         pytest.skip(f"{why}; to run: make test as root, with iproute2")
     tables = tuple(
@@ -48,12 +48,21 @@ def test_all_sharding_types_train_over_two_hosts_as_uncut(tmp_path: Path) -> Non
     plan = Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
     deploy(plan, FolderStore(tmp_path / "store"), "m", now=NOW)
     summary = tmp_path / "summary.json"
-    command = [sys.executable, TRAIN, "--store", tmp_path / "store", "--name", "m", "--steps", 4, "--batch-size", 64,
-        "--timeout", HANGS, "--summary", summary]  # fmt: skip
+    given = ["--store", tmp_path / "store", "--name", "m", "--steps", 4, "--batch-size", 64, "--timeout", HANGS]
+
+    def on(rank: Rank) -> int:
+        enter(rank.namespace)
+        code: int = example.main()
+        return code
+
     with hosts(2, 2, "100mbit") as there:
-        ranks = start_ranks(there, command)
-        said = [rank.communicate(timeout=HANGS)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * 4, said[0]
+        ranks = run_scripts(
+            [partial(on, rank) for rank in there],
+            *(*given, "--summary", summary),
+            cwd=tmp_path,
+            environments=[environment_of(there, number) for number in range(4)],
+        )
+    assert [rank.returncode for rank in ranks] == [0] * 4, ranks[0].stderr
     found = decode_json(summary.read_bytes(), "summary")
     assert found["first_forward_max_abs_difference"] < 1e-5
     assert len(found["embeddings"]["measured_ms"]) == 4

@@ -1,7 +1,6 @@
 """The worked trainer: real processes, real TorchRec, from a folder store."""
 
 import errno
-import importlib.util
 import json
 import os
 import re
@@ -37,16 +36,6 @@ pytestmark = pytest.mark.slow
 
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train.py"
-
-
-@pytest.fixture(scope="module")
-def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_example", TRAIN)
-    module = importlib.util.module_from_spec(spec)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
-        spec.loader.exec_module(module)
-    return module
 
 
 def lopsided_plan(devices: int = 3, element_bytes: int = 4) -> Plan:

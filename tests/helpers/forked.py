@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.context import ForkContext, ForkProcess
 from pathlib import Path
 from typing import IO, Any
@@ -18,16 +19,35 @@ from neuroshard.measure.workers import processes
 
 def run_script(main: Callable[[], int], *arguments: object, cwd: Path, environment: Mapping[str, str]) -> "Done[str]":
     """A script by its `main`, with these arguments, as `python SCRIPT ...` runs it."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        typed = ["script", *map(str, arguments)]
-        process = _started(_run, main, typed, cwd, environment, out.fileno(), err.fileno(), daemon=False)
-        process.join(HANGS)
-        if process.exitcode is None:
-            process.kill()
-        process.join()
-        for file in (out, err):
-            file.seek(0)
-        return Done(typed, process.exitcode or 0, out.read(), err.read())
+    return run_scripts([main], *arguments, cwd=cwd, environments=[environment])[0]
+
+
+def run_scripts(
+    mains: Sequence[Callable[[], int]], *arguments: object, cwd: Path, environments: Sequence[Mapping[str, str]]
+) -> "list[Done[str]]":
+    """Such scripts at the same time, each in an environment of its own."""
+    typed = ["script", *map(str, arguments)]
+    with ExitStack() as files:
+        streams = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in ("out", "err")] for _ in mains]
+        processes = [
+            _started(_run, main, typed, cwd, environment, *(file.fileno() for file in of), daemon=False)
+            for main, environment, of in zip(mains, environments, streams, strict=True)
+        ]
+        try:
+            for process in processes:
+                process.join(HANGS)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        return [
+            Done(typed, process.exitcode or 0, *map(_read, of)) for process, of in zip(processes, streams, strict=True)
+        ]
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _run(main: Callable[[], int], typed: list[str], cwd: Path, environment: Mapping[str, str], *streams: int) -> None:

@@ -5,15 +5,18 @@ with all ranks, at a port's rate, as a GPU has NVLink and a port of its own. Two
 they mean. What is made here is taken away again, also after an error.
 """
 
+import ctypes
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 NEEDED: Final = ("ip", "tc")
+CLONE_NEWNET: Final = 0x40000000  # linux/sched.h
 
 
 @dataclass(frozen=True)
@@ -96,26 +99,34 @@ def run(*words: str) -> None:
 
 def start_ranks(there: Sequence[Rank], command: Sequence[object], port: int = 29511) -> list[subprocess.Popen[str]]:
     """The command as every rank of a process group over these hosts, as torchrun would start it, one thread each."""
-    started = []
-    for number, rank in enumerate(there):
-        environment = {
-            **os.environ,
-            "RANK": str(number),
-            "LOCAL_RANK": str(rank.place),
-            "WORLD_SIZE": str(len(there)),
-            "LOCAL_WORLD_SIZE": str(rank.of),
-            "MASTER_ADDR": there[0].address,
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "far",
-            "OMP_NUM_THREADS": "1",
-        }
-        started.append(
-            subprocess.Popen(
-                ["ip", "netns", "exec", rank.namespace, *map(str, command)],
-                env=environment,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
+    return [
+        subprocess.Popen(
+            ["ip", "netns", "exec", rank.namespace, *map(str, command)],
+            env={**os.environ, **environment_of(there, number, port)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
-    return started
+        for number, rank in enumerate(there)
+    ]
+
+
+def environment_of(there: Sequence[Rank], number: int, port: int = 29511) -> dict[str, str]:
+    """What torchrun sets for a rank, and its interface to all others."""
+    return {
+        "RANK": str(number),
+        "LOCAL_RANK": str(there[number].place),
+        "WORLD_SIZE": str(len(there)),
+        "LOCAL_WORLD_SIZE": str(there[number].of),
+        "MASTER_ADDR": there[0].address,
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "far",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def enter(namespace: str) -> None:
+    """Move this process, of one thread, into a namespace. `ip netns exec` does so before it starts a program."""
+    with Path("/run/netns", namespace).open() as there:
+        if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")

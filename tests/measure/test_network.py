@@ -2,15 +2,18 @@
 
 import json
 import os
-import subprocess
 import sys
 import threading
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from helpers.hosts import hosts, lacks_hosts
+from helpers.forked import run_scripts
+from helpers.hosts import enter, hosts, lacks_hosts
 from helpers.loopback import NETLOC, bound, port_of
 from helpers.refusals import refused
+from neuroshard import cli
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.topology import topology_of
 from neuroshard.core.units import parse_network
@@ -152,22 +155,29 @@ def test_all_hosts_read_the_same_figures_and_one_that_ends_is_noticed(
 
 
 @pytest.mark.slow
-def test_a_network_of_known_speed_is_measured_as_such() -> None:
+@pytest.mark.usefixtures("forked_workers")
+def test_a_network_of_known_speed_is_measured_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if why := lacks_hosts():
         pytest.skip(why)
+    monkeypatch.setattr(network, "SIZES", [size for size in network.SIZES if size <= 2**22])
+
+    def on(namespace: str, host: int) -> int:
+        enter(namespace)
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+        sys.argv += ["--host", str(host)]
+        cli.main()
+        return 0
+
     with hosts(2, 1, "20mbit") as there:
-        started = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", one.namespace, sys.executable, "-m", "neuroshard", "network", "--hosts", "2", "--host",
-                 str(host), "--ranks", "2", "--address", f"{there[0].address}:29400", "--backend", "cpu", "--json"],
-                env={name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for host, one in enumerate(there)
-        ]  # fmt: skip
-        said = [one.communicate(timeout=200)[0] for one in started]
-    assert [one.returncode for one in started] == [0, 0]
+        given = ("network", "--hosts", 2, "--ranks", 2, "--address", f"{there[0].address}:29400", "--backend", "cpu")
+        done = run_scripts(
+            [partial(on, one.namespace, host) for host, one in enumerate(there)],
+            *(*given, "--json"),
+            cwd=tmp_path,
+            environments=[{}] * 2,
+        )
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr
+    said = [one.stdout for one in done]
     assert said[0] == said[1]
     figures = json.loads(said[0])
     lines, port = figures["lines"], 20e6 / 8
