@@ -21,8 +21,8 @@ from neuroshard.search.problem.spread import OVER_ALL
 
 @dataclass(frozen=True)
 class Branch:
-    """Plans in which the table groups `sure` are row-wise, and perhaps one is not. S shards, P groups that may be row-wise, each in
-    W kinds of spread options (`SpreadOptions`); `sure` are over all devices.
+    """Plans in which the table groups `sure` are row-wise, over all devices, and perhaps one is not. S shards, P groups that may
+    be row-wise, each in W kinds of spread options (`SpreadOptions`).
 
     In the letters of the proof (`lower_bound.py`), each the least over these plans, in ms; launches are part of a_d:
 
@@ -34,7 +34,7 @@ class Branch:
         all_to_all (P, W)   what one more row-wise group adds to b_d + a_d, summed over the devices
         all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
 
-    `alone` and `block_alone` are infinite where the shard does not fit or is not allowed. All devices hold `columns` of the blocks
+    `alone` and `block_alone` are infinite where a shard does not fit or is not allowed. All devices hold `columns` of the blocks
     of `sure`, and at least `beside` (K,) of each vector component.
     """
 
@@ -123,7 +123,9 @@ class Branches:
         over_all = np.arange(options.more.shape[1]) == OVER_ALL
         all_to_all = problem.devices * self._column_ms(mean) * options.more * over_all
         all_to_all[sure] = 0.0
-        launched = problem.launches.least(options.groups[sure], options.groups) + problem.copies_ms.total_ms + self.cut_ms
+        launched = (
+            problem.launches.least(options.groups[sure], options.groups) + problem.copies_ms.total_ms + self.cut_ms
+        )
         forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
         return Branch(
             problem=problem,

@@ -26,12 +26,13 @@ from neuroshard.search.problem.objective import SoftMaximum
 from neuroshard.search.problem.plans import Plans
 
 
-
 @dataclass(frozen=True)
 class Given:
     """What N shards give to C receivers each, in P amounts each: what then changes, (N, P, C) each."""
 
-    fits: NDArray[np.bool_]  # as wide as shards must and may be, not too many, and allowed there; memory is not looked at
+    fits: NDArray[
+        np.bool_
+    ]  # as wide as shards must and may be, not too many, and allowed there; memory is not looked at
     less_bytes: Ints  # on the source
     more_bytes: Ints  # on the receiver
     source_ms: Floats  # of the source then, the all-to-all aside

@@ -60,7 +60,9 @@ class Problem(ColumnShards):
         copies = [*self.copied, *(self.options.tables if may_copy else ())]
         self._copy_prices = CopyPrices(model, copies, task) if copies else None
         self.copies_ms = self._copies_ms(NONE)
-        self.heuristics: dict[object, dict[str, Placement | str]] = {}  # see proposers/baselines.py; shared, as prices are
+        self.heuristics: dict[
+            object, dict[str, Placement | str]
+        ] = {}  # see proposers/baselines.py; shared, as prices are
 
         self._count = np.array([len(tables) for tables in self.tables])
         self.vectors: Floats = np.zeros((len(self.group), 0))
