@@ -30,30 +30,22 @@ PAPER = BeamWidth()
 
 @dataclass(frozen=True)
 class Tuning:
-    """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said.
-
-    Figures: of a switch, what plans cost more without it on 24 fresh tasks of one host, and on 14 of several hosts, mean by the
-    analytic model (docs/benchmarks.md); others as they say. A guess was set once and never compared.
-    """
+    """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
 
     # Switches. Proposers: who contributes plans to start from (proposers/registry.py).
-    greedy: bool = True  # costliest shard first, on the cheapest device; else plans start from a packing: 0.1, 0.6 %
-    row_wise: bool = True  # plans with some tables row-wise, where the task allows it: 13, 111 %
-    copies: bool = True  # plans with copies of small tables, where allowed: 17 % on 10 tasks of several hosts
-    baselines: bool = True  # a promise: no heuristic's plan is cheaper than the plan found. Earns 0
+    greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
+    row_wise: bool = True  # plans with some tables row-wise, where the task allows it
+    copies: bool = True  # plans with copies of small tables, where the task allows it
+    baselines: bool = True  # the heuristics' plans, of which none may be cheaper than the plan found
     # Switches of how plans are improved and chosen.
-    column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without: 0.1, 0.5 %
-    linear_estimates: bool = True  # greedy plans by linear estimates, where others are few: 5.8 % above 91 % full
-    partial_moves: bool = True  # moves and swaps of a part of a shard: 1.1, 1.8 %
-    swaps: bool = True  # 0.6, 0.8 %
-    perturb: bool = True  # rounds of perturbing and descending again: 0.7, 0.7 %
-    toggle: bool = True  # rounds that spread a table, or no longer: 0.0, 1.3 %
+    column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
+    linear_estimates: bool = True  # greedy plans by linear estimates, where the others give too few plans
+    partial_moves: bool = True  # moves and swaps of a part of a shard
+    swaps: bool = True
+    perturb: bool = True  # rounds of perturbing and descending again
+    toggle: bool = True  # rounds that spread a table, or no longer
 
     # algorithms, settings: how the rounds are spent
-    worth_moving: float = 1e-3  # share that a plan must gain for shards to move: for less, 7.5 GiB moved for nothing
-    # Share that improved plans must save by copies for small tables to be data-parallel: a decision, since they train otherwise
-    copies_worth: float = 0.02
-    # guesses
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
     # Rounds after which a search that only tries row-wise tables compares a first try of them. A multiple of `lockstep_plans`, so
     # that a search which goes on column-wise finds what it would have found without the comparison.
@@ -61,63 +53,65 @@ class Tuning:
     time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
     # If the first plans with cut tables and those without differ by a smaller share, local search tries both
     both_kinds_within: float = 0.1
+    worth_moving: float = 1e-3  # share that a plan must gain for shards to move: for less, 7.5 GiB moved for nothing
 
     # problem: how many shards the cost model prices at once
     price_at_once: int = 8_192  # shards in one batch, at most; larger batches need memory and are no faster
-    price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch. A guess
+    price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch
 
-    # proposers. Figures are of 30 tasks of up to 60 tables on 2 to 16 devices
-    # Columns of a device, as multiples of the mean; where no device has room under its cap, the one of the fewest columns takes
-    # the shard: without that one task cost 10 % more
-    caps: tuple[float, ...] = (1.04, 1.1, float("inf"))
-    # Tables over all devices, where the others are over those of a domain: without these sets one task cost 1.7 % more
-    row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
-    row_sets: int = 3  # sets tried row-wise of each of two orders, a guess; without the second order +2.6 % on average
-    # guesses
+    # proposers
     # Greedy plans that local search starts from, each of another list of shards: it descends from several in the time of one
     greedy_plans: int = 6
     fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
+    halvings: int = 6  # how often the costliest shard is halved, each time for one more list of shards
+    caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, for linear estimates
     # By these, a device's load is its ms plus its memory and its columns with these weights, each as a share of the mean device's
     load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
+    row_sets: int = 3  # sets of tables tried row-wise, of each order
     all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried
     all_row_sets_most_cells: int = 200_000  # sets x tables x devices above which it is not, where there are domains
+    # Tables over all devices, where the others are over those of a domain
+    row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest
+    copies_worth: float = 0.02  # share that improved plans must save by copies for small tables to be data-parallel
+    # Numbers of copied tables whose first plans cost more than the best first plan by at most this share are compared by improved
+    # plans. On 14 drawn table sets first plans alone chose numbers with plans 1.3 % too dear, with any of 0.05 to 0.25 0.3 %
+    copies_compared: float = 0.15
+    time_for_copies: float = 0.25  # share of a time budget for choosing which tables to copy
 
     # improve: the objective and the descent
-    # Weight of what a swap leaves two devices apart: a part of a shard may level them. At 1, +0.16 % on these 30 tasks
-    apart_weight: float = 0.5
-    min_gain: float = 1e-6  # share of the slowest device's ms that a move must gain: rounding of sums is less
-    lockstep_cells: int = 200_000  # devices x tables of these in all: larger arrays take as long one after another
-    # guesses
-    lockstep_plans: int = 4  # plans that are improved in lockstep, at most
     sharpness: int = 6  # doublings of the exponent of the soft maximum: x^64
+    min_gain: float = 1e-6  # share of the slowest device's ms below which a move gains nothing
+    lockstep_plans: int = 4  # plans that are improved in lockstep, at most
+    lockstep_cells: int = 200_000  # devices x tables of these in all: larger arrays take as long one after another
     receivers: int = 24  # devices that a move is tried towards, the least loaded ones; the others if these give no move
     shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more
     offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
     swaps_estimated: int = 24  # swaps of each shard whose gain is estimated in full
+    unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them
 
     # improve: the local search
-    # Draws of tables, until those of one find room, and then largest first: regret fell from 2.5 to 1.0 % on 40 tasks with 0.5 to
-    # 3.5 % of memory to spare
-    perturb_tries: int = 3
-    # guesses
     worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it
     perturb_devices: int = 4  # whose tables are placed anew, at most; at least the slowest and another
     perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on these devices
-    perturb_order: tuple[float, float] = (0.7, 1.4)  # heaviest first, after weights were drawn larger or smaller
+    perturb_order: tuple[float, float] = (
+        0.7,
+        1.4,
+    )  # they are placed heaviest first, after weights were drawn larger or smaller
     perturb_cuts_more: float = (
-        0.1  # of tables get more shards than needed; plus the table's share of a mean device's ms
+        0.1  # of so many a table gets more shards than it needs; plus its share of a mean device's ms
     )
     perturb_most_more: int = 3  # and so many more at most
     perturb_uneven: float = 0.5  # share of cuts that are at random places, not even
+    perturb_tries: int = 3  # draws of tables, until those of one find room: with little memory to spare most find none
     toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
     toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
     toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer
     # The table to toggle is at a random place in the order of estimated gain: an exponential draw of this mean, rounded down
-    toggle_mean_rank: float = 1.5
+    toggle_luck: float = 1.5
     joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards
     joins_tried: int = 4  # single joins that are followed by a descent before no more cuts are undone
 

@@ -21,8 +21,8 @@ from neuroshard.search.problem.spread import OVER_ALL
 
 @dataclass(frozen=True)
 class Branch:
-    """Plans in which the table groups `sure` are row-wise, over all devices, and perhaps one is not. S shards, P groups that may
-    be row-wise, each in W kinds of spread options (`SpreadOptions`).
+    """Plans in which the table groups `sure` are row-wise, and perhaps one is not. S shards, P groups that may be row-wise, each
+    in W kinds of spread options (`SpreadOptions`); `sure` are over all devices.
 
     In the letters of the proof (`lower_bound.py`), each the least over these plans, in ms; launches are part of a_d:
 
@@ -34,8 +34,8 @@ class Branch:
         all_to_all (P, W)   what one more row-wise group adds to b_d + a_d, summed over the devices
         all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
 
-    `alone` and `block_alone` are infinite where a shard does not fit or is not allowed. All devices hold `columns` of the blocks
-    of `sure`, and at least `beside` (K,) of each vector component.
+    `alone` and `block_alone` are infinite where the shard does not fit or is not allowed. All devices hold `columns` of the
+    blocks of `sure`, and at least `beside` (K,) of each vector component.
     """
 
     problem: Problem

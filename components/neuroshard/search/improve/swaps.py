@@ -1,4 +1,4 @@
-"""The best swaps of shards of two devices: two whole shards, or a part of the given one for a whole one.
+"""The best swaps of shards of two devices: two whole shards, or a whole one for a part of the other.
 
 They are ranked by a linear estimate, as single moves are; the cost model prices only the best swap of each shard. Give and take
 are those of the drawing in `neighborhood.py`.
@@ -22,10 +22,12 @@ class Takes:
 
     take: Ints  # table group
     column: Ints  # which of the source's receivers holds it
-    units: Ints
+    held: Ints  # units of it there
+    here: Ints  # units of its group on the source
+    slot: Ints  # slot of no units of its group
     fits: Bools  # the source may hold it, with those that are here
+    may_split: Bools
     free: Ints  # bytes on the receiver without it
-    spare: Ints  # bytes left on the source with it
     columns: Floats
     source_ms: Floats  # that it adds to the source
     receiver_ms: Floats  # of which the receiver is relieved
@@ -42,25 +44,25 @@ class Takes:
         count = np.bincount(of, minlength=len(plan))
         number = np.arange(int(count.max(initial=0)))
         place = np.minimum((np.cumsum(count) - count)[:, None] + number, len(of) - 1)
-        take, column, units = group.take(place), column.take(place), near.receiver_units[of, column, group].take(place)
+        take, column, held = group.take(place), column.take(place), near.receiver_units[of, column, group].take(place)
         rows, of_plan, source = np.arange(len(plan))[:, None], plan[:, None], near.source[:, None]
         slot, here = problem.slots.take(take), plans.widths[of_plan, take, source]
-        shards = problem.slot_shards.take(slot + units)
-        most = problem.max_units.take(take)
-        fits = (number < count[:, None]) & (here + units <= most)
+        shards = problem.slot_shards.take(slot + held)
+        fits = (number < count[:, None]) & (here + held <= problem.max_units.take(take))
         if not problem.any_device:
             fits &= problem.allowed[take, source]
-        source_ms = plans.added_each(of_plan, source, take, units)
-        receiver_ms = plans.added_each(of_plan, near.receivers[rows, column], take, units)
-        more_bytes = near.bytes(slot + np.minimum(here + units, most)) - near.bytes(slot + here)
+        source_ms = plans.added_each(of_plan, source, take, held)
+        receiver_ms = plans.added_each(of_plan, near.receivers[rows, column], take, held)
         columns = problem.dims.take(shards)
         return cls(
             take=take,
             column=column,
-            units=units,
+            held=held,
+            here=here,
+            slot=slot,
             fits=fits,
+            may_split=(here == 0) & (plans.shards[of_plan, take] < problem.max_shards.take(take)),
             free=near.receiver_free[rows, column] + problem.nbytes.take(shards),
-            spare=near.source_free[:, None] - more_bytes,
             columns=columns,
             source_ms=source_ms,
             receiver_ms=receiver_ms,
@@ -75,7 +77,7 @@ class Takes:
 
 
 def swaps(near: Neighborhood) -> Moves:
-    """The best swap of each shard: all of it, or as much as levels the two devices or there is memory for, for a whole one."""
+    """The best swap of each shard: both whole, or of one as much as levels the two devices, or as there is memory for."""
     takes = Takes.of(near)
     if takes is None:
         nothing = np.zeros(0, dtype=np.int64)
@@ -87,10 +89,10 @@ def swaps(near: Neighborhood) -> Moves:
     give_ms += near.soft.objective.own_ms * near.give_columns[:, None]
     best = _levelling(near, takes, give_ms)
     takes, give_ms = takes.chosen(near.of, best), give_ms[each, best]
-    units = _units(near, takes, give_ms)
-    rows, part, place = near.best(_change(near, takes, units))
-    column, take, take_units = takes.column[rows, place], takes.take[rows, place], takes.units[rows, place]
-    return near.moves(rows, units[rows, part, place], column, take, take_units)
+    give_units, take_units = _units(near, takes, give_ms)
+    rows, kind, place = near.best(_change(near, takes, give_units, take_units))
+    give_units, take_units = give_units[rows, kind, place], take_units[rows, kind, place]
+    return near.moves(rows, give_units, takes.column[rows, place], takes.take[rows, place], take_units)
 
 
 def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
@@ -103,7 +105,7 @@ def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
         return np.broadcast_to(np.arange(give_ms.shape[1]), give_ms.shape)
     off = give_ms - (takes.ms + takes.half_gap_ms)[of]
     score = np.abs(off, out=off)
-    score *= tuning.apart_weight
+    score *= tuning.unlevel
     mean_ms = np.take_along_axis(near.receiver_ms, takes.column, axis=1) + takes.half_gap_ms
     score += np.where(takes.fits, mean_ms, np.inf)[of]
     if all_ms:
@@ -116,30 +118,43 @@ def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
     return np.argpartition(score, tuning.swaps_estimated, axis=1)[:, : tuning.swaps_estimated]
 
 
-def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
-    """Units to give for each shard that is taken: all, and unless no part of a shard may move as many as level the two devices:
-    (N, P, S)."""
-    held = np.broadcast_to(near.held[:, None], give_ms.shape)
-    if not near.problem.tuning.partial_moves:
-        return held[:, None]
-    part = (takes.half_gap_ms + takes.ms) * held
-    part /= np.maximum(give_ms, 1e-30)
-    np.minimum(part, takes.free / np.maximum(near.give_bytes / near.held, 1.0)[:, None], out=part)
-    np.maximum(part, 1.0, out=part)
-    return np.stack([held, np.minimum(part, held).astype(np.int64)], axis=1)
+def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> tuple[Ints, Ints]:
+    """Units to give and to take in each of three swaps, two (N, 3, S): both whole; as much of the given one as levels the two
+    devices; as much of the taken one. The first alone where no part of a shard may move."""
+    held = near.held[:, None]
+    give = (takes.half_gap_ms + takes.ms) * held
+    give /= np.maximum(give_ms, 1e-30)
+    np.minimum(give, takes.free / np.maximum(near.give_bytes / near.held, 1.0)[:, None], out=give)
+    take = (give_ms - takes.half_gap_ms) * takes.held
+    take /= np.maximum(takes.ms, 1e-30)
+    parts = [np.maximum(part, 1.0, out=part) for part in (give, take)]
+    give, take = (
+        np.minimum(part, all_of).astype(np.int64) for part, all_of in zip(parts, (held, takes.held), strict=True)
+    )
+    whole = np.broadcast_to(held, take.shape)
+    kinds = 3 if near.problem.tuning.partial_moves else 1
+    gives, all_taken = (whole, give, whole)[:kinds], (takes.held, takes.held, take)[:kinds]
+    return np.stack(gives, axis=1), np.stack(all_taken, axis=1)
 
 
-def _change(near: Neighborhood, takes: Takes, units: Ints) -> Floats:
-    """Estimated change of the objective if so many units (N, P, S) are given, infinite where they may not or do not fit."""
-    given = near.given(units, takes.column)
+def _change(near: Neighborhood, takes: Takes, give_units: Ints, take_units: Ints) -> Floats:
+    """Estimated change of the objective by these swaps (N, K, S), infinite where one does not fit or is not allowed."""
+    problem, given = near.problem, near.given(give_units, takes.column)
+    slot, here, take = takes.slot[:, None], takes.here[:, None], takes.take[:, None]
+    left, most = takes.held[:, None] - take_units, problem.max_units.take(take)
     fits = given.fits & (takes.fits & (near.give[:, None] != takes.take))[:, None]
-    fits &= given.more_bytes <= takes.free[:, None]
-    fits &= given.less_bytes + takes.spare[:, None] >= 0
+    may_split = takes.may_split[:, None] & (np.minimum(left, take_units) >= problem.min_units.take(take))
+    fits &= (left == 0) | may_split
+    fits &= given.more_bytes <= takes.free[:, None] - near.bytes(slot + left)
+    taken_bytes = near.bytes(slot + np.minimum(here + take_units, most)) - near.bytes(slot + here)
+    fits &= taken_bytes - given.less_bytes <= near.source_free[near.of][:, None, None]
+
+    share = take_units / takes.held[:, None]
     change = near.change(
         takes.column,
-        given.source_ms + takes.source_ms[:, None],
-        given.receiver_ms - takes.receiver_ms[:, None],
-        given.columns - takes.columns[:, None],
+        given.source_ms + takes.source_ms[:, None] * share,
+        given.receiver_ms - takes.receiver_ms[:, None] * share,
+        given.columns - takes.columns[:, None] * share,
     )
     change[~fits] = np.inf
     return change

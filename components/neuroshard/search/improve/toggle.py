@@ -79,7 +79,7 @@ def toggled(
     groups, places, change = groups[some], places[some], change[some]
     if not len(groups):
         return None
-    rank = min(int(rng.exponential(tuning.toggle_mean_rank)), len(groups) - 1)
+    rank = min(int(rng.exponential(tuning.toggle_luck)), len(groups) - 1)
     chosen = np.argsort(change, kind="stable")[rank]
     group, place = int(groups[chosen]), int(places[chosen])
     widths, others = state.widths.copy(), problem.spread != group

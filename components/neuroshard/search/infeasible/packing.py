@@ -4,7 +4,6 @@ A search of all ways ends after a number of them. If it ends before that, it is 
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
@@ -159,9 +158,10 @@ def deals(problem: Problem, group: int, free: Ints) -> Iterator[list[int]]:
     Of devices with the same room and the same pins the first gets the most units. Every yield is the same list, changed.
     """
     devices = [int(d) for d in np.argsort(-free, kind="stable") if problem.allowed[group, d]]
+    pairs = zip(devices, devices[1:], strict=False)
     alike = [False] + [
         bool(free[d] == free[before] and (problem.allowed[:, d] == problem.allowed[:, before]).all())
-        for before, d in pairwise(devices)
+        for before, d in pairs
     ]
     first, least, most = int(problem.first[group]), int(problem.min_units[group]), int(problem.max_units[group])
     sizes = problem.nbytes[first + 1 : first + most + 1]  # of 1 unit, of 2, …

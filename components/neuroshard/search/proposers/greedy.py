@@ -36,8 +36,9 @@ def first_plans(problem: Problem, most: int) -> list[State]:
 
 
 def _by_cost(problem: Problem, lists: Sequence[Ints], most: int) -> list[State]:
-    """At most so many plans by the cost model, from lists of shards."""
+    """At most so many plans by the cost model, from lists of shards and from halving the costliest of the first list."""
     problem.price(np.concatenate(lists))  # together, since a batch of one takes as long as some hundred shards
+    lists = [*lists, *_halved(problem, lists[0])]
     every = costliest_first(problem, [*lists, *_with_all_sequences_cut(problem, lists)])
     tried = list({shards.tobytes(): shards for shards in every}.values())
     placed, costs = place_lists(problem, tried, _caps(problem), soft=True)
@@ -70,6 +71,23 @@ def _caps(problem: Problem) -> Floats:
         return np.array([np.inf])
     step = DIM_STEP / max(problem.mean_columns, DIM_STEP)
     return np.array(sorted({1 + step, devices / (devices - 1) + step, *tuning.caps}))
+
+
+def _halved(problem: Problem, shards: Ints) -> list[Ints]:
+    """A list with the costliest shard halved, one with the costliest shard of that list halved too, and so on. Shards that cost
+    the same are halved together."""
+    lists: list[Ints] = []
+    for _ in range(problem.tuning.halvings):
+        group = problem.group[shards]
+        count = np.bincount(group, minlength=len(problem.whole))
+        may_be = (problem.units[shards] >= 2 * problem.min_units[group]) & (count[group] < problem.max_devices[group])
+        cost = np.where(may_be, problem.alone_ms(shards), 0.0)
+        cut = split(problem, shards, np.flatnonzero(may_be & (cost >= cost.max() * (1 - 1e-9))))
+        if cut is None:
+            break
+        shards = cut
+        lists.append(shards)
+    return lists
 
 
 def _with_all_sequences_cut(problem: Problem, lists: Sequence[Ints]) -> list[Ints]:
