@@ -1,4 +1,4 @@
-"""Processes that are forked: they share what this one has imported, where a new interpreter imports torch and TorchRec for 7 s."""
+"""Processes that are forked: they share what this one has imported. A new interpreter imports torch and TorchRec for 7 s."""
 
 import os
 import signal
