@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+import typer.main
 import yaml
 from hypothesis import HealthCheck, settings
 
@@ -40,6 +41,9 @@ def pytest_collection_finish() -> None:
 if yaml.__with_libyaml__:
     yaml.safe_load_all = functools.partial(yaml.load_all, Loader=yaml.CSafeLoader)
     yaml.safe_dump_all = functools.partial(yaml.dump_all, Dumper=yaml.CSafeDumper)
+
+# Making the command line's tree of commands is three quarters of a short command; it keeps nothing of a call.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # Whoever asks for one of these starts a process, a server or a browser, or trains nets: marked slow with those that say so
 # themselves.

@@ -1,6 +1,6 @@
 """`make run` on machines that this one is not: does it end well, what did it measure, is a plan live?
 
-    make bench-machines                                  half an hour; --quick for the three that .ci/run tries
+    make bench-machines                                  half an hour; --quick for the two that .ci/run tries
     make bench-machines ARGS="--only 'cache of 480 MiB' '1 core' --budget 3m"
 
 Each row is a real run, `python -m pipelines.run_local`, in a folder of its own, on a simulated machine (tests/bench/simulating).
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[machine.name for machine in MACHINES])
-    parser.add_argument("--quick", action="store_true", help="the three cheapest, two of them by a formula")
+    parser.add_argument("--quick", action="store_true", help="two cheap ones, one of them by a formula")
     parser.add_argument("--budget", help="to measure for [default: 40s, quick 20s]")
     parser.add_argument("--backend", help="cpu or synthetic [default: cpu, quick what each says]")
     parser.add_argument("--steps", type=int, default=5, help="of the trainer")

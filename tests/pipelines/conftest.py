@@ -56,7 +56,8 @@ def run_local() -> Run:
 def clone(tmp_path_factory) -> Path:
     """A clone whose path a shell would take apart and execute, in which model `ads` was planned and trained for two steps.
 
-    Its cost model learns for a few epochs: how good it is, nobody asks. For reading only. How the run ended is in `ended.json` beside it, its store and its folder in `run/`.
+    Its cost model learns for a few epochs: no test asks how good it is. For reading only. How the run ended is in `ended.json`
+    beside it, its store and its folder in `run/`.
     """
 
     def make(folder: Path) -> None:

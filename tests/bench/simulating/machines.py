@@ -299,7 +299,7 @@ MACHINES = (
     Machine("cgroup of 1.5 GiB", memory(3 * GIB // 2)),
     Machine("no huge pages", no_huge_pages),
     Machine("64 MiB /dev/shm", mounted("size=64m", "/dev/shm")),
-    Machine("odd path", odd_path, quick="synthetic"),
+    Machine("odd path", odd_path),
     Machine("noexec tmp", mounted("size=512m,noexec", "{folder}/noexec"), quick="synthetic"),
     Machine("no home, no tmp", no_home),
     Machine("IPv6 only", network(LOOPBACK_V6)),
