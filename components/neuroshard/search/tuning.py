@@ -76,10 +76,6 @@ class Tuning:
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest
     copies_worth: float = 0.02  # share that improved plans must save by copies for small tables to be data-parallel
-    # Numbers of copied tables whose first plans cost more than the best first plan by at most this share are compared by improved
-    # plans. On 14 drawn table sets first plans alone chose numbers with plans 1.3 % too dear, with any of 0.05 to 0.25 0.3 %
-    copies_compared: float = 0.15
-    time_for_copies: float = 0.25  # share of a time budget for choosing which tables to copy
 
     # improve: the objective and the descent
     sharpness: int = 6  # doublings of the exponent of the soft maximum: x^64

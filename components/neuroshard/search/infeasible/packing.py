@@ -4,6 +4,7 @@ A search of all ways ends after a number of them. If it ends before that, it is 
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
@@ -158,7 +159,7 @@ def deals(problem: Problem, group: int, free: Ints) -> Iterator[list[int]]:
     Of devices with the same room and the same pins the first gets the most units. Every yield is the same list, changed.
     """
     devices = [int(d) for d in np.argsort(-free, kind="stable") if problem.allowed[group, d]]
-    pairs = zip(devices, devices[1:], strict=False)
+    pairs = pairwise(devices)
     alike = [False] + [
         bool(free[d] == free[before] and (problem.allowed[:, d] == problem.allowed[:, before]).all())
         for before, d in pairs

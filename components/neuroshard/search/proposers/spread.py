@@ -85,8 +85,8 @@ def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
 
 
 def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...]) -> list[tuple[Ints, Ints]]:
-    """Of the sets that are the first 1, 2, 3 … groups of an order, those that are estimated to cost least. All groups of a set are
-    split in one of these ways; where there are domains also the first few in one of them, and the rest over a domain:
+    """Of the sets that are the first 1, 2, 3 … groups of an order, those that are estimated to cost least. All groups of a set
+    are split in one of these ways; where there are domains also the first few in one of them, and the rest over a domain:
 
         the order       a b c d e f g …
         in one way      [w w w w w]         row_sets of these
