@@ -359,7 +359,10 @@ def test_a_bucket_with_versions_is_a_store_like_any_other(aws, moto):
 def test_a_condition_that_does_not_hold_is_a_conflict_and_nothing_else_is(
     status: int, code: str, has_condition: bool, kind: type[StoreError]
 ) -> None:
-    said_no = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    with pytest.raises(StoreError) as caught, request_errors("s3://b/k", "http://s3", has_condition):
-        raise ClientError(said_no, "PutObject")
+    @request_errors("s3://b/k", "http://s3", has_condition)
+    def write() -> None:
+        raise ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+
+    with pytest.raises(StoreError) as caught:
+        write()
     assert type(caught.value) is kind
