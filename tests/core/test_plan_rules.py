@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard, check_tiles
+from neuroshard.core.step_memory import step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import canonical_json
@@ -219,3 +220,21 @@ def test_device_memory_may_differ_between_devices():
 def test_a_task_that_cannot_be_is_refused(change, fact):
     with refused(ValidationError, *change, fact):
         ShardingTask(**{"tables": (table(),), "device_memory_bytes": (1,), "batch_size": 1, **change})
+
+
+@pytest.mark.parametrize(
+    ("cost_ms", "bound_ms", "gap"),
+    [(2.0, 1.5, 0.25), (2.0, 2.5, 0.0), (2.0, None, None), (0.0, 0.0, None), (None, 1.0, None)],
+)
+def test_the_gap_is_what_the_bound_leaves_of_the_cost(cost_ms, bound_ms, gap):
+    task = ShardingTask(tables=(table(),), device_memory_bytes=(2**20,), batch_size=64)
+    shard = Shard(table="a", rows=10, dim=16, device=0)
+    costs = None if cost_ms is None else (cost_ms,)
+    plan = Plan(task=task, shards=(shard,), provenance=BY_HAND, predicted_ms=costs, lower_bound_ms=bound_ms)
+    assert plan.gap == gap
+
+
+def test_a_shard_needs_its_lookups_once_and_its_outputs_for_each_column():
+    """Of 64 samples: two lookups of 8 bytes each, and an output of 4 bytes a column."""
+    needs = step_bytes(Table(name="a", rows=10, dim=16, pooling_factor=2.0), 64, "none")
+    assert [needs.of(dim) for dim in (4, 16)] == [64 * 2 * 8 + 64 * 4 * dim for dim in (4, 16)]

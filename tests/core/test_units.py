@@ -58,7 +58,15 @@ def test_memory_is_one_amount_for_all_devices_or_one_each():
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**35, "32.0 GiB"), (3 * 2**50, "3072.0 TiB")]
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (2**35, "32.0 GiB"),
+        (3 * 2**50, "3072.0 TiB"),
+    ],
 )
 def test_bytes_are_shown_in_binary_units(count, text):
     assert format_bytes(count) == text

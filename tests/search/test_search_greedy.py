@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
+from neuroshard.costmodel.analytic import Analytic
+from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
+from neuroshard.search.proposers.lockstep import costliest_first, place_lists
 
 
 @pytest.mark.parametrize(("devices", "alone"), [(4, 1), (8, 1), (8, 2), (5, 0)])
@@ -73,3 +76,12 @@ def test_plans_counted_together_are_what_each_is_by_itself(make_task, model):
     for name in ("cost", "sums", "dims", "free", "compute", "forward", "backward", "shards"):
         for one, other in zip(together, alone, strict=True):
             np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12)
+
+
+def test_a_list_of_shards_costs_as_much_placed_as_the_plan_that_it_makes(make_task):
+    """The costliest tables are the narrowest: the slowest device of one all-to-all is not that of the other."""
+    model = Analytic("h100", 65536)
+    problem = Problem(make_task([(1000, 4 * 2**i, 400.0 / 2**i) for i in range(6)], [8] * 3), model)
+    lists = costliest_first(problem, [problem.whole])
+    placed, costs = place_lists(problem, lists, np.array([np.inf]))
+    assert costs[0, 0] == pytest.approx(State(problem, problem.widths(Placement(lists[0], placed.devices[0, 0]))).cost)

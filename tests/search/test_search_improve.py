@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from helpers.analytic import AnalyticModel
 from helpers.states import whole
 from neuroshard.core.constraints import Constraints
 from neuroshard.search import watch
@@ -36,6 +37,22 @@ def improved(state: State, rounds: int = 0) -> State:
 def test_what_is_guessed_to_be_very_many_times_the_slowest_counts_as_infinite(make_task, model):
     objective = Objective.of(Problem(make_task([(1000, 8, 1.0)] * 2, [8] * 2), model))
     assert objective.power(np.array([-1.0, 0.5, 1.0, 1e6])).tolist() == [0.0, 0.5**64, 1.0, np.inf]
+
+
+class ByTheWidest(AnalyticModel):
+    """Forward, a device takes 3 us a column of its own; backward 2, and 1 more a column of the widest."""
+
+    def forward_collective_ms(self, device_dims, start_delays_ms):
+        return start_delays_ms + 0.003 * device_dims
+
+    def backward_collective_ms(self, device_dims):
+        return 0.002 * device_dims + 0.001 * device_dims.max(axis=-1, keepdims=True)
+
+
+def test_a_column_costs_its_own_device_and_if_that_is_the_widest_all(make_task):
+    """The forward all-to-alls of all end with that of the widest."""
+    objective = Objective.of(Problem(make_task([(1000, 64, 1.0)] * 4, [8] * 4), ByTheWidest()))
+    assert (objective.own_ms, objective.all_ms) == pytest.approx((0.002, 0.001 + 0.003))
 
 
 def test_improvement_balances_what_lies_all_on_one_device(make_task, model):

@@ -13,8 +13,10 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.search.infeasible.packing import quick_plan
 from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import OVER_DOMAIN
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.proposers.spread import propose
@@ -141,3 +143,16 @@ def test_the_set_of_row_wise_tables_is_sought_for_all_columns_of_a_table_wider_t
     problem = Problem(task.model_copy(update={"constraints": Constraints(tables=rules)}), AnalyticModel())
     problem.tuning = replace(TUNING, all_row_sets_up_to=0, row_sets=1)
     assert [state.problem.spread.tolist() for state in propose(problem, 0)] == [[1]]
+
+
+def test_two_tables_that_fill_most_of_a_domain_each_are_packed_on_two(make_task) -> None:
+    """Two domains of two devices, and a table has at most two shards."""
+    task = make_task([(1_000_000, 128, 1.0)] * 2, [0.3] * 4)
+    two = {
+        "topology": Topology(domain=2, local_world_size=2),
+        "constraints": Constraints(row_wise=True, max_shards=2, min_dim=128),
+    }
+    problem = Problem(task.model_copy(update=two), Analytic("h100", 65536))
+    found = quick_plan(problem)
+    assert found is not None
+    assert [problem.options.places[place] for place in found[0].places] == [(OVER_DOMAIN, 0), (OVER_DOMAIN, 2)]

@@ -25,6 +25,7 @@ from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_live
 from neuroshard.store.s3 import S3Store
 from neuroshard.store.s3_codes import MEANINGS, meaning_of
+from neuroshard.store.s3_errors import Busy, request_errors
 from neuroshard.store.track import all_releases
 
 A, B = make_plan("a"), make_plan("b")
@@ -342,3 +343,26 @@ def test_a_bucket_with_versions_is_a_store_like_any_other(aws, moto):
         load_plan(url, "m", cache_dir=False)
     assert deploy(A, store, "m", now=NOW).number == 3
     assert [entry.key for entry in store.list("m/releases/")] == [f"m/releases/{n:08d}.json" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "has_condition", "kind"),
+    [
+        (412, "PreconditionFailed", True, Conflict),
+        (404, "NoSuchKey", True, Conflict),
+        (404, "NoSuchKey", False, NotFound),
+        (409, "ConditionalRequestConflict", True, Busy),
+        (403, "AccessDenied", True, StoreError),
+        (500, "InternalError", True, Unreachable),
+    ],
+)
+def test_a_condition_that_does_not_hold_is_a_conflict_and_nothing_else_is(
+    status: int, code: str, has_condition: bool, kind: type[StoreError]
+) -> None:
+    @request_errors("s3://b/k", "http://s3", has_condition)
+    def write() -> None:
+        raise ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+
+    with pytest.raises(StoreError) as caught:
+        write()
+    assert type(caught.value) is kind
