@@ -1,6 +1,7 @@
 """The last plan, when the store is down; and the next one, when it comes."""
 
 import json
+import os
 import random
 import shutil
 import threading
@@ -63,6 +64,19 @@ def test_a_store_that_is_down_is_answered_for_by_the_cache(store, tmp_path, down
         plan = load_plan(store.url, "m", cache_dir=tmp_path / "cache")
 
     assert plan == A
+
+
+def test_a_plan_that_is_live_no_more_stays_in_the_cache_for_a_day(store, tmp_path):
+    """Another rank of the host may be about to read it."""
+    for plan in (B, C):
+        load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+        deploy(plan, store, "m", now=NOW)
+    kept = {path.stem: path for path in (tmp_path / "cache").glob("*/m/plans/*.json")}
+    assert kept.keys() == {A.digest(), B.digest()}
+    yesterday = kept[A.digest()].stat().st_mtime - 90_000
+    os.utime(kept[A.digest()], (yesterday, yesterday))
+    load_plan(store.url, "m", cache_dir=tmp_path / "cache")
+    assert {path.stem for path in (tmp_path / "cache").glob("*/m/plans/*.json")} == {B.digest(), C.digest()}
 
 
 def test_the_cache_holds_what_was_loaded_last(store, tmp_path, down):
