@@ -226,6 +226,19 @@ def test_no_table_is_copied_that_a_rule_is_about_and_one_is_left() -> None:
     assert len(every.task.constraints.data_parallel) < len(tiny)
 
 
+def test_an_algorithm_that_chooses_no_copies_says_so() -> None:
+    task = over_network(drawn(0), devices=4)
+    for algorithm in ("size", "neuroshard-2023"):
+        plan = search(task, Analytic("h100", 65536), replace(AUTO, algorithm=algorithm))
+        assert not plan.task.copied
+        assert plan.task.dense_optimizer is None
+        assert [
+            note
+            for note in plan.provenance.notes
+            if note.startswith(f"{algorithm} copies no tables by itself: name them")
+        ]
+
+
 def test_given_costs_do_not_tell_what_copies_cost() -> None:
     task = over_network(drawn(0))
     costs = GivenCosts.parse({"tables": [{"name": table.name, "cost_ms": 1.0} for table in task.tables]}, "here")

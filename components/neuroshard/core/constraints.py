@@ -18,6 +18,7 @@ DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 SIMPLICITY = 0.005  # default share that a plan may cost above the cheapest to have fewer cuts
 ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
+ShardingName = ShardingTypeName | Literal["data-parallel"]  # which a rule of its own allows
 ROW_TYPES: tuple[ShardingTypeName, ...] = ("row-wise", "table-row-wise", "grid")
 MOST_SIMPLICITY = 0.1  # a larger share is a mistaken unit
 
@@ -81,7 +82,7 @@ class Constraints(Value):
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(fields(self), {"row_wise": False, "reserve_share": 0.0, "sharding_types": None})
 
-    def may_use(self, sharding_type: str) -> bool:
+    def may_use(self, sharding_type: ShardingName) -> bool:
         """Whether a search may make shards of this type."""
         return self.sharding_types is None or sharding_type in self.sharding_types
 

@@ -72,7 +72,7 @@ def find(problem: Problem, asked: Asked) -> Found:
     if settings.algorithm == LOCAL_SEARCH:
         return _with_or_without_copies(problem, asked, rng)
     if settings.algorithm == PUBLISHED:
-        return Found(_published_search(problem.without_copies(), settings, asked.watch))
+        return Found(_published_search(problem, settings, asked.watch))
     return Found(State.of(problem, baseline(problem, settings.algorithm, rng)))
 
 
@@ -94,21 +94,25 @@ def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Gener
     fits without copies, any will do.
     """
     if not problem.may_copy:
-        return _with_or_without_cuts(problem, asked, rng)
-    without, fault = None, None
+        return _with_or_without_cuts(problem, _starts(problem, asked), asked, rng)
+    without, fault, starts = None, None, list[State]()
     with asked.watch.sharing(0.5):
         try:
-            without = _with_or_without_cuts(problem.without_copies(), replace(asked, watch=asked.watch.anew()), rng)
+            none = problem.without_copies()
+            without = _with_or_without_cuts(none, _starts(none, asked), replace(asked, watch=asked.watch.anew()), rng)
         except Infeasible as error:
             fault = error
-    if without is not None and asked.watch.expired:
-        return without
     if without is not None:
-        first_ms = min((plan.cost for plan in _affordable(_proposed(problem, asked), asked.current)), default=np.inf)
+        if asked.watch.expired:
+            return without
+        starts = _affordable(_proposed(problem, asked), asked.current)
+        first_ms = min((plan.cost for plan in starts), default=np.inf)
         if first_ms * (1 - problem.tuning.both_kinds_within) > without.best.cost:
             return without
     try:
-        with_some = _with_or_without_cuts(problem, replace(asked, watch=asked.watch.anew()), rng.spawn(1)[0])
+        starts = starts or _starts(problem, asked)
+        watched = replace(asked, watch=asked.watch.anew())
+        with_some = _with_or_without_cuts(problem, starts, watched, rng.spawn(1)[0])
     except Infeasible as error:
         if without is None:
             raise fault or error from None
@@ -119,16 +123,15 @@ def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Gener
     return with_some if without is None or with_some.best.cost < without.best.cost * worth else without
 
 
-def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> Found:
+def _with_or_without_cuts(problem: Problem, starts: list[State], asked: Asked, rng: np.random.Generator) -> Found:
     """The cheaper of two plans: the best found that cuts no pooled table, whose outputs need not be put into order, and the best
-    found that may cut any.
+    found from these `starts` that may cut any.
 
     A kind of plan is searched only if its first plans are not far dearer than those of the other kind. If the current plan has
     cuts, plans with cuts are always searched, and one without must be worth moving for. Raises Infeasible if nothing fits, or if
     the move budget is too small.
     """
     current, far = asked.current, 1 - problem.tuning.both_kinds_within
-    starts = _starts(problem, asked)
     asked.watch.note(min(plan.cost for plan in starts))
     first = FirstPlans(starts, _split_row_wise(problem, asked, starts))
     uncut = _uncut(problem, first.cost / far)

@@ -73,7 +73,7 @@ def search(
     model = for_task(cost_model, permitted)
     problem = feasible(permitted, model, settings.tuning, may=may)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
-    said = [*notes, *_rows_not_split(problem, settings)]
+    said = [*notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
 
     found, start, shards = _found(problem, settings, previous, watch, tries_row_wise=not task.may_split_rows)
     said += [*start.notes, *found.notes]
@@ -108,11 +108,10 @@ def _permitted(
     """The task with all that the search may do of itself: which rows it may split, and the tables that it may copy. Raises
     UsageError where the cost model cannot price copies, and Infeasible where the task's own do not fit."""
     device, may_copy = trains_on(model), frozenset[str]()
-    if settings.try_data_parallel:
-        if not model.prices_rows:
-            raise UsageError(
-                "given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN"
-            )
+    is_ours = settings.algorithm == LOCAL_SEARCH
+    if settings.try_data_parallel and not model.prices_rows:
+        raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
+    if settings.try_data_parallel and is_ours:
         # copies would lose the state of tables that are sharded now, or go to all other devices
         keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
         now = previous.task if keeps and previous is not None else None
@@ -120,7 +119,7 @@ def _permitted(
     if may_copy or task.copied:
         assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
         check_copies(task, device, assumed=assumed)
-    tries_rows = settings.try_row_wise and settings.algorithm == LOCAL_SEARCH and model.prices_rows
+    tries_rows = settings.try_row_wise and is_ours and model.prices_rows
     return (tries_rows and _trying_row_wise(task)) or task, {DATA_PARALLEL: may_copy}
 
 
@@ -221,6 +220,15 @@ def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ..
     if settings.algorithm == LOCAL_SEARCH:
         return ()
     return (f"{settings.algorithm} splits tables column-wise only, not row-wise",)
+
+
+def _copies_not_chosen(settings: SearchSettings) -> tuple[str, ...]:
+    """A line where the algorithm does not choose which tables to copy, though it is asked to."""
+    if not settings.try_data_parallel or settings.algorithm == LOCAL_SEARCH:
+        return ()
+    return (
+        f"{settings.algorithm} copies no tables by itself: name them (--data-parallel PATTERN), or take {LOCAL_SEARCH}",
+    )
 
 
 def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:

@@ -75,6 +75,7 @@ class Tuning:
     # Tables over all devices, where the others are over those of a domain
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest
+    copies_one_by_one: int = 4  # copied tables up to which first plans differ by one, as row_sets_one_by_one: a guess
     copies_worth: float = 0.02  # share that improved plans must save by copies for small tables to be data-parallel
 
     # improve: the objective and the descent
@@ -105,6 +106,7 @@ class Tuning:
     toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
     toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
+    toggle_copies: float = 0.5  # share of toggles that copy a table, or no longer, where tables may be copied: a guess
     toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer
     # The table to toggle is at a random place in the order of estimated gain: an exponential draw of this mean, rounded down
     toggle_luck: float = 1.5

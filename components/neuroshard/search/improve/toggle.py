@@ -117,13 +117,13 @@ def _with_copies(
 
 
 def _drawn_kind(problem: Problem, places: Ints, left: Ints, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Of toggles from the places `left` to others (C,): all or, where tables may be copied, those of copies half of the time and
-    the others else. Estimates of the two cannot be compared well."""
+    """Of toggles from the places `left` to others (C,): all or, where tables may be copied, those of copies as often as the
+    tuning says, and the others else. Estimates of the two cannot be compared well."""
     if problem.options.copied < 0:
         return np.ones(len(places), dtype=bool)
     copy = problem.options.place_of(problem.options.copied)
     of_copies: NDArray[np.bool_] = (places == copy) | (left == copy)
-    return of_copies if rng.random() < 0.5 else ~of_copies
+    return of_copies if rng.random() < problem.tuning.toggle_copies else ~of_copies
 
 
 def _spread_change(estimate: _Linearized, groups: Ints, places: Ints) -> Floats:

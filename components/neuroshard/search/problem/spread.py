@@ -42,8 +42,9 @@ class Spread:
     def allows(self, table: Table, task: ShardingTask, model: CostModel, may: MayHold) -> bool:
         """Whether a table may be held so. TorchRec has no table-row-wise sequences, the parts of a grid are equally wide, and the
         operator holds no wider ones."""
-        if table.name not in may.get(self.sharding, ()) or not self.sharding.splits_rows:
-            return table.name in may.get(self.sharding, ())
+        permitted = table.name in may.get(self.sharding, ())
+        if not permitted or not self.sharding.splits_rows:
+            return permitted
         constraints = task.constraints
         least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
         widest = widest_shard(table, trains_on(model)) or table.dim

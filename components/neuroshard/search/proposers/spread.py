@@ -48,7 +48,9 @@ def propose_copies(problem: Problem, seed: int) -> list[State]:
     rows = np.array([options.tables[position].rows for position in may_be.tolist()], dtype=np.int64)
     order = may_be[np.argsort(rows, kind="stable")]
     powers = range(int(rows.max(initial=1)).bit_length() + 1)
-    counts = {bisect_right(np.sort(rows).tolist(), 2**power) for power in powers} | set(_counts(len(rows), 4).tolist())
+    counts = {bisect_right(np.sort(rows).tolist(), 2**power) for power in powers} | set(
+        _counts(len(rows), problem.tuning.copies_one_by_one).tolist()
+    )
     every = [options.groups[np.sort(order[:count])] for count in sorted(counts - {0})]
     return _first_plans(problem, [(groups, np.full(len(groups), options.place_of(way))) for groups in every])
 
