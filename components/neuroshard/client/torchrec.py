@@ -21,7 +21,6 @@ from torchrec.distributed.types import (
     QuantizedCommCodecs,
     ShardingPlan,
     ShardingPlanner,
-    ShardingType,
 )
 
 from neuroshard import __version__
@@ -51,7 +50,7 @@ from neuroshard.client.torchrec_shards import (
     check_topology,
     check_widths,
     parameter_sharding,
-    sharding_type,
+    sharding_named,
     shards_by_table,
     shards_of,
 )
@@ -70,6 +69,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import ADDED_UP_AS, Precision
+from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding, sharding_of
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
@@ -91,12 +91,6 @@ DEVICE_TYPES = ("cpu", "cuda")
 # inference, and key-value and virtual tables need more than a plan has.
 IN_DEVICE_MEMORY = "fused"
 COMPUTE_KERNELS = (IN_DEVICE_MEMORY, "fused_uvm", "fused_uvm_caching")
-NOTES = {
-    ShardingType.TABLE_ROW_WISE.value: "row-wise over the ranks of a host (table-row-wise): {}; to_torchrec accepts such tables "
-    "for trainers whose hosts have as many ranks",
-    ShardingType.GRID_SHARD.value: "column-wise over hosts and row-wise over their ranks (grid): {}; to_torchrec accepts such "
-    "tables for trainers whose hosts have as many ranks",
-}
 
 
 def to_torchrec(
@@ -166,14 +160,14 @@ def to_torchrec(
         check_hosts(shards, kinds, plan.task.devices)
     check_sequences(shards, kinds, places, whose)
     optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
-    copied = plan.task.constraints.data_parallel  # not fused
+    copied = {name for name, kind in kinds.items() if kind.copied}  # not fused
     settings = settings_of(collections, {name: place for name, place in places.items() if name not in copied}, by_path)
     optimizers |= optimizers_of(settings, places, by_path, optimizer, applied.keys() | copied)
     optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
     trained = as_trained(plan, batch_size, pipeline, whose)
     if optimizers or dense or trained is not plan:
         check_memory(trained, optimizers, whose, dense)
-    warn_of_split_state(shards, optimizers)
+    warn_of_split_state(shards, kinds, optimizers)
     priced = Priced(trained, shards, kinds, places)
     warn_of_settings(settings, priced)
     warn_of_sharders(by_path, module, priced)
@@ -224,24 +218,21 @@ def _check_compute_kernel(kernel: str) -> None:
         )
 
 
-def _sharding_types(plan: Plan, shards: Mapping[str, list[Shard]], places: Mapping[str, TablePlace]) -> dict[str, str]:
-    """TorchRec's sharding type of each table.
+def _sharding_types(
+    plan: Plan, shards: Mapping[str, list[Shard]], places: Mapping[str, TablePlace]
+) -> dict[str, Sharding]:
+    """The sharding type of each table, as TorchRec gets it.
 
     TorchRec runs an operator and its all-to-alls for each sharding type of a module. So whole tables of a module that has cut
     ones are called column-wise, in one shard: the same bytes in half as many launches (torchrec 1.8, 4 gloo ranks, 8 small
     tables: 17 instead of 22 ms a step). Sequences are an exception: their operators have rows of one width.
-
-    Copies are what the plan calls copies: on one rank, one looks like a whole table.
     """
-    kinds = {
-        table.name: sharding_type(table, shards[table.name], plan.task.devices).value for table in plan.task.tables
+    kinds = {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}
+    cut = {places[name].path for name, kind in kinds.items() if kind is COLUMN_WISE}
+    return {
+        name: kind.runs_as(sequences=places[name].pooling == "none") if places[name].path in cut else kind
+        for name, kind in kinds.items()
     }
-    kinds |= dict.fromkeys(plan.task.constraints.data_parallel, ShardingType.DATA_PARALLEL.value)
-    cut = {places[name].path for name, kind in kinds.items() if kind == ShardingType.COLUMN_WISE.value}
-    for name, kind in kinds.items():
-        if kind == ShardingType.TABLE_WISE.value and places[name].path in cut and places[name].pooling != "none":
-            kinds[name] = ShardingType.COLUMN_WISE.value
-    return kinds
 
 
 def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCommCodecs] | None:
@@ -351,7 +342,7 @@ def from_torchrec(
     known = tuple(with_modules_in_repeated_names(own)[0] if tables is None else tables)
     places = match_tables(known, collections, "the sharding plan")
     shards: list[Shard] = []
-    kinds: dict[str, str] = {}
+    kinds: dict[str, Sharding] = {}
     left_out: dict[str, list[str]] = {}  # by field of a ParameterSharding
     for table in known:
         path, config, _ = places[table.name]
@@ -361,12 +352,12 @@ def from_torchrec(
         for field in check_held(table.name, parameters[config.name]):
             left_out.setdefault(field, []).append(table.name)
         shards += shards_of(table, parameters[config.name], len(device_memory_bytes))
-        kinds[table.name] = parameters[config.name].sharding_type
+        kinds[table.name] = sharding_named(parameters[config.name])
     for path, name in found.items():
         in_module = {place.config.name for place in places.values() if place.path == path}
         if extra := set(sharding_plan.plan[name]) - in_module:
             raise InvalidInput(f"the sharding plan has table {min(extra)!r} in module {path!r}, which the model lacks")
-    copied = [name for name, kind in kinds.items() if kind == ShardingType.DATA_PARALLEL.value]
+    copied = [name for name, kind in kinds.items() if kind.copied]
     task = {
         "tables": [table.model_dump() for table in known],
         "device_memory_bytes": device_memory_bytes,
@@ -392,9 +383,13 @@ def from_torchrec(
     return plan
 
 
-def _notes(kinds: Mapping[str, str], left_out: Mapping[str, Sequence[str]]) -> list[str]:
+def _notes(kinds: Mapping[str, Sharding], left_out: Mapping[str, Sequence[str]]) -> list[str]:
     notes: dict[str, Sequence[str]] = {
-        note: [name for name, kind in kinds.items() if kind == sharding] for sharding, note in NOTES.items()
+        f"{one.on_hosts} ({one}): {{}}; to_torchrec accepts such tables for trainers whose hosts have as many ranks": [
+            name for name, kind in kinds.items() if kind is one
+        ]
+        for one in SHARDINGS
+        if one.over_domains
     }
     notes |= {
         f"{field} of {{}} left out: it has no effect on tables in device memory": of for field, of in left_out.items()

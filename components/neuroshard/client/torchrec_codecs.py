@@ -9,26 +9,21 @@ from torchrec.distributed.types import (
     ModuleSharder,
     NoOpQuantizedCommCodec,
     QuantizedCommCodecs,
-    ShardingType,
 )
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from neuroshard.client.torchrec_trainer import Priced, Settings
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.sharding import Collective, Sharding
 from neuroshard.core.units import format_bytes
 
 OUTPUT_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # of an element, by output_dtype
 ON_CPUS = ("fp32", "fp16")  # what FBGEMM's CPU operator has of them
 
-_BOTH = (CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER, CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL)
-_OPERATIONS = {  # of pooled outputs; row blocks inside a host are added up there, and sent on
-    ShardingType.TABLE_WISE.value: _BOTH[1:],
-    ShardingType.COLUMN_WISE.value: _BOTH[1:],
-    ShardingType.ROW_WISE.value: _BOTH[:1],
-    ShardingType.TABLE_ROW_WISE.value: _BOTH,
-    ShardingType.GRID_SHARD.value: _BOTH,
-    ShardingType.DATA_PARALLEL.value: (),
+_OPERATIONS: dict[CommOp, Collective] = {  # of pooled outputs
+    CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL: "all-to-all",
+    CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER: "reduce-scatter",
 }
 
 Registry = Mapping[str, QuantizedCommCodecs]
@@ -68,9 +63,9 @@ def outputs_of(
             codecs = by_path[path].qcomm_codecs_registry if path in by_path else None
             if empty and any(_precision(codecs, operation) == "fp32" for operation in operations):
                 raise InvalidInput(
-                    f"{where}, but rank {empty[0]} has none of its {kind} tables (such as {here[0]!r}) and would receive fp32 "
-                    "of the others, so that ranks fail or wait for each other; leave output_dtype out, and search with "
-                    f"--collective-precision {one} for what is sent in as many bytes (qcomms)"
+                    f"{where}, but rank {empty[0]} has none of its {kind.torchrec} tables (such as {here[0]!r}) and would "
+                    "receive fp32 of the others, so that ranks fail or wait for each other; leave output_dtype out, and search "
+                    f"with --collective-precision {one} for what is sent in as many bytes (qcomms)"
                 )
         found[path] = one
     return found
@@ -110,11 +105,12 @@ def _of_outputs(names: Sequence[str], sends: str, priced: Priced) -> str:
     )
 
 
-def _operations(kind: type[nn.Module], sharding_types: set[str]) -> list[CommOp]:
+def _operations(kind: type[nn.Module], shardings: set[Sharding]) -> list[CommOp]:
     """Collectives of the outputs of a module, in a fixed order."""
     if kind is EmbeddingCollection:
         return [CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL]
-    return [operation for operation in CommOp if any(operation in _OPERATIONS[each] for each in sharding_types)]
+    launched = {collective for sharding in shardings for collective in sharding.collectives}
+    return [operation for operation in CommOp if _OPERATIONS.get(operation) in launched]
 
 
 def _precision(registry: Registry | None, operation: CommOp) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torchrec.distributed.types import ShardingType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from neuroshard.client.torchrec_module import Collection, TablePlace
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard, device_memory, shard_memory
+from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
@@ -120,13 +120,15 @@ def check_memory(
             )
 
 
-def warn_of_split_state(shards: Mapping[str, list[Shard]], optimizers: Mapping[str, str]) -> None:
+def warn_of_split_state(
+    shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], optimizers: Mapping[str, str]
+) -> None:
     """Warn of column splits with optimizers, by table, that compute something of the row: its parts learn at different rates."""
     for optimizer, what in OF_THE_ROW.items():
         split = [
             name
             for name, parts in shards.items()
-            if optimizers.get(name) == optimizer and len({part.column_offset for part in parts}) > 1
+            if optimizers.get(name) == optimizer and kinds[name].splits_columns and len(parts) > 1
         ]
         if split:
             warn(
@@ -137,13 +139,13 @@ def warn_of_split_state(shards: Mapping[str, list[Shard]], optimizers: Mapping[s
 
 
 def warn_of_several(
-    applied: Mapping[str, InBackward], kinds: Mapping[str, str], places: Mapping[str, TablePlace]
+    applied: Mapping[str, InBackward], kinds: Mapping[str, Sharding], places: Mapping[str, TablePlace]
 ) -> None:
     """Warn where tables that would share an operator have other optimizers or settings: TorchRec then runs one for each."""
     first: dict[tuple[object, ...], str] = {}
     apart: dict[str, list[str]] = {}  # by module
     for name, place in places.items():
-        if kinds[name] == ShardingType.DATA_PARALLEL.value:
+        if kinds[name].copied:
             continue
         other = first.setdefault((place.path, kinds[name], place.config.data_type, place.pooling), name)
         if applied.get(name) != applied.get(other):

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from torch import nn
-from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -12,19 +11,11 @@ from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
+from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.files.importers.torchrec_collections import find_collections, weight_of
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of
-
-DIVIDED = (
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-)  # sharding types whose sums the collection divides at the end, for mean pooling
-UNSUPPORTED_FOR_SEQUENCES = (
-    ShardingType.TABLE_ROW_WISE.value,
-    ShardingType.GRID_SHARD.value,
-)  # where TorchRec raises `Sharding not supported` without the table
 
 Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
 
@@ -154,7 +145,7 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], w
         )
 
 
-def wrong_means(kinds: Mapping[str, str], places: Mapping[str, TablePlace]) -> tuple[str, str] | None:
+def wrong_means(kinds: Mapping[str, Sharding], places: Mapping[str, TablePlace]) -> tuple[str, str] | None:
     """What TorchRec 1.8 would compute wrongly for a mean-pooled table whose rows are split, and another way out than a plan that
     does not split them, both in words; None if all is right.
 
@@ -162,23 +153,23 @@ def wrong_means(kinds: Mapping[str, str], places: Mapping[str, TablePlace]) -> t
     also the table-wise and column-wise ones, which are complete already (`_create_mean_pooling_divisor`). It leaves out sums by
     feature, and only where the feature comes first: of two tables that read it, a sum is divided, or a mean is not. With weights
     it divides by their sum, where whole tables are divided by the number of lookups. In a grid, the operator takes the mean of
-    each row block, and the ranks sum up these means (`pooling_type_to_pooling_mode`). `kinds` is the sharding type by table.
+    each row block, and the ranks sum up these means (`pooling_type_to_pooling_mode`).
     """
     elsewhere = ", or the model must have it in another collection"
     for path in dict.fromkeys(place.path for place in places.values()):
         here = {name: place for name, place in places.items() if place.path == path}
         means = [name for name, place in here.items() if place.pooling == "mean"]
-        grids = [name for name in means if kinds[name] == ShardingType.GRID_SHARD.value]
-        if grids:
-            where = f"table {grids[0]!r} of module {path!r}"
+        added_up = [name for name in means if kinds[name].splits_rows and not kinds[name].divides_means]
+        if added_up:
+            where = f"table {added_up[0]!r} of module {path!r}"
             return f"{where} is pooled by mean and in a grid, where TorchRec adds up the means of blocks", ""
-        divided = [name for name in means if kinds[name] in DIVIDED]
+        divided = [name for name in means if kinds[name].divides_means]
         if not divided:
             continue
         what = f"table {divided[0]!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides"
         if here[divided[0]].weighted:
             return f"{what} by the sum of its weights, and those of whole tables by their number", ""
-        if others := [name for name in here if kinds[name] not in DIVIDED]:
+        if others := [name for name in here if not kinds[name].divides_means]:
             return f"{what} table {others[0]!r}, which is not, by its lookups too", elsewhere
         if shared := _shared_sum(here):
             feature, first, second = shared
@@ -225,19 +216,19 @@ def _warn_of(tables: Sequence[str], what: str) -> None:
 
 
 def check_sequences(
-    shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], places: Mapping[str, TablePlace], whose: str
+    shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], places: Mapping[str, TablePlace], whose: str
 ) -> None:
     """Raise InvalidInput for sequences whose rows are split over a part of the ranks, and where column shards of a module's
     sequences are not equally wide, on whatever ranks: TorchRec has no such sharding of sequences, and takes all ranks' rows to
     be of one width (1.8: a rank fails, and the others wait for it)."""
     widths: dict[str, tuple[str, Shard]] = {}
     for name, place in places.items():
-        if place.pooling == "none" and kinds[name] in UNSUPPORTED_FOR_SEQUENCES:
+        if place.pooling == "none" and kinds[name].over_domains:  # TorchRec raises without the table
             raise InvalidInput(
-                f"table {name!r} of module {place.path!r} is a sequence, and TorchRec has no {kinds[name]} sharding for "
+                f"table {name!r} of module {place.path!r} is a sequence, and TorchRec has no {kinds[name].torchrec} sharding for "
                 f"sequences; {whose} must keep it whole, or split its columns or its rows over all ranks"
             )
-        if place.pooling == "none" and kinds[name] == ShardingType.COLUMN_WISE.value:
+        if place.pooling == "none" and kinds[name].splits_columns:
             for shard in shards[name]:
                 other, first = widths.setdefault(place.path, (name, shard))
                 if first.dim != shard.dim:

@@ -30,6 +30,7 @@ from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from neuroshard.client.torchrec_fused import InBackward
 from neuroshard.client.torchrec_module import Collection, TablePlace
+from neuroshard.client.torchrec_shards import GEOMETRY
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.output_order import WAYS_OUT, Held, order_of
@@ -209,8 +210,7 @@ def warn_of_order(
 
 def _held(config: Any, parameter: ParameterSharding, applied: InBackward | None) -> Held:
     """What decides where a table's outputs come. Tables of one operator have the same settings of a ParameterSharding."""
-    unlike = ("sharding_type", "ranks", "sharding_spec")
-    settings = [getattr(parameter, field.name) for field in fields(parameter) if field.name not in unlike]
+    settings = [getattr(parameter, field.name) for field in fields(parameter) if field.name not in GEOMETRY]
     return Held(
         config.name,
         parameter.sharding_type,

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
@@ -26,6 +25,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import Device, fault_of_shards
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding, shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, spanned
 from neuroshard.core.value import shown
@@ -44,30 +44,30 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     for what TorchRec cannot hold.
     """
     tables, devices, topology = {table.name: table for table in plan.task.tables}, plan.task.devices, plan.task.topology
-    found = {}
-    copied = plan.task.constraints.data_parallel
+    found, kinds = {}, shardings_of(plan)
     if topology is not None and topology.domains(devices) > 1:
         local_world_size = topology.domain
-    for name, shards in plan.by_table().items():
-        if name in copied:
-            found[name] = sorted(shards, key=lambda shard: shard.device)
-        elif is_grid(tables[name], shards):
-            found[name] = sorted(shards, key=lambda shard: (shard.column_offset, shard.row_offset))
-            check_grid(tables[name], found[name], local_world_size or get_local_size(devices), whose)
-        elif any(shard.rows < tables[name].rows for shard in shards):
-            found[name] = sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
-            if len(shards) < devices and local_world_size is None:
-                local_world_size = get_local_size(devices)
-            local = local_world_size or devices
-            check_row_wise(tables[name], found[name], devices, local, whose)
+    for name, given in plan.by_table().items():
+        kind, shards = (
+            kinds[name],
+            sorted(given, key=lambda shard: (shard.column_offset, shard.row_offset, shard.device)),
+        )
+        found[name] = shards
+        if kind.over_domains and local_world_size is None:
+            local_world_size = get_local_size(devices)
+        local = local_world_size or devices
+        if kind.splits_rows and kind.splits_columns:
+            check_grid(tables[name], shards, local, whose)
+        elif kind.splits_rows:
+            check_row_wise(tables[name], shards, devices, local, whose)
             ranks = ranks_of_rows(shards, devices, local)
             if len(shards) < len(ranks):
                 raise InvalidInput(
                     f"table {name!r} has {tables[name].rows:,} rows, in blocks that leave rank {ranks[len(shards)]} without any, "
                     f"where FBGEMM's operator can fail; {whose} must keep it whole"
                 )
-        else:
-            found[name] = as_torchrec_can_hold(sorted(shards, key=lambda shard: shard.column_offset), whose)
+        elif not kind.copied:
+            found[name] = as_torchrec_can_hold(shards, whose)
     return found
 
 
@@ -78,11 +78,6 @@ def check_widths(plan: Plan, shards: Mapping[str, list[Shard]], device_type: str
     wide = fault_of_shards(plan.task.tables, given, device, plan.task.constraints.data_parallel)
     if wide:
         raise InvalidInput(f"{wide}; {whose} must cut it: search again, with costs of this kind of device")
-
-
-def is_grid(table: Table, shards: list[Shard]) -> bool:
-    """Whether both the rows and the columns are split."""
-    return all(shard.rows < table.rows and shard.dim < table.dim for shard in shards)
 
 
 def check_grid(table: Table, shards: list[Shard], local_world_size: int, whose: str) -> None:
@@ -116,13 +111,7 @@ def ranks_of_rows(shards: list[Shard], devices: int, local_world_size: int) -> r
 
 def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_size: int, whose: str) -> None:
     """Raise InvalidInput unless the shards, in the order of their rows, are those of TorchRec's ROW_WISE, over all ranks, or
-    of its TABLE_ROW_WISE, over those of a host."""
-    narrow = next((shard for shard in shards if shard.dim < table.dim), None)
-    if narrow is not None:
-        raise InvalidInput(
-            f"table {table.name!r} is split row-wise and column-wise (rank {narrow.device} has rows {_rows(narrow)} and columns "
-            f"{spanned(narrow.column_offset, narrow.dim)}); {whose} must split it by one of them for TorchRec"
-        )
+    of its TABLE_ROW_WISE, over those of a domain, which without a topology is a host."""
     ranks = ranks_of_rows(shards, devices, local_world_size)
     kind = "row-wise" if len(ranks) == devices else "table-row-wise"
     blocks = [(rank, *block) for rank, block in zip(ranks, table.row_blocks(len(ranks)), strict=True) if block[1]]
@@ -136,10 +125,9 @@ def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_
             )
 
 
-def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, str], devices: int) -> None:
+def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], devices: int) -> None:
     """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will assume another size of hosts."""
-    over_hosts = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
-    split = [name for name, kind in kinds.items() if kind in over_hosts]
+    split = [name for name, kind in kinds.items() if kind.over_domains]
     parts = [shard for shard in shards[split[0]] if shard.column_offset == 0] if split else []
     if split and len(parts) != (hosts := get_topology_group_world_size(devices)):
         raise InvalidInput(
@@ -201,24 +189,14 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
     return found
 
 
-def sharding_type(table: Table, shards: list[Shard], devices: int) -> ShardingType:
-    """What shards of `shards_by_table` are, if not copies: a grid, row-wise over all or a host's ranks, whole, or column-wise."""
-    if is_grid(table, shards):
-        return ShardingType.GRID_SHARD
-    if shards[0].rows < table.rows:
-        return ShardingType.ROW_WISE if len(shards) == devices else ShardingType.TABLE_ROW_WISE
-    return ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
-
-
 def parameter_sharding(
-    kind: str, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
+    kind: Sharding, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
 ) -> ParameterSharding:
-    """TorchRec's record of one table, of `shards_by_table`. TorchRec trains copies with a kernel of their own, without a
-    fused optimizer."""
-    if kind == ShardingType.DATA_PARALLEL.value:
-        return ParameterSharding(kind, EmbeddingComputeKernel.DENSE.value, ranks=[shard.device for shard in shards])
+    """TorchRec's record of one table, of `shards_by_table`. Copies have no shards there, and the kernel of their kind."""
+    if kind.copied:
+        return ParameterSharding(kind.torchrec, kind.kernel, ranks=[shard.device for shard in shards])
     return ParameterSharding(
-        sharding_type=kind,
+        sharding_type=kind.torchrec,
         compute_kernel=compute_kernel,
         ranks=[shard.device for shard in shards],
         sharding_spec=EnumerableShardingSpec(
@@ -234,13 +212,23 @@ def parameter_sharding(
     )
 
 
+def sharding_named(parameter: ParameterSharding) -> Sharding:
+    """The sharding type that a TorchRec plan says of a table. Raises InvalidInput for one that plans do not know."""
+    if parameter.sharding_type == ShardingType.TABLE_COLUMN_WISE.value:  # columns on the ranks of a host
+        return COLUMN_WISE
+    known = {one.torchrec: one for one in SHARDINGS}
+    if parameter.sharding_type not in known:
+        raise InvalidInput(f"a table is sharded {parameter.sharding_type!r}, which is none of {', '.join(known)}")
+    return known[parameter.sharding_type]
+
+
 def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[Shard]:
     """The shards of one table of a TorchRec plan for `devices` ranks. Shards without rows are left out.
 
     Raises InvalidInput where there are none on ranks, and where TorchRec would put them elsewhere than the plan says.
     """
-    kind = parameter.sharding_type
-    if kind == ShardingType.DATA_PARALLEL.value:
+    kind, sharding = parameter.sharding_type, sharding_named(parameter)
+    if sharding.copied:
         return [Shard(table=table.name, rows=table.rows, dim=table.dim, device=rank) for rank in range(devices)]
     if not isinstance(parameter.sharding_spec, EnumerableShardingSpec):
         raise InvalidInput(
@@ -269,17 +257,16 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
             f"table {table.name!r} is sharded {kind} on ranks {shown(parameter.ranks)}, but its shards are placed on ranks "
             f"{shown(placed)}: TorchRec uses one in some places and the other in others"
         )
-    if kind == ShardingType.ROW_WISE.value:
-        check_row_wise(table, shards, devices, devices, "the sharding plan")
-    elif kind == ShardingType.TABLE_ROW_WISE.value and len(placed) > 1:  # a host of one rank has the whole table
-        check_row_wise(table, shards, devices, len(placed), "the sharding plan")
+    over = len(placed) if sharding.over_domains else devices
+    if sharding.splits_rows and not sharding.splits_columns and over > 1:  # a host of one rank has the whole table
+        check_row_wise(table, shards, devices, over, "the sharding plan")
     return shards
 
 
 def check_held(table: str, parameter: ParameterSharding) -> list[str]:
     """What a TorchRec plan says of a table that has no effect on it, and is left out. Raises InvalidInput for what a plan of ours
     cannot keep."""
-    kept = "dense" if parameter.sharding_type == ShardingType.DATA_PARALLEL.value else "fused"
+    kept = sharding_named(parameter).kernel
     if parameter.compute_kernel != kept:
         raise InvalidInput(
             f"table {table!r} is {parameter.sharding_type} with compute kernel {parameter.compute_kernel}, and plans hold such "

@@ -15,7 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 from torch import nn
 from torchrec.distributed import memory_stashing
 from torchrec.distributed.embedding import get_ec_index_dedup
-from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
@@ -25,6 +25,7 @@ from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.sharding import Sharding
 from neuroshard.core.step_memory import LOOKUP_BYTES, Pipeline
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted
@@ -59,13 +60,13 @@ class Priced(NamedTuple):
 
     plan: Plan
     shards: Mapping[str, Sequence[Shard]]
-    kinds: Mapping[str, str]
+    kinds: Mapping[str, Sharding]
     places: Mapping[str, TablePlace]
 
     @property
     def fused(self) -> list[str]:
         """Tables that a fused operator trains."""
-        return [name for name, kind in self.kinds.items() if kind != ShardingType.DATA_PARALLEL.value]
+        return [name for name, kind in self.kinds.items() if not kind.copied]
 
     def busiest(self, names: Iterable[str], amount: Callable[[Table, Shard], float]) -> tuple[int, int]:
         """The rank that has most of something, and how much, if each shard of the named tables has this amount of it."""
@@ -317,7 +318,7 @@ def warn_of_configs(collections: Mapping[str, Collection], module: nn.Module, pr
     for name, kind in priced.kinds.items():
         path = priced.places[name].path
         holders = (module.get_submodule(path), collections[path])
-        if kind == ShardingType.DATA_PARALLEL.value and any(map(_skips_sum, holders)):
+        if kind.copied and any(map(_skips_sum, holders)):
             warn(
                 f"{_first([name], priced)} is copied to every rank, and its module is marked to skip the sum of gradients "
                 "(mark_data_parallel_skip_grad_sync): each rank's copy learns from its own samples, and the plan was priced "

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.sharding import SHARDINGS, TABLE_ROW_WISE, ShardingName, ShardingTypeName
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
@@ -17,9 +18,7 @@ MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
 DeviceNumber = Annotated[Whole, Field(ge=0)]
 
 SIMPLICITY = 0.005  # default share that a plan may cost above the cheapest to have fewer cuts
-ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
-ShardingName = ShardingTypeName | Literal["data-parallel"]  # which a rule of its own allows
-ROW_TYPES: tuple[ShardingTypeName, ...] = ("row-wise", "table-row-wise", "grid")
+OF_ROWS = tuple(one for one in SHARDINGS if one.splits_rows)
 MOST_SIMPLICITY = 0.1  # a larger share is a mistaken unit
 
 
@@ -89,7 +88,7 @@ class Constraints(Value):
     @property
     def may_split_some_rows(self) -> bool:
         """Whether a search may split rows in any way."""
-        return any(map(self.may_use, ROW_TYPES))
+        return any(self.may_use(one.name) for one in OF_ROWS)
 
     def reserved(self, memory_bytes: int) -> int:
         """Bytes of a device of so much memory that are not for tables."""
@@ -132,13 +131,13 @@ class Constraints(Value):
         rows = "all tables" if self.row_wise else next((repr(rule.table) for rule in self.tables if rule.row_wise), "")
         if rows and not self.may_split_some_rows:
             raise ValueError(
-                f"{rows} may be split row-wise, and sharding_types has none of {', '.join(ROW_TYPES)}; say one of them"
+                f"{rows} may be split row-wise, and sharding_types has none of {', '.join(map(repr, OF_ROWS))}; say one of them"
             )
         self._check_together(known)
 
     def _fewest_row_blocks(self, devices: int, domain: int) -> tuple[int, str]:
         """Into how many blocks of rows a table is split at least, and over which devices, in words."""
-        if domain and self.may_use("table-row-wise"):
+        if domain and self.may_use(TABLE_ROW_WISE.name):
             return domain, f"the {domain} devices of a domain"
         return devices, f"all {devices} devices"
 
@@ -203,9 +202,9 @@ class Constraints(Value):
                 return False
             most = self.allowed(rule, table.dim)[1]
             everywhere = rule is None or rule.devices is None or len(rule.devices) == devices
-            over = [devices] if self.may_use("row-wise") else []
-            if domain and table.pooling != "none" and (self.may_use("table-row-wise") or self.may_use("grid")):
-                over.append(domain)
+            in_domains = domain and table.pooling != "none"
+            kinds = (one for one in OF_ROWS if self.may_use(one.name) and (in_domains or not one.over_domains))
+            over = {domain if one.over_domains else devices for one in kinds}
             enough = any((most is None or most >= count) and table.has_rows_for(count) for count in over)
             return everywhere and table.pooling != "mean" and enough
 

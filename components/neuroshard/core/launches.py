@@ -45,7 +45,7 @@ class Group(NamedTuple):
     @property
     def outputs(self) -> int:
         """Collectives of its output, each way."""
-        return self.sharding.collectives
+        return len(self.sharding.collectives)
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,20 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
         inputs=sum(group.inputs for group in distinct),
         kinds_of_operators=len(set().union(*on_device)),
         reordered=reordered_columns(
-            (groups[name], tables[name].sent_columns, sharding.permutes) for name, sharding in held.items()
+            (groups[name], tables[name].sent_columns, sharding.splits_columns) for name, sharding in held.items()
         ),
     )
 
 
 def reordered_columns(tables: Iterable[tuple[Group, float, bool]]) -> float:
-    """Columns of pooled outputs that are copied once more each way. Of each table: its group, columns, whether it permutes."""
+    """Columns of pooled outputs that are copied once more each way. Of each table: its group, columns, whether they are split."""
     collections: dict[tuple[str, bool], dict[Sharding, float]] = {}
     permuting: set[Group] = set()
-    for group, columns, permutes in tables:
+    for group, columns, split in tables:
         if not group.sequences:
             of_type = collections.setdefault((group.module, group.weighted), {})
             of_type[group.sharding] = of_type.get(group.sharding, 0.0) + columns
-            if permutes:
+            if split:
                 permuting.add(group)
     permuted = sum(collections[group.module, group.weighted][group.sharding] for group in permuting)
     concatenated = sum(sum(of_type.values()) for of_type in collections.values() if len(of_type) > 1)

@@ -1,31 +1,45 @@
 """The ways to hold a table: TorchRec's sharding types, and what is true of each.
 
 A plan has rectangles of tables on devices. `sharding_of` says what these are to TorchRec. What it launches for them, what they
-cost and in which order outputs come follows from the facts here. The shards that TorchRec gets are checked, and classified, in
-client/torchrec_shards.py. docs/architecture.md says what else a new way to hold a table needs.
+cost, in which order outputs come, how they are trained and what reports say of them follows from the facts here. The shards that
+TorchRec gets are checked and made in client/torchrec_shards.py. docs/architecture.md says what else a new way to hold a table
+needs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from neuroshard.core.constraints import ShardingName
-from neuroshard.core.plan import Shard
-from neuroshard.core.table import Table
-from neuroshard.core.task import ShardingTask
+if TYPE_CHECKING:  # they are checked by constraints, which know the sharding types
+    from neuroshard.core.plan import Plan, Shard
+    from neuroshard.core.table import Table
+    from neuroshard.core.task import ShardingTask
+
+ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
+ShardingName = ShardingTypeName | Literal["data-parallel"]  # which a rule of its own allows
+Collective = Literal["reduce-scatter", "all-to-all"]
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """A sharding type: its `name` in constraints, and the `words` of reports."""
+    """A sharding type: its `name` in constraints, the `words` of reports, and its name in TorchRec's plans."""
 
     name: ShardingName
     words: str
+    torchrec: str
     splits_rows: bool = False
-    over_domains: bool = False  # its pieces are on whole domains: sums are added up inside, and sent on to the others
+    splits_columns: bool = (
+        False  # then the outputs of all tables of a collection that run with it are permuted into order
+    )
+    over_domains: bool = (
+        False  # its pieces are on whole domains: sums are added up inside, and sent on. Not for sequences
+    )
     copied: bool = False  # every device has all of it, and looks its own samples up
     over: str = ""  # where its row blocks lie, of so many devices, in words
-    collectives: int = 1  # of its outputs, each way
-    permutes: bool = False  # puts the outputs of all tables of a collection that run with it into the tables' order
+    on_hosts: str = ""  # where a plan of TorchRec, which says nothing of domains, has them
+    collectives: tuple[Collective, ...] = ("all-to-all",)  # of its pooled outputs, forward and, the other way, backward
+    divides_means: bool = False  # of its sums the collection makes means, and divides those of all its tables
+    kernel: str = "fused"  # TorchRec's compute kernel: the fused optimizer trains it, or as `dense` the trainer's own
 
     def runs_as(self, *, sequences: bool) -> "Sharding":
         """The type whose operators and collectives its tables share: TorchRec runs whole tables as uncut column-wise ones, except
@@ -36,31 +50,44 @@ class Sharding:
         return self.name
 
 
-TABLE_WISE = Sharding("table-wise", "whole")
-COLUMN_WISE = Sharding("column-wise", "column-wise", permutes=True)
-ROW_WISE = Sharding("row-wise", "row-wise", splits_rows=True, over="over all {} devices")
+TABLE_WISE = Sharding("table-wise", "whole", "table_wise")
+COLUMN_WISE = Sharding("column-wise", "column-wise", "column_wise", splits_columns=True)
+ROW_WISE = Sharding(
+    "row-wise",
+    "row-wise",
+    "row_wise",
+    splits_rows=True,
+    over="over all {} devices",
+    collectives=("reduce-scatter",),
+    divides_means=True,
+)
 TABLE_ROW_WISE = Sharding(
     "table-row-wise",
     "table-row-wise",
+    "table_row_wise",
     splits_rows=True,
     over_domains=True,
     over="over the devices of a domain",
-    collectives=2,
+    on_hosts="row-wise over the ranks of a host",
+    collectives=("reduce-scatter", "all-to-all"),
+    divides_means=True,
 )
 GRID = Sharding(
     "grid",
     "in a grid",
+    "grid_shard",
     splits_rows=True,
+    splits_columns=True,
     over_domains=True,
     over="in a grid, columns over domains and rows over their devices",
-    collectives=2,
-    permutes=True,
+    on_hosts="column-wise over hosts and row-wise over their ranks",
+    collectives=("reduce-scatter", "all-to-all"),
 )
-DATA_PARALLEL = Sharding("data-parallel", "data-parallel", copied=True, collectives=0)
+DATA_PARALLEL = Sharding("data-parallel", "data-parallel", "data_parallel", copied=True, collectives=(), kernel="dense")
 SHARDINGS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, GRID, DATA_PARALLEL)
 
 
-def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sharding:
+def sharding_of(task: "ShardingTask", table: "Table", shards: "Sequence[Shard]") -> Sharding:
     """What these shards of a table are. The task says whether they are copies: one on one device looks whole."""
     if table.name in task.constraints.data_parallel:
         return DATA_PARALLEL
@@ -70,3 +97,9 @@ def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sh
     if columns:
         return GRID
     return ROW_WISE if len(shards) == task.devices else TABLE_ROW_WISE
+
+
+def shardings_of(plan: "Plan") -> dict[str, Sharding]:
+    """What each table of a plan is, in the order of the task."""
+    shards = plan.by_table()
+    return {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, ShardingTypeName, TableRule
+from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.units import parse_bytes, parse_percent
 from neuroshard.core.value import Value, check_format, decode_json, explain, shown

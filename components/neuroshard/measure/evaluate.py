@@ -21,6 +21,7 @@ from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.launches import launches
 from neuroshard.core.plan import DeviceCost, Plan
+from neuroshard.core.sharding import shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.costmodel.pricing import own_samples
@@ -58,9 +59,8 @@ def evaluate(
     if rounds < 1:
         raise UsageError(f"rounds must be at least 1, not {rounds}")
     settings = replace(settings, batch_size=plan.task.batch_size)
-    sets = device_tables(plan)
-    copied = plan.task.constraints.data_parallel
-    dims = tuple(round(sum(t.sent_columns for t in tables if t.name not in copied)) for tables in sets)
+    sets, kinds = device_tables(plan), shardings_of(plan)
+    dims = tuple(round(sum(t.sent_columns for t in tables if not kinds[t.name].copied)) for tables in sets)
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
     all_to_all, left_out = _all_to_all(dims, backend, most_processes)
     rounds_differ, at_once = None, False
@@ -78,7 +78,6 @@ def evaluate(
             measured = _with_reordering(measured, plan, opened.bench)
     # after an error it is not known when that device would start its all-to-all
     complete = not any(isinstance(cost, str) for cost in measured)
-    rows = {table.name: table.rows for table in plan.task.tables}
     precision = plan.task.collective_precision
     return Evaluation(
         plan_digest=plan.digest(),
@@ -88,8 +87,8 @@ def evaluate(
         all_to_all_left_out=left_out,
         rounds_differ=rounds_differ,
         at_once=at_once,
-        row_wise_tables=len({shard.table for shard in plan.shards if shard.rows < rows[shard.table]}),
-        data_parallel_tables=len(copied),
+        row_wise_tables=sum(kind.splits_rows for kind in kinds.values()),
+        data_parallel_tables=sum(kind.copied for kind in kinds.values()),
         predicted_precision=precision.text if precision else "",
         waits_for_input=plan.task.waits_for_input and plan.provenance.cost_model_backend != "given",
         plan_notes=plan.provenance.notes,
@@ -161,11 +160,10 @@ def _device_evaluations(
 
 def device_tables(plan: Plan) -> list[list[Table]]:
     """The shards of each device as tables. A row-wise shard has its share of the table's lookups."""
-    tables = {table.name: table for table in plan.task.tables}
+    tables, kinds = {table.name: table for table in plan.task.tables}, shardings_of(plan)
     sets: list[list[Table]] = [[] for _ in range(plan.task.devices)]
     for shard in plan.shards:
-        table = tables[shard.table]
-        copied = shard.table in plan.task.constraints.data_parallel
+        table, copied = tables[shard.table], kinds[shard.table].copied
         sets[shard.device].append(
             own_samples(table, plan.task.devices) if copied else table.part(shard.rows, shard.dim)
         )

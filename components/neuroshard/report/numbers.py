@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.sharding import shardings_of
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
@@ -19,22 +20,24 @@ def short(values: Iterable[float]) -> list[float]:
 
 def row_wise_tables(plan: Plan) -> dict[str, list[Shard]]:
     """The tables that are split row-wise, each with its shards in the order of their rows."""
-    rows = {table.name: table.rows for table in plan.task.tables}
+    shards = plan.by_table()
     return {
-        name: sorted(shards, key=lambda shard: (shard.row_offset, shard.column_offset))
-        for name, shards in plan.by_table().items()
-        if any(shard.rows < rows[name] for shard in shards)
+        name: sorted(shards[name], key=lambda shard: (shard.row_offset, shard.column_offset))
+        for name, kind in shardings_of(plan).items()
+        if kind.splits_rows
     }
 
 
 def cut_tables(plan: Plan) -> str:
     """`26 tables in 31 shards (5 cuts)`, `26 tables in 38 shards (5 cuts, 1 table row-wise)`."""
-    tables, shards, row_wise = len(plan.task.tables), len(plan.shards), row_wise_tables(plan)
-    copied = len(plan.task.constraints.data_parallel)
-    cuts = shards - tables - sum(len(parts) - 1 for parts in row_wise.values()) - copied * (plan.task.devices - 1)
-    split = f", {counted(len(row_wise), 'table')} row-wise" if row_wise else ""
+    shards, kinds = plan.by_table(), shardings_of(plan)
+    placed = [name for name, kind in kinds.items() if not kind.splits_rows and not kind.copied]
+    row_wise = sum(kind.splits_rows for kind in kinds.values())
+    copied = sum(kind.copied for kind in kinds.values())
+    split = f", {counted(row_wise, 'table')} row-wise" if row_wise else ""
     split += f", {counted(copied, 'table')} data-parallel" if copied else ""
-    return f"{counted(tables, 'table')} in {counted(shards, 'shard')} ({counted(cuts, 'cut')}{split})"
+    cuts = counted(sum(len(shards[name]) - 1 for name in placed), "cut")
+    return f"{counted(len(kinds), 'table')} in {counted(len(plan.shards), 'shard')} ({cuts}{split})"
 
 
 def memory_counts(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from neuroshard.core.plan import Plan
-from neuroshard.core.sharding import SHARDINGS, sharding_of
+from neuroshard.core.sharding import SHARDINGS, shardings_of
 from neuroshard.core.units import format_bytes
 from neuroshard.report.live import PlanChange
 
@@ -30,8 +30,7 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 
 
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
-    by_table = plan.by_table()
-    counted = Counter(sharding_of(plan.task, table, by_table[table.name]) for table in plan.task.tables)
+    counted = Counter(shardings_of(plan).values())
     used, limits = plan.memory_bytes(), plan.task.usable_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
     topology = plan.task.topology

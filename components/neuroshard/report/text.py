@@ -7,6 +7,7 @@ from neuroshard.core.clean import clean
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
+from neuroshard.core.sharding import shardings_of
 from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
@@ -136,17 +137,15 @@ def _memory_lines(plan: Plan) -> list[str]:
 
 def _row_wise_lines(plan: Plan) -> list[str]:
     """The tables that are split row-wise: over how many devices, and the rows on the first of them."""
-    found = row_wise_tables(plan)
-    dims = {table.name: table.dim for table in plan.task.tables}
+    found, kinds = row_wise_tables(plan), shardings_of(plan)
     lines = []
     for name, shards in list(found.items())[:ROW_WISE_SHOWN]:
         first, devices = shards[0], len({shard.device for shard in shards})
-        columns = first.dim < dims[name]
         part = f"rows {spanned(first.row_offset, first.rows)}"
-        part += f", columns {spanned(first.column_offset, first.dim)}" if columns else ""
-        kind = "row-wise" if devices == plan.task.devices else "table-row-wise"
-        kind += " and column-wise" if columns else ""
-        lines += wrapped(f"{name}: {kind} over {counted(devices, 'device')} ({part} on device {first.device})")
+        part += f", columns {spanned(first.column_offset, first.dim)}" if kinds[name].splits_columns else ""
+        lines += wrapped(
+            f"{name}: {kinds[name].words} over {counted(devices, 'device')} ({part} on device {first.device})"
+        )
     left = len(found) - ROW_WISE_SHOWN
     return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines
 

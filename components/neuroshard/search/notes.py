@@ -6,7 +6,7 @@ import numpy as np
 
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan
-from neuroshard.core.sharding import sharding_of
+from neuroshard.core.sharding import shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -53,8 +53,7 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
             f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
             f"{problem.task.batch_size:,}"
         )
-    shards = plan.by_table()
-    kinds = {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}
+    kinds = shardings_of(plan)
     counts = Counter(kind.over.format(plan.task.devices) for kind in kinds.values() if kind.splits_rows)
     if counts:
         ways = [f"{counts[way]} {way}" for way in counts] if len(counts) > 1 else list(counts)

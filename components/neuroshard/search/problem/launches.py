@@ -93,7 +93,7 @@ class LaunchCosts:
         outputs, operators = (distinct(each[at, way[placed]]) for each in (self.output, self.operator))
         measured = self.measured if placed.all() else operators_of(self.tables[table] for table in at.tolist())
         each = zip(self.ways, self.columns, way.tolist(), strict=True)
-        held = [(ways[one], columns, SHARDINGS[one].permutes) for ways, columns, one in each]
+        held = [(ways[one], columns, SHARDINGS[one].splits_columns) for ways, columns, one in each]
         return self._ms(len(operators) - measured, outputs, reordered_columns([*held, *self.copied]))
 
     def cut(self, shards: Ints) -> bytes:
