@@ -809,13 +809,57 @@ def test_what_torchrecs_planner_splits_over_the_ranks_of_a_host_comes_back_as_it
             ["rows 0-150 of 300 on rank 2", "table-row-wise sharding has rows 0-149 on rank 2"],
         ),
         ([(0, 150, 2), (150, 75, 3), (225, 75, 3)], ["rows 150-224 of 300 on rank 3", "has rows 150-299 on rank 3"]),
-        ([(0, 100, 0), (100, 100, 1), (200, 100, 2)], ["rows 0-99 of 300 on rank 0", "local_world_size is 2"]),
+        (
+            [(0, 100, 0), (100, 100, 1), (200, 100, 2)],
+            ["rows 0-99 of 300 on rank 0", "or over the 2 of a domain", "grid"],
+        ),
     ],
     ids=["two hosts", "ranks out of order", "one row off", "twice a rank", "three ranks"],
 )
 def test_rows_that_are_not_over_exactly_the_ranks_of_a_host_are_refused(shards, words):
     with refused(InvalidInput, "table 'item'", *words):
         to_torchrec(item_in(*shards, devices=4), collection(ITEM), local_world_size=2)
+
+
+def grid_of(table: Table, domain: int, local: int) -> Plan:
+    """The table in a grid over two domains."""
+    shards = [
+        one.model_copy(
+            update={"dim": table.dim // 2, "column_offset": part * table.dim // 2, "device": at + one.device}
+        )
+        for part, at in enumerate((0, domain))
+        for one in row_wise_shards(table, domain)
+    ]
+    topology = Domains(domain=domain, local_world_size=local)
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**20,) * 2 * domain, batch_size=64, topology=topology)
+    return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+
+
+@pytest.mark.parametrize("optimizer", [None, "rowwise_adagrad", "partial_rowwise_adam", "partial_rowwise_lamb"])
+def test_a_grid_over_several_hosts_is_refused_for_an_optimizer_with_state_per_row(optimizer):
+    """tests/client/test_row_wise_training.py shows what TorchRec does."""
+    facts = ("'item'", "domains of 2 ranks", "hosts of 1", optimizer or "plan", "state per row", "--sharding-types")
+    with refused(InvalidInput, *facts):
+        to_torchrec(grid_of(ITEM, 2, 1), collection(ITEM), optimizer=optimizer)
+    assert to_torchrec(grid_of(ITEM, 2, 2), collection(ITEM)).plan[""]["item"].sharding_type == "grid_shard"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", None])
+def test_a_grid_over_several_hosts_is_given_to_a_trainer_without_such_state(optimizer):
+    table = ITEM if optimizer else change(ITEM, optimizer_bytes_per_row=0)
+    given = to_torchrec(grid_of(table, 2, 1), collection(ITEM), optimizer=optimizer)
+    assert given.plan[""]["item"].ranks == [0, 1, 2, 3]
+
+
+def test_the_rows_of_a_host_s_ranks_are_not_taken_where_ranks_make_no_whole_hosts():
+    shards = [(0, 75, 0), (75, 75, 1), (150, 75, 2), (225, 75, 3)]
+    with refused(
+        InvalidInput, "'item'", "rows 0-74 of 300 on rank 0", "row-wise sharding has rows 0-49", "all 6 ranks"
+    ):
+        to_torchrec(item_in(*shards, devices=6), collection(ITEM), local_world_size=4)
+    with refused(InvalidInput, "'item'", "rows 0-74 of 300 on rank 0", "row-wise sharding has rows 0-49"):
+        of = rows_parameter(*shards, kind="table_row_wise")
+        taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan(item=of)}), collection(ITEM), devices=6)
 
 
 def test_a_host_whose_last_rank_would_have_no_rows_is_refused():

@@ -29,6 +29,7 @@ from neuroshard.client.ranks import load_plan_on_all_ranks
 from neuroshard.client.torchrec_codecs import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec_fused import (
     check_memory,
+    check_trained,
     in_backward,
     warn_of_copies,
     warn_of_dense_optimizer,
@@ -167,6 +168,7 @@ def to_torchrec(
     trained = as_trained(plan, batch_size, pipeline, whose)
     if optimizers or dense or trained is not plan:
         check_memory(trained, optimizers, whose, dense)
+    check_trained(plan, kinds, optimizers, whose)
     warn_of_split_state(shards, kinds, optimizers)
     priced = Priced(trained, shards, kinds, places)
     warn_of_settings(settings, priced)
