@@ -131,9 +131,9 @@ def check_trained(plan: Plan, kinds: Mapping[str, Sharding], optimizers: Mapping
             state = f"{optimizer} has" if optimizer else f"by {whose} its optimizer has"
             raise InvalidInput(
                 f"table {table.name!r} is {kind.words} over domains of {topology.domain} ranks, on hosts of "
-                f"{topology.local_world_size}, and {state} state per row, which TorchRec cannot split so (every rank fails: `Total "
-                "volume of shards …`); search without grids (--sharding-types column-wise,row-wise,table-row-wise), or train "
-                "with an optimizer without such state, as adagrad, and say it (optimizer=)"
+                f"{topology.local_world_size}, and {state} state per row, which TorchRec cannot split so (every rank fails: "
+                "`Total volume of shards …`); search without grids (--sharding-types column-wise,row-wise,table-row-wise), or "
+                "train with an optimizer without such state, as adagrad, and say it (optimizer=)"
             )
 
 
