@@ -16,7 +16,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, grid_shard, row_wise, table_row_wise
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import CommOp, EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 import neuroshard as ns
@@ -24,10 +24,11 @@ from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
 from helpers.plans import row_wise as row_wise_shards
 from helpers.refusals import refused, warned
-from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
+from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, qcomms, to_torchrec
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology as Domains
@@ -761,8 +762,8 @@ def test_a_grid_is_taken_over_and_said_and_given_back():
     assert len(held) == 12
     assert {("a", 0, 251, 0, 128, 0), ("a", 753, 248, 128, 128, 7), ("item", 225, 75, 0, 8, 7)} <= held
     rows, grid = plan.provenance.notes
-    assert ("'item'" in rows, "table-row-wise" in rows) == (True, True)
-    assert ("'a'" in grid, "grid" in grid) == (True, True)
+    assert rows.startswith("row-wise over the ranks of a host (table-row-wise): 'item'; to_torchrec accepts")
+    assert grid.startswith("column-wise over hosts and row-wise over their ranks (grid): 'a'; to_torchrec accepts")
     back = to_torchrec(plan, module, local_world_size=4).plan[""]
     assert back["a"].sharding_type == "grid_shard"
     assert back["a"].ranks == theirs["a"].ranks
@@ -849,6 +850,47 @@ def test_a_grid_over_several_hosts_is_given_to_a_trainer_without_such_state(opti
     table = ITEM if optimizer else change(ITEM, optimizer_bytes_per_row=0)
     given = to_torchrec(grid_of(table, 2, 1), collection(ITEM), optimizer=optimizer)
     assert given.plan[""]["item"].ranks == [0, 1, 2, 3]
+
+
+REDUCE_SCATTER, ALL_TO_ALL = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER, CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
+
+
+@pytest.mark.parametrize(
+    ("plan", "launched"),
+    [
+        (item_in((0, 300, 0), devices=4), {ALL_TO_ALL}),
+        (item_in(*((75 * rank, 75, rank) for rank in range(4)), devices=4), {REDUCE_SCATTER}),
+        (item_in((0, 150, 2), (150, 150, 3), devices=4), {REDUCE_SCATTER, ALL_TO_ALL}),
+        (grid_of(ITEM, 2, 2), {REDUCE_SCATTER, ALL_TO_ALL}),
+    ],
+    ids=["whole", "row-wise", "table-row-wise", "grid"],
+)
+def test_a_sharder_needs_codecs_for_the_collectives_of_its_tables_alone(plan, launched):
+    task = plan.task.model_copy(update={"collective_precision": parse_precision("fp16")})
+    coded = Plan(task=task, shards=plan.shards, provenance=plan.provenance)
+    all_codecs = qcomms(coded, "cpu") or {}
+
+    def given(*operations: CommOp) -> None:
+        registry = {name: codecs for name, codecs in all_codecs.items() if name in {one.name for one in operations}}
+        sharder = EmbeddingBagCollectionSharder(fused_params={}, qcomm_codecs_registry=registry)
+        to_torchrec(coded, collection(ITEM), local_world_size=2, sharders=[sharder])
+
+    given(*launched)
+    for operation in launched:
+        with warned(ShardingWarning, operation.value, "fp32", "fp16"):
+            given(*launched - {operation})
+
+
+def test_means_of_rows_in_a_host_are_refused_beside_whole_tables_too():
+    tables = (change(ITEM, pooling="mean"), COUNTRY)
+    shards = (
+        *item_in((0, 150, 2), (150, 150, 3), devices=4).shards,
+        Shard(table="country", rows=COUNTRY.rows, dim=COUNTRY.dim, device=0),
+    )
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * 4, batch_size=64)
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    with refused(InvalidInput, "'item'", "mean", "row-wise", "'country'"):
+        to_torchrec(plan, collection(*tables), local_world_size=2)
 
 
 def test_the_rows_of_a_host_s_ranks_are_not_taken_where_ranks_make_no_whole_hosts():
