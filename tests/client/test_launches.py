@@ -33,8 +33,8 @@ from helpers.drawn import drawn_shards
 from helpers.gloo import on_ranks
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.launches import launches
-from neuroshard.core.plan import Plan, Provenance, Shard
-from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE, sharding_of
+from neuroshard.core.plan import Plan, Provenance, Shard, sharding_of
+from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology

@@ -17,9 +17,9 @@ from helpers.drawn import drawn_shards
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.moves import moves
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan, Provenance, Shard, sharding_of
 from neuroshard.core.precision import CollectivePrecision
-from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE, Sharding, sharding_of
+from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.launches import launches, operators_of
-from neuroshard.core.plan import Shard
-from neuroshard.core.sharding import sharding_of
+from neuroshard.core.plan import Shard, sharding_of
 from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask

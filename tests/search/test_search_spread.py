@@ -7,7 +7,8 @@ import pytest
 
 from helpers.analytic import AnalyticModel
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, sharding_of
+from neuroshard.core.plan import sharding_of
+from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic

@@ -68,9 +68,9 @@ from neuroshard.client.torchrec_trainer import (
 from neuroshard.client.torchrec_warnings import ShardingWarning, warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan, Provenance, Shard, sharding_of
 from neuroshard.core.precision import ADDED_UP_AS, Precision
-from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding, sharding_of
+from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.importers.imported import with_modules_in_repeated_names

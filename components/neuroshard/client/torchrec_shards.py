@@ -24,8 +24,8 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import Device, fault_of_shards
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding, shardings_of
+from neuroshard.core.plan import Plan, Shard, shardings_of
+from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, spanned
 from neuroshard.core.value import shown

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from neuroshard.core.plan import Shard
-from neuroshard.core.sharding import Sharding, sharding_of
+from neuroshard.core.plan import Shard, sharding_of
+from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 

@@ -14,8 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from neuroshard.core.launches import Group
-from neuroshard.core.plan import Plan
-from neuroshard.core.sharding import sharding_of
+from neuroshard.core.plan import Plan, sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import first_few
 from neuroshard.core.value import shown

@@ -10,6 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.notebook import frame, html_table
+from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Sharding
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import Memory, ShardingTask
 from neuroshard.core.text import counted, spanned
@@ -304,6 +305,24 @@ class Plan(Value):
         if "task_digest" not in raw:
             raise InvalidInput(f"{where}: task_digest is missing")
         return cls.parse(raw, where)
+
+
+def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sharding:
+    """What these shards of a table are. The task says whether they are copies: one on one device looks whole."""
+    if table.name in task.constraints.data_parallel:
+        return DATA_PARALLEL
+    rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
+    if not rows:
+        return COLUMN_WISE if columns else TABLE_WISE
+    if columns:
+        return GRID
+    return ROW_WISE if len(shards) == task.devices else TABLE_ROW_WISE
+
+
+def shardings_of(plan: Plan) -> dict[str, Sharding]:
+    """What each table of a plan is, in the order of the task."""
+    shards = plan.by_table()
+    return {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}
 
 
 def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:

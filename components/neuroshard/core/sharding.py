@@ -1,20 +1,15 @@
 """The ways to hold a table: TorchRec's sharding types, and what is true of each.
 
-A plan has rectangles of tables on devices. `sharding_of` says what these are to TorchRec. What it launches for them, what they
-cost, in which order outputs come, how they are trained and what reports say of them follows from the facts here. The shards that
-TorchRec gets are checked and made in client/torchrec_shards.py. docs/architecture.md says what else a new way to hold a table
-needs.
+A plan has rectangles of tables on devices. `sharding_of` of core/plan.py says what these are to TorchRec. What it launches for
+them, what they cost, in which order outputs come, how they are trained and what reports say of them follows from the facts here.
+The shards that TorchRec gets are checked and made in client/torchrec_shards.py. docs/architecture.md says what else a new way to
+hold a table needs.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:  # they are checked by constraints, which know the sharding types
-    from neuroshard.core.plan import Plan, Shard
-    from neuroshard.core.table import Table
-    from neuroshard.core.task import ShardingTask
-    from neuroshard.core.topology import Topology
+from neuroshard.core.topology import Topology
 
 ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
 ShardingName = ShardingTypeName | Literal["data-parallel"]  # which a rule of its own allows
@@ -47,7 +42,7 @@ class Sharding:
         those of sequences."""
         return COLUMN_WISE if self is TABLE_WISE and not sequences else self
 
-    def trains(self, optimizer_bytes_per_row: int, topology: "Topology | None") -> bool:
+    def trains(self, optimizer_bytes_per_row: int, topology: Topology | None) -> bool:
         """Whether TorchRec can train a table held so with this state per row. It takes the rows of a grid to be split over the
         ranks of a host; where a domain is several hosts, it fails to make the state (1.8 and 1.9: `Total volume of shards …`,
         `get_optimizer_rowwise_shard_metadata_and_global_metadata` of batched_embedding_kernel.py)."""
@@ -94,21 +89,3 @@ GRID = Sharding(
 )
 DATA_PARALLEL = Sharding("data-parallel", "data-parallel", "data_parallel", copied=True, collectives=(), kernel="dense")
 SHARDINGS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, GRID, DATA_PARALLEL)
-
-
-def sharding_of(task: "ShardingTask", table: "Table", shards: "Sequence[Shard]") -> Sharding:
-    """What these shards of a table are. The task says whether they are copies: one on one device looks whole."""
-    if table.name in task.constraints.data_parallel:
-        return DATA_PARALLEL
-    rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
-    if not rows:
-        return COLUMN_WISE if columns else TABLE_WISE
-    if columns:
-        return GRID
-    return ROW_WISE if len(shards) == task.devices else TABLE_ROW_WISE
-
-
-def shardings_of(plan: "Plan") -> dict[str, Sharding]:
-    """What each table of a plan is, in the order of the task."""
-    shards = plan.by_table()
-    return {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}

@@ -7,8 +7,7 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.launches import launches, operators_of
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.sharding import sharding_of
+from neuroshard.core.plan import Plan, Shard, sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import short_name

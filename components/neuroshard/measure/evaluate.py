@@ -20,8 +20,7 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.launches import launches
-from neuroshard.core.plan import DeviceCost, Plan
-from neuroshard.core.sharding import shardings_of
+from neuroshard.core.plan import DeviceCost, Plan, shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.costmodel.pricing import own_samples

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.sharding import shardings_of
+from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes

@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import NamedTuple
 
-from neuroshard.core.plan import Plan
-from neuroshard.core.sharding import SHARDINGS, shardings_of
+from neuroshard.core.plan import Plan, shardings_of
+from neuroshard.core.sharding import SHARDINGS
 from neuroshard.core.units import format_bytes
 from neuroshard.report.live import PlanChange
 

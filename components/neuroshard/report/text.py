@@ -5,9 +5,8 @@ from typing import Any
 
 from neuroshard.core.clean import clean
 from neuroshard.core.operator_limits import device_of, fault_of_plan
-from neuroshard.core.plan import Plan, Provenance
+from neuroshard.core.plan import Plan, Provenance, shardings_of
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
-from neuroshard.core.sharding import shardings_of
 from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar

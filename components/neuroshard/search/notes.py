@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 
 from neuroshard.core.moves import changed_state
-from neuroshard.core.plan import Plan
-from neuroshard.core.sharding import GRID, shardings_of
+from neuroshard.core.plan import Plan, shardings_of
+from neuroshard.core.sharding import GRID
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
