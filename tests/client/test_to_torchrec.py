@@ -842,7 +842,12 @@ def test_a_grid_over_several_hosts_is_refused_for_an_optimizer_with_state_per_ro
     facts = ("'item'", "domains of 2 ranks", "hosts of 1", optimizer or "plan", "state per row", "--sharding-types")
     with refused(InvalidInput, *facts):
         to_torchrec(grid_of(ITEM, 2, 1), collection(ITEM), optimizer=optimizer)
-    assert to_torchrec(grid_of(ITEM, 2, 2), collection(ITEM)).plan[""]["item"].sharding_type == "grid_shard"
+    over_hosts = grid_of(ITEM, 2, 2)
+    one_domain = over_hosts.task.model_copy(update={"topology": Domains(domain=4, local_world_size=2)})
+    in_one = Plan(task=one_domain, shards=over_hosts.shards, provenance=over_hosts.provenance)
+    for plan in (over_hosts, in_one):
+        given = to_torchrec(plan, collection(ITEM), local_world_size=2)
+        assert given.plan[""]["item"].sharding_type == "grid_shard"
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", None])

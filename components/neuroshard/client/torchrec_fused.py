@@ -124,10 +124,12 @@ def check_trained(plan: Plan, kinds: Mapping[str, Sharding], optimizers: Mapping
     """Raise InvalidInput for a table that TorchRec cannot train with its optimizer. Of tables without a known one the plan says
     what state they have."""
     topology = plan.task.topology
+    if topology is None or topology.domains(plan.task.devices) == 1:  # then a grid is over hosts
+        return
     for table in plan.task.tables:
         kind, optimizer = kinds[table.name], optimizers.get(table.name)
         per_row = OPTIMIZER_BYTES[optimizer][0] if optimizer else table.optimizer_bytes_per_row
-        if topology is not None and not kind.trains(per_row, topology):
+        if not kind.trains(per_row, topology):
             state = f"{optimizer} has" if optimizer else f"by {whose} its optimizer has"
             raise InvalidInput(
                 f"table {table.name!r} is {kind.words} over domains of {topology.domain} ranks, on hosts of "
