@@ -60,7 +60,7 @@ def test_a_percentage_to_reserve_is_of_each_device_and_a_flag_replaces_it(tmp_pa
     assert task.usable_bytes == (7000, 700)
     assert ShardingTask.parse(task.model_dump(), "the task") == task
     in_bytes = resolve(with_flags(given, reserve="1KiB"), tables, "constraints")
-    assert (in_bytes.reserved(8000), in_bytes.reserved(801)) == (1024, 1024)
+    assert (in_bytes.reserved(80_000), in_bytes.reserved(801)) == (1024, 1024)
     assert resolve(with_flags(with_flags(given, reserve="1KiB"), reserve="50%"), tables, "constraints").reserved(9) == 5
 
 

@@ -27,6 +27,7 @@ from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import BeamWidth
+from neuroshard.search.watch import Watch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"
 
@@ -308,7 +309,7 @@ def test_a_search_by_a_cost_model_of_nothing_but_all_to_alls_ends(make_task):
         make_task([(1000, dim, 5.0) for dim in (8, 76, 24)], [1.0] * 4),
         model,
         SearchSettings(rounds=3, simplicity=0),
-        stop=stop,
+        watch=Watch(stop=stop),
     )
     late.cancel()
     assert not stop.is_set()

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from neuroshard.core.clean import in_words
 from neuroshard.core.errors import NeuroshardError
-from neuroshard.orders.options import OPTIONS, Option
+from neuroshard.orders.options import OPTIONS, Option, with_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,33 +55,13 @@ def _argument(found: re.Match[str], parameters: Set[str], switches: Set[str]) ->
 def with_search_options(verb: Callable[P, R]) -> Callable[P, R]:
     """The verb, whose `**options` are those of a search: its signature has each, and its docstring says what each does in place
     of the line OPTIONS."""
-    positional, keywords = [], []
-    for parameter in inspect.signature(verb).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            keywords.append(parameter)
-        elif parameter.kind is not parameter.VAR_KEYWORD:
-            positional.append(parameter)
-    for name, option in OPTIONS.items():
-        default = inspect.Parameter.empty if option.required else option.default
-        keywords.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option.python)
-        )
-    signature = inspect.Signature([*positional, *keywords], return_annotation=inspect.signature(verb).return_annotation)
-
-    @wraps(verb)
-    def called(*arguments: P.args, **options: P.kwargs) -> R:
-        try:
-            signature.bind(*arguments, **options)
-        except TypeError as error:
-            raise TypeError(f"{verb.__name__}() {error}") from None
-        return verb(*arguments, **options)
 
     def described(line: re.Match[str]) -> str:
         return textwrap.indent("\n".join(map(_description, OPTIONS.values())), line[1])
 
-    vars(called)["__signature__"] = signature
-    called.__doc__ = re.sub(r"^( +)OPTIONS$", described, verb.__doc__ or "", flags=re.M)
-    return called
+    verb.__doc__ = re.sub(r"^( +)OPTIONS$", described, verb.__doc__ or "", flags=re.M)
+    vars(verb)["__signature__"] = with_options(inspect.signature(verb), lambda option: option.python)
+    return verb
 
 
 def _description(option: Option) -> str:
@@ -89,4 +69,6 @@ def _description(option: Option) -> str:
     text = _FLAG_OR_COMMAND.sub(lambda found: _argument(found, OPTIONS.keys(), set()), option.help)
     word = "True or False" if option.kind is bool else option.word
     usual = "" if option.default in (None, (), False) else f" [default: {option.default}]"
-    return textwrap.fill(f"- `{option.name}` ({word}): {text}{usual}", width=115, subsequent_indent="  ")
+    return textwrap.fill(
+        f"- `{option.name}` ({word}): {text}{usual}", width=115, subsequent_indent="  ", break_on_hyphens=False
+    )

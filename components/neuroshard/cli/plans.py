@@ -27,6 +27,7 @@ def _cost_model(model: str | None, store: str | None, hardware: str | None) -> s
 @with_search_options
 def search(
     tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    *,
     out: Annotated[Path, out_file("plan.json")],
     model: Annotated[
         str | None,

@@ -58,9 +58,14 @@ class _Model(Value):
     @property
     def order(self) -> SearchOrder:
         """What it asks of the search but its constraints. Raises UsageError for an invalid option."""
-        given = {name: getattr(self, name) for name in IN_MODELS_YAML}
-        listed = {name: [value] for name, value in given.items() if value and OPTIONS[name].kind == list[str]}
-        return SearchOrder.of({name: value for name, value in (given | listed).items() if value not in ("", None)})
+        given = {name: getattr(self, name) for name in _ENTRIES}
+        return SearchOrder.of(
+            {
+                name: [value] if OPTIONS[name].kind == list[str] else value
+                for name, value in given.items()
+                if value != ""  # as if it were absent
+            }
+        )
 
     @property
     def starts_from_live(self) -> str:
@@ -79,17 +84,11 @@ def _entry(option: Option) -> Any:
     return option.kind, ... if option.required else option.default if option.kind is bool else ""
 
 
-IN_MODELS_YAML = tuple(name for name, option in OPTIONS.items() if option.models_yaml)
+_ENTRIES = {name: _entry(option) for name, option in OPTIONS.items() if option.models_yaml}
 if TYPE_CHECKING:
     ModelSpec = _Model
 else:
-    ModelSpec = create_model(
-        "ModelSpec",
-        __base__=_Model,
-        __module__=__name__,
-        __doc__=_Model.__doc__,
-        **{name: _entry(OPTIONS[name]) for name in IN_MODELS_YAML},
-    )
+    ModelSpec = create_model("ModelSpec", __base__=_Model, __module__=__name__, __doc__=_Model.__doc__, **_ENTRIES)
 
 
 class Request(Value):

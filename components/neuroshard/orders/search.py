@@ -1,12 +1,11 @@
 """The order of one search: its options, checked, as what reads them wants them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import parse_memory
@@ -23,24 +22,17 @@ class SearchOrder:
     """
 
     task: Mapping[str, Any]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    constraints: ConstraintsFile = field(default_factory=ConstraintsFile)
+    settings: Mapping[str, Any]
+    constraints: ConstraintsFile
     previous: Plan | Path | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
-        """The order with these options: values of any type, texts of the command line among them. `constraints` may be those of a
-        file already. Raises UsageError for an invalid option, InvalidInput for a fault in constraints.json."""
-        if unknown := [name for name in options if name not in OPTIONS]:
-            raise UsageError(f"a search has no option {unknown[0]!r}; there are {', '.join(OPTIONS)}")
-        if missing := [name for name, option in OPTIONS.items() if option.required and name not in options]:
-            raise UsageError(f"a search needs {missing[0]}")
-        file = options.get("constraints")
-        checked = {
-            name: option.checked(options.get(name, option.default))
-            for name, option in OPTIONS.items()
-            if not (name == "constraints" and isinstance(file, ConstraintsFile))
-        }
+        """The order with these options: values of any type, texts of the command line among them. Raises UsageError for an
+        invalid option, InvalidInput for a fault in constraints.json."""
+        if unknown := options.keys() - OPTIONS:
+            raise TypeError(f"search() got an unexpected keyword argument {min(unknown)!r}")
+        checked = {name: option.checked(options.get(name)) for name, option in OPTIONS.items()}
 
         def part(of: Part) -> dict[str, Any]:
             return {one.field or name: checked[name] for name, one in OPTIONS.items() if one.part == of}
@@ -49,8 +41,8 @@ class SearchOrder:
         memory = parse_memory(checked["memory"], checked["devices"])
         copied = checked["data_parallel"]
         rules = part("constraints") | {"data_parallel": [pattern for pattern in copied if pattern != AUTO]}
-        if not isinstance(file, ConstraintsFile):
-            file = ConstraintsFile() if checked["constraints"] is None else _read(checked["constraints"])
+        given = checked["constraints"]
+        file = ConstraintsFile() if given is None else _read(given)
         return cls(
             task=part("task") | {"device_memory_bytes": memory, "topology": topology},
             settings=part("settings") | {"try_data_parallel": AUTO in copied},

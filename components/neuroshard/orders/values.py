@@ -4,8 +4,7 @@ A notebook gives anything: a list where the command line takes text, a NumPy int
 makes. What can mean only one thing is taken. All else is a UsageError.
 """
 
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from os import PathLike, fspath
 from pathlib import Path
@@ -41,6 +40,13 @@ def name(option: str, value: object, what: str) -> str:
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise UsageError(f"{option} is {what}, not {shown(value)}{called_instead(value)}")
     return text
+
+
+def one_of(option: str, value: object, names: Collection[str]) -> str:
+    """One of these words. Raises UsageError."""
+    if not isinstance(value, str) or value not in names:
+        raise UsageError(f"{option} {shown(value)} is none of {', '.join(names)}")
+    return value
 
 
 def called_instead(value: object) -> str:
@@ -81,11 +87,8 @@ def _is_number(value: object) -> bool:
 
 
 def whole(option: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    """A whole number, of Python or NumPy, from `least` to `most`. Raises UsageError."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # else a TypeError
-    except TypeError:
-        number = None
+    """A whole number, of Python, NumPy or YAML (8.0), from `least` to `most`. Raises UsageError."""
+    number = int(value) if _is_number(value) and value == value // 1 else None  # type: ignore[operator]
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         bounds = "" if least is None else f" from {least}" if most is None else f" from {least} to {most}"
         raise UsageError(f"{option} is a whole number{bounds}, not {shown(value)}")

@@ -6,7 +6,6 @@ A task becomes its sharding options, as arrays (`problem/`), an algorithm finds 
 and priced, with the heuristics' plans and a lower bound beside it.
 """
 
-import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +40,7 @@ from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.watch import OnImprovement, Watch, only_better
+from neuroshard.search.watch import Watch
 
 
 def search(
@@ -52,33 +51,19 @@ def search(
     previous: Plan | None = None,
     trust: Trust = UNKNOWN,
     notes: tuple[str, ...] = (),
-    on_improvement: OnImprovement | None = None,
-    stop: threading.Event | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """The plan with the fastest slowest device that `settings.algorithm` finds, and what the heuristics' plans cost.
 
-    With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `on_improvement`
-    receives the seconds since the search began and the cost in ms of every plan that is better than all before. Once `stop` is
-    set, the search ends with the best plan so far.
+    With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `watch` is the clock of
+    the search, with the time budget of the settings, from now on unless it began before. It is told of every plan that is better
+    than all before. Once its `stop` is set, the search ends with the best plan so far.
 
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
-    report = None if on_improvement is None else only_better(on_improvement)
-    watch = Watch(settings.time_budget_s, report, stop)
-    return _search(task, cost_model, settings, watch, previous, trust, notes)
-
-
-def _search(
-    task: ShardingTask,
-    cost_model: CostModel,
-    settings: SearchSettings,
-    watch: Watch,
-    previous: Plan | None,
-    trust: Trust,
-    notes: tuple[str, ...],
-) -> Plan:
     settings.check(from_a_plan=previous is not None)
+    watch = watch or Watch(settings.time_budget_s)
     permitted, may = _permitted(task, cost_model, settings, previous)
     model = for_task(cost_model, permitted)
     problem = feasible(permitted, model, settings.tuning, may=may)
@@ -268,13 +253,12 @@ def run(
     plan.json.
 
     Row-wise tables are tried unless the order's constraints say which may be so, or that none may. `instead` says why this cost
-    model is not the one of the plan's hardware: then the plan gives it at least the error of a datasheet. `watch` is the clock of
-    the whole search, if it began before; it has the time budget, and may be stopped.
+    model is not the one of the plan's hardware: then the plan gives it at least the error of a datasheet. `watch` is the clock,
+    as for `search`: made before this call, its time budget counts what is read here.
 
     Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
     settings = SearchSettings(**order.settings, try_row_wise=order.constraints.says_nothing_of_rows)
-    watch = watch or Watch(settings.time_budget_s)
     if out is not None:
         check_can_write(out)
     listed, notes = _read(tables) if isinstance(tables, Path) else (tuple(tables), ())
@@ -289,7 +273,9 @@ def run(
     }
     own_error = model.error_on_unseen_tables
     trust = Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins))
-    plan = _search(ShardingTask.parse(task, "the task"), model, settings, watch, before, trust, notes)
+    plan = search(
+        ShardingTask.parse(task, "the task"), model, settings, previous=before, trust=trust, notes=notes, watch=watch
+    )
     if out is not None:
         write_plan(out, plan)
     return plan
