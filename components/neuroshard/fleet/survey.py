@@ -10,7 +10,6 @@ from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.operator_limits import widest_cut, widest_shard
 from neuroshard.core.table import DIM_STEP, Table
-from neuroshard.core.topology import near_ranks
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.run import TOLERATIONS
@@ -96,7 +95,7 @@ def survey(
     wanted = {}
     for kind in fleet.kinds:
         own = [spec for spec in specs if hardware.get(spec.name) == kind.fingerprint]
-        ranks = tuple(sorted({_near_ranks(spec, kind) for spec in own}))
+        ranks = tuple(sorted({spec.order.near_ranks(kind.topology) for spec in own}))
         wanted[kind.fingerprint] = usual._replace(
             ranks=ranks,
             measurable=measurable(kind, ranks) if own else (),
@@ -106,10 +105,6 @@ def survey(
     kinds = coverage(fleet.kinds, known, now=now, wanted=wanted)
     campaigns = tuple(_campaign(one, wanted[one.kind.fingerprint], specs, settings) for one in kinds if one.to_measure)
     return Surveyed(hardware, no_plan, campaigns, kinds)
-
-
-def _near_ranks(spec: ModelSpec, kind: Kind) -> int:
-    return near_ranks(spec.order.devices, spec.order.topology or kind.topology)
 
 
 def _columns(spec: ModelSpec, tables: Sequence[Table]) -> int:
@@ -174,7 +169,7 @@ def _check_spelling(
 
 def _campaign(one: KindCoverage, wanted: Wanted, specs: Sequence[ModelSpec], settings: SurveySettings) -> Campaign:
     kind = one.kind
-    ranks = wanted.ranks or tuple(sorted({_near_ranks(spec, kind) for spec in specs}))
+    ranks = wanted.ranks or tuple(sorted({spec.order.near_ranks(kind.topology) for spec in specs}))
     return Campaign(
         hardware=kind.hardware,
         folder=campaign_folder(kind.fingerprint, settings.request),

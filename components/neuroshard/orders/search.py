@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from neuroshard.core.clean import log
 from neuroshard.core.plan import Plan
-from neuroshard.core.topology import Topology, topology_of
+from neuroshard.core.topology import Topology, near_ranks, topology_of
 from neuroshard.core.units import parse_memory
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
 from neuroshard.orders.options import AUTO, OPTIONS, Part
@@ -59,6 +59,10 @@ class SearchOrder:
         """The hosts and domains that the order itself names; None if it names none."""
         found: Topology | None = self.task["topology"]
         return found
+
+    def near_ranks(self, topology: Topology | None) -> int:
+        """The ranks of an all-to-all that a cost model must know, where hosts are joined by `topology` unless the order says how."""
+        return near_ranks(self.devices, self.topology or topology)
 
 
 def _read(path: Path) -> ConstraintsFile:

@@ -9,7 +9,7 @@ from numbers import Real
 from os import PathLike, fspath
 from pathlib import Path
 from types import FunctionType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_portion
@@ -114,6 +114,6 @@ def several(option: str, values: object) -> list[str]:
     return listed
 
 
-def maybe(check: Callable[..., T], option: str, value: object, *more: str) -> T | None:
+def maybe(check: Callable[..., T], option: str, value: object, *more: Any) -> T | None:
     """What `check` makes of an argument; None where none is given."""
     return None if value is None else check(option, value, *more)
