@@ -23,7 +23,7 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
 from neuroshard.files.constraints import ConstraintsFile
-from neuroshard.orders.options import OPTIONS, Option
+from neuroshard.orders.options import OPTIONS
 from neuroshard.orders.search import SearchOrder
 
 MEASURING_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
@@ -61,7 +61,7 @@ class _Model(Value):
         given = {name: getattr(self, name) for name in _ENTRIES}
         return SearchOrder.of(
             {
-                name: [value] if OPTIONS[name].kind == list[str] else value
+                name: [value] if value and OPTIONS[name].kind == list[str] else value
                 for name, value in given.items()
                 if value != ""  # as if it were absent
             }
@@ -74,17 +74,11 @@ class _Model(Value):
         return next((name for name in asked if getattr(self, name)), "")
 
 
-def _entry(option: Option) -> Any:
-    """The type and the default of an option in models.yaml: text, but for whole numbers and switches."""
-    if option.models_yaml is not True:
-        return option.models_yaml, "" if option.default == () else option.default
-    if option.kind is int:
-        number = Annotated[Whole, Field(ge=option.least, le=option.most)]
-        return (number, ...) if option.required else (number | None, None)
-    return option.kind, ... if option.required else option.default if option.kind is bool else ""
-
-
-_ENTRIES = {name: _entry(option) for name, option in OPTIONS.items() if option.models_yaml}
+_ENTRIES: dict[str, Any] = {
+    name: (option.models_yaml, ... if option.required else None if option.default == () else option.default)
+    for name, option in OPTIONS.items()
+    if option.models_yaml
+}
 if TYPE_CHECKING:
     ModelSpec = _Model
 else:

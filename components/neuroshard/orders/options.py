@@ -13,6 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
+from pydantic import Field
+
 from neuroshard.core.constraints import check_simplicity
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
@@ -20,6 +22,7 @@ from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_duration
+from neuroshard.core.value import Whole
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
 
@@ -29,6 +32,7 @@ AUTO = "auto"  # the search chooses the data-parallel tables
 
 Amount = str | float
 T = TypeVar("T")
+_Ranks = Annotated[Whole, Field(ge=1, le=MAX_DEVICES)]
 Part = Literal["task", "settings", "constraints"]
 
 
@@ -40,7 +44,7 @@ class Option:
     int (from `least` to `most`), bool, Path, list[str] for what may be repeated; else a function of the option's name and the
     value, which raises UsageError. `word` stands for the value in help, and says its unit. `part` is the part of an order that
     has the value, as `field` if its name there is another; an option of no part is read together with others (search.py).
-    A model of models.yaml may have the option if `models_yaml` is True, or a type of pydantic's: what it may be there.
+    `models_yaml` is its type in a model of models.yaml, if it may be there, where empty text is as if it were absent.
     """
 
     reads: Any
@@ -51,7 +55,7 @@ class Option:
     flag: str = ""
     part: Part | None = None
     field: str = ""
-    models_yaml: Any = False
+    models_yaml: Any = None
     kind: Any = (
         None  # what the command line makes of the text: int, bool, Path, list[str], or str; as `reads` unless given
     )
@@ -98,11 +102,11 @@ def _previous(name: str, value: object) -> Plan | Path:
 
 
 class _Needed(TypedDict):
-    devices: Annotated[int, "Number of devices.", Option(int, least=1, most=MAX_DEVICES, models_yaml=True)]
+    devices: Annotated[int, "Number of devices.", Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks)]
     memory: Annotated[
         Amount | Sequence[Amount],
         "Memory of a device: bytes or a unit (32GiB); one for all, or one per device, separated by commas.",
-        Option(_amounts("'80GiB'"), "SIZE", models_yaml=True),
+        Option(_amounts("'80GiB'"), "SIZE", models_yaml=str),
     ]
 
 
@@ -135,23 +139,23 @@ class SearchOptions(_Needed, total=False):
     domain: Annotated[
         int | None,
         "Ranks that share fast links (NVLink) [default: those of a host, if given].",
-        Option(int, least=1, most=MAX_DEVICES, models_yaml=True),
+        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
     ]
     local_world_size: Annotated[
         int | None,
         "Ranks of a host [default: those of a domain, if given].",
-        Option(int, least=1, most=MAX_DEVICES, models_yaml=True),
+        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
     ]
     network: Annotated[
         str | Sequence[str] | None,
         "What a rank can send to other domains, as `neuroshard network` prints it: 400Gb/s, or 50GB/s,0.06ms "
         "[default: by the hardware's datasheet].",
-        Option(_amounts("'400Gb/s' or '50GB/s,0.06ms'"), "RATE", models_yaml=True),
+        Option(_amounts("'400Gb/s' or '50GB/s,0.06ms'"), "RATE", models_yaml=str | None),
     ]
     collective_precision: Annotated[
         str | None,
         "Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32].",
-        _task(_then(_word, parse_precision), "WORD", models_yaml=True),
+        _task(_then(_word, parse_precision), "WORD", models_yaml=str | None),
     ]
     dense_optimizer: Annotated[
         str | None,
@@ -177,7 +181,7 @@ class SearchOptions(_Needed, total=False):
     data_parallel: Annotated[
         Sequence[str],
         "Copy this table (a name or a pattern) to every device; auto copies small ones where that pays; may be repeated.",
-        _rules(word="TABLE", models_yaml=Literal["", "auto"]),
+        _rules(word="TABLE", models_yaml=Literal["", "auto"] | None),
     ]
     no_row_wise: Annotated[bool, "Split no table row-wise.", _rule(bool, default=False)]
     sharding_types: Annotated[
@@ -203,18 +207,18 @@ class SearchOptions(_Needed, total=False):
             _then(_amounts("'50GiB'"), partial(parse_bytes, least=0)),
             "SIZE",
             field="move_budget_bytes",
-            models_yaml=True,
+            models_yaml=str | None,
         ),
     ]
     keep_optimizer_state: Annotated[
         bool,
         "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
-        _setting(bool, default=False, models_yaml=True),
+        _setting(bool, default=False, models_yaml=bool),
     ]
     simplicity: Annotated[
         Amount,
         "Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.",
-        _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=True),
+        _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=str),
     ]
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
 

@@ -61,7 +61,7 @@ class SearchOrder:
         return found
 
     def near_ranks(self, topology: Topology | None) -> int:
-        """The ranks of an all-to-all that a cost model must know, where hosts are joined by `topology` unless the order says how."""
+        """The ranks of an all-to-all that a cost model must know, with the `topology` of the nodes unless it has its own."""
         return near_ranks(self.devices, self.topology or topology)
 
 
