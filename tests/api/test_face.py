@@ -74,7 +74,7 @@ def test_a_verb_that_is_a_package_too_can_be_called_whoever_imported_it_first(ro
 
     got = python(code)
 
-    assert got.startswith(f"True neuroshard.{room}.run {room}() got an unexpected keyword argument 'no_such_option'")
+    assert got.startswith(f"True neuroshard.{room}.run {room}() ")  # the verb's own refusal
 
 
 @pytest.mark.parametrize("room", ROOMS)

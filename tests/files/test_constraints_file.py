@@ -60,7 +60,7 @@ def test_a_percentage_to_reserve_is_of_each_device_and_a_flag_replaces_it(tmp_pa
     assert task.usable_bytes == (7000, 700)
     assert ShardingTask.parse(task.model_dump(), "the task") == task
     in_bytes = resolve(with_flags(given, reserve="1KiB"), tables, "constraints")
-    assert (in_bytes.reserved(8000), in_bytes.reserved(801)) == (1024, 1024)
+    assert (in_bytes.reserved(80_000), in_bytes.reserved(801)) == (1024, 1024)
     assert resolve(with_flags(with_flags(given, reserve="1KiB"), reserve="50%"), tables, "constraints").reserved(9) == 5
 
 
@@ -80,10 +80,10 @@ def test_a_flag_that_is_no_amount_is_reported_as_a_constraint():
 
 
 def test_a_pin_names_devices_or_whole_hosts() -> None:
-    given = with_flags(ConstraintsFile(), pins=["a=host:1", "b=0,host:2"], ranks_a_host=4)
+    given = with_flags(ConstraintsFile(), 4, pin=["a=host:1", "b=0,host:2"])
     assert [rule.devices for rule in given.tables] == [(4, 5, 6, 7), (0, 8, 9, 10, 11)]
     with refused(UsageError, "--local-world-size", "'a=host:1'"):
-        with_flags(ConstraintsFile(), pins=["a=host:1"])
+        with_flags(ConstraintsFile(), pin=["a=host:1"])
     for wrong in ("a=host:", "a=host:x", "a=hosts:1", "host:1"):
         with refused(UsageError, wrong):
-            with_flags(ConstraintsFile(), pins=[wrong], ranks_a_host=4)
+            with_flags(ConstraintsFile(), 4, pin=[wrong])

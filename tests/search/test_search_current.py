@@ -228,9 +228,8 @@ def test_what_does_not_go_together_is_a_usage_error(task, old, change, facts):
 
 def test_every_improvement_is_reported_with_its_time_and_the_last_is_the_plan(task):
     told: list[tuple[float, float]] = []
-    plan = search(
-        task, AnalyticModel(), SearchSettings(rounds=5), on_improvement=lambda seconds, ms: told.append((seconds, ms))
-    )
+    watch = Watch(on_improvement=lambda seconds, ms: told.append((seconds, ms)))
+    plan = search(task, AnalyticModel(), SearchSettings(rounds=5), watch=watch)
     seconds, ms = zip(*told, strict=True)
     assert list(seconds) == sorted(seconds)
     assert list(ms) == sorted(ms, reverse=True)
@@ -250,9 +249,8 @@ def test_a_plan_tells_of_a_hundred_improvements_the_first_and_the_last_among_the
 
 def test_a_time_budget_cuts_the_search_short_with_the_best_so_far(task):
     told: list[float] = []
-    plan = search(
-        task, AnalyticModel(), SearchSettings(time_budget_s=1e-9), on_improvement=lambda _, ms: told.append(ms)
-    )
+    watch = Watch(1e-9, on_improvement=lambda _, ms: told.append(ms))
+    plan = search(task, AnalyticModel(), SearchSettings(time_budget_s=1e-9), watch=watch)
     assert plan.cost_ms <= told[0] * (1 + 1e-12)
     assert search(task, AnalyticModel(), SearchSettings(rounds=5)).cost_ms <= plan.cost_ms
 

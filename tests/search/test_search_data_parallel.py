@@ -321,7 +321,7 @@ def test_choosing_copies_leaves_most_of_a_time_budget_and_the_searches_use_it(ti
         task,
         Analytic("h100", 65536),
         replace(AUTO, rounds=None, time_budget_s=0.5),
-        on_improvement=lambda seconds, ms: told.append((seconds, ms)),
+        watch=clock.Watch(0.5, on_improvement=lambda seconds, ms: told.append((seconds, ms))),
     )
     assert plan.task.constraints.data_parallel
     assert plan.provenance.time_budget_s == 0.5
@@ -341,7 +341,7 @@ def test_once_stopped_no_more_copies_are_tried(monkeypatch: pytest.MonkeyPatch) 
         return registry.propose(name, problem, seed)
 
     monkeypatch.setattr(algorithms, "propose", propose)
-    plan = search(over_network(drawn(0)), Analytic("h100", 65536), AUTO, stop=stop)
+    plan = search(over_network(drawn(0)), Analytic("h100", 65536), AUTO, watch=clock.Watch(stop=stop))
     assert tried[:1] == ["greedy"]
     assert "copies" not in tried
     assert STOPPED in plan.provenance.notes

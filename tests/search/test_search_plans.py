@@ -22,10 +22,12 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH
 from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import search
-from neuroshard.search.settings import ALGORITHMS, LOCAL_SEARCH, SearchSettings
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import BeamWidth
+from neuroshard.search.watch import Watch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"
 
@@ -307,7 +309,7 @@ def test_a_search_by_a_cost_model_of_nothing_but_all_to_alls_ends(make_task):
         make_task([(1000, dim, 5.0) for dim in (8, 76, 24)], [1.0] * 4),
         model,
         SearchSettings(rounds=3, simplicity=0),
-        stop=stop,
+        watch=Watch(stop=stop),
     )
     late.cancel()
     assert not stop.is_set()

@@ -15,6 +15,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.files.constraints import ConstraintsFile, with_flags
+from neuroshard.orders.search import SearchOrder
 from neuroshard.search.run import run, search
 from neuroshard.search.settings import SearchSettings
 
@@ -106,21 +107,12 @@ def test_given_costs_are_of_whole_tables_and_no_rows_are_tried(heavy):
 def test_from_files_rows_are_tried_unless_the_constraints_say_otherwise(tmp_path, heavy):
     (tmp_path / "tables.json").write_text(json.dumps({"tables": [table.model_dump() for table in heavy.tables]}))
 
-    def found(constraints: ConstraintsFile | None) -> set[str]:
-        settings, out = SearchSettings(rounds=8), tmp_path / "plan.json"
-        return split(
-            run(
-                tmp_path / "tables.json",
-                "analytic:h100",
-                out,
-                settings,
-                memory_bytes=(2**32,) * 4,  # of which a step of t0 takes half
-                batch_size=65536,
-                constraints=constraints,
-            )
-        )
+    def found(constraints: ConstraintsFile) -> set[str]:
+        given = {"devices": 4, "memory": "4GiB", "batch_size": 65536, "rounds": 8}  # a step of t0 takes half of it
+        order = replace(SearchOrder.of(given), constraints=constraints)
+        return split(run(tmp_path / "tables.json", "analytic:h100", tmp_path / "plan.json", order))
 
-    assert found(None) == {"t0"}
+    assert found(ConstraintsFile()) == {"t0"}
     assert found(ConstraintsFile(min_dim=8)) == {"t0"}
     assert found(with_flags(ConstraintsFile(), no_row_wise=True)) == set()
     assert found(ConstraintsFile(row_wise=False)) == set()

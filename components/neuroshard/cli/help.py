@@ -16,23 +16,18 @@ Exit status: 0 done; 1 failed, as the last line says; 2 called wrongly; 3 odd
 tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""
 
 _VALUES = {
-    "SIZE": "memory memory_limit move_budget reserve",
-    "TIME": "budget deadline max_age meet older_than patience poll time_budget timeout wait",
-    "RATE": "network",
-    "SHARE": "max_error memory_margin min_gain simplicity test_share",
+    "SIZE": "memory memory_limit",
+    "TIME": "budget deadline max_age meet older_than patience poll timeout wait",
+    "SHARE": "max_error memory_margin min_gain test_share",
     "MS": "max_delay",
     "MODEL": "acquire model start_from",
     "STORE": "publish store",
     "HARDWARE": "hardware",
-    "FILE": "constraints costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors previous "
+    "FILE": "costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors "
     "source stats tables_json traces traces_out",
     "FOLDER": "costs verify",
     "PATH": "out",
     "PLAN": "live",
-    "TABLE": "data_parallel never_split row_wise",
-    "TABLES": "together",
-    "TYPES": "sharding_types",
-    "TABLE=DEVICES": "pin",
     "TABLE=NUMBER": "pooling_factor",
     "NAME=VALUE": "settings",
     "NUMBERS": "batch_sizes",
@@ -43,13 +38,13 @@ _VALUES = {
     "CRON": "cron",
     "I/N": "share",
     "NAME": "context experiment name namespace service_account",
-    "WORD": "access algorithm backend dtype collective_precision dense_optimizer optimizer pipeline preset",
+    "WORD": "access backend dtype optimizer preset",
 }
 METAVARS = {option: metavar for metavar, options in _VALUES.items() for option in options.split()}
 
 
 def name_values(parameters: Iterable[Any]) -> None:
-    """Give each option that takes a value a word for it: one of METAVARS, else NUMBER where it is one."""
+    """Give each option that takes a value a word for it: its own, or one of METAVARS, else NUMBER."""
     for parameter in parameters:
         if parameter.param_type_name == "option" and not parameter.is_flag and parameter.metavar is None:
             parameter.metavar = METAVARS.get(parameter.name, "NUMBER")

@@ -1,17 +1,26 @@
 """Options that several subcommands share."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from neuroshard.files.disk import check_folder_exists, check_other_path
+from neuroshard.orders.options import OPTIONS, Option, with_options
 
 OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "metrics"}
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
-Seed = Annotated[int, typer.Option(help="Seed of all random choices.", min=0, max=2**31 - 1)]
+
+def shown(option: Option) -> Any:
+    """An option of a search as typer takes it."""
+    flags = (option.flag or f"--{option.name.replace('_', '-')}",)
+    return typer.Option(*flags, help=option.help, min=option.least, max=option.most, metavar=option.word)
+
+
+Seed = Annotated[int, shown(OPTIONS["seed"])]
 StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
 SingleWriter = Annotated[
     bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
@@ -22,6 +31,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 def out_file(kind: str, more: str = "", *names: str) -> Any:
     return typer.Option(*(names or ("-o", "--out")), help=f"{kind} to write{more}.")
+
+
+def with_search_options(run: Callable[..., None]) -> Callable[..., None]:
+    """The subcommand, whose `**options` are those of a search."""
+    signature = with_options(inspect.signature(run), lambda option: Annotated[option.kind, shown(option)])
+    vars(run)["__signature__"] = signature
+    run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+    return run
 
 
 def check_outputs(given: Mapping[str, Any]) -> None:

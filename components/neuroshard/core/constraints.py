@@ -22,13 +22,14 @@ OF_ROWS = tuple(one for one in SHARDINGS if one.splits_rows)
 MOST_SIMPLICITY = 0.1  # a larger share is a mistaken unit
 
 
-def check_simplicity(share: float) -> None:
-    """Raise UsageError for an invalid simplicity: the share that a plan may cost above the cheapest to have fewer cuts."""
+def check_simplicity(share: float) -> float:
+    """The share that a plan may cost above the cheapest to have fewer cuts. Raises UsageError for an invalid one."""
     if not 0 <= share <= MOST_SIMPLICITY:
         raise UsageError(
             f"simplicity must be 0% to {MOST_SIMPLICITY:.0%} of the cost, not {100 * share:.6g}%; 0 takes the cheapest plan "
             "whatever its cuts"
         )
+    return share
 
 
 class TableRule(Value):

@@ -6,30 +6,27 @@ A task becomes its sharding options, as arrays (`problem/`), an algorithm finds 
 and priced, with the heuristics' plans and a lower bound beside it.
 """
 
-import threading
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
-from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.sharding import DATA_PARALLEL
-from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, trains_on
-from neuroshard.files.constraints import ConstraintsFile, resolve
+from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
+from neuroshard.orders.options import LOCAL_SEARCH
+from neuroshard.orders.search import SearchOrder
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import lower_bound
@@ -42,8 +39,8 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
-from neuroshard.search.settings import LOCAL_SEARCH, UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.watch import OnImprovement, Watch, only_better
+from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
+from neuroshard.search.watch import Watch
 
 
 def search(
@@ -54,21 +51,19 @@ def search(
     previous: Plan | None = None,
     trust: Trust = UNKNOWN,
     notes: tuple[str, ...] = (),
-    on_improvement: OnImprovement | None = None,
-    stop: threading.Event | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """The plan with the fastest slowest device that `settings.algorithm` finds, and what the heuristics' plans cost.
 
-    With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `on_improvement`
-    receives the seconds since the search began and the cost in ms of every plan that is better than all before. Once `stop` is
-    set, the search ends with the best plan so far.
+    With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `watch` is the clock of
+    the search, with the time budget of the settings, from now on unless it began before. It is told of every plan that is better
+    than all before. Once its `stop` is set, the search ends with the best plan so far.
 
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
     settings.check(from_a_plan=previous is not None)
-    report = None if on_improvement is None else only_better(on_improvement)
-    watch = Watch(settings.time_budget_s, report, stop)
+    watch = watch or Watch(settings.time_budget_s)
     permitted, may = _permitted(task, cost_model, settings, previous)
     model = for_task(cost_model, permitted)
     problem = feasible(permitted, model, settings.tuning, may=may)
@@ -249,58 +244,37 @@ def run(
     tables: Path | Sequence[Table],
     cost_model: str | Path,
     out: Path | None,
-    settings: SearchSettings = USUAL,
+    order: SearchOrder,
     *,
-    memory_bytes: tuple[int, ...],
-    batch_size: int | None = None,
-    pipeline: str = DEFAULT_PIPELINE,
-    topology: Topology | None = None,
-    collective_precision: CollectivePrecision | None = None,
-    dense_optimizer: str | None = None,
-    constraints: ConstraintsFile | None = None,
-    previous: Path | Plan | None = None,
     instead: str = "",
-    stop: threading.Event | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """Search a plan for tables, or a tables.json, with the cost model of this name (see models/open.py). With `out`, write it as
     plan.json.
 
-    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives, `dense_optimizer` what
-    trains data-parallel tables; `previous` is a plan to start from; `stop`, once it is set, ends the search. Row-wise tables are
-    tried unless the constraints say which may be so, or that none may. `instead` says why this cost model is not the one of the
-    plan's hardware: then the plan gives it at least the error of a datasheet.
+    Row-wise tables are tried unless the order's constraints say which may be so, or that none may. `instead` says why this cost
+    model is not the one of the plan's hardware: then the plan gives it at least the error of a datasheet. `watch` is the clock,
+    as for `search`: made before this call, its time budget counts what is read here.
 
     Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
+    settings = SearchSettings(**order.settings, try_row_wise=order.constraints.says_nothing_of_rows)
     if out is not None:
         check_can_write(out)
     listed, notes = _read(tables) if isinstance(tables, Path) else (tuple(tables), ())
-    before = read_plan(previous) if isinstance(previous, Path) else previous
-    given = constraints or ConstraintsFile()
+    before = read_plan(order.previous) if isinstance(order.previous, Path) else order.previous
+    batch_size = order.task.get("batch_size")
     model = open_cost_model(cost_model, batch_size)
-    task = ShardingTask.parse(
-        {
-            "tables": listed,
-            "device_memory_bytes": memory_bytes,
-            "batch_size": model.batch_size if batch_size is None else batch_size,
-            "constraints": resolve(given, listed, "constraints"),
-            "pipeline": pipeline,
-            "topology": topology,
-            "collective_precision": collective_precision,
-            "dense_optimizer": dense_optimizer,
-        },
-        "the task",
-    )
+    task = {
+        **order.task,
+        "tables": listed,
+        "batch_size": model.batch_size if batch_size is None else batch_size,
+        "constraints": resolve(order.constraints, listed, "constraints"),
+    }
     own_error = model.error_on_unseen_tables
+    trust = Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins))
     plan = search(
-        task,
-        model,
-        replace(settings, try_row_wise=given.says_nothing_of_rows),
-        previous=before,
-        trust=Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins)),
-        notes=notes,
-        stop=stop,
+        ShardingTask.parse(task, "the task"), model, settings, previous=before, trust=trust, notes=notes, watch=watch
     )
     if out is not None:
         write_plan(out, plan)

@@ -5,24 +5,18 @@ from dataclasses import dataclass
 
 from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.errors import UsageError
-from neuroshard.core.value import shown
-from neuroshard.search.proposers.baselines import KEYS
+from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH
+from neuroshard.orders.values import maybe, one_of, whole
 from neuroshard.search.tuning import PAPER, TUNING, BeamWidth, Tuning
 
-LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
-ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How to search.
+    """How to search, as the options say (orders/options.py), with rounds of the `tuning` by default.
 
-    Local search runs so many `rounds` (by default those of the `tuning`), or, with a time budget, as many as there is time for:
-    then the plan depends on the machine, else on the seed alone. `width` is that of the published search. A search from a
-    current plan moves at most `move_budget_bytes` of weights and optimizer state. The plan may cost the share `simplicity` more
-    than the cheapest found if it then has fewer cuts. With `keep_optimizer_state`, tables whose optimizer has state by the row
-    keep the column cuts of the current plan. With `try_row_wise`, and if the task has no rule about rows, tables may be split
+    `width` is that of the published search. With `try_row_wise`, and if the task has no rule about rows, tables may be split
     row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
     are data-parallel if improved plans with copies, and then the plan found beside them, are cheaper.
     """
@@ -41,14 +35,12 @@ class SearchSettings:
 
     def check(self, from_a_plan: bool) -> None:
         """Raise UsageError for settings that contradict each other, or `from_a_plan`: whether the search starts from one."""
-        if self.algorithm not in ALGORITHMS:
-            raise UsageError(f"unknown algorithm {self.algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        one_of("algorithm", self.algorithm, ALGORITHMS)
         if self.time_budget_s is not None and not 0 < self.time_budget_s < math.inf:
             raise UsageError(
                 f"the time budget must be above 0 seconds, not {self.time_budget_s:g}; leave it out to search to the end"
             )
-        if self.rounds is not None and not 0 <= self.rounds <= UNTIL_TIME_IS_UP:
-            raise UsageError(f"rounds must be 0 to {UNTIL_TIME_IS_UP:,}, not {shown(self.rounds)}")
+        maybe(whole, "rounds", self.rounds, 0, UNTIL_TIME_IS_UP)
         check_simplicity(self.simplicity)
         self.width.check()
         if from_a_plan and self.algorithm != LOCAL_SEARCH:

@@ -16,21 +16,12 @@ MOST_IMPROVEMENTS = 100  # in a plan: a curve needs no more
 SHOWN_EVERY_S = 0.5  # the progress bar, while a round takes long
 
 
-def only_better(on_improvement: OnImprovement) -> OnImprovement:
-    """The same of several searches: it receives only costs below all that it received before."""
-    least_ms = math.inf
-
-    def report(seconds: float, cost_ms: float) -> None:
-        nonlocal least_ms
-        if cost_ms < least_ms:
-            least_ms = cost_ms
-            on_improvement(seconds, cost_ms)
-
-    return report
-
-
 class Watch:
-    """The best cost so far in ms, each improvement with the step at which it came, and whether the time is up."""
+    """The best cost so far in ms, each improvement with the step at which it came, and whether the time is up.
+
+    `on_improvement` receives the seconds since the watch began and the cost in ms of every plan that is better than all before,
+    of all searches that share the time. Once `stop` is set, the time is up.
+    """
 
     def __init__(
         self,
@@ -45,6 +36,7 @@ class Watch:
         self.best_ms = float("inf")
         self.steps = 0
         self._improvements: list[tuple[int, float]] = []  # step and cost in ms
+        self._reported: list[float] = []  # costs in ms, of all searches that share the time
 
     def note(self, cost_ms: float, steps: int = 0) -> None:
         """A plan of this cost was found, so many steps after the one before."""
@@ -52,7 +44,8 @@ class Watch:
         if cost_ms < self.best_ms:
             self.best_ms = cost_ms
             self._improvements.append((self.steps, cost_ms))
-            if self.on_improvement is not None:
+            if self.on_improvement is not None and cost_ms < min(self._reported, default=math.inf):
+                self._reported.append(cost_ms)
                 self.on_improvement(time.perf_counter() - self.began, cost_ms)
         if self.bar is not None and time.perf_counter() >= self.drawn + SHOWN_EVERY_S:
             self._show(0.0)
@@ -97,7 +90,7 @@ class Watch:
     def anew(self) -> "Watch":
         """For one of several searches that share the time: the same clock and caller, and no plan yet."""
         other = Watch(None, self.on_improvement, self.stop)
-        other.began, other.ends = self.began, self.ends
+        other.began, other.ends, other._reported = self.began, self.ends, self._reported
         return other
 
     @property

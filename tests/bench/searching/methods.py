@@ -21,6 +21,7 @@ from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING, Tuning
+from neuroshard.search.watch import Watch
 
 Figures = dict[str, Any]
 SWITCHES = [one.name for one in fields(Tuning) if isinstance(one.default, bool)]  # parts that a search can leave out
@@ -43,7 +44,7 @@ def ours(task: ShardingTask, model: CostModel, budget_s: float | None = None) ->
         task,
         model,
         SearchSettings(time_budget_s=budget_s, simplicity=0),
-        on_improvement=lambda _, cost: trace.append((time.process_time() - began, cost)),
+        watch=Watch(budget_s, on_improvement=lambda _, cost: trace.append((time.process_time() - began, cost))),
     )
     return Found(rows_of(plan), {"trace": trace, "bound_ms": plan.lower_bound_ms})
 

@@ -1,24 +1,22 @@
-"""What each parameter of the nightly pipeline may be. All of them are checked together, before anything is measured.
-
-The names of backends and algorithms are repeated here, since core cannot import the rooms that define them; a test compares them.
-"""
+"""What each parameter of the nightly pipeline may be. All of them are checked together, before anything is measured."""
 
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.nightly import MAX_BATCH_SIZE, MAX_CASES, MAX_PODS, MAX_SEED, read_specs
 from neuroshard.core.release import HARDWARE
 from neuroshard.core.store_url import parse_store_url
 from neuroshard.core.units import parse_duration
 from neuroshard.core.value import shown
+from neuroshard.orders import values as take
+from neuroshard.orders.nightly import MAX_BATCH_SIZE, MAX_CASES, MAX_PODS, MAX_SEED, read_specs
+from neuroshard.orders.options import LOCAL_SEARCH, OPTIONS
 
-BACKENDS = ("synthetic", "cpu", "cuda")
-LOCAL_SEARCH = "local-search"
-ALGORITHMS = (LOCAL_SEARCH, "neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup")
 MAX_LABEL = 63  # of a name in Kubernetes
 FINGERPRINT_LENGTH = 17  # with the dash before it
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
@@ -26,7 +24,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 
-Check = Callable[[Any], object]  # raises UsageError, or another NeuroshardError, for an invalid value
+Check = Callable[[str, Any], object]  # of the name and a value; raises a NeuroshardError for an invalid one
 
 
 def check_parameters(given: Mapping[str, Any]) -> None:
@@ -44,7 +42,7 @@ def faults(given: Mapping[str, Any]) -> tuple[str, ...]:
     lines = []
     for name, value in given.items():
         try:
-            CHECKS[name](value)
+            CHECKS[name](name, value)
         except NeuroshardError as error:
             text = str(error)
             lines.append(text if text.startswith(name) else f"{name}: {text}")
@@ -60,13 +58,13 @@ def _contradictions(given: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     return tuple(
         f"algorithm: {algorithm} places all tables anew, so model {spec.name!r} can have no "
-        f"{'move_budget' if spec.move_budget else 'keep_optimizer_state'}; leave it out, or take {LOCAL_SEARCH}"
+        f"{spec.starts_from_live}; leave it out, or take {LOCAL_SEARCH}"
         for spec in read_specs(given["models"])
-        if spec.move_budget or spec.keep_optimizer_state
+        if spec.starts_from_live
     )
 
 
-def _models(value: Any) -> None:
+def _models(_: str, value: Any) -> None:
     for spec in read_specs(_text(value)):
         if spec.name == HARDWARE:
             raise UsageError(
@@ -82,25 +80,8 @@ def _text(value: Any) -> str:
     return value
 
 
-def _one_of(*names: str) -> Check:
-    def check(value: Any) -> None:
-        if value not in names:
-            raise UsageError(f"{shown(value)} is none of {', '.join(names)}")
-
-    return check
-
-
-def _whole(least: int, most: int) -> Check:
-    def check(value: Any) -> None:
-        whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
-        if not whole or not least <= value <= most:
-            raise UsageError(f"must be a whole number from {least:,} to {most:,}, not {shown(value)}")
-
-    return check
-
-
 def _number(what: str, holds: Callable[[float], bool]) -> Check:
-    def check(value: Any) -> None:
+    def check(_: str, value: Any) -> None:
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         if not number or not holds(value):
             raise UsageError(f"must be {what}, not {shown(value)}")
@@ -109,7 +90,7 @@ def _number(what: str, holds: Callable[[float], bool]) -> Check:
 
 
 def _matches(pattern: re.Pattern[str], what: str, *, longest: int = 1000, may_be_empty: bool = False) -> Check:
-    def check(value: Any) -> None:
+    def check(_: str, value: Any) -> None:
         text = _text(value)
         fits = len(text) <= longest and text.isprintable() and bool(pattern.fullmatch(text))
         if not fits and not (may_be_empty and not text):
@@ -118,23 +99,18 @@ def _matches(pattern: re.Pattern[str], what: str, *, longest: int = 1000, may_be
     return check
 
 
-def _max_age(value: Any) -> None:
+def _max_age(_: str, value: Any) -> None:
     if _text(value):
         parse_duration(value)
 
 
-def _flag(value: Any) -> None:
-    if not isinstance(value, bool):
-        raise UsageError(f"must be true or false, not {shown(value)}")
-
-
-def _node_selector(value: Any) -> None:
+def _node_selector(_: str, value: Any) -> None:
     labels = _json(value)
     if not isinstance(labels, dict) or not all(isinstance(label, str) for label in labels.values()):
         raise UsageError(f'must be a JSON object of labels, as in {{"node-pool": "train"}}, not {shown(value)}')
 
 
-def _tolerations(value: Any) -> None:
+def _tolerations(_: str, value: Any) -> None:
     listed = _json(value)
     fits = isinstance(listed, list) and all(isinstance(one, dict) for one in listed)
     for toleration in listed if fits else ():
@@ -155,16 +131,15 @@ def _json(value: Any) -> Any:
 
 _quantity = _matches(QUANTITY, "an amount as Kubernetes writes it, as in 16, 500m or 128Gi")
 _image = _matches(IMAGE, "the name of an image, as in registry/neuroshard-gpu:0.1.0")
-_seconds: Check = lambda value: parse_duration(_text(value))  # noqa: E731
 
 CHECKS: Mapping[str, Check] = {
     "models": _models,
-    "store": lambda value: parse_store_url(_text(value)),
-    "backend": _one_of(*BACKENDS),
-    "batch_size": _whole(1, MAX_BATCH_SIZE),
-    "compute_cases": _whole(1, MAX_CASES),
-    "collective_cases": _whole(0, MAX_CASES),
-    "measure_budget": _seconds,
+    "store": lambda _, value: parse_store_url(_text(value)),
+    "backend": partial(take.one_of, names=BACKENDS),
+    "batch_size": partial(take.whole, least=1, most=MAX_BATCH_SIZE),
+    "compute_cases": partial(take.whole, least=1, most=MAX_CASES),
+    "collective_cases": partial(take.whole, least=0, most=MAX_CASES),
+    "measure_budget": lambda _, value: parse_duration(_text(value)),
     "max_age": _max_age,
     "max_error": _number("0 for any, or a share above it (0.2 is 20 %)", lambda number: number >= 0),
     "min_gain": _number(
@@ -172,13 +147,13 @@ CHECKS: Mapping[str, Check] = {
         lambda number: number < 1,
     ),
     "memory_margin": _number("a share of at least 0 and below 1 (0.1 is 10 %)", lambda number: 0 <= number < 1),
-    "algorithm": _one_of(*ALGORITHMS),
-    "seed": _whole(0, MAX_SEED),
-    "single_writer": _flag,
+    "algorithm": OPTIONS["algorithm"].reads,
+    "seed": partial(take.whole, least=0, most=MAX_SEED),
+    "single_writer": take.switch,
     "nodes": _matches(re.compile(r".+"), "the path of a file, or empty", longest=4000, may_be_empty=True),
     "node_selector": _node_selector,
     "tolerations": _tolerations,
-    "pods": _whole(1, MAX_PODS),
+    "pods": partial(take.whole, least=1, most=MAX_PODS),
     "training_runtime": _matches(
         LABEL,
         "the beginning of a TrainingRuntime's name (lower-case letters, digits and dashes), or empty",

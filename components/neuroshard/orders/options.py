@@ -1,0 +1,255 @@
+"""Every option of a search, declared once.
+
+`neuroshard search`, `neuroshard.search(...)` with its help, models.yaml and `SearchOrder` are made from `SearchOptions`. Type
+checkers read it as keyword arguments. A new option is declared here, and read by what it is for: a field of ShardingTask, of
+SearchSettings or of ConstraintsFile.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import Parameter, Signature
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
+
+from pydantic import Field
+
+from neuroshard.core.constraints import check_simplicity
+from neuroshard.core.plan import Plan
+from neuroshard.core.precision import parse_precision
+from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
+from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
+from neuroshard.core.task import MAX_DEVICES
+from neuroshard.core.units import parse_bytes, parse_duration
+from neuroshard.core.value import Whole
+from neuroshard.orders import values as take
+from neuroshard.orders.values import FilePath
+
+LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
+ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, "random", "size", "dim", "lookup", "size-lookup")
+AUTO = "auto"  # the search chooses the data-parallel tables
+
+Amount = str | float
+T = TypeVar("T")
+_Ranks = Annotated[Whole, Field(ge=1, le=MAX_DEVICES)]
+Part = Literal["task", "settings", "constraints"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a search.
+
+    `help` says what it does, in the words of the command line. `reads` is what makes the value of an order of any that is given:
+    int (from `least` to `most`), bool, Path, list[str] for what may be repeated; else a function of the option's name and the
+    value, which raises UsageError. `word` stands for the value in help, and says its unit. `part` is the part of an order that
+    has the value, as `field` if its name there is another; an option of no part is read together with others (search.py).
+    `models_yaml` is its type in a model of models.yaml, if it may be there, where empty text is as if it were absent.
+    """
+
+    reads: Any
+    word: str = "NUMBER"
+    default: Any = None
+    least: int | None = None
+    most: int | None = None
+    flag: str = ""
+    part: Part | None = None
+    field: str = ""
+    models_yaml: Any = None
+    kind: Any = (
+        None  # what the command line makes of the text: int, bool, Path, list[str], or str; as `reads` unless given
+    )
+    name: str = ""  # this and what follows is read from the declaration
+    help: str = ""
+    python: Any = None
+    required: bool = False
+
+    def checked(self, given: Any) -> Any:
+        """The value as an order has it, by default if none is given. Raises UsageError."""
+        value = self.default if given is None else given
+        if value is None and not self.required:
+            return None
+        if self.reads is int:
+            return take.whole(self.name, value, self.least, self.most)
+        return _TAKES.get(self.reads, self.reads)(self.name, value)
+
+
+_TAKES: Mapping[Any, Callable[[str, Any], Any]] = {
+    int: take.whole,
+    bool: take.switch,
+    Path: take.path,
+    list[str]: take.several,
+}
+_task = partial(Option, part="task")
+_setting = partial(Option, part="settings")
+_rule = partial(Option, part="constraints")
+_rules = partial(_rule, reads=list[str], default=())
+
+
+def _then(takes: Callable[[str, Any], T], parse: Callable[[T], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: parse(takes(name, value))
+
+
+def _amounts(example: str) -> Callable[[str, Any], str]:
+    return partial(take.amounts, example=example)
+
+
+_word = partial(take.name, what="a word")
+
+
+def _previous(name: str, value: object) -> Plan | Path:
+    return value if isinstance(value, Plan) else take.plan_file(name, value)
+
+
+class _Needed(TypedDict):
+    devices: Annotated[int, "Number of devices.", Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks)]
+    memory: Annotated[
+        Amount | Sequence[Amount],
+        "Memory of a device: bytes or a unit (32GiB); one for all, or one per device, separated by commas.",
+        Option(_amounts("'80GiB'"), "SIZE", models_yaml=str),
+    ]
+
+
+class SearchOptions(_Needed, total=False):
+    """The options of a search as keyword arguments. `OPTIONS` has them by name."""
+
+    algorithm: Annotated[
+        str,
+        "local-search, neuroshard-2023 (the published search), random, size, dim, lookup or size-lookup.",
+        _setting(partial(take.one_of, names=ALGORITHMS), "WORD", LOCAL_SEARCH),
+    ]
+    batch_size: Annotated[int | None, "Samples a step [default: the cost model's].", _task(int, least=1)]
+    rounds: Annotated[int | None, "Rounds of improvement [default: 40].", _setting(int, least=0)]
+    time_budget: Annotated[
+        Amount | None,
+        "Search for this long instead: 10s, 2m, from reading the tables to the last improvement; the bound comes after. The "
+        "plan then depends on the machine.",
+        _setting(_then(_amounts("'30s'"), parse_duration), "TIME", field="time_budget_s"),
+    ]
+    constraints: Annotated[
+        FilePath | None,
+        "constraints.json: pins, tables kept together, least widths (docs/formats.md).",
+        Option(Path, "FILE"),
+    ]
+    pipeline: Annotated[
+        str,
+        "The trainer's pipeline, by which a step needs memory: none, sparse-dist or prefetch.",
+        _task(partial(take.one_of, names=get_args(Pipeline)), "WORD", DEFAULT_PIPELINE, models_yaml=Pipeline),
+    ]
+    domain: Annotated[
+        int | None,
+        "Ranks that share fast links (NVLink) [default: those of a host, if given].",
+        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
+    ]
+    local_world_size: Annotated[
+        int | None,
+        "Ranks of a host [default: those of a domain, if given].",
+        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
+    ]
+    network: Annotated[
+        str | Sequence[str] | None,
+        "What a rank can send to other domains, as `neuroshard network` prints it: 400Gb/s, or 50GB/s,0.06ms "
+        "[default: by the hardware's datasheet].",
+        Option(_amounts("'400Gb/s' or '50GB/s,0.06ms'"), "RATE", models_yaml=str | None),
+    ]
+    collective_precision: Annotated[
+        str | None,
+        "Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32].",
+        _task(_then(_word, parse_precision), "WORD", models_yaml=str | None),
+    ]
+    dense_optimizer: Annotated[
+        str | None,
+        "The trainer's dense optimizer, which trains data-parallel tables: sgd, momentum, adagrad, adam and others; "
+        "memory counts its state [default: adam].",
+        _task(_then(_word, check_dense_optimizer), "WORD", models_yaml=DenseOptimizer | None),
+    ]
+    reserve: Annotated[
+        Amount | None,
+        "Memory of every device that is not for tables: 2GiB, or 15% of it.",
+        _rule(_amounts("'2GiB' or '15%'"), "SIZE"),
+    ]
+    min_dim: Annotated[int | None, "Fewest columns of a shard, a multiple of 4 [default: 4].", _rule(int)]
+    max_shards: Annotated[int | None, "Most shards of a table.", _rule(int)]
+    never_split: Annotated[
+        Sequence[str], "Tables (a name or a pattern) that stay whole; may be repeated.", _rules(word="TABLE")
+    ]
+    row_wise: Annotated[
+        Sequence[str],
+        "Tables that may be split row-wise, over all devices or a domain's; '*' for all; may be repeated [default: all].",
+        _rules(word="TABLE"),
+    ]
+    data_parallel: Annotated[
+        Sequence[str],
+        "Copy this table (a name or a pattern) to every device; auto copies small ones where that pays; may be repeated.",
+        _rules(word="TABLE", models_yaml=Literal["", "auto"] | None),
+    ]
+    no_row_wise: Annotated[bool, "Split no table row-wise.", _rule(bool, default=False)]
+    sharding_types: Annotated[
+        str | Sequence[str] | None,
+        "Types to use besides table-wise: column-wise,row-wise, and over domains table-row-wise,grid [default: all].",
+        _rule(_amounts("'column-wise,row-wise'"), "TYPES"),
+    ]
+    pin: Annotated[
+        Sequence[str],
+        "Devices that may hold tables: 'user_*=0,1', or user_id=host:2; may be repeated.",
+        _rules(word="TABLE=DEVICES"),
+    ]
+    together: Annotated[
+        Sequence[str], "Tables to keep on one device: user_id,user_history; may be repeated.", _rules(word="TABLES")
+    ]
+    previous: Annotated[
+        Plan | FilePath | None, "plan.json to start from.", Option(_previous, "FILE", flag="--from", kind=Path)
+    ]
+    move_budget: Annotated[
+        Amount | None,
+        "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
+        _setting(
+            _then(_amounts("'50GiB'"), partial(parse_bytes, least=0)),
+            "SIZE",
+            field="move_budget_bytes",
+            models_yaml=str | None,
+        ),
+    ]
+    keep_optimizer_state: Annotated[
+        bool,
+        "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
+        _setting(bool, default=False, models_yaml=bool),
+    ]
+    simplicity: Annotated[
+        Amount,
+        "Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.",
+        _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=str),
+    ]
+    seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
+
+
+def _declared() -> Mapping[str, Option]:
+    found = {}
+    for name, declared in get_type_hints(SearchOptions, include_extras=True).items():
+        python, told, option = get_args(declared)
+        kind = option.kind or (option.reads if option.reads in _TAKES else str)
+        required = name in SearchOptions.__required_keys__
+        found[name] = replace(option, name=name, help=told, python=python, kind=kind, required=required)
+    return MappingProxyType(found)
+
+
+OPTIONS = _declared()
+
+
+def with_options(own: Signature, annotation: Callable[[Option], Any]) -> Signature:
+    """The signature of a function that takes its own parameters and, in place of `**options`, each option of a search as a
+    keyword: those that are required first, the others before the last of its own."""
+    options = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if option.required else option.default,
+            annotation=annotation(option),
+        )
+        for name, option in OPTIONS.items()
+    ]
+    needed = sum(one.default is Parameter.empty for one in options)
+    *others, _ = own.parameters.values()
+    first = sum(one.kind is Parameter.POSITIONAL_OR_KEYWORD for one in others)
+    places = [*others[:first], *options[:needed], *others[first:-1], *options[needed:], others[-1]]
+    return own.replace(parameters=places)
