@@ -60,10 +60,12 @@ def test_reuse_bins_follow_from_the_curve_where_there_are_none() -> None:
 
 def test_a_row_block_has_its_share_of_the_curve() -> None:
     half = table(access=CURVE).part(500, 16)
-    assert half.access.group_rows == (0.5, 4.5)
-    assert half.access.stream.missed_rows == (9.5, 2.5, 0.0)
-    assert half.access.stream.cached_rows == (0, 25, 50)
-    assert (half.access.stream.distinct_rows, half.access.stream.first_touches) == (10.0, 0.5)
+    assert half.access.model_dump() == {
+        "source": "", "batch_size": 10, "group_rows": (0.5, 4.5), "lookups_per_row": (12, 2), "stream": {
+            "order": "time", "batches": 10, "distinct_rows": 10.0, "first_touches": 0.5, "cached_rows": (0, 25, 50),
+            "missed_rows": (9.5, 2.5, 0.0), "sampled": 1.0, "error": 0.0, "varies": 0.0,
+        },
+    }  # fmt: skip
     assert half.access.lookups / 10 == half.pooling_factor
     assert table(access=CURVE).part(1000, 8).access == table(access=CURVE).access
 
@@ -104,13 +106,12 @@ def stream(**fields: object) -> dict[str, object]:
     ],
 )
 def test_a_curve_that_cannot_be_is_refused_in_one_line(access: object, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said) as refused:
+    with pytest.raises(InvalidInput, match=rf"^[^\n]*{said}[^\n]*$"):
         table(access=access)
-    assert "\n" not in str(refused.value)
 
 
 def test_an_unknown_distribution_is_refused_in_python_too() -> None:
-    with pytest.raises(UsageError, match="zipf:1.05"):
+    with pytest.raises(UsageError, match=r"zipf:1\.05"):
         stated_curve("pareto:2", 10, 1.0, 10)
 
 

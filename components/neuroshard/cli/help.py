@@ -19,13 +19,13 @@ _VALUES = {
     "SIZE": "memory memory_limit move_budget reserve",
     "TIME": "budget deadline max_age meet older_than patience poll time_budget timeout wait",
     "RATE": "network",
-    "SHARE": "max_error memory_margin min_gain simplicity test_share",
+    "SHARE": "load_factor max_error memory_margin min_gain simplicity test_share",
     "MS": "max_delay",
     "MODEL": "acquire model start_from",
     "STORE": "publish store",
     "HARDWARE": "hardware",
     "FILE": "constraints costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors previous "
-    "source stats tables_json traces traces_out",
+    "access_from source stats tables_json torchrec_stats traces traces_out",
     "FOLDER": "costs verify",
     "PATH": "out",
     "PLAN": "live",
@@ -43,7 +43,7 @@ _VALUES = {
     "CRON": "cron",
     "I/N": "share",
     "NAME": "context experiment name namespace service_account",
-    "WORD": "access algorithm backend dtype collective_precision dense_optimizer optimizer pipeline preset",
+    "WORD": "access algorithm backend dtype collective_precision dense_optimizer optimizer order pipeline preset",
 }
 METAVARS = {option: metavar for metavar, options in _VALUES.items() for option in options.split()}
 

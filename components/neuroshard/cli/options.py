@@ -8,7 +8,7 @@ import typer
 
 from neuroshard.files.disk import check_folder_exists, check_other_path
 
-OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "metrics"}
+OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "torchrec_stats", "metrics"}
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
 Seed = Annotated[int, typer.Option(help="Seed of all random choices.", min=0, max=2**31 - 1)]

@@ -19,7 +19,7 @@ MOST_GROUPS = 4096
 MOST_POINTS = 4096
 MOST_LOOKUPS_A_BATCH = 1e18
 MAX_EXPONENT = 10.0
-LOOSE = 1e-6  # how far sums may be off by rounding
+LOOSE = 1e-4  # how far sums may be off, as numbers are written with six digits
 FEWEST_EXACT, WIDTH = (
     8,
     3,
@@ -47,7 +47,8 @@ class StreamMisses(Value):
     read before, which no cache holds. Both are of the last half of the stream: its first half fills the cache. `order` is "time"
     where batches came as they are trained, "shuffled" where they did not: then the curve knows nothing of locality in time.
     `sampled` is the share of rows that were counted, 1 for all; `error` the standard error that this makes, as a share of the
-    distinct rows.
+    distinct rows. `varies` is the standard deviation of that share between the quarters of what was counted, where it is largest:
+    how far a later part of the stream may be off.
     """
 
     order: Literal["time", "shuffled"]
@@ -58,6 +59,7 @@ class StreamMisses(Value):
     missed_rows: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_POINTS)]
     sampled: Annotated[Number, Field(gt=0, le=1)] = 1.0
     error: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    varies: Annotated[Number, Field(ge=0, le=1)] = 0.0
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -119,8 +121,8 @@ class AccessCurve(Value):
             raise ValueError(f"lookups_per_row must be at most 1e18, not {self.lookups_per_row[0]:g}")
         if self.stream is not None and self.stream.distinct_rows > self.lookups * (1 + LOOSE) + LOOSE:
             raise ValueError(
-                f"stream has {self.stream.distinct_rows:g} distinct rows a batch, but a batch has {self.lookups:g} lookups; count "
-                "both on the same batches"
+                f"stream has {self.stream.distinct_rows:g} distinct rows a batch, but a batch has {self.lookups:g} lookups; "
+                "count both on the same batches"
             )
         return self
 

@@ -45,9 +45,9 @@ _STEPS_ONE_BY_ONE = 100
 class MissCurve:
     """Misses of one table by cached rows, at P points from an empty cache to one that holds all rows that are read.
 
-    `cached_rows` (P,) never falls, `missed_rows` (P,) never rises, `batches` (P,) is the warm-up: batches until so many rows have
-    been read. `first_touches` are the rows a batch that no cache has seen before; they are in `missed_rows` of every point but the
-    last.
+    `cached_rows` (P,) never falls, `missed_rows` (P,) never rises, `batches` (P,) is the warm-up: batches until so many rows
+    have been read. `first_touches` are the rows a batch that no cache has seen before; `missed_rows` have them at every point
+    that a stream has counted.
     """
 
     rows: float
@@ -65,7 +65,7 @@ class MissCurve:
         """Missed rows a batch, shape of `cached_rows`. None where the whole table is in HBM, which needs no cache."""
         cached = np.asarray(cached_rows, dtype=np.float64)
         missed = np.interp(cached, self.cached_rows, self.missed_rows)
-        return np.where(cached >= self.rows, 0.0, missed)
+        return np.asarray(np.where(cached >= self.rows, 0.0, missed))
 
     def warm_up(self, cached_rows: Floats | float) -> Floats:
         """Batches until so many rows are cached, shape of `cached_rows`. No more than until all rows that are read are."""
@@ -76,7 +76,7 @@ class MissCurve:
         return np.asarray(np.interp(batches, self.batches, self.cached_rows))
 
     def hull(self) -> "MissCurve":
-        """The lower convex hull, from no row cached to the whole table in HBM: each next row saves no more than the one before."""
+        """The lower convex hull, from no row cached to the whole table in HBM: each row saves no more than the one before."""
         cached = np.append(self.cached_rows[self.cached_rows < self.rows], self.rows)
         missed = self.missed(cached)
         kept = convex_hull(cached, missed)
@@ -91,7 +91,9 @@ def miss_curve(table: Table, batch_size: int, ways: int = WAYS) -> MissCurve:
     """
     curve = _of_rates(float(table.rows), *row_rates(table, batch_size))
     if table.access is not None and table.access.stream is not None:
-        curve = _of_stream(float(table.rows), table.access.stream, curve, batch_size / table.access.batch_size)
+        counted = table.access.batch_size
+        by_rates = _of_rates(float(table.rows), *row_rates(table, counted))
+        curve = _of_stream(float(table.rows), table.access.stream, by_rates, batch_size / counted)
     return _in_sets(curve) if ways == WAYS else curve
 
 
@@ -138,17 +140,23 @@ def _lru_times(slowest_rate: float) -> Floats:
 def _of_stream(rows: float, stream: StreamMisses, by_rates: MissCurve, batches: float) -> MissCurve:
     """Misses counted on a stream, for batches that are `batches` times as large as the counted ones.
 
-    The counted misses m(k) say how many distinct rows W(T) so many batches read: W(T + 1) = W(T) + m(W(T)) (Denning's working set).
-    A batch c times as large misses W(T + c) - W(T) where the cache holds W(T). What less than a batch reads follows the rates.
+    The counted misses m(k) say how many distinct rows W(T) so many batches read: W(T + 1) = W(T) + m(W(T)) (Denning's working
+    set). A batch c times as large misses W(T + c) - W(T) where the cache holds W(T). What less than a batch reads follows the
+    rates, and so does the fall of the misses beyond the rows that the stream read: there they are first touches, which become
+    fewer.
     """
     cached, missed = np.array(stream.cached_rows), np.array(stream.missed_rows) + stream.first_touches
     if cached[0] > 0:
         cached, missed = np.append(0.0, cached), np.append(stream.distinct_rows, missed)
     missed[0] = stream.distinct_rows
     if cached[-1] < rows:
-        cached, missed = np.append(cached, rows), np.append(missed, 0.0)
+        beyond = by_rates.cached_rows[by_rates.cached_rows > cached[-1]]
+        of_rates = by_rates.missed(np.append(cached[-1], beyond))
+        cached = np.concatenate([cached, beyond, [rows] if not len(beyond) or beyond[-1] < rows else []])
+        tail = missed[-1] * of_rates[1:] / max(of_rates[0], _NEVER)
+        missed = np.concatenate([missed, tail, np.zeros(len(cached) - len(missed) - len(tail))])
     missed[-1] = 0.0
-    times, touched = _working_set(cached, missed, by_rates, batches)
+    times, touched = _working_set(cached, missed, by_rates)
     at = np.interp(cached, touched, times)
     if batches != 1:
         missed = np.interp(at + batches, times, touched) - cached
@@ -156,11 +164,11 @@ def _of_stream(rows: float, stream: StreamMisses, by_rates: MissCurve, batches: 
     return MissCurve(rows, cached, missed, at / batches, stream.first_touches * batches)
 
 
-def _working_set(cached: Floats, missed: Floats, by_rates: MissCurve, batches: float) -> tuple[Floats, Floats]:
+def _working_set(cached: Floats, missed: Floats, by_rates: MissCurve) -> tuple[Floats, Floats]:
     """Distinct rows of so many counted batches in a row: batches (P,) from 0, and rows (P,)."""
     distinct = missed[0]
     parts = np.linspace(0.0, 1.0, 9)
-    of_parts = by_rates.rows_touched(parts / batches)
+    of_parts = by_rates.rows_touched(parts)
     touched = [*(distinct * of_parts / max(of_parts[-1], _NEVER))]
     times = [*parts]
     while len(touched) < _STEPS_ONE_BY_ONE and touched[-1] < cached[-1]:
@@ -172,7 +180,9 @@ def _working_set(cached: Floats, missed: Floats, by_rates: MissCurve, batches: f
     later = cached[cached > touched[-1]]
     if len(later):  # misses change little within a batch, so its length is an integral
         fine = np.unique(
-            np.concatenate([np.linspace(low, high, 9) for low, high in zip([touched[-1], *later[:-1]], later)])
+            np.concatenate(
+                [np.linspace(low, high, 9) for low, high in zip([touched[-1], *later[:-1]], later, strict=True)]
+            )
         )
         pace = 1.0 / np.maximum(np.interp((fine[1:] + fine[:-1]) / 2, cached, missed), 1.0 / _MOST_BATCHES)
         touched += [*fine[1:]]
@@ -190,10 +200,11 @@ def _in_sets(curve: MissCurve) -> MissCurve:
 
 @lru_cache(maxsize=1)
 def _set_shares() -> Floats:
-    """Distinct rows that a set keeps, over their mean: quantiles (24,) of a gamma distribution of shape 32, by Wilson-Hilferty."""
+    """Distinct rows that a set keeps, over their mean: quantiles (24,) of a gamma distribution of shape 32, by
+    Wilson-Hilferty."""
     normal = np.array([NormalDist().inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
-    shares: Floats = (1 - 1 / (9 * WAYS) + normal / (3 * np.sqrt(WAYS))) ** 3
-    return shares / shares.mean()
+    shares = (1 - 1 / (9 * WAYS) + normal / (3 * np.sqrt(WAYS))) ** 3
+    return np.asarray(shares / shares.mean())
 
 
 def convex_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
@@ -225,8 +236,9 @@ class Shared:
 class Caches:
     """The caches of N tables that share HBM: each next row goes to the table where it saves most missed bytes a byte of HBM.
 
-    Misses are taken from the lower convex hulls of the curves, on which this is the optimum. `row_bytes` (N,) are those of a row's
-    weights, which a miss moves. A cached row takes 16 bytes of HBM more; the map of rows and row-wise optimizer state are not in.
+    Misses are taken from the lower convex hulls of the curves, on which this is the optimum. `row_bytes` (N,) are those of a
+    row's weights, which a miss moves. A cached row takes 16 bytes of HBM more; the map of rows and row-wise optimizer state are
+    not in.
     """
 
     def __init__(self, curves: Sequence[MissCurve], row_bytes: Sequence[float]) -> None:
@@ -262,7 +274,8 @@ class Caches:
 
     def _shared(self, whole: int, hbm_bytes: float) -> Shared:
         """The first segments whole, and of the next what is left of the bytes."""
-        cached = np.bincount(self._owner[:whole], self._rows[:whole], minlength=len(self.hulls))
+        cached = np.zeros(len(self.hulls))
+        np.add.at(cached, self._owner[:whole], self._rows[:whole])
         if whole < len(self._owner):
             before = 0.0 if whole == 0 else float(self._cost[whole - 1])
             part = max(hbm_bytes - before, 0.0) / (float(self._cost[whole]) - before)
