@@ -158,3 +158,26 @@ def test_python_says_the_same() -> None:
     for wrong, said in (({"batch_size": 0}, "batch size is from 1"), ({"load_factors": 0.1}, "is a list of shares")):
         with pytest.raises(UsageError, match=said):
             ns.cache(TABLES, **{"batch_size": BATCH, "quiet": True, **wrong})  # type: ignore[arg-type]
+
+
+def test_the_page_has_the_curves_and_all_figures_and_runs_nothing(tmp_path: Path) -> None:
+    named = (*TABLES, table("<script>alert(1)</script>", 5000, "zipf:0.9"))
+    found = ns.cache(named, batch_size=BATCH, quiet=True)
+    assert found.save(tmp_path / "page.html") == (tmp_path / "page.html").stat().st_size
+    html = (tmp_path / "page.html").read_text()
+    assert "<script" not in html
+    assert html.count("<svg") == 2
+    assert "default-src 'none'" in html
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2  # in the list, and in the picture's legend
+    user = found.data["tables"][0]
+    assert f"{user['missed_rows'][1] / user['distinct_rows']:.1%}" in html
+    assert html.count("<tr>") == len(named) + 1
+
+
+def test_the_command_writes_the_page(neuroshard, tmp_path: Path) -> None:
+    write_tables(tmp_path / "tables.json", TABLES)
+    done = neuroshard("cache", tmp_path / "tables.json", "--batch-size", BATCH, "-o", tmp_path / "page.html", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["batch_size"] == BATCH
+    assert "page.html: " in done.stderr
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.api import arguments as take
@@ -39,6 +40,16 @@ class Cache:
     def torchrec_stats(self) -> dict[str, Any]:
         """The arguments of TorchRec's `EmbeddingOffloadStats` by table; `mrc_hist_counts` becomes a tensor."""
         return self.misses.torchrec_stats()
+
+    def save(self, path: str | Path) -> int:
+        """Write an HTML page with curves of the tables, HBM of the model and all figures; its size in bytes.
+
+        Raises NeuroshardError for a path that cannot be written.
+        """
+        from neuroshard.report.cache_page import cache_page
+        from neuroshard.report.run import write_page
+
+        return write_page(Path(path), cache_page(self.misses))
 
     def to_frame(self) -> pd.DataFrame:
         """A row a table and load factor: cached_rows, distinct_rows, missed_rows and warm_up_batches.

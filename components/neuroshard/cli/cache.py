@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson
+from neuroshard.cli.options import AsJson, out_file
 
 
 @command(
@@ -25,6 +25,7 @@ def cache(
         Path | None,
         typer.Option(help="Also write the arguments of TorchRec's EmbeddingOffloadStats here, by table, as JSON."),
     ] = None,
+    out: Annotated[Path | None, out_file("Page (HTML) with the curves")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the rows that an LRU cache of each table misses a step, by rows kept in HBM.
@@ -33,16 +34,19 @@ def cache(
     as its reuse bins do.
     """
     from neuroshard import api
+    from neuroshard.core.units import format_bytes
     from neuroshard.core.value import canonical_json
     from neuroshard.files.disk import check_can_write, write_bytes
 
-    if torchrec_stats is not None:
-        check_can_write(torchrec_stats)
+    for path in filter(None, (torchrec_stats, out)):
+        check_can_write(path)
     found = api.cache(tables_json, batch_size=batch_size, load_factors=load_factor)
     if as_json:
         say_json(found.data)
     else:
         say_text(str(found))
+    if out is not None:
+        say(f"{out}: {format_bytes(found.save(out))}", err=True)
     if torchrec_stats is not None:
         write_bytes(torchrec_stats, canonical_json({"format_version": 1, "tables": found.torchrec_stats}))
         say(f"{torchrec_stats}: statistics for TorchRec's planner", err=True)

@@ -118,7 +118,7 @@ def _notes(tables: Sequence[Table], batch_size: int, of_tables: Sequence[dict[st
     if by_bins:
         notes.append(
             f"{agreeing(by_bins, 'table', 'says', 'say')} no access curve: reuse bins stand in, and which rows are hot is taken "
-            "to stay the same. Of tables read by Zipf, bins have put the misses up to 15 points of the distinct rows off; "
+            "to stay the same. Bins have put misses up to 19 points of the distinct rows off for Zipf, 50 for mixtures; "
             "count a stream (`neuroshard tables --access-from`), or state a distribution (--access zipf:1.05)"
         )
     streams = [table.access for table in tables if table.access is not None and table.access.stream is not None]
