@@ -38,7 +38,8 @@ _FEWEST_BATCHES = 2.0**-6
 _MOST_BATCHES = 2.0**80
 _NEVER = 1e-12  # rows a batch, or lookups of a row, below which nothing is read
 _QUANTILES = 24
-_STEPS_ONE_BY_ONE = 100
+_STEPS_ONE_BY_ONE = 64  # batches
+_POINTS_AN_OCTAVE = 24  # of a stream's curve: a third of the standard deviation of sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,33 +162,29 @@ def _of_stream(rows: float, stream: StreamMisses, by_rates: MissCurve, batches: 
     if batches != 1:
         missed = np.interp(at + batches, times, touched) - cached
         missed = np.minimum.accumulate(np.append(np.maximum(missed[:-1], 0.0), 0.0))
-    return MissCurve(rows, cached, missed, at / batches, stream.first_touches * batches)
+    # points of a file are few; sets smooth a curve between them
+    fine = np.union1d(cached, 2.0 ** np.arange(2, np.log2(max(rows, 5)), 1 / _POINTS_AN_OCTAVE))
+    fine = fine[fine <= cached[-1]]
+    missed, at = np.interp(fine, cached, missed), np.interp(fine, cached, at)
+    return MissCurve(rows, fine, missed, at / batches, stream.first_touches * batches)
 
 
 def _working_set(cached: Floats, missed: Floats, by_rates: MissCurve) -> tuple[Floats, Floats]:
     """Distinct rows of so many counted batches in a row: batches (P,) from 0, and rows (P,)."""
-    distinct = missed[0]
     parts = np.linspace(0.0, 1.0, 9)
     of_parts = by_rates.rows_touched(parts)
-    touched = [*(distinct * of_parts / max(of_parts[-1], _NEVER))]
-    times = [*parts]
-    while len(touched) < _STEPS_ONE_BY_ONE and touched[-1] < cached[-1]:
-        more = float(np.interp(touched[-1], cached, missed))
-        if more < _NEVER:
-            break
-        touched.append(touched[-1] + more)
-        times.append(times[-1] + 1.0)
-    later = cached[cached > touched[-1]]
-    if len(later):  # misses change little within a batch, so its length is an integral
-        fine = np.unique(
-            np.concatenate(
-                [np.linspace(low, high, 9) for low, high in zip([touched[-1], *later[:-1]], later, strict=True)]
-            )
-        )
-        pace = 1.0 / np.maximum(np.interp((fine[1:] + fine[:-1]) / 2, cached, missed), 1.0 / _MOST_BATCHES)
-        touched += [*fine[1:]]
-        times += [*(times[-1] + np.cumsum(np.diff(fine) * pace))]
-    return np.array(times), np.minimum(np.array(touched), cached[-1])
+    touched = (float(missed[0]) * of_parts / max(float(of_parts[-1]), _NEVER)).tolist()
+    for _ in range(_STEPS_ONE_BY_ONE):
+        touched.append(min(touched[-1] + float(np.interp(touched[-1], cached, missed)), float(cached[-1])))
+    times = np.concatenate([parts, 1.0 + np.arange(1, _STEPS_ONE_BY_ONE + 1)])
+    later = np.append(touched[-1], cached[cached > touched[-1]])
+    if len(later) == 1:
+        return times, np.array(touched)
+    # then misses change little within a batch, so the batches of a part of the curve are an integral
+    fine = np.interp(np.arange(8 * len(later) - 7) / 8, np.arange(len(later)), later)
+    pace = 1.0 / np.maximum(np.interp((fine[1:] + fine[:-1]) / 2, cached, missed), 1.0 / _MOST_BATCHES)
+    times = np.append(times, times[-1] + np.cumsum(np.diff(fine) * pace))
+    return times, np.append(touched, fine[1:])
 
 
 def _in_sets(curve: MissCurve) -> MissCurve:
@@ -210,10 +207,11 @@ def _set_shares() -> Floats:
 def convex_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
     """Places of the points on the lower convex hull of a falling curve; `x` (P,) rises."""
     hull: list[int] = []
-    for place in range(len(x)):
+    points = list(zip(x.tolist(), y.tolist(), strict=True))
+    for place, (right, low) in enumerate(points):
         while len(hull) > 1:
-            first, second = hull[-2:]
-            if (y[second] - y[first]) * (x[place] - x[first]) < (y[place] - y[first]) * (x[second] - x[first]):
+            (x1, y1), (x2, y2) = points[hull[-2]], points[hull[-1]]
+            if (y2 - y1) * (right - x1) < (low - y1) * (x2 - x1):
                 break
             hull.pop()
         hull.append(place)

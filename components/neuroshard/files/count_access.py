@@ -28,7 +28,10 @@ TRACKED_ROWS = 2**16  # of a table at most; 24 bytes each, twice
 FEWEST_BATCHES = 4  # for a stream: the first half fills the cache
 _OFTEN = 64  # lookups of a row that tell its rate, to an eighth
 
-_CACHED_ROWS = 2.0 ** np.arange(2, 40.01, 1 / 8)  # where misses are counted; chords between are 0.1 points off
+_STEPS_AN_OCTAVE = 32  # of the cached rows where misses are counted
+_STRAIGHT = (
+    0.0005  # of the distinct rows: points of the curve that are no further from the line between others are left out
+)
 _PARTS = 4
 _SEGMENTS = 32  # of the stream, that the second half is made of; a power of two
 _FORGET = 256  # batches whose rows have all been read again
@@ -42,15 +45,15 @@ class _Stack:
     level: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # (S,): the level that a row lies in
     held: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # rows in each level, the last on top
 
-    def read(self, rows: Ints, sampled: float) -> tuple[int, int, Floats]:
-        """Put a batch's distinct rows (rising) on top. How many were new, how many not, and how many of those missed in a cache
-        of so many rows, if one in `1 / sampled` rows lies here."""
+    def read(self, rows: Ints, cached_rows: Floats) -> tuple[int, Floats]:
+        """Put a batch's distinct rows (rising) on top. How many were new, and how many of the others missed in a cache of so many
+        rows of those that lie here."""
         place = np.searchsorted(self.rows, rows)
         known = place < len(self.rows)
         known[known] = self.rows[place[known]] == rows[known]
         again = np.bincount(self.level[place[known]], minlength=len(self.held))
         above, hits = (np.concatenate([[0], np.cumsum(one[::-1])]) for one in (self.held, again))
-        missed = hits[-1] - np.interp(_CACHED_ROWS * sampled, above, hits)
+        missed = hits[-1] - np.interp(cached_rows, above, hits)
 
         self.held = np.append(self.held - again, len(rows))
         self.level[place[known]] = len(self.held) - 1
@@ -59,7 +62,7 @@ class _Stack:
         used = np.flatnonzero(self.held)
         if len(self.held) > len(used) + _FORGET:
             self.level, self.held = np.searchsorted(used, self.level), self.held[used]
-        return int((~known).sum()), int(known.sum()), missed
+        return int((~known).sum()), missed
 
     def of(self, kept: NDArray[np.bool_]) -> Self:
         """Some of the rows."""
@@ -99,7 +102,9 @@ class AccessCounter:
         self._bins = np.zeros(REUSE_BINS)
         self._segments: list[_Segment] = []
         self._parts: list[_Stack] = []
-        self._missed_of_parts = np.zeros((_PARTS, len(_CACHED_ROWS)))
+        octaves = np.log2(max(rows, 5))
+        self._cached_rows: Floats = 2.0 ** np.arange(2, octaves, 1 / _STEPS_AN_OCTAVE)
+        self._missed_of_parts = np.zeros((_PARTS, len(self._cached_rows)))
         self._distinct_of_parts = 0.0
 
     def add(self, indices: Ints, samples: int) -> None:
@@ -127,7 +132,7 @@ class AccessCounter:
         place = np.searchsorted(self._stack.rows, rows)
         known = place < len(self._stack.rows)
         known[known] = self._stack.rows[place[known]] == rows[known]
-        new, _, missed = self._stack.read(rows, self.sampled)
+        new, missed = self._stack.read(rows, self._cached_rows * self.sampled)
         self._counts[place[known]] += counts[known]
         self._counts = np.insert(self._counts, place[~known], counts[~known])
         self._segments.append(_Segment(1, distinct, new / self.sampled, missed / self.sampled))
@@ -135,8 +140,9 @@ class AccessCounter:
 
         part = _part(mixed)
         for number, stack in enumerate(self._parts):
-            _, _, missed = stack.read(rows[part == number], self.sampled / _PARTS)
-            self._missed_of_parts[number] += missed / (self.sampled / _PARTS)
+            share = self.sampled / _PARTS
+            _, missed = stack.read(rows[part == number], self._cached_rows * share)
+            self._missed_of_parts[number] += missed / share
         if self._parts:
             self._distinct_of_parts += distinct
         while len(self._stack.rows) > self.tracked_rows:
@@ -221,16 +227,18 @@ class AccessCounter:
         distinct = min(total.distinct / total.batches, self.lookups / self.batches)  # its first half may have had fewer
         new = min(total.new / total.batches, distinct)
         tracked = min(len(self._stack.rows) / self.sampled, float(self.rows))
-        inside = tracked > _CACHED_ROWS
-        cached = np.concatenate([[0.0], _CACHED_ROWS[inside], [tracked]])
+        inside = self._cached_rows < tracked
+        cached = np.concatenate([[0.0], self._cached_rows[inside], [tracked]])
         missed = np.concatenate([[distinct - new], total.missed[inside] / total.batches, [0.0]])
+        missed = np.minimum.accumulate(np.minimum(missed, distinct - new))
+        kept = _corners(cached, missed, _STRAIGHT * distinct)
         return StreamMisses(
             order=order,
             batches=self.batches,
             distinct_rows=distinct,
             first_touches=new,
-            cached_rows=_short(cached),
-            missed_rows=_short(np.minimum.accumulate(np.minimum(missed, distinct - new))),
+            cached_rows=_short(cached[kept]),
+            missed_rows=_short(missed[kept]),
             sampled=self.sampled,
             error=self._error(),
             varies=_varies(counted, self._useful()),
@@ -248,7 +256,7 @@ class AccessCounter:
     def _useful(self) -> NDArray[np.bool_]:
         """The caches that hold the distinct rows of a batch."""
         total = sum(self._segments[1:], start=self._segments[0])
-        return min(total.distinct / total.batches, _CACHED_ROWS[-1]) <= _CACHED_ROWS
+        return self._cached_rows >= min(total.distinct / total.batches, self._cached_rows[-1])
 
     def _error(self) -> float:
         """The standard error of misses by the four quarters of the sample, as a share of the distinct rows: of the cache of at
@@ -269,6 +277,19 @@ def _varies(segments: list[_Segment], useful: NDArray[np.bool_]) -> float:
         if sum(one.distinct for one in some)
     ]
     return _digits(float(np.array(shares).std(axis=0, ddof=1).max())) if len(shares) > 1 else 0.0
+
+
+def _corners(x: Floats, y: Floats, most: float) -> NDArray[np.intp]:
+    """Places of the points that a curve needs so that lines between them are at most so far from all others (Douglas-Peucker)."""
+    kept, spans = {0, len(x) - 1}, [(0, len(x) - 1)]
+    while spans:
+        first, last = spans.pop()
+        off = np.abs(y[first:last] - np.interp(x[first:last], x[[first, last]], y[[first, last]]))
+        place = first + int(off.argmax())
+        if off.max() > most:
+            kept.add(place)
+            spans += [(first, place), (place, last)]
+    return np.array(sorted(kept))
 
 
 def _digits(share: float) -> float:
