@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-pretrain bench-release bench-search bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -83,6 +83,9 @@ bench: .venv/dev.done ## run every script of tests/bench
 	@set -- $(sort $(wildcard tests/bench/*.py)); \
 	[ $$# -gt 0 ] || echo "tests/bench holds no scripts"; \
 	for script; do echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+bench-cache: .venv/dev.done ## misses predicted beside those of a simulated FBGEMM cache; ARGS="--ratings u.data --requests FILE", --quick
+	@$(BIN)/python tests/bench/cache.py $(ARGS)
 
 bench-machines: .venv/dev.done ## `make run` on machines that this one is not: caches, cores, memory, paths, networks; ARGS="--only '1 core'", --quick
 	@$(BIN)/python tests/bench/machines.py $(ARGS)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neuroshard.api import (
+        Cache,
         Deployment,
         Diff,
         NeuroshardError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Report,
         Table,
         Tables,
+        cache,
         deploy,
         diff,
         load_plan,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Cache",
     "Deployment",
     "Diff",
     "NeuroshardError",
@@ -43,6 +46,7 @@ __all__ = [
     "Table",
     "Tables",
     "__version__",
+    "cache",
     "deploy",
     "diff",
     "load_plan",

@@ -54,6 +54,7 @@ SMALL = {
     "package": Small(),
     "docs": Small(needs=("a package index",)),
     "bench": Small("--help"),  # its scripts are run by the targets below
+    "bench-cache": Small("--quick --ratings {drawn}/u.data"),
     "bench-measure": Small("--quick"),
     "bench-pretrain": Small("--quick"),
     "bench-release": Small("--quick"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from neuroshard.files.importers.imported import Imported
     from neuroshard.files.importers.tables_source import Source
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -33,7 +35,11 @@ def tables(
     *,
     pooling_factors: Mapping[str, float | Sequence[float]] | None = None,
     default_pooling_factor: float | None = None,
-    access: str = "uniform",
+    access: str | Mapping[str, str] = "uniform",
+    batches: Iterable[Any] | None = None,
+    traces: FilePath | Sequence[FilePath] | None = None,
+    batch_size: int | None = None,
+    order: str = "time",
     dtype: str = "fp32",
     optimizer: str = "rowwise_adagrad",
     dim: int = 128,
@@ -52,23 +58,35 @@ def tables(
     where the source does not say, `dim` for .pt files, which have no dims. Notes on what was assumed go to stderr unless `quiet`,
     and stay in `.notes`.
 
+    How rows are read may be counted, as may pooling factors then: on `batches` of a model, any number of KeyedJaggedTensors (or
+    lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces` wrote, cut into
+    batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A mapping as
+    `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say.
+
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
 
     >>> import neuroshard as ns
     >>> ns.tables([{"name": "user", "rows": 1_000_000, "dim": 64, "pooling_factor": 3.0}])
     Tables: 1 table, 248.0 MiB with optimizer state
     """
-    from neuroshard.files.importers import tables_source
+    from neuroshard.files.importers import table_access, tables_source
     from neuroshard.files.importers.presets import PRESETS
 
-    access, dtype, optimizer = (
+    words = _words(access)
+    access, _ = table_access.access_options(words)
+    dtype, optimizer, order = (
         take.name(option, value, f"text, as in {example!r}")
         for option, value, example in (
-            ("access", access, "zipf:1.05"),
             ("dtype", dtype, "fp16"),
             ("optimizer", optimizer, "rowwise_adagrad"),
+            ("order", table_access.check_order(order), "time"),
         )
     )
+    listed = [] if traces is None else traces if isinstance(traces, list | tuple) else [traces]
+    paths = [take.path("traces", one) for one in listed]
+    batch_size = take.maybe(take.whole, "batch_size", batch_size)
+    if batch_size is not None and not paths:
+        raise UsageError("batch_size is for traces; batches have one")
     dim, quiet = take.whole("dim", dim), take.switch("quiet", quiet)
     of_models = pooling_factors is not None or default_pooling_factor is not None
     is_model = _is_a("torch.nn", "Module", source) or (
@@ -79,10 +97,14 @@ def tables(
     )
     if of_models and not is_model:
         raise UsageError("pooling factors are for a model; other sources state their own")
+    if batches is not None and (paths or of_models or not is_model):
+        raise UsageError(
+            "batches are for a model, without traces and without pooling factors, which they count; other sources take traces"
+        )
     if isinstance(source, str) and "://" in source:
-        if (access, dtype, optimizer, dim) != ("uniform", "fp32", "rowwise_adagrad", 128):
+        if (words, dtype, optimizer, dim, paths) != (["uniform"], "fp32", "rowwise_adagrad", 128, []):
             raise UsageError(
-                f"{source}: access, dtype, optimizer and dim are for files; copy it to one, or leave them out"
+                f"{source}: access, traces, dtype, optimizer and dim are for files; copy it to one, or leave them out"
             )
         from neuroshard.store.tables import load_tables
 
@@ -109,8 +131,36 @@ def tables(
             f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
             f"{take.called_instead(source)}"
         )
-    imported = found.tables()
+    imported = table_access.with_access(found.tables(), words, paths, batch_size, order)
+    if batches is not None:
+        imported = _counted(source, found, imported, batches, order)
     return _noted(imported.tables, imported.notes, quiet)
+
+
+def _words(access: object) -> list[str]:
+    """Access as the command line takes it: a word, or a word by name or pattern. Raises UsageError."""
+    if not isinstance(access, Mapping):
+        return [take.name("access", access, "text, as in 'zipf:1.05', or such a text by table")]
+    return [
+        f"{name}={take.name(f'access of {name!r}', word, 'text, as in zipf:1.05')}" for name, word in access.items()
+    ]
+
+
+def _counted(model: Any, found: Source, imported: Imported, batches: object, order: str) -> Imported:
+    """A model's tables with what batches count. Raises UsageError, InvalidInput."""
+    from neuroshard.files.importers.table_access import check_order, with_batches
+    from neuroshard.files.importers.torchrec_model import features_of, make_on_meta
+
+    if not isinstance(batches, Iterable) or _is_a("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor", batches):
+        raise UsageError(
+            f"batches is a list of KeyedJaggedTensors, or what yields them, not {shown(type(batches).__name__)}"
+        )
+    of_model = features_of(make_on_meta(model) if isinstance(model, str) else model, found.where)
+    features = {table.name: of_model[table.module, table.name_in_module] for table in imported.tables}
+    tables, notes = with_batches(imported.tables, features, batches, check_order(order))
+    # batches have counted what the importer assumed
+    kept = tuple(note for note in imported.notes if "no pooling factor" not in note)
+    return replace(imported, tables=tables, notes=(*kept, *notes))
 
 
 def _lookups(given: object) -> dict[str, float]:

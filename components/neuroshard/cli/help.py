@@ -18,13 +18,13 @@ tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""
 _VALUES = {
     "SIZE": "memory memory_limit",
     "TIME": "budget deadline max_age meet older_than patience poll timeout wait",
-    "SHARE": "max_error memory_margin min_gain test_share",
+    "SHARE": "load_factor max_error memory_margin min_gain test_share",
     "MS": "max_delay",
     "MODEL": "acquire model start_from",
     "STORE": "publish store",
     "HARDWARE": "hardware",
-    "FILE": "costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors "
-    "source stats tables_json traces traces_out",
+    "FILE": "access_from costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors "
+    "source stats tables_json torchrec_stats traces traces_out",
     "FOLDER": "costs verify",
     "PATH": "out",
     "PLAN": "live",
@@ -38,7 +38,7 @@ _VALUES = {
     "CRON": "cron",
     "I/N": "share",
     "NAME": "context experiment name namespace service_account",
-    "WORD": "access backend dtype optimizer preset",
+    "WORD": "access backend dtype optimizer order preset",
 }
 METAVARS = {option: metavar for metavar, options in _VALUES.items() for option in options.split()}
 

@@ -10,7 +10,7 @@ import typer
 from neuroshard.files.disk import check_folder_exists, check_other_path
 from neuroshard.orders.options import OPTIONS, Option, with_options
 
-OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "metrics"}
+OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "torchrec_stats", "metrics"}
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
 

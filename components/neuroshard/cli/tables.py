@@ -65,8 +65,25 @@ def tables(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --check: the findings as JSON, for programs.")] = False,
     access: Annotated[
-        str, typer.Option(help="How rows are looked up where the source does not say: uniform or zipf:EXPONENT.")
-    ] = "uniform",
+        list[str] | None,
+        typer.Option(
+            help="How rows are looked up where the source does not say: uniform or zipf:EXPONENT; or of tables by name, "
+            "whatever it says: 'user_*=zipf:1.2'; may be repeated [default: uniform]."
+        ),
+    ] = None,
+    access_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Count how rows are looked up on this traces file; may be repeated, in the order of time. Memory stays small, "
+            "however many batches there are."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="With --access-from: samples of a global batch, over all ranks.")
+    ] = None,
+    order: Annotated[
+        str, typer.Option(help="With --access-from: time, if batches are in the order of training, or shuffled.")
+    ] = "time",
     dtype: Annotated[
         str | None, typer.Option(help="Element type where the source does not say: fp32 or fp16 [default: fp32].")
     ] = None,
@@ -90,6 +107,7 @@ def tables(
     from neuroshard.files.importers.import_tables import has_lookups
     from neuroshard.files.importers.pooling_factors import pooling_factors as read_factors
     from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
+    from neuroshard.files.importers.table_access import access_options, check_order, with_access
     from neuroshard.files.plan import write_plan
     from neuroshard.files.tables import write_tables
     from neuroshard.files.traces import write_traces
@@ -104,6 +122,9 @@ def tables(
         ("--plan-out", plan_out, "--from-stats", stats),
         ("--costs-out", costs_out, "--from-stats", stats),
         ("--memory", memory, "--plan-out", plan_out),
+        ("--batch-size", batch_size is not None, "--access-from", access_from),
+        ("--order", was_typed(context, "order"), "--access-from", access_from),
+        ("--access-from", access_from, "-o tables.json", out),
         ("--dtype", dtype, "--preset, --from and --from-stats: a model has its own", torchrec is None),
         ("--dim", was_typed(context, "dim"), "--from FILE.pt", source is not None and has_lookups(source)),
         ("--plan-out", plan_out, "-o tables.json", out),
@@ -114,22 +135,24 @@ def tables(
             raise UsageError(f"{option} is for {needed}")
     for path in filter(None, (out, plan_out, costs_out, traces_out)):
         check_can_write(path)  # of several files all or none, and lookups take minutes to read
-    word = dtype or "fp32"
+    check_order(order)
+    word, words = dtype or "fp32", access or []
+    default_access, _ = access_options(words)
     match preset, source, torchrec, stats:
         case str(), None, None, None:
-            found = tables_source.from_preset(preset, access=access, dtype=word, optimizer=optimizer)
+            found = tables_source.from_preset(preset, access=default_access, dtype=word, optimizer=optimizer)
         case None, Path(), None, None:
-            found = tables_source.from_file(source, access=access, dtype=word, optimizer=optimizer, dim=dim)
+            found = tables_source.from_file(source, access=default_access, dtype=word, optimizer=optimizer, dim=dim)
         case None, None, str(), None:
             found = tables_source.from_torchrec(
                 torchrec,
-                access=access,
+                access=default_access,
                 optimizer=optimizer,
                 pooling_factors=read_factors(pooling_factors, pooling_factor or ()),
                 default_pooling_factor=default_pooling_factor,
             )
         case None, None, None, Path():
-            found = tables_source.from_stats(stats, access=access, dtype=dtype, optimizer=optimizer)
+            found = tables_source.from_stats(stats, access=default_access, dtype=dtype, optimizer=optimizer)
         case _:
             raise UsageError(
                 "give one of --preset NAME, --from FILE, --from-torchrec package.module:function and --from-stats FILE"
@@ -140,7 +163,7 @@ def tables(
     if check:
         say_text(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
     if out is not None:
-        imported = found.tables(sequences=costs_out is None)
+        imported = with_access(found.tables(sequences=costs_out is None), words, access_from or (), batch_size, order)
         note(imported.notes)
         with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
             if found.printed is not None and plan_out is not None:

@@ -5,10 +5,11 @@ A traces file is one safetensors file with two tensors a table, `NAME.indices` (
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -55,14 +56,9 @@ def write_traces(path: Path, traces: Traces) -> None:
 def read_traces(path: Path) -> Traces:
     """Traces, checked whole; they take as much memory as the file. Raises InvalidInput or NewerFormat in one line."""
     where = str(path)
-    if not path.exists():
-        raise InvalidInput(f"{where}: no such file")
     try:
-        with disk_errors(path, "read it"), safe_open(path, framework="numpy") as file:
-            _check_version(file.metadata(), where)
+        with _opened(path) as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no dict
-    except SafetensorError as error:
-        raise InvalidInput(f"{where}: not a whole safetensors file ({str(error).splitlines()[0]:.120})") from None
     except (AttributeError, KeyError, TypeError) as error:  # an element type that NumPy lacks
         raise InvalidInput(f"{where}: lookups and lengths must be int64 ({error})") from None
     names = [key.removesuffix(".indices") for key in arrays if key.endswith(".indices")]
@@ -79,6 +75,54 @@ def _check_version(metadata: Mapping[str, str] | None, where: str) -> None:
     if not version.isdecimal() or len(version) > 9:
         raise InvalidInput(f"{where}: not a traces file: its metadata has no format_version")
     check_format({"format_version": int(version)}, TRACES_FORMAT, where)
+
+
+def trace_tables(path: Path) -> tuple[str, ...]:
+    """Names of the tables in a traces file, of which nothing else is read. Raises InvalidInput or NewerFormat in one line."""
+    with _opened(path) as file:
+        return tuple(key.removesuffix(".indices") for key in file.keys() if key.endswith(".indices"))  # noqa: SIM118
+
+
+def trace_batches(path: Path, name: str, batch_size: int) -> Iterator[Ints]:
+    """Row numbers of each batch of a table's trace, in order; samples that are too few for a batch at the end are left out.
+
+    Memory is that of a batch. Raises InvalidInput where the file is no traces file, or holds no lookups of such a table.
+    """
+    where = f"{path}: table {name!r}"
+    with _opened(path) as file:
+        if not {f"{name}.indices", f"{name}.lengths"} <= {*file.keys()}:
+            raise InvalidInput(f"{where}: it has no trace of it")
+        indices, lengths = (file.get_slice(f"{name}.{kind}") for kind in Lookups._fields)
+        for kind, one in (("indices", indices), ("lengths", lengths)):
+            if len(one.get_shape()) != 1 or one.get_dtype() != "I64":
+                raise InvalidInput(
+                    f"{where}: {kind} must be a vector of int64, not {one.get_dtype()} of {one.get_shape()}"
+                )
+        samples, done = lengths.get_shape()[0], 0
+        for first in range(0, samples - batch_size + 1, batch_size):
+            of_samples = lengths[first : first + batch_size]
+            if of_samples.min() < 0 or of_samples.max() > indices.get_shape()[0]:
+                raise InvalidInput(f"{where}: a sample of {first} to {first + batch_size - 1} has an impossible length")
+            batch = indices[done : done + int(of_samples.sum())]
+            if len(batch) < of_samples.sum():
+                raise InvalidInput(
+                    f"{where}: the lengths add up to more lookups than its {indices.get_shape()[0]:,} indices"
+                )
+            done += len(batch)
+            yield batch
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A traces file, open. Raises InvalidInput or NewerFormat in one line."""
+    if not path.exists():
+        raise InvalidInput(f"{path}: no such file")
+    try:
+        with disk_errors(path, "read it"), safe_open(path, framework="numpy") as file:
+            _check_version(file.metadata(), str(path))
+            yield file
+    except SafetensorError as error:
+        raise InvalidInput(f"{path}: not a whole safetensors file ({str(error).splitlines()[0]:.120})") from None
 
 
 def check_lookups(lookups: Lookups, where: str) -> None:

@@ -29,6 +29,7 @@ SECTIONS = {  # what a table's name begins with
     "search": "Search",
     "cost": "Cost models",
     "measure": "Measuring",
+    "cache": "Caches",
     "trainer": "In a trainer",
     "release": "Releases",
     "machines": "Other machines",

@@ -81,6 +81,15 @@ def entries_of(
     ]
 
 
+def features_of(model: nn.Module, spec: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The features that read each table, by the path of its module and its name there."""
+    return {
+        (path, config.name): tuple(config.feature_names) or (config.name,)
+        for path, collection in _collections(model, spec)
+        for config in configs_of(collection)
+    }
+
+
 def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
     """Lookups a sample of each feature of a table: the given number, or 1; where the table's `total` is given, features without a
     number share the rest equally."""

@@ -1,0 +1,220 @@
+"""How the rows of tables are read: tables -> the same with access curves, stated in words, or counted on traces or batches."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from neuroshard.core.access import access_exponent
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import Table
+from neuroshard.core.text import counted, first_few
+from neuroshard.core.value import shown
+from neuroshard.files.access import Ints
+from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter
+from neuroshard.files.importers.imported import Imported
+from neuroshard.files.traces import trace_batches, trace_tables
+from neuroshard.progress import progress
+
+Order = Literal["time", "shuffled"]
+
+
+def check_order(order: str) -> Order:
+    """The order of batches. Raises UsageError."""
+    if not isinstance(order, str) or order not in get_args(Order):
+        raise UsageError(f"order is time (as they are trained) or shuffled, not {shown(order)}")
+    return order  # type: ignore[return-value]
+
+
+def access_options(given: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """`["zipf:1.05", "user_*=zipf:1.2"]` as the access of tables that say none, and that of tables by pattern. Raises
+    UsageError."""
+    defaults = [one for one in given if "=" not in one]
+    if len(defaults) > 1:
+        raise UsageError(
+            f"--access is given as {defaults[0]!r} and {defaults[1]!r}; name tables, as in 'user_*={defaults[1]}'"
+        )
+    named = dict(one.split("=", 1) for one in given if "=" in one)
+    for access in (*defaults, *named.values()):
+        access_exponent(access)
+    return (defaults or ["uniform"])[0], named
+
+
+def with_access(
+    imported: Imported,
+    access: Sequence[str],
+    traces: Sequence[Path] = (),
+    batch_size: int | None = None,
+    order: str = "time",
+) -> Imported:
+    """Imported tables with the access that options give them, words first, then traces. Raises UsageError, InvalidInput."""
+    default, named = access_options(access)
+    tables, notes = with_words(imported.tables, named), imported.notes
+    if default != "uniform" and not any(table.access and table.access.source == default for table in tables):
+        notes += (
+            f"--access {default} changes nothing: every table says how its rows are read; '*={default}' replaces it",
+        )
+    if traces:
+        if batch_size is None or batch_size < 1:
+            raise UsageError("counting traces needs --batch-size, the samples of a global batch")
+        tables, more = with_traces(tables, traces, batch_size, check_order(order))
+        notes += more
+    return replace(imported, tables=tables, notes=notes)
+
+
+def with_words(tables: Sequence[Table], named: Mapping[str, str]) -> tuple[Table, ...]:
+    """The tables, those whose names match a pattern with that access, whatever they said before; the last pattern wins.
+
+    Raises UsageError for a pattern that matches no table."""
+    found = list(tables)
+    for pattern, access in named.items():
+        places = [place for place, table in enumerate(found) if fnmatchcase(table.name, pattern)]
+        if not places:
+            raise UsageError(
+                f"--access {pattern}={access}: no table has such a name; there are {first_few([t.name for t in tables])}"
+            )
+        for place in places:
+            said = found[place].model_dump()
+            del said["reuse_bins"]
+            found[place] = Table.parse({**said, "access": access}, f"table {found[place].name!r}")
+    return tuple(found)
+
+
+def with_traces(
+    tables: Sequence[Table],
+    paths: Sequence[Path],
+    batch_size: int,
+    order: Order = "time",
+    tracked_rows: int = TRACKED_ROWS,
+) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """The tables with what their traces count (files one after the other in time), and notes.
+
+    A batch is `batch_size` samples. Pooling factor, reuse bins and access curve are the traces'; tables without a trace stay as
+    they are. Memory is that of a batch and of one table's tracked rows. Raises InvalidInput.
+    """
+    there = {name for path in paths for name in trace_tables(path)}
+    missing = [table.name for table in tables if table.name not in there]
+    if len(missing) == len(tables):
+        raise InvalidInput(f"{paths[0]}: has lookups of none of the tables; it has {first_few(sorted(there))}")
+    found = []
+    with progress("count access", total=len(tables), unit="tables") as bar:
+        for table in tables:
+            if table.name in there:
+                counter = AccessCounter(table.rows, tracked_rows, f"table {table.name!r}")
+                for path in paths:
+                    for batch in trace_batches(path, table.name, batch_size):
+                        counter.add(batch, batch_size)
+                if not counter.batches:
+                    raise InvalidInput(
+                        f"{paths[0]}: table {table.name!r} has fewer than {batch_size:,} samples; give a smaller --batch-size"
+                    )
+                found.append(_with_fields(table, counter, order))
+            else:
+                found.append(table)
+            bar.advance()
+    notes = [f"{counted(len(missing), 'table')} without a trace: {first_few(missing)}"] if missing else []
+    return tuple(found), (*notes, *_notes_on(found))
+
+
+def with_batches(
+    tables: Sequence[Table], features: Mapping[str, Sequence[str]], batches: Iterable[object], order: Order = "time"
+) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """The tables with what batches count, and notes.
+
+    `features` are the names of the features that read each table. A batch is a TorchRec KeyedJaggedTensor, or several of them
+    as a list or dict, each feature in one. Any number of batches may come, in the order in which they are trained; only one is
+    held at a time. Raises InvalidInput for a batch that lacks a feature, and for a row that a table lacks.
+    """
+    counters = {table.name: AccessCounter(table.rows, where=f"table {table.name!r}") for table in tables}
+    lookups = {table.name: np.zeros(len(features[table.name])) for table in tables}
+    samples = 0
+    for number, batch in enumerate(batches):
+        ids, samples_here = _features(batch, f"batch {number}")
+        if number and samples_here < samples:
+            break  # the last batch of an epoch
+        samples = samples_here
+        for table in tables:
+            absent = [name for name in features[table.name] if name not in ids]
+            if absent:
+                raise InvalidInput(
+                    f"batch {number} has no feature {absent[0]!r} of table {table.name!r}; it has {first_few(sorted(ids))}"
+                )
+            read = [ids[name] for name in features[table.name]]
+            lookups[table.name] += [len(one) for one in read]
+            counters[table.name].add(np.concatenate(read), samples)
+    found = [
+        _with_fields(table, counters[table.name], order, features[table.name], lookups[table.name]) for table in tables
+    ]
+    return tuple(found), _notes_on(found)
+
+
+def _with_fields(
+    table: Table, counter: AccessCounter, order: Order, names: Sequence[str] = (), lookups: Sequence[float] | Any = ()
+) -> Table:
+    """The table with what was counted, whole or by feature where these are known; else features keep their shares."""
+    fields = counter.fields(order, f"{counter.batches:,} batches of {counter.batch_size:,} samples")
+    each = (
+        table.resized(table.rows, table.dim, fields["pooling_factor"]).model_dump()["features"]
+        if table.features
+        else []
+    )
+    if len(names) > 1:
+        total = counter.batches * counter.batch_size
+        each = [{"name": name, "pooling_factor": n / total} for name, n in zip(names, lookups, strict=True)]
+    said = table.model_dump() | {name: value for name, value in fields.items() if value is not None}
+    said["features"] = each
+    if fields["access"] is None:
+        said.pop("access", None)
+    return Table.parse(said, f"table {table.name!r}")
+
+
+def _notes_on(tables: Sequence[Table]) -> tuple[str, ...]:
+    """What the user should know of what was counted."""
+    streams = [table.access.stream for table in tables if table.access is not None and table.access.stream is not None]
+    sampled = [stream for stream in streams if stream.sampled < 1]
+    varying = [stream for stream in streams if stream.varies > 0.02]
+    notes = []
+    if any(table.access is not None and table.access.stream is None for table in tables):
+        notes.append(
+            "fewer than 4 batches say nothing of locality in time: misses assume that rows are read independently"
+        )
+    if sampled:
+        notes.append(
+            f"{counted(len(sampled), 'table')} counted on a sample of the rows: misses may be off by "
+            f"{max(stream.error for stream in sampled):.1%} of the distinct rows (standard error)"
+        )
+    if varying:
+        notes.append(
+            f"the misses of {counted(len(varying), 'table')} vary by up to {max(stream.varies for stream in varying):.1%} of the "
+            "distinct rows between parts of the stream (standard deviation); so may later ones"
+        )
+    return tuple(notes)
+
+
+def _features(batch: object, where: str) -> tuple[dict[str, Ints], int]:
+    """Row numbers by feature, and the samples of a batch. Raises InvalidInput."""
+    several = [*batch.values()] if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
+    ids: dict[str, Ints] = {}
+    samples = None
+    for one in several:
+        if not all(hasattr(one, name) for name in ("keys", "values", "offset_per_key", "stride")):
+            raise InvalidInput(
+                f"{where} is {shown(type(one).__name__)}, not a KeyedJaggedTensor, or a list or dict of them"
+            )
+        kjt: Any = one
+        if kjt.variable_stride_per_key():
+            raise InvalidInput(
+                f"{where} has a batch size for each feature, which is not supported; give batches before that"
+            )
+        if samples not in (None, kjt.stride()):
+            raise InvalidInput(f"{where} holds KeyedJaggedTensors of {samples:,} and {kjt.stride():,} samples")
+        samples = kjt.stride()
+        values, ends = kjt.values().detach().cpu().numpy(), kjt.offset_per_key()
+        for name, begin, end in zip(kjt.keys(), ends, ends[1:], strict=False):
+            ids[name] = values[begin:end].astype(np.int64, copy=False)
+    if not samples:
+        raise InvalidInput(f"{where} has no samples")
+    return ids, samples

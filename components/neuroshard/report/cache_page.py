@@ -1,0 +1,199 @@
+"""What caches in HBM miss, as one HTML page: curves of the tables, HBM of the model, and all figures. No scripts, nothing
+fetched."""
+
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+
+from neuroshard.core.clean import cleaned
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.cache import Caches
+from neuroshard.report.cache import CacheMisses
+
+MOST_CURVES = 10  # as many colours as readers tell apart
+MOST_ROWS = 1000
+_POINTS = np.geomspace(1e-3, 1.0, 61)
+_COLOURS = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d55e00",
+    "#8c6d31",
+    "#6d7889",
+    "#1c2430",
+    "#b4b000",
+)
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }} · NeuroShard</title>
+<style>{{ style | safe }} svg { max-width: 100%; height: auto; background: #ffffff; }</style>
+</head>
+<body>
+<header><div class="titles"><h1>{{ title }}</h1><p>{{ what }}</p>
+<p class="quiet">Predicted, of FBGEMM's LRU cache once it is warm. Misses are shares of the distinct rows that a step reads.</p>
+</div></header>
+<main>
+<section>
+  <div class="cards">{% for card in cards %}
+    <div class="card"><h3>{{ card.title }}</h3><p class="figure">{{ card.figure }}</p><p class="quiet">{{ card.note }}</p></div>
+  {% endfor %}</div>
+  {% for note in notes %}<p class="note">{{ note }}</p>{% endfor %}
+</section>
+<section><div class="pair">
+  <div><h3>Misses of each table by the share of its rows in HBM</h3>{{ curves | safe }}<p class="quiet">{{ shown }}</p></div>
+  <div><h3>Misses of the whole model by HBM for its caches</h3>{{ hbm | safe }}
+  <p class="quiet">Each next row goes to the table where it saves most bytes. The maps of rows and row-wise optimizer state take
+    {{ apart }} more.</p></div>
+</div></section>
+<section><h2>Tables</h2>
+  <div class="scroll"><table>
+    <thead><tr>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
+    <tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+    {% endfor %}</tbody>
+  </table></div>
+  <p class="quiet">In each cell: misses, and batches until the cache is warm.{% if left %} {{ left }} more are in --json.{%
+  endif %}</p>
+</section>
+</main>
+</body>
+</html>
+"""
+
+
+def cache_page(misses: CacheMisses) -> str:
+    """The page as HTML. The same figures give the same page."""
+    data = misses.data
+    order = sorted(
+        range(len(misses.tables)), key=lambda n: -misses.curves[n].distinct_rows * data["tables"][n]["row_bytes"]
+    )
+    listed = [data["tables"][place] for place in order]
+    drawn = order[:MOST_CURVES]
+    left = len(listed) - MOST_ROWS
+    fields = {
+        "title": "What caches in HBM miss",
+        "what": f"{counted(len(listed), 'table')}, {format_bytes(data['model']['weight_bytes'])} of weights, a step of "
+        f"{data['batch_size']:,} samples",
+        "cards": [_card(need, data["model"]["weight_bytes"]) for need in reversed(data["model"]["needs"])],
+        "notes": data["notes"],
+        "shown": "" if len(order) <= MOST_CURVES else f"The {MOST_CURVES} tables whose rows are most bytes a step.",
+        "apart": format_bytes(data["model"]["apart_bytes"]),
+        "columns": [
+            "table",
+            "rows",
+            "distinct rows",
+            "read as",
+            *(f"{100 * factor:.3g} % of rows" for factor in data["load_factors"]),
+        ],
+        "rows": [_row(one) for one in listed[:MOST_ROWS]],
+        "left": counted(left, "table") if left > 0 else "",
+    }
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return template.from_string(PAGE).render(
+        **cleaned(fields),
+        style=(files("neuroshard.report") / "page" / "style.css").read_text(encoding="utf-8"),
+        curves=_svg(_curves(misses, drawn)),
+        hbm=_svg(_hbm(misses)),
+    )
+
+
+def _card(need: dict[str, Any], weight_bytes: int) -> dict[str, str]:
+    return {
+        "title": f"HBM for {need['missed_share']:.0%} misses",
+        "figure": format_bytes(need["hbm_bytes"]),
+        "note": f"{need['hbm_bytes'] / max(weight_bytes, 1):.1%} of the weights; a step moves "
+        f"{format_bytes(need['missed_bytes'])} over the bus",
+    }
+
+
+def _row(one: dict[str, Any]) -> list[str]:
+    source = one["source"] + {None: "", "time": ", in order of time", "shuffled": ", shuffled"}[one["order"]]
+    cells = [
+        f"{missed / one['distinct_rows']:.1%}{'!' if crowded else ''} · {warm:,.0f}" if one["distinct_rows"] else "-"
+        for missed, warm, crowded in zip(
+            one["missed_rows"], np.ceil(one["warm_up_batches"]), one["crowded"], strict=True
+        )
+    ]
+    return [one["table"], f"{one['rows']:,}", f"{one['distinct_rows']:,.0f}", source, *cells]
+
+
+def _curves(misses: CacheMisses, drawn: list[int]) -> dict[str, Any]:
+    """A line a table: the share of its rows that is cached, against the share of the distinct rows that is missed."""
+    names = cleaned([misses.tables[place].name for place in drawn])
+    values = [
+        {"table": name, "cached": 100 * float(share), "missed": 100 * float(missed)}
+        for name, place in zip(names, drawn, strict=True)
+        if misses.curves[place].distinct_rows
+        for share, missed in zip(
+            _POINTS,
+            misses.curves[place].missed(_POINTS * misses.curves[place].rows) / misses.curves[place].distinct_rows,
+            strict=True,
+        )
+    ]
+    return {
+        "data": {"values": values},
+        "mark": {"type": "line", "strokeWidth": 1.8},
+        "encoding": {
+            "x": {"field": "cached", "type": "quantitative", "title": "rows in HBM, %", "scale": {"type": "log"}},
+            "y": {"field": "missed", "type": "quantitative", "title": "distinct rows missed, %", "scale": {"domain": [0, 100]}},
+            "color": {
+                "field": "table", "type": "nominal", "title": None, "sort": names,
+                "scale": {"domain": names, "range": [*_COLOURS[: len(names)]]},
+            },
+        },
+    }  # fmt: skip
+
+
+def _hbm(misses: CacheMisses) -> dict[str, Any]:
+    """One line: bytes of HBM against the share of the bytes of distinct rows that is missed, with the three needs as points."""
+    caches = Caches(misses.curves, [one["row_bytes"] for one in misses.data["tables"]])
+    most = caches.for_misses(0.0).hbm_bytes
+    unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
+    shares = np.linspace(0, 1, 101)
+    line = [{"hbm": caches.for_misses(float(share)).hbm_bytes / size, "missed": 100 * float(share)} for share in shares]
+    points = [
+        {"hbm": need["hbm_bytes"] / size, "missed": 100 * need["missed_share"]}
+        for need in misses.data["model"]["needs"]
+    ]
+    x = {"field": "hbm", "type": "quantitative", "title": f"HBM for caches, {unit}"}
+    y = {
+        "field": "missed",
+        "type": "quantitative",
+        "title": "bytes of distinct rows missed, %",
+        "scale": {"domain": [0, 100]},
+    }
+    return {
+        "layer": [
+            {
+                "data": {"values": line},
+                "mark": {"type": "line", "color": _COLOURS[0], "orient": "vertical"},
+                "encoding": {"x": x, "y": y, "order": {"field": "missed"}},
+            },
+            {
+                "data": {"values": points},
+                "mark": {"type": "point", "filled": True, "size": 60, "color": _COLOURS[1], "opacity": 1},
+                "encoding": {"x": x, "y": y},
+            },
+        ]
+    }
+
+
+def _svg(spec: dict[str, Any]) -> str:
+    import vl_convert
+
+    quiet = {"labelColor": "#5a6472", "titleColor": "#5a6472", "gridColor": "#d8dce3", "domainColor": "#d8dce3"}
+    config = {
+        "font": "system-ui, sans-serif", "view": {"stroke": None}, "axis": {**quiet, "titleFontWeight": 500},
+        "legend": {"labelLimit": 180, "orient": "bottom", "columns": 3},
+    }  # fmt: skip
+    drawn: str = vl_convert.vegalite_to_svg({"width": 520, "height": 300, "background": None, "config": config, **spec})
+    return drawn
