@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.parts import whole
+from helpers.parts import wholes
 from neuroshard.core.table import Table
 from neuroshard.costmodel.compute_net import (
     BY_BYTES,
@@ -116,7 +116,7 @@ def test_few_tables_teach_no_rates_by_bytes_nor_steps(many):
 
 
 def _touched_bytes(tables):
-    features = part_features(whole(tables), 65536)
+    features = part_features(wholes(tables), 65536)
     return features[:, TOUCHED_COLUMN].sum() * 2**30
 
 

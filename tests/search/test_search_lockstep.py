@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
-from helpers.parts import cut
+from helpers.parts import cut_to
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 from neuroshard.search.proposers.lockstep import Devices, Shards, place
@@ -29,7 +29,7 @@ class Plainly:
     def compute_ms(self, shards: list[tuple[int, int]]) -> float:
         if not shards:
             return 0.0
-        vectors = [self.model.part_vectors(cut([self.task.tables[t]], [dim]))[0] for t, dim in shards]
+        vectors = [self.model.part_vectors(cut_to([self.task.tables[t]], [dim]))[0] for t, dim in shards]
         return float(self.model.compute_ms(np.sum(vectors, axis=0)))
 
     def cost_ms(self, devices: list[list[tuple[int, int]]]) -> float:

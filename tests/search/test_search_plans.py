@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
-from helpers.parts import cut
+from helpers.parts import cut_to
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
@@ -145,7 +145,7 @@ def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
     for device in range(plan.task.devices):
         shards = [shard for shard in plan.shards if shard.device == device]
         dims.append(float(sum(shard.dim for shard in shards)))
-        vectors = [model.part_vectors(cut([by_name[shard.table]], [shard.dim])) for shard in shards]
+        vectors = [model.part_vectors(cut_to([by_name[shard.table]], [shard.dim])) for shard in shards]
         compute.append(float(model.compute_ms(np.concatenate(vectors).sum(axis=0))) if shards else 0.0)
     backward = model.backward_collective_ms(np.array(dims)).tolist()
     ready = [c + b for c, b in zip(compute, backward, strict=True)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import check_against_optimum, memory_of_devices, optimum_ms, pipelines, tiny_tables
-from helpers.parts import whole
+from helpers.parts import wholes
 from helpers.refusals import refused
 from helpers.row_wise import HEAVY, split
 from neuroshard.core.constraints import Constraints, TableRule
@@ -55,7 +55,7 @@ def plainly(plan: Plan, model: CostModel) -> np.ndarray:
     by_name = {table.name: table for table in plan.task.tables}
     parts = [Part(by_name[shard.table], shard.rows, shard.dim).as_table() for shard in plan.shards]
     dims, devices = np.array([s.dim for s in plan.shards]), [s.device for s in plan.shards]
-    vectors = model.part_vectors(whole(parts))
+    vectors = model.part_vectors(wholes(parts))
     sums, columns = np.zeros((plan.task.devices, vectors.shape[1])), np.zeros(plan.task.devices)
     np.add.at(sums, devices, vectors)
     np.add.at(columns, devices, dims)

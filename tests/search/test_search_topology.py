@@ -8,7 +8,7 @@ import pytest
 
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
-from helpers.parts import cut, whole
+from helpers.parts import cut_to, wholes
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.part import Part
 from neuroshard.core.table import Table
@@ -101,12 +101,12 @@ def test_the_input_that_a_device_waits_for_is_that_of_its_shards() -> None:
     task = task_of(some, 2, pipeline="none")
     for plain in (trained(1), Analytic("h100", BATCH_SIZE)):
         model = for_task(plain, task)
-        narrow, wide = (model.part_vectors(cut(some, np.full(4, dim))) for dim in (4, 16))
-        without = plain.part_vectors(cut(some, np.full(4, 4)))
+        narrow, wide = (model.part_vectors(cut_to(some, np.full(4, dim))) for dim in (4, 16))
+        without = plain.part_vectors(cut_to(some, np.full(4, 4)))
         more = model.compute_ms(narrow) - plain.compute_ms(without)
         assert (more > 0).all()
-        assert more / [part.input_columns for part in whole(some)] == pytest.approx(
-            more[0] / whole(some)[0].input_columns
+        assert more / [part.input_columns for part in wholes(some)] == pytest.approx(
+            more[0] / wholes(some)[0].input_columns
         )
         assert model.waiting_ms(narrow) == pytest.approx(more)  # type: ignore[attr-defined]
         assert model.waiting_ms(wide) == pytest.approx(more)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.searching import peers_torchrec, tasks
 from bench.searching.scoring import Row, cost_ms, rows_of
-from helpers.parts import whole
+from helpers.parts import wholes
 from neuroshard.augment.run import run as augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.errors import Infeasible
@@ -122,5 +122,5 @@ def plans(task: ShardingTask, model: TrainedCostModel) -> dict[str, list[Row]]:
 
 def _compute_ms(model: TrainedCostModel, sets: Sequence[Sequence[Table]]) -> float:
     """Predicted compute of the slowest device."""
-    vectors = [model.part_vectors(whole(held)).sum(axis=0) for held in sets if held]
+    vectors = [model.part_vectors(wholes(held)).sum(axis=0) for held in sets if held]
     return float(max(model.compute_ms(each) for each in vectors))
