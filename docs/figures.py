@@ -20,6 +20,7 @@ import numpy as np
 import vl_convert
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.files.cases import write_cases
@@ -147,7 +148,7 @@ def of_unseen_tables(folder: Path) -> list[dict[str, float]]:
     costs, model = read_costs(folder / "costs"), load_cost_model(folder / "model")
     held_back = [(case, cost) for case, cost in costs.compute if case.split == "test_tables" and cost.round == 0]
     good = [(case, cost.total_ms) for case, cost in held_back if not cost.error]
-    sums = [model.table_vectors(case.tables, np.array([t.dim for t in case.tables])).sum(axis=0) for case, _ in good]
+    sums = [model.part_vectors([Part.of(table) for table in case.tables]).sum(axis=0) for case, _ in good]
     predicted = model.compute_ms(np.stack(sums))
     return [
         {"predicted_ms": float(p), "measured_ms": m, "tables": len(case.tables)}

@@ -560,7 +560,7 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
     placed = shards_by_table(plan, "the live plan")
 
     def capped(cap_bytes: int) -> list[Table]:
-        rows = [min(t.rows, max(1, cap_bytes // t.shard_bytes(1, t.dim))) for t in tables]
+        rows = [min(t.rows, max(1, cap_bytes // sum(t.row_bytes(t.dim)))) for t in tables]
         return [t.model_copy(update={"rows": r}) for t, r in zip(tables, rows, strict=True)]
 
     def total(cap_bytes: int) -> int:

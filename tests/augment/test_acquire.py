@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model, random_tables
+from helpers.parts import wholes
 from neuroshard.augment.acquire import acquire, most_informative, terms
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
@@ -149,7 +150,7 @@ def test_the_same_seed_and_model_choose_the_same(tables, model):
 
 def test_a_prediction_is_the_sum_of_its_terms_and_a_constant(tables, model):
     cases = augment(tables, AugmentSettings(**FACTS)).compute
-    of_case = [model.table_vectors(case.tables, np.array([t.dim for t in case.tables])).sum(axis=0) for case in cases]
+    of_case = [model.part_vectors(wholes(case.tables)).sum(axis=0) for case in cases]
     ms = model.compute_ms(np.array(of_case))
 
     assert (ms - ms * terms(cases, model).sum(axis=1)) == pytest.approx(

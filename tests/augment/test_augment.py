@@ -11,6 +11,7 @@ from neuroshard.augment.run import augment, run
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import Cases
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.files.cases import read_cases
 from neuroshard.files.importers.presets import preset
@@ -59,7 +60,7 @@ def test_tables_held_out_are_in_no_other_case(cases):
 def a_rectangle(shard: Table) -> bool:
     """Of one of TABLES as it is: some of its rows have their share of the lookups."""
     whole = next(table for table in TABLES if table.name == shard.name)
-    return shard == whole.part(shard.rows, shard.dim)
+    return shard == Part(whole, shard.rows, shard.dim).as_table()
 
 
 def test_test_cases_are_of_tables_as_they_are(cases):

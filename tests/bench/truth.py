@@ -25,6 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import publish
+from helpers.parts import cut_to, wholes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -193,7 +194,7 @@ def operator_ms(row: dict[str, Any]) -> tuple[float, float]:
         for i, rows in enumerate(row["num_embeddings_per_feature"])
     ]
     model = Analytic("h100", batch_size)
-    forward, backward = model.parts_ms(model.table_vectors(tables, np.array([t.dim for t in tables])).sum(axis=0))
+    forward, backward = model.parts_ms(model.part_vectors(wholes(tables)).sum(axis=0))
     return float(forward), float(backward)
 
 
@@ -300,7 +301,7 @@ def embeddings_ms(name: str, hosts: int, gpus: int, batch_size: int) -> tuple[fl
         )
         models = [model.for_task(task, waiting=False) for model in models]
     model, half = models
-    compute = float(model.compute_ms(model.table_vectors(tables, columns).sum(axis=0) / devices))
+    compute = float(model.compute_ms(model.part_vectors(cut_to(tables, columns)).sum(axis=0) / devices))
     return compute, 2 * float(half.backward_collective_ms(np.full(devices, columns.sum() / devices)).max())
 
 

@@ -21,9 +21,9 @@ from helpers.refusals import refused
 from helpers.trainers import cut_plan
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import GRADIENTS, Part
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import DENSE_STATE, Table
-from neuroshard.core.task import GRADIENTS
 
 ROWS, DIM, BATCH = 2000, 16, 8
 OPTIMIZERS: dict[str, Any] = {
@@ -121,7 +121,8 @@ def test_weights_gradients_and_state_of_copies_are_as_many_bytes_as_a_plan_count
         assert by_name.keys() == DENSE_STATE.keys()
         for name, (of_weights, of_gradients, of_state, most) in by_name.items():
             counted = [
-                plan.task.model_copy(update={"dense_optimizer": name}).copy_memory(t) for t in plan.task.tables[:2]
+                plan.task.model_copy(update={"dense_optimizer": name}).memory(Part.of(t, copies=2))
+                for t in plan.task.tables[:2]
             ]
             assert (of_weights, of_gradients) == (weights, weights), name
             assert of_state == sum(memory.optimizer for memory in counted), name

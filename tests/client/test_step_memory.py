@@ -19,9 +19,10 @@ from torchrec.optim import RowWiseAdagrad
 
 from helpers.plans import row_wise
 from neuroshard.client.torchrec import to_torchrec
+from neuroshard.core.part import GRADIENT_BYTES
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
-from neuroshard.core.task import GRADIENT_BYTES, ShardingTask
+from neuroshard.core.task import ShardingTask
 
 PIPELINES = {
     "none": PipelineType.NONE,

@@ -7,6 +7,7 @@ import pytest
 
 from neuroshard.core.access import AccessCurve, stated_curve
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.reuse import uniform_bins, zipf_bins
 from neuroshard.core.table import Table
 
@@ -59,7 +60,7 @@ def test_reuse_bins_follow_from_the_curve_where_there_are_none() -> None:
 
 
 def test_a_row_block_has_its_share_of_the_curve() -> None:
-    half = table(access=CURVE).part(500, 16)
+    half = Part(table(access=CURVE), 500, 16).as_table()
     assert half.access.model_dump() == {
         "source": "", "batch_size": 10, "group_rows": (0.5, 4.5), "lookups_per_row": (12, 2), "stream": {
             "order": "time", "batches": 10, "distinct_rows": 10.0, "first_touches": 0.5, "cached_rows": (0, 25, 50),
@@ -67,7 +68,7 @@ def test_a_row_block_has_its_share_of_the_curve() -> None:
         },
     }  # fmt: skip
     assert half.access.lookups / 10 == half.pooling_factor
-    assert table(access=CURVE).part(1000, 8).access == table(access=CURVE).access
+    assert Part(table(access=CURVE), 1000, 8).as_table().access == table(access=CURVE).access
 
 
 def changed(**fields: object) -> dict[str, object]:

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.part import Part
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard, check_tiles
-from neuroshard.core.step_memory import step_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import canonical_json
@@ -48,7 +48,7 @@ def plans(draw):
     for one in tables:
         for row, height, column, width in draw(rectangles(one.rows, one.dim)):
             device = draw(st.integers(0, devices - 1))
-            used[device] += one.shard_bytes(height, width)
+            used[device] += Part(one, height, width).memory().total
             shards.append(
                 Shard(table=one.name, row_offset=row, rows=height, column_offset=column, dim=width, device=device)
             )
@@ -78,7 +78,11 @@ def test_no_device_is_over_its_memory(plan):
     by_name = {one.name: one for one in plan.task.tables}
     for device, limit in enumerate(plan.task.device_memory_bytes):
         own = [shard for shard in plan.shards if shard.device == device]
-        assert sum(by_name[s.table].shard_bytes(s.rows, s.dim) for s in own) == plan.memory_bytes()[device] <= limit
+        assert (
+            sum(Part(by_name[s.table], s.rows, s.dim).memory().total for s in own)
+            == plan.memory_bytes()[device]
+            <= limit
+        )
 
 
 @given(plans(), st.data())
@@ -236,5 +240,7 @@ def test_the_gap_is_what_the_bound_leaves_of_the_cost(cost_ms, bound_ms, gap):
 
 def test_a_shard_needs_its_lookups_once_and_its_outputs_for_each_column():
     """Of 64 samples: two lookups of 8 bytes each, and an output of 4 bytes a column."""
-    needs = step_bytes(Table(name="a", rows=10, dim=16, pooling_factor=2.0), 64, "none")
-    assert [needs.of(dim) for dim in (4, 16)] == [64 * 2 * 8 + 64 * 4 * dim for dim in (4, 16)]
+    wide = Table(name="a", rows=10, dim=16, pooling_factor=2.0)
+    assert [Part(wide, 10, dim).memory(64, "none").step for dim in (4, 16)] == [
+        64 * 2 * 8 + 64 * 4 * dim for dim in (4, 16)
+    ]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.parts import cut_to, wholes
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
@@ -24,7 +25,7 @@ def table(name: str = "t", **fields: Any) -> Table:
 
 
 def ms(model: Analytic, *tables: Table) -> float:
-    return float(model.compute_ms(model.table_vectors(tables, np.array([t.dim for t in tables])).sum(axis=0)))
+    return float(model.compute_ms(model.part_vectors(wholes(tables)).sum(axis=0)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +85,7 @@ def test_rows_that_outgrow_the_cache_are_read_again() -> None:
     def again(name: str, table: Table) -> float:  # of the bytes of all lookups, those read from memory beyond the first
         model = analytic_model(name, BATCH)
         model.sheet = sheet = replace(DATASHEETS[name], memory_wait_ms=0.0, cache_wait_ms=0.0)
-        (vector,) = model.table_vectors([table], np.array([128]))
+        (vector,) = model.part_vectors(cut_to([table], [128]))
         moved = vector[0] * sheet.memory * sheet.memory_share - BATCH * (10 * 8 + 512)
         return float((moved - table.rows * 512) / (BATCH * 10 * 512))
 
@@ -95,7 +96,7 @@ def test_rows_that_outgrow_the_cache_are_read_again() -> None:
 def test_what_moves_through_the_cache_is_every_lookup_forward_and_gradients_and_distinct_rows_backward() -> None:
     """A thousand hot rows of 128 columns: forward, the cache and not the memory decides."""
     model, row_bytes = analytic_model("h100", BATCH), 128 * 4
-    (vector,) = model.table_vectors([table(rows=1000, dim=128)], np.array([128]))
+    (vector,) = model.part_vectors(cut_to([table(rows=1000, dim=128)], [128]))
     moved = np.array([10 * BATCH, 10 * BATCH + 2 * 1000]) * row_bytes
     assert vector[[1, 3]] == pytest.approx(moved / model.sheet.cache, rel=1e-3)
     assert model.parts_ms(vector)[0] == vector[1] + model.sheet.forward_launch_ms
@@ -132,7 +133,7 @@ def test_its_spread_is_about_what_it_is_off_beside_the_formula() -> None:
             for i in range(rng.integers(1, 16))
         ]
         dims = rng.choice([4, 16, 32, 64, 128], len(tables))
-        predicted, true = (m.compute_ms(m.table_vectors(tables, dims).sum(axis=0)) for m in (model, truth))
+        predicted, true = (m.compute_ms(m.part_vectors(cut_to(tables, dims)).sum(axis=0)) for m in (model, truth))
         logs.append(np.log(predicted / true))
     assert 0.5 * SPREAD < np.std(logs) < 1.5 * SPREAD
 

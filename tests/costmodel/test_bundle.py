@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from helpers.costs import random_model, random_tables
+from helpers.parts import cut_to, wholes
 from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.core.table import Table
@@ -48,14 +49,14 @@ def is_refused(folder, *facts):
 def test_a_model_read_back_is_the_model_that_was_written(saved):
     model, again = random_model(2, 4), load_cost_model(saved)
     tables, dims = random_tables(20), np.arange(4, 84, 4)
-    sums = model.table_vectors(tables, dims).reshape(5, 4, -1)
+    sums = model.part_vectors(cut_to(tables, dims)).reshape(5, 4, -1)
     device_dims = dims.reshape(5, 4).astype(float)
 
     assert again.manifest == model.manifest
     assert again.name == model.name
     assert again.device_counts == ()  # any, from two that were measured
     assert again.bounded
-    assert (again.table_vectors(tables, dims) == model.table_vectors(tables, dims)).all()
+    assert (again.part_vectors(cut_to(tables, dims)) == model.part_vectors(cut_to(tables, dims))).all()
     assert (again.nets.compute.spread_ms(sums) == model.nets.compute.spread_ms(sums)).all()
     assert (again.nets.forward.spread, again.nets.backward.spread) == (
         model.nets.forward.spread,
@@ -70,11 +71,11 @@ def test_nets_may_have_rates(tmp_path, rates, width):
     model = random_model(2, 4, rates=rates)
     save_cost_model(tmp_path, model)
     again, tables, dims = load_cost_model(tmp_path), random_tables(20), np.full(20, 16)
-    vectors = again.table_vectors(tables, dims)
+    vectors = again.part_vectors(cut_to(tables, dims))
 
     assert ("compute.rates" in load((tmp_path / "nets.safetensors").read_bytes())) == rates
     assert vectors.shape == (20, width)
-    assert (vectors == model.table_vectors(tables, dims)).all()
+    assert (vectors == model.part_vectors(cut_to(tables, dims))).all()
     assert (again.compute_ms(vectors) == model.compute_ms(vectors)).all()
     assert (again.compute_slope(vectors) == model.compute_slope(vectors)).all()
     assert again.bounded
@@ -265,7 +266,7 @@ def test_a_model_of_several_batch_sizes_predicts_for_the_one_asked():
     small = model.at_batch_size(4096)
 
     assert (small.batch_size, model.batch_size) == (4096, 65536)
-    assert (small.table_vectors(tables, dims) != model.table_vectors(tables, dims)).any()
+    assert (small.part_vectors(cut_to(tables, dims)) != model.part_vectors(cut_to(tables, dims))).any()
     assert (
         small.backward_collective_ms(np.array([64.0, 32.0])) < model.backward_collective_ms(np.array([64.0, 32.0]))
     ).all()
@@ -297,10 +298,10 @@ def test_a_plan_says_of_a_cost_model_that_it_is_far_off_or_was_not_tested(error,
     fit = Fit(train_cases=1, valid_cases=1, epochs=1, best_epoch=1)
     report = ModelReport(nets=(NetReport(kind="compute", fit=fit, splits={"test_tables": errors}),))
 
-    notes = with_manifest(report=report).caveats(2, random_tables(3))
+    notes = with_manifest(report=report).caveats(2, wholes(random_tables(3)))
     assert len(notes) == (facts is not None)
     assert all(names(note, fact) for note in notes for fact in facts)
-    assert with_manifest(report=report).caveats(64, random_tables(3))[1:] == notes
+    assert with_manifest(report=report).caveats(64, wholes(random_tables(3)))[1:] == notes
 
 
 def test_a_bundle_of_fewer_features_answers_and_says_what_it_does_not_know():
@@ -310,5 +311,5 @@ def test_a_bundle_of_fewer_features_answers_and_says_what_it_does_not_know():
     shared = Table.model_validate({"name": "t", "rows": 1000, "dim": 8, "features": features})
 
     assert len(model.manifest.features) < len(FEATURES)
-    assert np.isfinite(model.compute_ms(model.table_vectors([shared], np.array([8]))[0]))
-    assert any("several features that read them" in line for line in model.caveats(2, [shared]))
+    assert np.isfinite(model.compute_ms(model.part_vectors(cut_to([shared], [8]))[0]))
+    assert any("several features that read them" in line for line in model.caveats(2, wholes([shared])))

@@ -6,6 +6,7 @@ from scipy.optimize import linprog
 
 from helpers.fbgemm_cache import simulated
 from neuroshard.core.access import AccessCurve
+from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.costmodel.cache import Caches, MissCurve, convex_hull, miss_curve
@@ -99,7 +100,7 @@ def test_rows_hashed_to_sets_miss_although_the_cache_could_hold_them_all() -> No
 def test_a_row_block_misses_its_share_and_a_column_shard_as_many_rows() -> None:
     whole = table("zipf:1.05")
     curve = miss_curve(whole, BATCH)
-    block = miss_curve(whole.part(ROWS // 4, 64), BATCH)
+    block = miss_curve(Part(whole, ROWS // 4, 64).as_table(), BATCH)
     columns = miss_curve(whole.with_dim(16), BATCH)
     assert block.distinct_rows == pytest.approx(curve.distinct_rows / 4)
     assert block.missed(500) == pytest.approx(float(curve.missed(2000)) / 4, rel=0.01)

@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 
+from helpers.parts import cut_to
 from helpers.work import python_steps
+from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
-from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, distinct_rows, table_features
+from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, distinct_rows, part_features
 
 ONCE = (1.0, *[0.0] * 16)  # every touched row is touched once
 
 
 def by_name(tables, dims, batch_size=65536):
-    features = table_features(tables, np.array(dims), batch_size)
+    features = part_features(cut_to(tables, np.array(dims)), batch_size)
     return [dict(zip(FEATURES, row.tolist(), strict=True)) for row in features]
 
 
@@ -58,7 +60,7 @@ def test_rows_touched_more_often_move_their_lookups_to_later_shares():
     rarely = Table(name="a", rows=10**6, dim=4, pooling_factor=1, reuse_bins=ONCE)
     often = Table(name="a", rows=10**6, dim=4, pooling_factor=1, reuse_bins=zipf_bins(10**6, 1, 1.2))
 
-    shares = table_features([rarely, often], np.array([4, 4]), 65536)[:, SHARE_COLUMNS]
+    shares = part_features(cut_to([rarely, often], [4, 4]), 65536)[:, SHARE_COLUMNS]
 
     assert (shares[0] >= shares[1] - 1e-9).all()
     assert shares[1, 0] < 0.2
@@ -72,10 +74,10 @@ def test_each_set_has_features_of_its_own_batch_size():
     ]
     dims, batches = np.array([4, 4, 8]), np.array([512, 65536, 512])
 
-    together = table_features(tables, dims, batches)
+    together = part_features(cut_to(tables, dims), batches)
 
     for row, table, dim, batch in zip(together, tables, dims, batches, strict=True):
-        assert (row == table_features([table], np.array([dim]), int(batch))[0]).all()
+        assert (row == part_features(cut_to([table], [dim]), int(batch))[0]).all()
 
 
 def test_pooling_mode_and_weights_of_lookups_are_reported():
@@ -106,18 +108,18 @@ def test_distinct_rows_come_near_the_truth_where_rows_are_read_alike(rows, batch
 
 
 def test_no_tables_have_no_features():
-    assert table_features([], np.array([], dtype=np.int64), 512).shape == (0, len(FEATURES))
+    assert part_features([], 512).shape == (0, len(FEATURES))
 
 
 def test_widths_of_a_table_are_no_loop_of_python():
     tables = [Table(name=f"t{i}", rows=1000 + i, dim=128, pooling_factor=2, reuse_bins=ONCE) for i in range(2000)]
-    pairs = [table for table in tables for _ in range(32)]
-    dims = np.tile(np.arange(4, 132, 4), len(tables))
+    narrow = cut_to(tables, np.tile(np.arange(4, 132, 4), len(tables))[:2000])
+    every = [Part(table, table.rows, dim) for table in tables for dim in range(4, 132, 4)]
     found = []
-    table_features(tables, dims[:2000], 65536)  # numpy runs some lines of its own the first time
+    part_features(narrow, 65536)  # numpy runs some lines of its own the first time
 
-    every_width = python_steps(lambda: found.append(table_features(pairs, dims, 65536)))
-    one_width = python_steps(lambda: found.append(table_features(tables, dims[:2000], 65536)))
+    every_width = python_steps(lambda: found.append(part_features(every, 65536)))
+    one_width = python_steps(lambda: found.append(part_features(narrow, 65536)))
 
-    assert every_width < 1.01 * one_width  # a garbage collection in between runs a few lines of its own
+    assert every_width < 1.01 * one_width
     assert [features.shape for features in found] == [(64000, len(FEATURES)), (2000, len(FEATURES))]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.parts import cut_to
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
@@ -38,7 +39,7 @@ def given(folder: Path, **top: Any) -> Given:
 
 def test_half_a_table_costs_half_and_costs_add_up(tmp_path: Path) -> None:
     model = given(tmp_path, fixed_ms=100.0)
-    vectors = model.table_vectors(tables(128, 64), np.array([64, 64]))
+    vectors = model.part_vectors(cut_to(tables(128, 64), [64, 64]))
     assert model.compute_ms(vectors).tolist() == [104.0, 106.0]
     assert model.compute_ms(vectors.sum(axis=0)) == 110.0
 
@@ -47,13 +48,13 @@ def test_narrow_shards_cost_their_factor_beside_that_of_the_whole(tmp_path: Path
     """A table that is narrow as a whole costs what is given: whoever gave it knew its width."""
     model = given(tmp_path, narrow=[{"below": 64, "factor": 1.75}, {"below": 128, "factor": 1.15}])
     wide, narrow = tables(128, 64)
-    vectors = model.table_vectors([wide, wide, wide, narrow, narrow], np.array([128, 64, 32, 64, 32]))
+    vectors = model.part_vectors(cut_to([wide, wide, wide, narrow, narrow], [128, 64, 32, 64, 32]))
     assert np.allclose(vectors[:, 0], [8.0, 4.0 * 1.15, 2.0 * 1.75, 6.0, 3.0 * 1.75 / 1.15])
 
 
 def test_a_cost_for_another_width_is_scaled(tmp_path: Path) -> None:
     model = given(tmp_path, tables=[{"name": "t0", "cost_ms": 8.0, "dim": 64}])
-    assert model.table_vectors(tables(128), np.array([128]))[0, 0] == 16.0
+    assert model.part_vectors(cut_to(tables(128), [128]))[0, 0] == 16.0
 
 
 def test_a_device_waits_but_all_to_alls_nothing(tmp_path: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_device_waits_but_all_to_alls_nothing(tmp_path: Path) -> None:
 def test_a_csv_says_the_same(tmp_path: Path) -> None:
     (tmp_path / "costs.csv").write_text("name,cost_ms,compute_ms,forward_collective_ms\nt0, 8.0,,\nt1,,1.0,5\n")
     model = open_cost_model(f"given:{tmp_path / 'costs.csv'}", 2560)
-    assert np.allclose(model.table_vectors(tables(128, 64), np.array([128, 32]))[:, 0], [8.0, 3.0])
+    assert np.allclose(model.part_vectors(cut_to(tables(128, 64), [128, 32]))[:, 0], [8.0, 3.0])
 
 
 def test_a_plan_under_given_costs(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_so_does_a_table_of_the_wrong_shape(tmp_path: Path, name: str, text: str
 
 def test_a_table_without_a_cost_is_named(tmp_path: Path) -> None:
     with refused(InvalidInput, "'t2'"):
-        given(tmp_path).table_vectors(tables(4, 4, 4), np.array([4, 4, 4]))
+        given(tmp_path).part_vectors(cut_to(tables(4, 4, 4), [4, 4, 4]))
 
 
 def test_tables_that_cost_nothing_are_placed_all_the_same(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from helpers.costs import bent_both_ways, random_model
+from helpers.parts import cut_to
 from neuroshard.core.table import Table
 from neuroshard.costmodel.compute_net import (
     BY_BYTES,
@@ -21,7 +22,7 @@ from neuroshard.costmodel.compute_net import (
     Layer,
     steps,
 )
-from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, split_features, table_features
+from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, part_features, split_features
 from neuroshard.costmodel.protocol import slope_by_differences
 
 K = MEMBERS * TABLE_WIDTHS[-1]
@@ -165,7 +166,7 @@ def devices(rated, rng):
         Table(name="t", rows=int(2 ** rng.uniform(0, 33)), dim=4, pooling_factor=float(60 ** rng.uniform()))
         for _ in range(500)
     ]
-    vectors = rated.vectors(table_features(tables, np.full(500, 4), 65536))
+    vectors = rated.vectors(part_features(cut_to(tables, np.full(500, 4)), 65536))
     return vectors[rng.integers(0, 500, (3000, 6))]
 
 
@@ -219,10 +220,10 @@ def test_rows_are_counted_to_the_last_one(rated):
     rows = [1, 3, 2**31 - 1, 10**12 + 1]
     tables = [Table(name="t", rows=count, dim=4, pooling_factor=1.0) for count in rows]
 
-    vectors = rated.split_vectors(split_features(tables, np.full(4, 4), 65536))
+    vectors = rated.split_vectors(split_features(cut_to(tables, np.full(4, 4)), 65536))
 
     assert vectors[:, ROWS].tolist() == rows
-    assert rated.vectors(table_features(tables, np.full(4, 4), 65536)) == pytest.approx(vectors)
+    assert rated.vectors(part_features(cut_to(tables, np.full(4, 4)), 65536)) == pytest.approx(vectors)
 
 
 def test_with_rates_lifted_sums_and_batches_tell_the_same(rated, devices):

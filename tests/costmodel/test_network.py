@@ -7,6 +7,7 @@ import pytest
 
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
+from helpers.parts import cut_to
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -54,6 +55,6 @@ def test_a_copy_looks_its_own_samples_up_and_sends_all_its_gradients_around_twic
     model, table = AnalyticModel(), Table(name="t", rows=10_000, dim=64, pooling_factor=8.0)
     quarter = table.model_copy(update={"pooling_factor": 2.0})
     compute, forward, backward = copies_ms(model, [table], task_of((table,)))
-    assert compute == pytest.approx(float(model.compute_ms(model.table_vectors([quarter], np.array([64]))[0])))
+    assert compute == pytest.approx(float(model.compute_ms(model.part_vectors(cut_to([quarter], [64]))[0])))
     assert forward == 0
     assert backward == model.backward_collective_ms(np.full(4, 2 * 10_000 * 64 / BATCH)).max()

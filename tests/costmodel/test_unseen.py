@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from helpers.parts import cut_to, wholes
 from helpers.refusals import names
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.costmodel.compute_net import FeatureScale
-from neuroshard.costmodel.features import table_features
+from neuroshard.costmodel.features import part_features
 from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 
 
@@ -19,15 +20,18 @@ def table(name: str = "t", rows: int = 10_000, pooling_factor: float = 10.0, **m
 def scale() -> FeatureScale:
     """Of tables of 1,000 to 100,000 rows, 5 to 20 lookups, read uniformly."""
     seen = [table(rows=rows, pooling_factor=lookups) for rows in (1_000, 100_000) for lookups in (5.0, 20.0)]
-    return FeatureScale.of(table_features(seen, np.full(len(seen), 64), 65536))
+    return FeatureScale.of(part_features(cut_to(seen, np.full(len(seen), 64)), 65536))
 
 
 def test_tables_such_as_were_measured_need_no_word(scale):
-    assert unlike_trained(scale, [table(), table(rows=1_500, pooling_factor=6.0), table(pooling_factor=30.0)]) == ()
+    assert (
+        unlike_trained(scale, wholes([table(), table(rows=1_500, pooling_factor=6.0), table(pooling_factor=30.0)]))
+        == ()
+    )
 
 
 def test_sizes_beyond_the_measured_range_are_reported_with_both(scale):
-    lines = unlike_trained(scale, [table(), table("huge", rows=10**9), table("many", pooling_factor=500.0)])
+    lines = unlike_trained(scale, wholes([table(), table("huge", rows=10**9), table("many", pooling_factor=500.0)]))
 
     for facts in (
         ("1 of 3", "1,000,000,000 rows", "1,000 to 100,000 rows"),
@@ -39,7 +43,9 @@ def test_sizes_beyond_the_measured_range_are_reported_with_both(scale):
 def test_the_farthest_of_several_is_reported_on_either_side(scale):
     small = [table(f"t{rows}", rows=rows) for rows in (3, 7, 600)]
 
-    assert all(names(unlike_trained(scale, small)[0], fact) for fact in ("2 of 3", "3 rows", "1,000 to 100,000 rows"))
+    assert all(
+        names(unlike_trained(scale, wholes(small))[0], fact) for fact in ("2 of 3", "3 rows", "1,000 to 100,000 rows")
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,12 +57,12 @@ def test_the_farthest_of_several_is_reported_on_either_side(scale):
     ],
 )
 def test_a_kind_of_table_that_was_not_measured_is_reported(scale, kind, facts):
-    tables = [table(), table("other", **kind)]
+    parts = wholes([table(), table("other", **kind)])
 
     for unlike in (unlike_trained, unlike_in_kind):
-        (line,) = unlike(scale, tables)
+        (line,) = unlike(scale, parts)
         assert all(names(line, fact) for fact in ("1 of 2", *facts))
-    assert unlike_in_kind(scale, [table(rows=10**9)]) == ()
+    assert unlike_in_kind(scale, wholes([table(rows=10**9)])) == ()
 
 
 def test_rows_read_again_more_often_are_reported_and_a_table_never_read_is_not(scale):
@@ -64,5 +70,5 @@ def test_rows_read_again_more_often_are_reported_and_a_table_never_read_is_not(s
     unread = table("unread", pooling_factor=0.0)
 
     repeat = "1 of 2 tables has rows that repeat"
-    assert any(line.startswith(repeat) for line in unlike_trained(scale, [table(), skewed]))
-    assert not any(line.startswith(repeat) for line in unlike_trained(scale, [table(), unread]))
+    assert any(line.startswith(repeat) for line in unlike_trained(scale, wholes([table(), skewed])))
+    assert not any(line.startswith(repeat) for line in unlike_trained(scale, wholes([table(), unread])))

@@ -25,6 +25,7 @@ from helpers.plans import NOW, TABLES, make_plan, row_plan, row_wise
 from helpers.processes import alive, needs_proc, new_mark, wait_until
 from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -262,7 +263,7 @@ def test_a_capped_plan_has_the_same_shards_with_fewer_rows(example):
     ]
     used = sum(table.memory_bytes for table in capped.task.tables)
     user = capped.task.tables[0]
-    assert used <= 40_000 < used + user.shard_bytes(1, user.dim)
+    assert used <= 40_000 < used + Part(user, 1, user.dim).memory().total
     assert {t.name: t.rows for t in capped.task.tables} == {"user": user.rows, "item": 300, "country": 7}
 
 

@@ -23,6 +23,7 @@ import neuroshard
 from helpers.bounds import HOSTILE, drawn, numbers_of, values_in
 from helpers.costs import formula_costs, random_tables
 from helpers.memory_store import MemoryStore
+from helpers.parts import cut_to, wholes
 from helpers.plans import make_plan
 from helpers.refusals import names, refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
@@ -95,7 +96,7 @@ def use_tables(data: Any, folder: Path) -> None:
 
 def read_and_price(data: Any, folder: Path) -> None:
     tables, _ = read_tables(file_of(data, folder))
-    vectors = analytic_model("h100", 512).table_vectors(tables, np.array([table.dim for table in tables]))
+    vectors = analytic_model("h100", 512).part_vectors(wholes(tables))
     assert np.isfinite(vectors).all()
     assert sum(table.memory_bytes for table in tables) > 0
     for batch_size in (1, 512, 2**31):
@@ -111,7 +112,7 @@ def read_and_price(data: Any, folder: Path) -> None:
 
 def use_given(data: Any, folder: Path) -> None:
     tables = [TABLES[0].model_copy(update={"name": name, "dim": 64}) for name in ("user", "item")]
-    vectors = load_given(file_of(data, folder)).table_vectors(tables, np.array([4, 64]))
+    vectors = load_given(file_of(data, folder)).part_vectors(cut_to(tables, [4, 64]))
     assert (np.isfinite(vectors) & (vectors >= 0)).all()
 
 

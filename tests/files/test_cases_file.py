@@ -9,6 +9,7 @@ import pytest
 from helpers.refusals import refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
+from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
 from neuroshard.files.disk import only_writer
@@ -43,7 +44,8 @@ def test_a_case_of_sequences_and_of_tables_with_several_features_is_found_by_its
     features = [{"name": name, "pooling_factor": share} for name, share in (("x", 0.1), ("y", 7 / 3))]
     shared = Table.model_validate({"name": "shared", "rows": 9000, "dim": 8, "features": features})
     sequence = Table(name="sequence", rows=9000, dim=8, pooling_factor=3.0, pooling="none")
-    made = [table.resized(8191, 8, table.pooling_factor * 1.7).part(1237, 4) for table in (shared, sequence)]
+    varied = [table.resized(8191, 8, table.pooling_factor * 1.7) for table in (shared, sequence)]
+    made = [Part(table, 1237, 4).as_table() for table in varied]
     own = ComputeCase(tables=tuple(made))
     written = cases.model_copy(update={"tables": (*cases.tables, shared, sequence), "compute": (*cases.compute, own)})
     write_cases(tmp_path, written)

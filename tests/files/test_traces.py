@@ -10,6 +10,7 @@ import pytest
 from helpers.refusals import refused
 from helpers.work import python_steps
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
+from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.access import count_bins
@@ -227,7 +228,7 @@ def test_recorded_lookups_are_thinned_or_joined_to_the_pooling_factor(traces, po
 def test_a_part_row_wise_reads_its_share_and_each_of_its_rows_as_often_as_the_whole():
     whole = table(rows=4_000, pooling=2.0, reuse_bins=zipf_bins(4_000, 2.0, 1.05))
     traces = Traces({whole.name: draw_lookups(whole, 20_000, rng())})
-    part = whole.part(500, whole.dim)
+    part = Part(whole, 500, whole.dim).as_table()
 
     batch = trace_lookups(traces, part, 20_000, rng(1))
 

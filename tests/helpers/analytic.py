@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuroshard.core.table import Table
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.core.part import Part
+from neuroshard.costmodel.protocol import Floats
 
 
 class AnalyticModel:
@@ -29,13 +29,13 @@ class AnalyticModel:
         self.batch_size = batch_size
         self.asked: list[tuple[int, ...]] = []  # shapes of all questions, to see that they come in batches
 
-    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
         return ()
 
-    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        lookups = self.batch_size * np.array([table.pooling_factor for table in tables])
-        traffic = lookups * dims * np.array([table.element_bytes for table in tables])
-        return np.stack([traffic / 1e9, lookups * 0.2e-6, np.full(len(tables), 0.02)], axis=-1)
+    def part_vectors(self, parts: Sequence[Part]) -> Floats:
+        lookups = self.batch_size * np.array([part.pooling_factor for part in parts])
+        traffic = lookups * np.array([part.dim * part.table.element_bytes for part in parts])
+        return np.stack([traffic / 1e9, lookups * 0.2e-6, np.full(len(parts), 0.02)], axis=-1)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         self.asked.append(vector_sums.shape)

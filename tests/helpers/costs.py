@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.parts import cut_to
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import CollectiveCase, ComputeCase
@@ -41,7 +42,7 @@ def random_tables(count: int, seed: int = 0) -> tuple[Table, ...]:
 
 def compute_cost(case: ComputeCase, rng: np.random.Generator, noise: float, round_: int = 0) -> ComputeCost:
     dims = np.array([table.dim for table in case.tables], dtype=np.int64)
-    terms = formula.table_terms(case.tables, dims, BENCH.batch_size).sum(axis=0)
+    terms = formula.part_terms(cut_to(case.tables, dims), BENCH.batch_size).sum(axis=0)
     off = np.exp(noise * rng.standard_normal())
     forward, backward = (float(ms * off) for ms in (formula.forward_ms(terms), formula.backward_ms(terms)))
     return ComputeCost(case_id=case.case_id, round=round_, forward_ms=forward, backward_ms=backward)

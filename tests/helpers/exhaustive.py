@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from helpers.analytic import AnalyticModel
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.launches import launches, operators_of
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard, sharding_of
-from neuroshard.core.step_memory import BATCHES, Pipeline, step_bytes
+from neuroshard.core.step_memory import BATCHES, Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns, for_task, sending_more
@@ -48,7 +49,7 @@ def memory_of_devices(
     draw: st.DrawFn, tables: Sequence[Table], shares: Sequence[float], batch_size: int, pipeline: Pipeline | None
 ) -> tuple[int, ...]:
     """Memory of devices with these shares of it: little to spare, or too little."""
-    need = sum(t.memory_bytes + step_bytes(t, batch_size, pipeline).of(t.dim) for t in tables)
+    need = sum(Part.of(table).memory(batch_size, pipeline).total for table in tables)
     room = draw(st.floats(0.8, 1.8)) * need
     return tuple(int(room * share / sum(shares)) + 1 for share in shares)
 
@@ -72,7 +73,9 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
     model, constraints = for_task(model, task), task.constraints
     copied = [table for table in task.tables if table.name in constraints.data_parallel]
     tables = [table for table in task.tables if table.name not in constraints.data_parallel]
-    usable = np.array(task.usable_bytes) - sum(task.copy_memory(table).total for table in copied)
+    usable = np.array(task.usable_bytes) - sum(
+        task.memory(Part.of(table, copies=task.devices)).total for table in copied
+    )
     rules, together = constraints.rules(), {name: group for group in constraints.together for name in group}
     row_wise = set(task.may_split_rows)
     domain = task.topology.domain if task.topology and task.topology.domains(task.devices) > 1 else 1
@@ -122,15 +125,13 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         shards.append([_shards(table, way) for way in rectangles])
         flat = [one for way in rectangles for one in way]
         dims = np.array([dim for _, dim in flat])
-        parts = model.table_vectors(
-            [table.part(rows or table.rows, table.dim) for rows, _ in flat], np.maximum(dims, 4)
-        )
+        parts = model.part_vectors([Part(table, rows or table.rows, max(dim, 4)) for rows, dim in flat])
         shape = (len(rectangles), task.devices)
         vectors.append((parts * (dims > 0)[:, None]).reshape(*shape, -1))
         over = np.repeat(split_over, task.devices).tolist()
         sent = [
-            table.part(rows, dim).sent_columns if rows == table.rows else block_columns(model, table.part(rows, dim))
-            for rows, dim in flat
+            part.sent_columns if part.rows == table.rows else block_columns(model, part)
+            for part in (Part(table, *one) for one in flat)
         ]
         columns.append(np.array(sent).reshape(shape) * (dims > 0).reshape(shape))
         near.append(np.zeros(shape))
@@ -139,11 +140,13 @@ def optimum_ms(task: ShardingTask, model: CostModel) -> float:
         dims_of = [table.dim] * over_domains + grids
         for row, wide in enumerate(dims_of, len(rectangles) - len(dims_of)):
             assert rates is not None
-            host = HostColumns.of(model, [table.with_dim(wide)], task.devices, domain, rates)
+            host = HostColumns.of(model, [Part(table, table.block_rows(domain), wide)], task.devices, domain, rates)
             for amount, to in ((host.inside, near), (host.out, far), (host.encoded, encoded)):
                 to[-1][row] = np.where(columns[-1][row] > 0, amount - columns[-1][row], 0.0)
         parts_of = [1 if one[0] == table.rows else of for one, of in zip(flat, over, strict=True)]
-        sizes = [task.shard_bytes(table, *one, of) if one[1] else 0 for one, of in zip(flat, parts_of, strict=True)]
+        sizes = [
+            task.memory(Part(table, *one, of)).total if one[1] else 0 for one, of in zip(flat, parts_of, strict=True)
+        ]
         nbytes.append(np.array(sizes).reshape(shape))
     ways = np.array(list(itertools.product(*(range(len(one)) for one in columns))))
     names = [table.name for table in tables]

@@ -1,5 +1,6 @@
 """How much work something is, counted and not timed: the same on every machine, however slow or busy."""
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -16,9 +17,11 @@ def python_steps(do: Callable[[], Any]) -> int:
         return count
 
     before = sys.gettrace()
+    gc.disable()  # hypothesis has a callback of its collections
     sys.settrace(count)
     try:
         do()
     finally:
         sys.settrace(before)
+        gc.enable()
     return steps

@@ -3,7 +3,6 @@
 import json
 import warnings
 
-import numpy as np
 import pytest
 
 from bench.searching import methods, production, tables
@@ -12,6 +11,7 @@ from bench.searching.peers_paper import Predictor, PublishedSearch
 from bench.searching.scoring import cost_ms, fault, rows_of
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model, random_tables
+from helpers.parts import cut_to
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import Table
@@ -98,7 +98,7 @@ def test_a_printed_plan_is_read_with_its_fixed_and_its_repeated_tables(tmp_path)
     assert plan.rank_ms[[3, 5, 7, 0]].tolist() == [30.0, 20.0, 15.0, 10.0]
     assert [t.name for t in plan.task.tables] == ["a", "a_2"]
     model = plan.model(narrow=True)
-    assert model.compute_ms(model.table_vectors(plan.task.tables, np.array([256, 128]))).tolist() == [40.0, 12.5]
+    assert model.compute_ms(model.part_vectors(cut_to(plan.task.tables, [256, 128]))).tolist() == [40.0, 12.5]
     assert plan.task.device_memory_bytes[0] == pytest.approx(
         1.92e9, rel=1e-6
     )  # the fullest has 1.94 GB, 0.02 of it fixed

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from helpers.parts import cut_to, wholes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import device_costs
@@ -53,7 +54,7 @@ def test_no_tables_cost_nothing() -> None:
 
 def test_many_sets_at_once_cost_what_each_does(table: MakeTable) -> None:
     tables = [table(f"t{i}", rows=1000 * 3**i, dim=4 * i + 4, pooling_factor=i) for i in range(6)]
-    terms = formula.table_terms(tables, np.array([t.dim for t in tables]), BATCH)
+    terms = formula.part_terms(wholes(tables), BATCH)
     sums = np.cumsum(terms, axis=0)
     one_by_one = [formula.compute_ms(tables[: n + 1], BATCH) for n in range(6)]
     np.testing.assert_allclose(formula.forward_ms(sums) + formula.backward_ms(sums), one_by_one, rtol=1e-12)
@@ -90,7 +91,7 @@ def test_the_formula_is_a_cost_model(table: MakeTable) -> None:
     tables = [table("a", rows=10**6, dim=64), table("b", rows=10**5, dim=32)]
     task = ShardingTask(tables=tuple(tables), device_memory_bytes=(2**40,) * 2, batch_size=BATCH)
     model = formula.Formula(BATCH)
-    vectors = model.table_vectors(task.tables, np.array([64, 32]))
+    vectors = model.part_vectors(cut_to(task.tables, [64, 32]))
     compute, forward, backward = device_costs(model, vectors, np.array([64.0, 32.0]))
     np.testing.assert_allclose(compute, [formula.compute_ms([one], BATCH) for one in tables])
     waited = forward + compute + backward
@@ -99,7 +100,7 @@ def test_the_formula_is_a_cost_model(table: MakeTable) -> None:
 
 def test_the_slope_of_the_formula_is_what_another_table_adds(table: MakeTable) -> None:
     model = formula.Formula(BATCH)
-    many = model.table_vectors([table(f"t{i}", rows=10**6, dim=64) for i in range(200)], np.full(200, 64))
+    many = model.part_vectors(cut_to([table(f"t{i}", rows=10**6, dim=64) for i in range(200)], np.full(200, 64)))
     sums = many[1:].sum(axis=0)
 
     added = model.compute_slope(sums) @ many[0]

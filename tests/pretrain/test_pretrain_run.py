@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load, save
 
 from helpers.costs import BENCH, formula_costs, random_tables
+from helpers.parts import cut_to, wholes
 from helpers.refusals import names, refused
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -83,7 +84,7 @@ def test_what_the_report_says_is_what_the_model_predicts(model, costs):
     rows = [(case, cost) for case, cost in costs.compute if case.split == "test_tables" and cost.round == 0]
     off = []
     for case, cost in rows:
-        vectors = model.table_vectors(case.tables, np.array([table.dim for table in case.tables]))
+        vectors = model.part_vectors(wholes(case.tables))
         off.append(abs(float(model.compute_ms(vectors.sum(axis=0))) / cost.total_ms - 1))
 
     assert by_name(model.report)["compute"].splits["test_tables"].mape == pytest.approx(np.mean(off))
@@ -92,10 +93,10 @@ def test_what_the_report_says_is_what_the_model_predicts(model, costs):
 def test_sets_far_larger_than_measured_cost_more_in_proportion(model):
     tables = random_tables(500, seed=1)
     dims = np.full(500, 64)
-    sums = model.table_vectors(tables, dims).cumsum(axis=0)
+    sums = model.part_vectors(cut_to(tables, dims)).cumsum(axis=0)
 
     predicted = model.compute_ms(sums[[14, 49, 99, 249, 499]])
-    terms = formula.table_terms(tables, dims, 65536).cumsum(axis=0)[[14, 49, 99, 249, 499]]
+    terms = formula.part_terms(cut_to(tables, dims), 65536).cumsum(axis=0)[[14, 49, 99, 249, 499]]
     true = formula.forward_ms(terms) + formula.backward_ms(terms)
 
     assert (np.diff(predicted) > 0).all()
@@ -104,7 +105,7 @@ def test_sets_far_larger_than_measured_cost_more_in_proportion(model):
 
 def test_another_table_never_lowers_the_prediction(model):
     tables, rng = random_tables(500, seed=2), np.random.default_rng(0)
-    vectors = model.table_vectors(tables, rng.integers(1, 33, 500) * 4)
+    vectors = model.part_vectors(cut_to(tables, rng.integers(1, 33, 500) * 4))
     sets = [rng.choice(500, rng.integers(1, 16), replace=False) for _ in range(10_000)]
     sums = np.array([vectors[some].sum(axis=0) for some in sets])
 
@@ -115,7 +116,7 @@ def test_another_table_never_lowers_the_prediction(model):
 
 
 def test_the_head_is_used_where_it_bends(model):
-    vectors, rng = model.table_vectors(random_tables(500, seed=2), np.full(500, 64)), np.random.default_rng(0)
+    vectors, rng = model.part_vectors(cut_to(random_tables(500, seed=2), np.full(500, 64))), np.random.default_rng(0)
     sets = [rng.choice(500, rng.integers(1, 16), replace=False) for _ in range(1000)]
 
     slopes = model.compute_slope(np.array([vectors[some].sum(axis=0) for some in sets]))
@@ -162,7 +163,7 @@ def test_one_net_serves_batch_sizes_of_which_it_saw_only_some():
         at = model.at_batch_size(size)
         off = []
         for case, _ in sets[:200]:
-            vectors = at.table_vectors(case.tables, np.array([table.dim for table in case.tables]))
+            vectors = at.part_vectors(wholes(case.tables))
             off.append(abs(at.compute_ms(vectors.sum(axis=0)) / formula.compute_ms(case.tables, size) - 1))
         assert np.mean(off) < 0.12, size
 
@@ -203,7 +204,7 @@ def test_predictions_are_positive_and_finite_for_the_strangest_tables(model):
         )
     )
     for dims in (np.full(8, 4), np.full(8, 2**16)):
-        costs = model.compute_ms(model.table_vectors(strange, dims))
+        costs = model.compute_ms(model.part_vectors(cut_to(strange, dims)))
         assert np.isfinite(costs).all()
         assert (costs > 0).all()
 
@@ -372,14 +373,11 @@ def test_table_sets_that_are_too_few_are_stood_in_for_and_the_scale_is_theirs(me
     assert ("by 5 measured table sets" in stand_in) == bool(measured)
     assert model.report.unseen_tables_error == 0.3
     others = [(case, cost) for case, cost in train[measured:] if len(case.tables) > 2]
-    predicted = [
-        float(model.compute_ms(model.table_vectors(c.tables, np.array([t.dim for t in c.tables])).sum(axis=0)))
-        for c, _ in others
-    ]
+    predicted = [float(model.compute_ms(model.part_vectors(wholes(c.tables)).sum(axis=0))) for c, _ in others]
     ratios = np.array([cost.total_ms for _, cost in others]) / predicted
     assert measured == 0 or 0.6 < np.median(ratios) < 1.7
     dims = np.array([t.dim for t in others[0][0].tables])
-    sums = model.table_vectors(others[0][0].tables, dims).sum(axis=0)
+    sums = model.part_vectors(cut_to(others[0][0].tables, dims)).sum(axis=0)
     assert float(model.nets.compute.spread_ms(sums)) >= 0.29 * float(model.compute_ms(sums))
 
 
@@ -388,7 +386,7 @@ def test_all_to_alls_are_drawn_of_the_columns_that_the_tables_send():
     tables = tuple(table.model_copy(update={"pooling": "none", "pooling_factor": 50.0}) for table in random_tables(3))
     drawn = completed(Costs(bench=BENCH, compute=(), collective=(), tables=tables, device_counts=(2,)), seed=0).costs
 
-    sent = sum(table.sent_columns for table in tables)
+    sent = sum(part.sent_columns for part in wholes(tables))
     sums = [sum(case.device_dims) for case, _ in drawn.collective]
     assert sent > 40 * sum(table.dim for table in tables)
     assert 0.2 * sent < min(sums) < 0.5 * sent < 1.2 * sent < max(sums) < 1.6 * sent
@@ -414,7 +412,7 @@ def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used(monkeypa
     analytic = Analytic("h100", BENCH.batch_size)
 
     def threefold(case):
-        vectors = analytic.table_vectors(case.tables, np.array([table.dim for table in case.tables]))
+        vectors = analytic.part_vectors(wholes(case.tables))
         forward, backward = analytic.parts_ms(vectors.sum(axis=0))
         return ComputeCost(case_id=case.case_id, forward_ms=3 * float(forward), backward_ms=3 * float(backward))
 
@@ -453,7 +451,7 @@ def test_a_single_set_is_enough_to_get_a_model():
     model = pretrain(costs.model_copy(update={"compute": rows}), epochs=2)
 
     assert np.isfinite(
-        model.compute_ms(model.table_vectors(rows[0][0].tables, np.array([4] * len(rows[0][0].tables)))).all()
+        model.compute_ms(model.part_vectors(cut_to(rows[0][0].tables, np.array([4] * len(rows[0][0].tables))))).all()
     )
 
 

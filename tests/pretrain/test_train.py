@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.parts import wholes
 from neuroshard.core.table import Table
 from neuroshard.costmodel.compute_net import (
     BY_BYTES,
@@ -14,7 +15,7 @@ from neuroshard.costmodel.compute_net import (
     BYTES,
     COUNTED_IN,
 )
-from neuroshard.costmodel.features import TOUCHED_COLUMN, table_features
+from neuroshard.costmodel.features import TOUCHED_COLUMN, part_features
 from neuroshard.pretrain.all_to_all import AllToAllSamples, predicted_ms, train_all_to_all
 from neuroshard.pretrain.compute import (
     FEWEST_EACH_SIDE,
@@ -115,7 +116,7 @@ def test_few_tables_teach_no_rates_by_bytes_nor_steps(many):
 
 
 def _touched_bytes(tables):
-    features = table_features(tables, np.array([table.dim for table in tables]), 65536)
+    features = part_features(wholes(tables), 65536)
     return features[:, TOUCHED_COLUMN].sum() * 2**30
 
 

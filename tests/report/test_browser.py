@@ -8,6 +8,7 @@ import pytest
 from helpers.hostile import HOSTILE
 from helpers.limits import HANGS
 from helpers.plans import make_plan, row_plan
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -110,7 +111,7 @@ def test_the_lists_say_what_the_plan_says(opened, html, parts):
     for name, shards in plan.by_table().items():
         table, row = tables[name], shown[name]
         assert row[1:3] == [f"{table.rows:,}", str(table.dim)]
-        assert row[4] == format_bytes(sum(table.shard_bytes(shard.rows, shard.dim) for shard in shards))
+        assert row[4] == format_bytes(sum(Part(table, shard.rows, shard.dim).memory().total for shard in shards))
         assert row[6:] == [str(len(shards)), ", ".join(map(str, sorted({shard.device for shard in shards})))]
     totals = [row[5] for row in cells(page, "devices")]
     assert totals == [f"{ms:.3f}" for ms in plan.predicted_ms]
@@ -162,7 +163,7 @@ def test_hovering_over_a_table_shows_its_numbers(opened, html, parts):
     assert f"{table.rows:,} rows × {table.dim} columns" in card
     for shard in plan.by_table()[name]:
         assert f"{shard.column_offset}–{shard.column_offset + shard.dim - 1}" in card
-        assert format_bytes(table.shard_bytes(shard.rows, shard.dim)) in card
+        assert format_bytes(Part(table, shard.rows, shard.dim).memory().total) in card
     assert "adds ms" in card
 
 

@@ -21,6 +21,7 @@ from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.output_order import reordered
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -142,7 +143,7 @@ def test_rows_of_a_table_are_priced_as_a_table_of_their_own():
     user = plan.task.tables[0]
     data = data_of(report(searched_with(model, plan), model=model, live=LivePlan(make_plan(), "before")))
 
-    half = model.compute_ms(model.table_vectors([user.part(500, 16)], np.array([16])))
+    half = model.compute_ms(model.part_vectors([Part(user, 500, 16)]))
     assert data["shards"]["alone"][:2] == pytest.approx([half[0]] * 2)
     assert [data["shards"][name][:2] for name in ("row", "rows", "dim")] == [[0, 500], [500, 500], [16, 16]]
     assert (0, 500) in set(zip(data["moves"]["row"], data["moves"]["rows"], strict=True))

@@ -8,6 +8,7 @@ import pytest
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
+from helpers.parts import wholes
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import DIM_STEP, Table
@@ -55,7 +56,7 @@ def row_wise_of_devices(seed: int) -> tuple[ShardingTask, TrainedCostModel]:
 def with_rates(model: TrainedCostModel, task: ShardingTask, times: Floats) -> TrainedCostModel:
     """The nets with rates of so many `times` (T,) what the skip takes, bends where devices lie, and hardly an all-to-all."""
     net = model.nets.compute
-    vectors = model.table_vectors(task.tables, np.array([table.dim for table in task.tables]))
+    vectors = model.part_vectors(wholes(task.tables))
     bends = (vectors.mean(axis=0) @ net.mean.weight).reshape(net.head.bias.shape)
     net = replace(net, rates=net.skip * times, head=Layer(net.head.weight, -1.0 * bends))
     forward, backward = (replace(one, unit_ms=1e-8) for one in (model.nets.forward, model.nets.backward) if one)

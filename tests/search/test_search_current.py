@@ -10,6 +10,7 @@ from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes, moves
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -183,7 +184,7 @@ def test_pieces_on_a_device_each_take_what_a_step_needs(task, old):
     counted = task.model_copy(update={"pipeline": "none", "device_memory_bytes": (2**40,) * 4})
     theirs = Plan(task=counted, shards=tuple(pieces), provenance=old.provenance)
     new = Table(name="new", rows=10, dim=4, pooling_factor=1)
-    need = counted.shard_bytes(new, new.rows, new.dim)
+    need = counted.memory(Part.of(new)).total
 
     def with_new(memory: int) -> ShardingTask:
         update = {

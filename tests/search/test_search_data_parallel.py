@@ -13,6 +13,7 @@ from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import moved_bytes
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, device_memory
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
@@ -93,7 +94,7 @@ def test_a_copy_takes_weights_two_gradients_and_the_state_of_the_dense_optimizer
     task = copied(make_task([(1000, 16, 3.0), (1000, 8, 1.0)], [1, 1]), "t1")
     task = task.model_copy(update={"dense_optimizer": dense})
     plan, copy = search(task, AnalyticModel(), FEW), task.tables[1]
-    others = sum(task.tables[0].shard_bytes(shard.rows, shard.dim) for shard in plan.by_table()["t0"])
+    others = sum(Part(task.tables[0], shard.rows, shard.dim).memory().total for shard in plan.by_table()["t0"])
     assert sum(plan.memory_bytes()) - others == 2 * copy.rows * copy.dim * 4 * (1 + 2 + values)
     (note,) = [note for note in plan.provenance.notes if "data-parallel" in note]
     assert f"the state of {dense or 'adam (assumed'}" in note
@@ -103,7 +104,7 @@ def test_a_plan_that_names_no_dense_optimizer_counts_what_its_tables_say(make_ta
     """As plans did before there was one to name."""
     task = copied(make_task([(1000, 16, 3.0), (1000, 8, 1.0)], [1, 1]), "t1")
     copy = task.tables[1]
-    assert task.copy_memory(copy).total == copy.memory_bytes + copy.rows * copy.dim * 4
+    assert task.memory(Part.of(copy, copies=2)).total == copy.memory_bytes + copy.rows * copy.dim * 4
 
 
 def test_a_search_may_start_from_a_plan_in_which_the_table_was_not_copied_yet(make_task):

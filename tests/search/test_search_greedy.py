@@ -28,8 +28,8 @@ def test_beside_pieces_that_outweigh_all_else_the_other_devices_hold_as_few_colu
 
 def test_first_plans_of_few_shards_ask_once_about_all(make_task, model, monkeypatch):
     asked = list[int]()
-    table_vectors = type(model).table_vectors
-    monkeypatch.setattr(type(model), "table_vectors", lambda *args: asked.append(len(args[1])) or table_vectors(*args))
+    part_vectors = type(model).part_vectors
+    monkeypatch.setattr(type(model), "part_vectors", lambda *args: asked.append(len(args[1])) or part_vectors(*args))
     problem = Problem(make_task([(1000, 64, 1.0)] * 30, [8] * 4), model)
 
     first_plans(problem, 1)

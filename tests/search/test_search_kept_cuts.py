@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
+from helpers.parts import cut_to
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, UsageError
@@ -71,7 +72,7 @@ def test_shards_move_and_cuts_stay(task, seed, budget):
 def priced(plan: Plan) -> tuple[float, ...]:
     """Ms of each device of a plan without row shards."""
     model, tables = AnalyticModel(), {table.name: table for table in plan.task.tables}
-    vectors = model.table_vectors([tables[s.table] for s in plan.shards], np.array([s.dim for s in plan.shards]))
+    vectors = model.part_vectors(cut_to([tables[s.table] for s in plan.shards], [s.dim for s in plan.shards]))
     sums, dims = np.zeros((plan.task.devices, vectors.shape[1])), np.zeros(plan.task.devices)
     for shard, vector in zip(plan.shards, vectors, strict=True):
         sums[shard.device] += vector

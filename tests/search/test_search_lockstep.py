@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from helpers.analytic import AnalyticModel
+from helpers.parts import cut_to
+from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 from neuroshard.search.proposers.lockstep import Devices, Shards, place
 from neuroshard.search.run import search
@@ -22,12 +24,12 @@ class Plainly:
 
     def nbytes(self, shard: tuple[int, int]) -> int:
         table = self.task.tables[shard[0]]
-        return table.shard_bytes(table.rows, shard[1])
+        return Part(table, table.rows, shard[1]).memory().total
 
     def compute_ms(self, shards: list[tuple[int, int]]) -> float:
         if not shards:
             return 0.0
-        vectors = [self.model.table_vectors([self.task.tables[t]], np.array([dim]))[0] for t, dim in shards]
+        vectors = [self.model.part_vectors(cut_to([self.task.tables[t]], [dim]))[0] for t, dim in shards]
         return float(self.model.compute_ms(np.sum(vectors, axis=0)))
 
     def cost_ms(self, devices: list[list[tuple[int, int]]]) -> float:

@@ -12,12 +12,13 @@ from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.moves import moved_bytes
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
-from neuroshard.costmodel.pricing import own_samples, price_shards
+from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.infeasible.feasibility import feasible
 from neuroshard.search.infeasible.packing import GaveUp, pack
 from neuroshard.search.run import search
@@ -122,7 +123,7 @@ def test_a_copy_adds_what_its_lookups_would_beside_the_sharded_tables() -> None:
     copies = [Shard(table="copy", rows=1000, dim=16, device=device) for device in range(2)]
     prices = price_shards(model, task, (*whole, *copies))
     assert prices is not None
-    copy, *sharded = model.table_vectors([own_samples(hot, 2), *tables[1:]], np.array([16, 16, 16]))
+    copy, *sharded = model.part_vectors([Part.of(hot, copies=2), *map(Part.of, tables[1:])])
     added = [model.compute_ms(one + copy) - model.compute_ms(one) for one in sharded]
     np.testing.assert_allclose(prices.adds_ms[2:], added, rtol=1e-6)
 

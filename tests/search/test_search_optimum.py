@@ -10,7 +10,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from helpers.analytic import AnalyticModel
 from helpers.costs import bent_both_ways, random_model
 from helpers.exhaustive import optimum_ms
+from helpers.parts import cut_to, wholes
 from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.compute_net import THRESHOLDS, Layer
@@ -46,8 +48,8 @@ def milp_optimum_ms(task: ShardingTask, model: Given) -> float | None:
     """Units of 4 columns of each table on each device, integer; the slowest device as low as memory lets it be."""
     tables, devices = len(task.tables), task.devices
     units = np.array([t.dim // 4 for t in task.tables])
-    unit_ms = model.table_vectors(task.tables, np.full(tables, 4))[:, 0]
-    unit_bytes = np.array([t.shard_bytes(t.rows, 4) for t in task.tables])
+    unit_ms = model.part_vectors(cut_to(task.tables, np.full(tables, 4)))[:, 0]
+    unit_bytes = np.array([Part(t, t.rows, 4).memory().total for t in task.tables])
     on_device = np.kron(np.ones(tables), np.eye(devices)).reshape(devices, tables * devices)
     load = np.hstack([on_device * np.repeat(unit_ms, devices), -np.ones((devices, 1))])
     stored = np.hstack([on_device * np.repeat(unit_bytes, devices), np.zeros((devices, 1))])
@@ -86,12 +88,12 @@ def exhaustive_ms(task: ShardingTask, model: CostModel) -> float:
     best = np.inf
     deals = [[d for d in product(range(t.dim // 4 + 1), repeat=devices) if sum(d) == t.dim // 4] for t in task.tables]
     vectors = [
-        np.pad(model.table_vectors([t] * (t.dim // 4), np.arange(4, t.dim + 1, 4)), ((1, 0), (0, 0)))
+        np.pad(model.part_vectors(cut_to([t] * (t.dim // 4), np.arange(4, t.dim + 1, 4))), ((1, 0), (0, 0)))
         for t in task.tables
     ]
     for deal in product(*deals):
         units = np.array(deal)
-        nbytes = sum(units[i] * t.shard_bytes(t.rows, 4) for i, t in enumerate(task.tables))
+        nbytes = sum(units[i] * Part(t, t.rows, 4).memory().total for i, t in enumerate(task.tables))
         if (nbytes > task.device_memory_bytes).any():
             continue
         sums = sum(vectors[i][units[i]] for i in range(tables))
@@ -116,7 +118,7 @@ def with_dips(task: ShardingTask, seed: int, rates: bool = False) -> tuple[Shard
     With `rates` also by the rows of a device."""
     drawn = random_model(task.devices, 4, seed=seed, rates=len(THRESHOLDS) if rates else 0)
     task = task.model_copy(update={"batch_size": drawn.batch_size})
-    vectors = drawn.table_vectors(task.tables, np.array([t.dim for t in task.tables]))
+    vectors = drawn.part_vectors(wholes(task.tables))
     bent = bent_both_ways(drawn.nets.compute, seed)
     of_a_device = (vectors.mean(axis=0) @ bent.mean.weight).reshape(bent.head.bias.shape)
     bent = replace(bent, head=Layer(bent.head.weight, -1.0 * of_a_device))  # so it bends there

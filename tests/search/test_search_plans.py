@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
+from helpers.parts import cut_to
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -145,7 +147,7 @@ def plainly(plan: Plan, model: CostModel) -> list[tuple[float, float, float]]:
     for device in range(plan.task.devices):
         shards = [shard for shard in plan.shards if shard.device == device]
         dims.append(float(sum(shard.dim for shard in shards)))
-        vectors = [model.table_vectors([by_name[shard.table]], np.array([shard.dim])) for shard in shards]
+        vectors = [model.part_vectors(cut_to([by_name[shard.table]], [shard.dim])) for shard in shards]
         compute.append(float(model.compute_ms(np.concatenate(vectors).sum(axis=0))) if shards else 0.0)
     backward = model.backward_collective_ms(np.array(dims)).tolist()
     ready = [c + b for c, b in zip(compute, backward, strict=True)]
@@ -283,14 +285,14 @@ def test_a_cost_model_that_predicts_no_cost_is_reported_in_one_line(make_task, m
 
 @pytest.mark.parametrize(("row_wise", "part"), [(False, "32 columns"), (True, "500 rows")])
 def test_a_cost_model_that_knows_no_finite_cost_of_a_part_is_refused_by_name(make_task, model, row_wise, part):
-    known = model.table_vectors
+    known = model.part_vectors
 
-    def vectors(tables: list[Table], dims: np.ndarray) -> np.ndarray:
-        found = known(tables, dims)
-        found[[table.rows == 500 or not row_wise for table in tables]] = np.nan
+    def vectors(parts: list[Part]) -> np.ndarray:
+        found = known(parts)
+        found[[part.rows == 500 or not row_wise for part in parts]] = np.nan
         return found
 
-    model.table_vectors = vectors
+    model.part_vectors = vectors
     task = make_task([(1000, 32, 1.0)], [1.0, 1.0])
     constraints = Constraints(row_wise=row_wise, max_shards=None if row_wise else 1)
     with refused(InvalidInput, "analytic", "no finite cost", part, "'t0'"):

@@ -8,6 +8,7 @@ import pytest
 from helpers.costs import random_model
 from helpers.drawn import drawn_tables
 from helpers.exhaustive import optimum_ms
+from helpers.parts import cut_to
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import UsageError
@@ -71,7 +72,7 @@ def test_input_and_dense_gradients_travel_as_they_are(model: CostModel) -> None:
     for words in ("fp16", "int8"):
         quantised, plain = (task_of(text, network=1e9, some=some) for text in (words, "fp32"))
         dims = np.array([table.dim for table in some])
-        vectors = [for_task(model, task).table_vectors(some, dims) for task in (quantised, plain)]
+        vectors = [for_task(model, task).part_vectors(cut_to(some, dims)) for task in (quantised, plain)]
         assert vectors[0] == pytest.approx(vectors[1])  # with what a device waits for its input
         assert copies_ms(model, some[:1], quantised) == pytest.approx(copies_ms(model, some[:1], plain))
 

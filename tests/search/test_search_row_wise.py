@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import check_against_optimum, memory_of_devices, optimum_ms, pipelines, tiny_tables
+from helpers.parts import wholes
 from helpers.refusals import refused
 from helpers.row_wise import HEAVY, split
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.launches import launches
 from neuroshard.core.moves import moved_bytes, moves
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -51,9 +53,9 @@ def row_wise(task: ShardingTask, *names: str, **rules: object) -> ShardingTask:
 def plainly(plan: Plan, model: CostModel) -> np.ndarray:
     """Ms of each device, from the plan's rectangles as tables of their own."""
     by_name = {table.name: table for table in plan.task.tables}
-    parts = [by_name[shard.table].part(shard.rows, shard.dim) for shard in plan.shards]
+    parts = [Part(by_name[shard.table], shard.rows, shard.dim).as_table() for shard in plan.shards]
     dims, devices = np.array([s.dim for s in plan.shards]), [s.device for s in plan.shards]
-    vectors = model.table_vectors(parts, dims)
+    vectors = model.part_vectors(wholes(parts))
     sums, columns = np.zeros((plan.task.devices, vectors.shape[1])), np.zeros(plan.task.devices)
     np.add.at(sums, devices, vectors)
     np.add.at(columns, devices, dims)

@@ -12,6 +12,7 @@ from helpers.drawn import drawn_tables
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -190,7 +191,7 @@ def test_a_table_with_fewer_rows_than_devices_may_be_split_inside_a_domain() -> 
     few = Table(name="few", rows=DOMAIN, dim=4, pooling_factor=400.0)
     others = tuple(Table(name=f"o{i}", rows=1000, dim=4, pooling_factor=1.0) for i in range(3))
     task = task_of((few, *others)).model_copy(update={"pipeline": "sparse-dist"})
-    room = task.shard_bytes(few, few.rows, 4) // 2
+    room = task.memory(Part.of(few)).total // 2
     assert not few.has_rows_for(DEVICES)
     plan = search(task.model_copy(update={"device_memory_bytes": (room,) * DEVICES}), Analytic("h100", BATCH_SIZE), TRY)
     assert split(plan)["few"] in DOMAINS

@@ -6,6 +6,7 @@ import pytest
 from helpers.analytic import AnalyticModel
 from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan
 from neuroshard.orders.options import ALGORITHMS
 from neuroshard.search.proposers import baselines
@@ -151,7 +152,7 @@ def test_a_task_with_room_to_spare_is_always_solved(make_task):
         devices = int(rng.integers(2, 9))
         shapes = [(int(10 ** rng.uniform(2, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 50)) for _ in range(20)]
         tables = make_task(shapes, [1]).tables
-        narrowest = max(table.shard_bytes(table.rows, 4) for table in tables)
+        narrowest = max(Part(table, table.rows, 4).memory().total for table in tables)
         split = sum(max(t.dim // 64, 1) * 4 * t.rows for t in tables)  # row-wise state, once for each shard
         room = sum(table.memory_bytes for table in tables) + devices * narrowest + split
         plan = search(make_task(shapes, [room / devices / GIB] * devices), AnalyticModel(), SearchSettings(rounds=2))

@@ -8,7 +8,9 @@ import pytest
 
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
+from helpers.parts import cut_to, wholes
 from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -99,11 +101,13 @@ def test_the_input_that_a_device_waits_for_is_that_of_its_shards() -> None:
     task = task_of(some, 2, pipeline="none")
     for plain in (trained(1), Analytic("h100", BATCH_SIZE)):
         model = for_task(plain, task)
-        narrow, wide = (model.table_vectors(some, np.full(4, dim)) for dim in (4, 16))
-        without = plain.table_vectors(some, np.full(4, 4))
+        narrow, wide = (model.part_vectors(cut_to(some, np.full(4, dim))) for dim in (4, 16))
+        without = plain.part_vectors(cut_to(some, np.full(4, 4)))
         more = model.compute_ms(narrow) - plain.compute_ms(without)
         assert (more > 0).all()
-        assert more / [table.input_columns for table in some] == pytest.approx(more[0] / some[0].input_columns)
+        assert more / [part.input_columns for part in wholes(some)] == pytest.approx(
+            more[0] / wholes(some)[0].input_columns
+        )
         assert model.waiting_ms(narrow) == pytest.approx(more)  # type: ignore[attr-defined]
         assert model.waiting_ms(wide) == pytest.approx(more)  # type: ignore[attr-defined]
         assert for_task(model, task_of(some, 2)).compute_ms(without) == pytest.approx(plain.compute_ms(without))
@@ -190,5 +194,5 @@ def test_a_bound_holds_where_row_blocks_send_more_than_others(name: str) -> None
     plan = search(task, model, SearchSettings(rounds=3, simplicity=0.0))
     assert plan.lower_bound_ms is not None
     assert plan.lower_bound_ms <= optimum_ms(task, model) * (1 + 1e-9) <= plan.cost_ms * (1 + 1e-9)
-    block = task.tables[0].part(task.tables[0].block_rows(2), task.tables[0].dim)
+    block = Part(task.tables[0], task.tables[0].block_rows(2), task.tables[0].dim)
     assert block_columns(model, block) == (1.5 if name == "cpu" else 1.0) * block.sent_columns

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuroshard.api import arguments as take
-from neuroshard.api.arguments import FilePath, public
+from neuroshard.api.arguments import public
 from neuroshard.api.results import Tables
 from neuroshard.api.sources import tables as tables_of
 from neuroshard.core.errors import UsageError
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.table import Table
 from neuroshard.core.value import shown
+from neuroshard.orders import values as take
+from neuroshard.orders.values import FilePath
 
 if TYPE_CHECKING:
     import pandas as pd

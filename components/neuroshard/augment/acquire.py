@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from neuroshard.core.case import ComputeCase
+from neuroshard.core.part import Part
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import steps
 from neuroshard.costmodel.protocol import CostModel, Floats, sums_of_sets
@@ -97,9 +98,8 @@ def most_informative(of_devices: Floats, of_sets: Floats, known: int, count: int
 
 def _sums(cases: Sequence[ComputeCase], model: CostModel) -> Floats:
     """The vector sums of cases of the model's batch size: (N, K)."""
-    tables = [table for case in cases for table in case.tables]
-    dims = np.array([table.dim for table in tables], dtype=np.int64)
-    return sums_of_sets(model.table_vectors(tables, dims), [len(case.tables) for case in cases])
+    parts = [Part.of(table) for case in cases for table in case.tables]
+    return sums_of_sets(model.part_vectors(parts), [len(case.tables) for case in cases])
 
 
 def _split(some: Sequence[_T], blocks: int) -> list[Sequence[_T]]:

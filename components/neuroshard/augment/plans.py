@@ -12,6 +12,7 @@ import numpy as np
 
 from neuroshard.augment.pools import Choice, Pool
 from neuroshard.augment.sets import LARGE_SHARE, USUAL_TABLES, in_order, log_uniform, varied
+from neuroshard.core.part import Part
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
@@ -136,7 +137,7 @@ def _row_wise(tables: Sequence[Table], dims: Ints, devices: int, room: int, rng:
 def _block(table: Table, dim: int, devices: int, device: int) -> Table:
     """The row block on `device` of a table that is row-wise on all devices. The last block may be smaller than the others."""
     block = table.block_rows(devices)
-    return table.part(min(block, table.rows - device * block), dim)
+    return Part(table, min(block, table.rows - device * block), dim).as_table()
 
 
 def _cut(
@@ -176,7 +177,8 @@ def _mixture(whole: Floats, rng: np.random.Generator) -> Floats:
 
 def _bytes(table: Table) -> tuple[int, int]:
     """Memory of an element, and extra memory of a row."""
-    return table.element_bytes + table.optimizer_bytes_per_element, table.optimizer_bytes_per_row
+    a_row = sum(table.row_bytes(0))
+    return sum(table.row_bytes(1)) - a_row, a_row
 
 
 def _amounts(of: Floats, dims: Ints) -> Floats:

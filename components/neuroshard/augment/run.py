@@ -18,6 +18,7 @@ from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import TEST_SETS_SHARE, VALID_SHARE, Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.part import Part
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import agreeing
 from neuroshard.core.units import format_bytes
@@ -70,7 +71,7 @@ def augment(
     if acquire_for is not None:
         rng = np.random.default_rng([settings.seed, int(sha256(acquire_for.name.encode())[:15], 16)])
     seen, unseen = (Pool.of(some, settings.max_dim, settings.memory_bytes) for some in (train_tables, test_tables))
-    sent = [DIM_STEP * math.ceil(table.sent_columns / DIM_STEP) for table in tables]
+    sent = [DIM_STEP * math.ceil(Part.of(table).sent_columns / DIM_STEP) for table in tables]
     draw = Draw(settings, seen, unseen, np.array(sent, dtype=np.int64), len(fit), rng)
 
     splits = _splits(settings.compute_cases, TEST_TABLES_SHARE if test_tables else 0.0, rng)

@@ -24,6 +24,7 @@ from neuroshard.client.torchrec_module import Collection, TablePlace
 from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.step_memory import LOOKUP_BYTES, Pipeline
@@ -79,7 +80,7 @@ class Priced(NamedTuple):
 
     def output_bytes(self, table: Table, shard: Shard) -> float:
         """Bytes of a shard's outputs in a step, in fp32."""
-        return self.plan.task.batch_size * table.part(shard.rows, table.dim).with_dim(shard.dim).sent_columns * 4
+        return self.plan.task.batch_size * Part(table, shard.rows, shard.dim).sent_columns * 4
 
 
 def sharders_by_path(
@@ -305,7 +306,7 @@ def warn_of_configs(collections: Mapping[str, Collection], module: nn.Module, pr
     # TorchRec 1.9 lets the tables that a program names win over the configs
     resolve = getattr(memory_stashing.MemoryStashingManager, "resolve_stash_weights", _said_by_config)
     if stashed := [name for name, config in by_name.items() if resolve(config.name, config)]:
-        rank, most = priced.busiest(stashed, lambda table, shard: shard.rows * shard.dim * table.element_bytes)
+        rank, most = priced.busiest(stashed, lambda table, shard: Part(table, shard.rows, shard.dim).memory().weights)
         warn(
             f"{_first(stashed, priced)} has stash_weights: up to {format_bytes(most)} of weights of rank {rank} leave the device "
             "and come back in every step, which the plan's costs do not count; leave it out where memory allows"

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard, sharding_of
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
@@ -79,7 +80,8 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
         inputs=sum(group.inputs for group in distinct),
         kinds_of_operators=len(set().union(*on_device)),
         reordered=reordered_columns(
-            (groups[name], tables[name].sent_columns, sharding.splits_columns) for name, sharding in held.items()
+            (groups[name], Part.of(tables[name]).sent_columns, sharding.splits_columns)
+            for name, sharding in held.items()
         ),
     )
 

@@ -10,9 +10,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.notebook import frame, html_table
+from neuroshard.core.part import Memory, Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Sharding
 from neuroshard.core.table import DIM_STEP, Table
-from neuroshard.core.task import Memory, ShardingTask
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, spanned
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
@@ -325,20 +326,21 @@ def shardings_of(plan: Plan) -> dict[str, Sharding]:
     return {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}
 
 
-def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
-    """What takes the memory of each of a plan's shards."""
+def parts_of(task: ShardingTask, shards: Sequence[Shard]) -> list[Part]:
+    """The part of its table that each of a plan's shards is."""
     tables, copied = {table.name: table for table in task.tables}, task.constraints.data_parallel
     row_blocks = Counter((shard.table, shard.column_offset, shard.dim) for shard in shards)
-    memory = []
-    for shard in shards:
-        table, blocks = tables[shard.table], row_blocks[shard.table, shard.column_offset, shard.dim]
-        if table.name in copied:
-            memory.append(task.copy_memory(table))
-            continue
-        weights = shard.rows * shard.dim * table.element_bytes
-        optimizer = table.shard_bytes(shard.rows, shard.dim) - weights
-        memory.append(Memory(weights, optimizer, task.step_bytes(table, blocks).of(shard.dim)))
-    return memory
+    return [
+        Part.of(tables[s.table], copies=task.devices)
+        if s.table in copied
+        else Part(tables[s.table], s.rows, s.dim, row_blocks[s.table, s.column_offset, s.dim])
+        for s in shards
+    ]
+
+
+def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
+    """What each of a plan's shards takes of its device."""
+    return [task.memory(part) for part in parts_of(task, shards)]
 
 
 def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, ...]:

@@ -7,7 +7,7 @@ live only while memory is below its peak (the end of the dense forward pass). A 
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from neuroshard.core.table import Table
 
@@ -18,31 +18,20 @@ LOOKUP_BYTES = 8  # the operator's row indices are int64, whatever the batch hol
 BATCHES: dict[Pipeline, int] = {"none": 1, "sparse-dist": 2, "prefetch": 3}  # of lookups on the device at a time
 
 
-class StepBytes(NamedTuple):
-    """Bytes of a shard in a step: `per_shard`, however wide it is, and `per_column` for each of its columns."""
-
-    per_shard: int
-    per_column: int
-
-    def of(self, dim: int) -> int:
-        """The bytes of a shard of `dim` columns."""
-        return self.per_shard + self.per_column * dim
-
-
-def step_bytes(table: Table, batch_size: int, pipeline: Pipeline | None, row_blocks: int = 1) -> StepBytes:
-    """The bytes of a shard of this table for a global batch of `batch_size`; none where no pipeline is given.
+def step_bytes(table: Table, dim: int, samples: int, pipeline: Pipeline | None, row_blocks: int = 1) -> int:
+    """The bytes of a shard of `dim` columns of this table, for so many samples of all devices; 0 where no pipeline is given.
 
     A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts. Of a pooled table it
     still has an output for every sample and feature, which the ranks sum up; of a sequence it has one for each of its lookups.
     """
     if pipeline is None:
-        return StepBytes(0, 0)
-    lookups = math.ceil(table.pooling_factor * batch_size / row_blocks)
-    outputs = lookups if table.pooling == "none" else math.ceil(_pooled(table) * batch_size)
-    return StepBytes(
-        per_shard=BATCHES[pipeline] * lookups * LOOKUP_BYTES,
-        per_column=outputs * table.element_bytes if pipeline == "none" else 0,
-    )
+        return 0
+    lookups = math.ceil(table.pooling_factor * samples / row_blocks)
+    kept = BATCHES[pipeline] * lookups * LOOKUP_BYTES
+    if pipeline != "none":
+        return kept
+    outputs = lookups if table.pooling == "none" else math.ceil(_pooled(table) * samples)
+    return kept + outputs * dim * table.element_bytes
 
 
 def _pooled(table: Table) -> float:

@@ -227,25 +227,6 @@ class Table(Value):
         return self.element_bytes, self.pooling, self.weighted, self.dim if self.pooling == "none" else 0
 
     @property
-    def vectors(self) -> float:
-        """Vectors of `dim` columns that the table gives for a sample: of a sequence one for each lookup, else one for each
-        feature. A multiple of 1/256, and at least that."""
-        if self.pooling == "none":
-            return max(round(self.pooling_factor * VECTOR_STEPS), 1) / VECTOR_STEPS
-        return float(max(len(self.features), 1))
-
-    @property
-    def sent_columns(self) -> float:
-        """Columns that a device which holds the table sends for a sample."""
-        return self.dim * self.vectors
-
-    @property
-    def input_columns(self) -> float:
-        """What a device that holds the table, or a shard of its columns, receives for a sample, in columns of fp32: two a lookup
-        (int64), one a weight, one a feature for its number of lookups."""
-        return self.pooling_factor * (2 + self.weighted) + max(len(self.features), 1)
-
-    @property
     def narrowest_cut(self) -> int:
         """Columns of the narrowest shard that a search cuts the table into. Sequences are cut into halves at most: shards of one
         operator must be equally wide."""
@@ -257,20 +238,13 @@ class Table(Value):
         """The same table cut to `dim` columns, which must be a multiple of 4; that is not checked."""
         return self.model_copy(update={"dim": dim})
 
-    def part(self, rows: int, dim: int) -> Self:
-        """A rectangle of the table as a table of its own: some of its rows have their share of the lookups, as if all rows
-        were looked up equally often. `dim` must be a multiple of 4; that is not checked."""
-        if rows == self.rows:
-            return self.with_dim(dim)
-        return self.resized(rows, dim, self.pooling_factor * rows / self.rows)
-
     def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
         """The same table with another size and other lookups; each feature keeps its share of them. The values are not
         checked."""
         size: dict[str, Any] = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
         if self.access is not None and rows != self.rows:
             size["access"] = self.access.of_rows(rows / self.rows)
-        if not self.features:
+        if not self.features or pooling_factor == self.pooling_factor:
             return self.model_copy(update=size)
         share = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0
         features = (one.model_copy(update={"pooling_factor": one.pooling_factor * share}) for one in self.features)
@@ -294,11 +268,14 @@ class Table(Value):
     @property
     def memory_bytes(self) -> int:
         """Weights and optimizer state."""
-        return self.shard_bytes(self.rows, self.dim)
+        return self.rows * sum(self.row_bytes(self.dim))
 
-    def shard_bytes(self, rows: int, dim: int) -> int:
-        """Bytes of a rectangle of this table. Row-wise state is kept once by every column shard."""
-        return rows * (dim * (self.element_bytes + self.optimizer_bytes_per_element) + self.optimizer_bytes_per_row)
+    def row_bytes(self, dim: int, optimizer: str | None = None) -> tuple[int, int]:
+        """Bytes of `dim` columns of a row: weights, and the state of this optimizer, by default the table's."""
+        per_row, per_element = self.optimizer_bytes_per_row, self.optimizer_bytes_per_element
+        if optimizer is not None:
+            per_row, per_element = OPTIMIZER_BYTES[optimizer]
+        return dim * self.element_bytes, dim * per_element + per_row
 
 
 def _of_one_line(name: str) -> str:

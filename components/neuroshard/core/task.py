@@ -1,35 +1,20 @@
 """A sharding task: which tables, on which devices, under which constraints."""
 
 from collections.abc import Collection
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.part import Memory, Part
 from neuroshard.core.precision import CollectivePrecision
-from neuroshard.core.step_memory import Pipeline, StepBytes, step_bytes
-from neuroshard.core.table import DENSE_STATE, DenseOptimizer, Table, check_distinct
+from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.table import DenseOptimizer, Table, check_distinct
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, without_defaults
 
 MAX_DEVICES = 4096
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
-GRADIENT_BYTES = 4  # of an element of a data-parallel table, where the dense optimizer is not known
-# A gradient of all elements is kept in DistributedDataParallel's buckets (TorchRec makes them the gradients themselves, by
-# gradient_as_bucket_view). The backward pass makes another, which is then copied into them (seen on gloo, torchrec 1.8).
-GRADIENTS = 2
-
-
-class Memory(NamedTuple):
-    """Bytes of shards: their weights, the optimizer's state, and what a step needs for them (core/step_memory.py)."""
-
-    weights: int
-    optimizer: int
-    step: int
-
-    @property
-    def total(self) -> int:
-        return sum(self)
 
 
 class ShardingTask(Value):
@@ -38,7 +23,7 @@ class ShardingTask(Value):
     `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
-    the trainer's, which trains the data-parallel tables: see `copy_memory`.
+    the trainer's, which trains the data-parallel tables: see `Part.memory`.
     """
 
     tables: tuple[Table, ...]
@@ -116,27 +101,9 @@ class ShardingTask(Value):
         """Memory of each device that is for tables."""
         return tuple(memory - self.constraints.reserved(memory) for memory in self.device_memory_bytes)
 
-    def step_bytes(self, table: Table, row_blocks: int = 1) -> StepBytes:
-        """What a step needs for a shard of a table, one of `row_blocks` that share its rows."""
-        return step_bytes(table, self.batch_size, self.pipeline, row_blocks)
-
-    def shard_bytes(self, table: Table, rows: int, dim: int, row_blocks: int = 1) -> int:
-        """Weights, optimizer state and what a step needs of a rectangle of a table."""
-        return table.shard_bytes(rows, dim) + self.step_bytes(table, row_blocks).of(dim)
-
-    def copy_memory(self, table: Table) -> Memory:
-        """What a device needs for its copy of a data-parallel table, which looks up the device's own samples.
-
-        With a `dense_optimizer`, its state and GRADIENTS gradients are counted, as wide as the weights are. Without one, the
-        state that the table says its fused optimizer has, and one gradient in fp32.
-        """
-        weights = table.rows * table.dim * table.element_bytes
-        step = step_bytes(table, -(-self.batch_size // self.devices), self.pipeline).of(table.dim)
-        if self.dense_optimizer is None:
-            return Memory(weights, table.memory_bytes - weights, step + table.rows * table.dim * GRADIENT_BYTES)
-        per_row, per_element = DENSE_STATE[self.dense_optimizer]
-        state = table.rows * (per_row + per_element * table.dim) * table.element_bytes
-        return Memory(weights, state, step + GRADIENTS * weights)
+    def memory(self, part: Part) -> Memory:
+        """What a part of one of its tables takes of a device."""
+        return part.memory(self.batch_size, self.pipeline, self.dense_optimizer)
 
     def with_copies(self, names: Collection[str]) -> Self:
         """The same task, except that these tables and no others are data-parallel, without other rules of their own."""
@@ -169,7 +136,7 @@ class ShardingTask(Value):
     @property
     def copies_bytes(self) -> int:
         """What the copies of data-parallel tables take of every device."""
-        return sum(self.copy_memory(table).total for table in self.copied)
+        return sum(self.memory(Part.of(table, copies=self.devices)).total for table in self.copied)
 
     @property
     def placeable_bytes(self) -> tuple[int, ...]:
@@ -180,9 +147,9 @@ class ShardingTask(Value):
     @property
     def uncut_step_bytes(self) -> int:
         """What a step needs for all placed tables uncut."""
-        return sum(self.step_bytes(table).of(table.dim) for table in self.placed)
+        return sum(self.memory(Part.of(table)).step for table in self.placed)
 
     @property
     def need_bytes(self) -> int:
         """What all placed tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
-        return sum(table.memory_bytes for table in self.placed) + self.uncut_step_bytes
+        return sum(self.memory(Part.of(table)).total for table in self.placed)

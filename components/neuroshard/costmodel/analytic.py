@@ -24,12 +24,14 @@ import numpy as np
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.hardware_names import words
+from neuroshard.core.part import Part
 from neuroshard.core.precision import CollectivePrecision
+from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.features import distinct_rows, rounded_up
+from neuroshard.costmodel.features import but_for_widths, distinct_rows, rounded_up, widths_of
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, input_ms_per_column
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.report import STAND_IN_ERROR
 
 OUTPUT_BYTES = 4  # pooled outputs and their gradients are fp32
@@ -272,23 +274,24 @@ class Analytic:
     def reorder_ms(self) -> float:
         return self.sheet.reorder_ms(self.batch_size)
 
-    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """(N,) tables cut to dims (N,) -> (N, 5) ms."""
-        rows, pooling, element, counted_on, state, row_state, vectors = (
-            np.array([getattr(table, name) for table in tables], dtype=np.float64)
-            for name in (
-                "rows",
-                "pooling_factor",
-                "element_bytes",
-                "reuse_batch_size",
-                "optimizer_bytes_per_element",
-                "optimizer_bytes_per_row",
-                "vectors",
+    def part_vectors(self, parts: Sequence[Part]) -> Floats:
+        """N parts of tables -> (N, 5) ms."""
+        some, index = but_for_widths(parts)
+        facts = [
+            (
+                part.rows,
+                part.pooling_factor,
+                part.vectors,
+                part.input_columns,
+                *_facts(part.table),
+                *part.table.reuse_bins,
             )
-        )
-        bins = np.array([table.reuse_bins for table in tables], dtype=np.float64).reshape(len(tables), -1)
+            for part in some.values()
+        ]
+        of_part = np.array(facts, dtype=np.float64).reshape(len(facts), -1)[index]
+        rows, pooling, vectors, inputs, element, counted_on, state, row_state = of_part.T[:-REUSE_BINS]
+        bins, columns, sheet = of_part[:, -REUSE_BINS:], widths_of(parts), self.sheet
         distinct, lookups = distinct_rows(rows, pooling, bins, counted_on, self.batch_size), pooling * self.batch_size
-        columns, sheet = np.asarray(dims, dtype=np.float64), self.sheet
         row = rounded_up(columns * element, sheet.sector_bytes) * self._narrow(columns)
         gradient = rounded_up(columns * OUTPUT_BYTES, sheet.sector_bytes) * self._narrow(columns)
         state_row = rounded_up(columns * state, sheet.sector_bytes) + rounded_up(row_state, sheet.sector_bytes)
@@ -310,7 +313,7 @@ class Analytic:
         warps = self._narrow(columns) * np.minimum(columns / WARP_COLUMNS, 1.0)  # that a row takes
         rate = sheet.memory * sheet.memory_share
         cached = (lookups * gradient + 2 * distinct * row) / sheet.cache
-        waiting = self.input_ms * np.array([table.input_columns for table in tables])
+        waiting = self.input_ms * inputs
         terms = (
             forward / rate + reading * warps,
             lookups * row / sheet.cache,
@@ -344,7 +347,7 @@ class Analytic:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return self._transfer_ms(device_dims, BACKWARD)
 
-    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
         return ()
 
     def _waits_ms(self, from_memory: Floats, from_cache: Floats, warps: int) -> Floats:
@@ -419,6 +422,12 @@ def analytic_model(name: str, batch_size: int | None) -> Analytic:
             f"analytic:{name} computes costs for a batch size: give --batch-size, samples a step over all devices"
         )
     return Analytic(name, batch_size)
+
+
+def _facts(table: Table) -> tuple[int, int, int, int]:
+    """Bytes of an element, the batch that the reuse bins were counted on, and bytes of state of an element and of a row."""
+    state = table.optimizer_bytes_per_element, table.optimizer_bytes_per_row
+    return table.element_bytes, table.reuse_batch_size, *state
 
 
 def _missed(between: Floats, cache_bytes: float) -> Floats:

@@ -1,7 +1,7 @@
 """A trained cost model, and its bundle on disk: model.json (costmodel/manifest.py) and nets.safetensors (the weights). No pickle.
 
     model = load_cost_model(Path("model"))
-    model.compute_ms(model.table_vectors(tables, dims).sum(axis=0))
+    model.compute_ms(model.part_vectors(parts).sum(axis=0))
 
 model.json holds the sha256 of nets.safetensors and is written last, so an incomplete folder is recognised. The sha256 of
 model.json is the name of the bundle.
@@ -17,9 +17,9 @@ import numpy as np
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.part import Part
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import BUNDLE_FILES
-from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
@@ -28,7 +28,7 @@ from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEAT
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, Network, input_ms_per_column
-from neuroshard.costmodel.protocol import Dips, Floats, Ints
+from neuroshard.costmodel.protocol import Dips, Floats
 from neuroshard.costmodel.report import ModelReport
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
 from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
@@ -174,8 +174,8 @@ class TrainedCostModel:
         """The network that this many devices need; None for one domain."""
         return self.network if self.network is not None and self.network.joins(devices) else None
 
-    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
-        """As in the protocol. With `tables`, also what is unlike the training data, and doubts about the model itself."""
+    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
+        """As in the protocol. With `parts`, also what is unlike the training data, and doubts about the model itself."""
         found = []
         network = self._network(devices)
         if network is not None:
@@ -195,18 +195,18 @@ class TrainedCostModel:
             if measured and asked > 1 and not min(measured) <= asked <= max(measured):
                 known = f"{min(measured):,}" if len(measured) == 1 else f"{min(measured):,} to {max(measured):,}"
                 found.append(f"costs of {what.format(asked)} are extrapolated: {known} were measured")
-        return (*found, *self.report.doubts, *unlike_trained(self.nets.compute.scale, tables)) if tables else (*found,)
+        return (*found, *self.report.doubts, *unlike_trained(self.nets.compute.scale, parts)) if parts else (*found,)
 
-    def unmeasured_kinds(self, tables: Sequence[Table]) -> tuple[str, ...]:
+    def unmeasured_kinds(self, parts: Sequence[Part]) -> tuple[str, ...]:
         """A line for each kind of table, by element type, pooling, weights and features, that no training case has."""
-        return unlike_in_kind(self.nets.compute.scale, tables) if tables else ()
+        return unlike_in_kind(self.nets.compute.scale, parts) if parts else ()
 
-    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """N tables and the widths that they are cut to (N,) -> (N, K). Not negative."""
+    def part_vectors(self, parts: Sequence[Part]) -> Floats:
+        """N parts of tables -> (N, K). Not negative."""
         net = self.nets.compute
-        vectors = net.split_vectors(split_features(tables, dims, self.batch_size))
+        vectors = net.split_vectors(split_features(parts, self.batch_size))
         if net.waits:
-            vectors[:, net.waiting] = self.input_ms * np.array([table.input_columns for table in tables])
+            vectors[:, net.waiting] = self.input_ms * np.array([part.input_columns for part in parts])
         return vectors
 
     def compute_ms(self, vector_sums: Floats) -> Floats:

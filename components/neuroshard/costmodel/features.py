@@ -8,15 +8,16 @@ Reuse bins go in cumulated, as the share of lookups of rows that a batch touches
 into neighbouring bins are nearly the same to a kernel: their cumulated shares are close, while the bins themselves are not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core.part import Part
 from neuroshard.core.reuse import REUSE_BINS
-from neuroshard.core.table import Table
 from neuroshard.costmodel.protocol import Floats, Ints
 
 # Written into each bundle. Any change below needs a new version; so does the oldest, unless features are only added at the end: a
@@ -61,13 +62,13 @@ BIN_TOUCHES: Final = np.array([1.0, 2.0, *(0.75 * 2.0**i + 0.5 for i in range(2,
 
 @dataclass(frozen=True)
 class SplitFeatures:
-    """Features of N cut tables, in two parts: those of the T distinct tables, and those that depend on the width.
+    """Features of N parts, split: those of the T distinct tables, or rows of them, and those that depend on the width.
 
     A search asks about the same table at all its widths, so most features are computed once a table.
     """
 
     fixed: Floats  # (T, len(FEATURES)), zeros in the columns BY_WIDTH
-    index: NDArray[np.intp]  # (N,): the distinct table of each shard
+    index: NDArray[np.intp]  # (N,): which of these each part has
     by_width: Floats  # (N, len(BY_WIDTH))
 
     def joined(self) -> Floats:
@@ -77,35 +78,21 @@ class SplitFeatures:
         return features
 
 
-def table_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) -> Floats:
-    """Features of `tables[i]` cut to `dims[i]` columns: N tables and (N,) dims -> (N, len(FEATURES)).
-
-    `batch_size` is in samples: one for all, or one each (N,).
-    """
-    return split_features(tables, dims, batch_size).joined()
+def part_features(parts: Sequence[Part], batch_size: int | Ints) -> Floats:
+    """Features of N parts of tables: (N, len(FEATURES)). `batch_size` is in samples: one for all, or one each (N,)."""
+    return split_features(parts, batch_size).joined()
 
 
-def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) -> SplitFeatures:
-    """The same in two parts. What does not depend on the width is computed once a distinct Table object and batch size."""
-    keys: list[Any] = list(map(id, tables))
-    if isinstance(batch_size, int):
-        distinct = dict(zip(keys, tables, strict=True))
-        batch = np.full(len(distinct), float(batch_size))
-    else:
-        batches = np.broadcast_to(batch_size, (len(tables),)).tolist()
-        keys = list(zip(keys, batches, strict=True))
-        distinct = dict(zip(keys, tables, strict=True))
-        batch = np.array([batch for _, batch in distinct], dtype=np.float64)
-    place = {key: index for index, key in enumerate(distinct)}
-    index = np.fromiter(map(place.__getitem__, keys), dtype=np.intp, count=len(keys))
-
-    of_table = [
-        (t.rows, t.pooling_factor, t.element_bytes, t.reuse_batch_size, t.weighted, t.vectors, len(t.features) > 1)
-        for t in distinct.values()
-    ]
-    facts = np.array(of_table, dtype=np.float64).reshape(-1, 7).T
-    rows, pooling, element_bytes, counted_on, weighted, vectors, shared = facts
-    bins = np.array([t.reuse_bins for t in distinct.values()], dtype=np.float64).reshape(-1, REUSE_BINS)
+def split_features(parts: Sequence[Part], batch_size: int | Ints) -> SplitFeatures:
+    """The same, split. What does not depend on the width is computed once for a Table object, rows, copies and batch size."""
+    distinct, index = but_for_widths(parts, np.broadcast_to(batch_size, len(parts)).tolist())
+    tables = [part.table for part in distinct.values()]
+    of_table = [(t.element_bytes, t.reuse_batch_size, t.weighted, len(t.features) > 1) for t in tables]
+    of_part = [(part.rows, part.pooling_factor, part.vectors) for part in distinct.values()]
+    element_bytes, counted_on, weighted, shared = np.array(of_table, dtype=np.float64).reshape(-1, 4).T
+    rows, pooling, vectors = np.array(of_part, dtype=np.float64).reshape(-1, 3).T
+    batch = np.array([batch for *_, batch in distinct], dtype=np.float64)
+    bins = np.array([t.reuse_bins for t in tables], dtype=np.float64).reshape(-1, REUSE_BINS)
     lookups = pooling * batch
     touched = distinct_rows(rows, pooling, bins, counted_on, batch)
     lookups_a_bin = bins * BIN_TOUCHES
@@ -120,7 +107,7 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
         "million_distinct_rows": touched / 1e6,
         "log2_batch_size": np.log2(batch),
         "log2_element_bytes": np.log2(element_bytes),
-        "mean_pooling": [_POOLING[t.pooling] for t in distinct.values()],
+        "mean_pooling": np.array([_POOLING[table.pooling] for table in tables]),
         "weighted": weighted,
         "shared": shared,
     }
@@ -130,7 +117,7 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
     shares /= np.maximum(lookups_a_bin.sum(axis=1, keepdims=True), 1.0)
     fixed[:, SHARE_COLUMNS] = shares
 
-    dim = np.asarray(dims, dtype=np.float64)
+    dim = widths_of(parts)
     row_bytes = dim * element_bytes[index]
     by_width = np.empty((len(index), len(BY_WIDTH)))
     by_width[:, 0] = np.log2(dim)
@@ -139,6 +126,24 @@ def split_features(tables: Sequence[Table], dims: Ints, batch_size: int | Ints) 
     by_width[:, 3] = touched[index] * row_bytes / 2**30
     by_width[:, 4] = (batch * vectors)[index] * dim * 4 / 2**30
     return SplitFeatures(fixed, index, by_width)
+
+
+def but_for_widths(parts: Sequence[Part], *more: Iterable[Any]) -> tuple[dict[tuple[Any, ...], Part], NDArray[np.intp]]:
+    """Parts that differ in more than their width, or in `more` of each of N parts, which their keys end with; and which of them
+    each part is: (N,).
+
+    A search asks for a table at all its widths, so this loops over the parts in C alone.
+    """
+    tables, rows, copies = (map(attrgetter(name), parts) for name in ("table", "rows", "copies"))
+    keys = list(zip(map(id, tables), rows, copies, *more, strict=True))
+    distinct = dict(zip(keys, parts, strict=True))
+    place = dict(zip(distinct, range(len(distinct)), strict=True))
+    return distinct, np.fromiter(map(place.__getitem__, keys), dtype=np.intp, count=len(keys))
+
+
+def widths_of(parts: Sequence[Part]) -> Floats:
+    """The columns of N parts: (N,)."""
+    return np.fromiter(map(attrgetter("dim"), parts), dtype=np.float64, count=len(parts))
 
 
 def rounded_up(amount: Floats | Ints, unit: int) -> Floats:

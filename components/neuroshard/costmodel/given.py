@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from neuroshard.core.cost import MOST_MS
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.table import MAX_DIM, Table
 from neuroshard.core.text import counted
 from neuroshard.core.value import Number, Value, Whole, check_format, decode_json
@@ -107,14 +108,15 @@ class Given:
     def device_name(self) -> str:
         return self.costs.device_name
 
-    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """N tables cut to dims (N,) -> (N, 1) ms. Raises InvalidInput that names a table without a cost.
+    def part_vectors(self, parts: Sequence[Part]) -> Floats:
+        """N parts with all rows -> (N, 1) ms. Raises InvalidInput that names a table without a cost.
 
         A cost includes the factor of its own width: half a table of 128 columns costs half of it times the factor of 64.
         """
-        costs = [self._cost(table) for table in tables]
+        costs = [self._cost(part.table) for part in parts]
+        dims = np.array([part.dim for part in parts], dtype=np.int64)
         given_dims = np.array(
-            [cost.dim or table.dim for cost, table in zip(costs, tables, strict=True)], dtype=np.int64
+            [cost.dim or part.table.dim for cost, part in zip(costs, parts, strict=True)], dtype=np.int64
         )
         whole_ms = np.array([cost.total_ms for cost in costs])
         ms: Floats = whole_ms * dims / given_dims * self._factors(dims) / self._factors(given_dims)
@@ -135,7 +137,7 @@ class Given:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
 
-    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
         return ()
 
     @cached_property

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeGuard
 import numpy as np
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.precision import SHARE_OF_FP32, CollectivePrecision
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats
@@ -135,7 +136,7 @@ class DomainMs(NamedTuple):
     @classmethod
     def of(cls, model: CostModel, task: ShardingTask) -> "DomainMs":
         """For all tables of the task, copies too: so the rates do not depend on which are copied."""
-        sent = sum(table.sent_columns for table in task.tables)
+        sent = sum(Part.of(table).sent_columns for table in task.tables)
         columns, devices = max(sent, 1.0) / task.devices, task.devices
         nothing = np.zeros(devices)
 
@@ -157,14 +158,14 @@ def waiting_ms(model: CostModel, vector_sums: Floats) -> Floats:
 
 
 def input_ms_per_column(model: CostModel, task: ShardingTask) -> float:
-    """Ms for each column of input (`Table.input_columns`) that a device receives; 0 where a step waits for none.
+    """Ms for each column of input (`Part.input_columns`) that a device receives; 0 where a step waits for none.
 
     Input comes in as gradients do: by an all-to-all that the receiver's links limit. A device can begin once its own is there.
     The rate is that of an all-to-all of all lookups, spread evenly, whichever tables are copied.
     """
     if not task.waits_for_input or task.devices == 1:
         return 0.0
-    columns = sum(table.input_columns for table in task.tables) / task.devices
+    columns = sum(Part.of(table).input_columns for table in task.tables) / task.devices
     if not columns:
         return 0.0
     even, nothing = (model.backward_collective_ms(np.full(task.devices, each)) for each in (columns, 0.0))

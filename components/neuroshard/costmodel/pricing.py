@@ -1,13 +1,14 @@
 """The predicted cost of given shards on given devices: for a plan, a live plan, and each shard by itself."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.launches import launches, operators_of
-from neuroshard.core.plan import Plan, Shard, sharding_of
+from neuroshard.core.part import Part
+from neuroshard.core.plan import Plan, Shard, parts_of, sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import short_name
@@ -80,11 +81,6 @@ def launch_ms(
     return LaunchPrices.of(model, devices).ms(operators, outputs, inputs, reordered)
 
 
-def own_samples(table: Table, devices: int) -> Table:
-    """A data-parallel table as one device reads it: for its own samples alone. Its outputs are counted for the whole batch."""
-    return table.resized(table.rows, table.dim, table.pooling_factor / devices)
-
-
 class CopyPrices:
     """What N data-parallel tables take on every device, some of them at a time: operators of their own, and the all-reduce of
     their dense gradients.
@@ -97,8 +93,7 @@ class CopyPrices:
         task = task.model_copy(update={"collective_precision": None})  # DDP sums gradients up as they are
         self.tables, self.devices = tables, task.devices
         self.model = for_task(model, task, waiting=False)  # their lookups stay on the device
-        own = [own_samples(table, self.devices) for table in tables]
-        self.vectors = self.model.table_vectors(own, np.array([table.dim for table in tables], dtype=np.int64))
+        self.vectors = self.model.part_vectors([Part.of(table, copies=self.devices) for table in tables])
         self.columns = np.array([2 * table.rows * table.dim / self.model.batch_size for table in tables])
 
     def ms(self, copied: Sequence[int]) -> LaunchMs:
@@ -125,12 +120,17 @@ def _operators(copied: Sequence[Table]) -> int:
     return len({(table.element_bytes, table.pooling, table.weighted, table.module) for table in copied})
 
 
-def block_columns(model: CostModel, block: Table) -> float:
+def columns_sent(model: CostModel, part: Part) -> float:
+    """Columns that a device which has the part sends for a sample."""
+    return part.sent_columns if part.rows == part.table.rows else block_columns(model, part)
+
+
+def block_columns(model: CostModel, block: Part) -> float:
     """Columns whose all-to-alls, forward and backward, take as long as the collectives of a row block.
 
     A pooled table's sums are added up by a reduce-scatter, and their gradients come back by an all-gather, each of as many bytes.
     """
-    if block.pooling == "none":
+    if block.table.pooling == "none":
         return block.sent_columns
     over_gloo = model.backend == "cpu" or model.name == "analytic:cpu"
     precision = model.precision if knows_tasks(model) else None
@@ -152,13 +152,13 @@ class HostColumns(NamedTuple):
     encoded: Floats
 
     @classmethod
-    def of(cls, model: CostModel, tables: Sequence[Table], devices: int, domain: int, rates: DomainMs) -> "HostColumns":
-        """Those of P `tables` over `devices` in domains of `domain`, by the model's `rates` inside a domain and out of it."""
-        blocks = [block_columns(model, table.part(table.block_rows(domain), table.dim)) for table in tables]
-        inside = np.array(blocks, dtype=np.float64) * (devices // domain)
-        least = np.array([table.sent_columns for table in tables], dtype=np.float64) / domain
+    def of(cls, model: CostModel, blocks: Sequence[Part], devices: int, domain: int, rates: DomainMs) -> "HostColumns":
+        """Those of P `blocks` over `devices` in domains of `domain`, by the model's `rates` inside a domain and out of it."""
+        sums = np.array([block_columns(model, block) for block in blocks], dtype=np.float64)
+        inside = sums * (devices // domain)
+        least = np.array([block.sent_columns for block in blocks], dtype=np.float64) / domain
         waits = inside * (rates.near / rates.far if rates.far > 0 else 0.0)
-        return cls(inside, least + waits, least, np.array(blocks, dtype=np.float64) + least)
+        return cls(inside, least + waits, least, sums + least)
 
 
 class Prices(NamedTuple):
@@ -183,7 +183,7 @@ class Prices(NamedTuple):
 def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> Prices | None:
     """Prices of shards of a task's tables; None if a shard is a row block and the model cannot price rows.
 
-    Copies are of the tables that the task says are data-parallel. A row block is priced as a table of its own (`Table.part`).
+    Copies are of the tables that the task says are data-parallel. A row block is priced as a `Part`.
     It sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
     for all samples; over a domain (table-row-wise), as `HostColumns` says. Where a step waits for its input, the forward
     all-to-all includes that.
@@ -195,7 +195,7 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     for shard in shards:
         of_table.setdefault(shard.table, []).append(shard)
     copied = task.constraints.data_parallel & of_table.keys()
-    vectors, sent = _vectors_and_sent(model, tables, shards, copied, devices)
+    vectors, sent = _vectors_and_sent(model, parts_of(task, shards))
     sends = np.array([shard.table not in copied for shard in shards])
     sent *= sends
     holders = np.array([shard.device for shard in shards])
@@ -223,22 +223,17 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     )
 
 
-def _vectors_and_sent(
-    model: CostModel, tables: Mapping[str, Table], shards: Sequence[Shard], copied: Collection[str], devices: int
-) -> tuple[Floats, Floats]:
-    """The vector of each shard (S, K), and the columns that it sends if it is not `copied` (S,).
+def _vectors_and_sent(model: CostModel, parts: Sequence[Part]) -> tuple[Floats, Floats]:
+    """The vector of each part (S, K), and the columns that it sends if it is no copy (S,).
 
-    Shards of one shape are priced once: hundreds of devices hold blocks of equally many rows.
+    Parts of one shape are priced once: hundreds of devices hold blocks of equally many rows.
     """
-    shapes: dict[tuple[str, int, int], int] = {}
-    kinds = [shapes.setdefault((shard.table, shard.rows, shard.dim), len(shapes)) for shard in shards]
-    parts = [
-        own_samples(tables[table], devices) if table in copied else tables[table].part(rows, tables[table].dim)
-        for table, rows, _ in shapes
-    ]
-    dims = [dim for _, _, dim in shapes]
-    sent = [columns_sent(model, part.with_dim(dim), tables[part.name]) for part, dim in zip(parts, dims, strict=True)]
-    return model.table_vectors(parts, np.array(dims))[kinds], np.array(sent)[kinds]
+    shapes = {(part.table.name, part.rows, part.dim): part for part in parts}
+    place = {shape: index for index, shape in enumerate(shapes)}
+    kinds = [place[part.table.name, part.rows, part.dim] for part in parts]
+    distinct = list(shapes.values())
+    sent = np.array([columns_sent(model, part) for part in distinct])
+    return model.part_vectors(distinct)[kinds], sent[kinds]
 
 
 def _more_launches_ms(
@@ -263,16 +258,11 @@ def _in_domains(
         shards = of_table.get(table.name, ())
         if len(shards) % domain or not sharding_of(task, table, shards).over_domains:
             continue
-        parts = [table.with_dim(shard.dim) for shard in shards]
-        columns = HostColumns.of(model, parts, task.devices, domain, rates)
+        blocks = [Part(table, shard.rows, shard.dim, domain) for shard in shards]
+        columns = HostColumns.of(model, blocks, task.devices, domain, rates)
         on = [shard.device for shard in shards]
-        counted = [columns_sent(model, table.part(shard.rows, shard.dim), table) for shard in shards]
+        counted = [columns_sent(model, block) for block in blocks]
         np.add.at(near, on, columns.inside - counted)
         np.add.at(far, on, columns.out - counted)
         np.add.at(encoded, on, columns.encoded - counted)
     return MoreColumns(near, far, encoded)
-
-
-def columns_sent(model: CostModel, part: Table, table: Table) -> float:
-    """Columns that a part of a table sends."""
-    return part.sent_columns if part.rows == table.rows else block_columns(model, part)

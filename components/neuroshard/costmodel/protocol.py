@@ -1,6 +1,6 @@
 """The interface of a cost model: whatever predicts what shards cost. Trained nets, a datasheet's formula, a table of given costs.
 
-The compute cost of a device is a function of the *sum* of its shards' vectors. So placing a shard is one vector addition,
+The compute cost of a device is a function of the *sum* of its parts' vectors. So placing a part is one vector addition,
 which is what lets a search price millions of placements.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.operator_limits import Device, device_of
-from neuroshard.core.table import Table
+from neuroshard.core.part import Part
 from neuroshard.costmodel.manifest import Manifest
 
 Floats = NDArray[np.float64]
@@ -84,11 +84,11 @@ class CostModel(Protocol):
         """Ms to copy a column of outputs of all samples into another order and, backward, its gradients; 0 where costs are given.
         Each device does so for its own samples."""
 
-    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
-        """A line for each cost of a plan of these tables on `devices` devices that is beyond what was measured."""
+    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
+        """A line for each cost of a plan of these parts on `devices` devices that is beyond what was measured."""
 
-    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        """The vector of each table, cut to dims[i] columns: (N,) tables and dims -> (N, K)."""
+    def part_vectors(self, parts: Sequence[Part]) -> Floats:
+        """The vector of each of N parts of tables: (N, K). A search asks for thousands at once."""
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         """Forward + backward compute ms of devices, from the sums of their shards' vectors: (…, K) -> (…)."""

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.core.table import Table
+from neuroshard.core.part import Part
 from neuroshard.costmodel.compute_net import FeatureScale
-from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, table_features
+from neuroshard.costmodel.features import FEATURES, SHARE_COLUMNS, part_features
 
 DOUBLINGS: Final = 1.0  # tolerated beyond the measured range of a size, where nets still extrapolate well
 SHARE: Final = 0.1  # tolerated beyond the measured range of a share of the lookups
@@ -34,11 +34,11 @@ _KINDS: Final[dict[str, Callable[[float], str]]] = {
 }
 
 
-def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, ...]:
-    """A line for each way in which some tables are outside the range of `scale`, the net's training data. Ignores widths."""
-    features = _features(tables)
-    lines = [*_beyond(scale, features, _SIZES), *unlike_in_kind(scale, tables)]
-    read = np.array([any(table.reuse_bins) for table in tables])
+def unlike_trained(scale: FeatureScale, parts: Sequence[Part]) -> tuple[str, ...]:
+    """A line for each way in which some parts are outside the range of `scale`, the net's training data. Ignores widths."""
+    features = part_features(parts, 1)
+    lines = [*_beyond(scale, features, _SIZES), *unlike_in_kind(scale, parts)]
+    read = np.array([any(part.table.reuse_bins) for part in parts])
     shares, low_share, high_share = (array[..., SHARE_COLUMNS] for array in (features, scale.low, scale.high))
     otherwise = ((shares < low_share - SHARE) | (shares > high_share + SHARE)).any(axis=1) & read
     if otherwise.any():
@@ -46,13 +46,9 @@ def unlike_trained(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, .
     return tuple(f"{line}: their costs are extrapolated" for line in lines)
 
 
-def unlike_in_kind(scale: FeatureScale, tables: Sequence[Table]) -> tuple[str, ...]:
+def unlike_in_kind(scale: FeatureScale, parts: Sequence[Part]) -> tuple[str, ...]:
     """As `unlike_trained`, in kind alone: element type, pooling, weights, and how many features read a table."""
-    return _beyond(scale, _features(tables), _KINDS)
-
-
-def _features(tables: Sequence[Table]) -> NDArray[np.float64]:
-    return table_features(tables, np.array([table.dim for table in tables], dtype=np.int64), 1)
+    return _beyond(scale, part_features(parts, 1), _KINDS)
 
 
 def _beyond(

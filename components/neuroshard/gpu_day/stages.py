@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from neuroshard.core.errors import Infeasible, NeuroshardError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -116,8 +117,8 @@ def datasheet(day: Day) -> Any:
     sheet, ratios = Analytic(name, day.scale.batch_size), []
     for case, cost in found.compute:
         if not cost.error and cost.round == 0 and case.batch_size in (None, day.scale.batch_size):
-            dims = np.array([table.dim for table in case.tables])
-            ratios.append(cost.total_ms / float(sheet.compute_ms(sheet.table_vectors(case.tables, dims).sum(axis=0))))
+            vectors = sheet.part_vectors([Part.of(table) for table in case.tables])
+            ratios.append(cost.total_ms / float(sheet.compute_ms(vectors.sum(axis=0))))
     low, middle, high = np.quantile(ratios, [0.1, 0.5, 0.9]).tolist()
     return {"sheet": f"analytic:{name}", "own": own, "cases": len(ratios), "low": low, "median": middle, "high": high}
 

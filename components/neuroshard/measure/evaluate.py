@@ -20,10 +20,10 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.launches import launches
-from neuroshard.core.plan import DeviceCost, Plan, shardings_of
+from neuroshard.core.part import Part
+from neuroshard.core.plan import DeviceCost, Plan, parts_of, shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
-from neuroshard.costmodel.pricing import own_samples
 from neuroshard.costmodel.protocol import all_to_all_costs
 from neuroshard.files.disk import check_can_write, write_bytes
 from neuroshard.files.plan import read_plan
@@ -59,7 +59,7 @@ def evaluate(
         raise UsageError(f"rounds must be at least 1, not {rounds}")
     settings = replace(settings, batch_size=plan.task.batch_size)
     sets, kinds = device_tables(plan), shardings_of(plan)
-    dims = tuple(round(sum(t.sent_columns for t in tables if not kinds[t.name].copied)) for tables in sets)
+    dims = tuple(round(sum(Part.of(t).sent_columns for t in tables if not kinds[t.name].copied)) for tables in sets)
     by_device = [ComputeCase(tables=tuple(tables)) if tables else None for tables in sets]
     all_to_all, left_out = _all_to_all(dims, backend, most_processes)
     rounds_differ, at_once = None, False
@@ -159,13 +159,9 @@ def _device_evaluations(
 
 def device_tables(plan: Plan) -> list[list[Table]]:
     """The shards of each device as tables. A row-wise shard has its share of the table's lookups."""
-    tables, kinds = {table.name: table for table in plan.task.tables}, shardings_of(plan)
     sets: list[list[Table]] = [[] for _ in range(plan.task.devices)]
-    for shard in plan.shards:
-        table, copied = tables[shard.table], kinds[shard.table].copied
-        sets[shard.device].append(
-            own_samples(table, plan.task.devices) if copied else table.part(shard.rows, shard.dim)
-        )
+    for shard, part in zip(plan.shards, parts_of(plan.task, plan.shards), strict=True):
+        sets[shard.device].append(part.as_table())
     return sets
 
 
@@ -174,9 +170,7 @@ def _by_formula(sets: Sequence[Sequence[Table]], dims: Sequence[int], batch_size
     model = Formula(batch_size)
     sums = np.stack(
         [
-            model.table_vectors(tables, np.array([t.dim for t in tables], dtype=np.int64)).sum(axis=0)
-            if tables
-            else np.zeros(len(TERMS))
+            model.part_vectors(list(map(Part.of, tables))).sum(axis=0) if tables else np.zeros(len(TERMS))
             for tables in sets
         ]
     )

@@ -6,7 +6,7 @@ compete for the cache. Narrow rows waste memory sectors and instructions, so col
 element type, pooling or weighting need another kernel. In an all-to-all, all devices wait for the last one to start and for the
 largest share. Magnitudes are those of an H100 (SXM, 80 GB, NVLink), but nothing was fitted to one.
 
-The terms of a set are the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(table_terms(…).sum(axis=0))`.
+The terms of a set are the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(part_terms(…).sum(axis=0))`.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,11 @@ from itertools import product
 
 import numpy as np
 
+from neuroshard.core.part import Part
 from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.costmodel.features import distinct_rows, rounded_up
-from neuroshard.costmodel.protocol import Floats, Ints, slope_by_differences
+from neuroshard.costmodel.protocol import Floats, slope_by_differences
 
 DEVICE_NAME = "formula of an H100"
 MEMORY_BYTES = 80 * 2**30
@@ -67,11 +68,16 @@ TERMS = (
 LONGEST = 8
 
 
-def table_terms(tables: Sequence[Table], dims: Ints, batch_size: int) -> Floats:
-    """Terms of `tables[i]` cut to `dims[i]` columns: (N,) and (N,) -> (N, len(TERMS)). A set has the sum of its tables' terms."""
-    rows, pooling, element_bytes, counted_on, vectors = (
+def part_terms(parts: Sequence[Part], batch_size: int) -> Floats:
+    """Terms of N parts of tables: (N, len(TERMS)). A set has the sum of its parts' terms."""
+    rows, dims, pooling, vectors = (
+        np.array([getattr(part, name) for part in parts], dtype=np.float64)
+        for name in ("rows", "dim", "pooling_factor", "vectors")
+    )
+    tables = [part.table for part in parts]
+    element_bytes, counted_on = (
         np.array([getattr(table, name) for table in tables], dtype=np.float64)
-        for name in ("rows", "pooling_factor", "element_bytes", "reuse_batch_size", "vectors")
+        for name in ("element_bytes", "reuse_batch_size")
     )
     bins = np.array([table.reuse_bins for table in tables]).reshape(-1, REUSE_BINS)
     distinct = distinct_rows(rows, pooling, bins, counted_on, batch_size)
@@ -125,8 +131,7 @@ def backward_ms(terms: Floats) -> Floats:
 
 def compute_ms(tables: Sequence[Table], batch_size: int) -> float:
     """Forward and backward of a device with these tables."""
-    dims = np.array([table.dim for table in tables], dtype=np.int64)
-    terms = table_terms(tables, dims, batch_size).sum(axis=0)
+    terms = part_terms(list(map(Part.of, tables)), batch_size).sum(axis=0)
     return float(forward_ms(terms) + backward_ms(terms))
 
 
@@ -206,8 +211,8 @@ class Formula:
     def reorder_ms(self) -> float:
         return reorder_ms(self.batch_size)
 
-    def table_vectors(self, tables: Sequence[Table], dims: Ints) -> Floats:
-        return table_terms(tables, dims, self.batch_size)
+    def part_vectors(self, parts: Sequence[Part]) -> Floats:
+        return part_terms(parts, self.batch_size)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         return forward_ms(vector_sums) + backward_ms(vector_sums)
@@ -221,5 +226,5 @@ class Formula:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return backward_collective_ms(device_dims, self.batch_size)
 
-    def caveats(self, devices: int, tables: Sequence[Table] = ()) -> tuple[str, ...]:
+    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
         return ()

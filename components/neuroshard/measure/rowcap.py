@@ -11,7 +11,7 @@ from itertools import accumulate
 from neuroshard import system
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.errors import MeasureError
-from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes
 
 MOST_BYTES = 2 * 2**30  # written in seconds; each of 15 tables still has 4 times a last-level cache of 32 MiB
@@ -46,8 +46,7 @@ def _seconds_to_touch(count: int) -> float:
 
 def row_bytes(table: Table, optimizer: str) -> int:
     """Bytes of one row: weights and optimizer state."""
-    per_row, per_element = OPTIMIZER_BYTES[optimizer]
-    return table.dim * (table.element_bytes + per_element) + per_row
+    return sum(table.row_bytes(table.dim, optimizer))
 
 
 def capped_rows(table: Table, optimizer: str, cap: int | None) -> int:
@@ -101,12 +100,10 @@ def capped_tables(cases: Iterable[ComputeCase], optimizer: str, limit: int | Non
 
 def buffer_bytes(cases: Iterable[ComputeCase], optimizer: str, limit: int | None) -> tuple[int, int]:
     """The most bytes of weights, and of optimizer state, of any one case."""
-    per_row, per_element = OPTIMIZER_BYTES[optimizer]
     weights = state = 0
     for case in cases:
         cap = case_cap(case.tables, optimizer, limit)
-        rows = [capped_rows(table, optimizer, cap) for table in case.tables]
-        elements = [r * t.dim for r, t in zip(rows, case.tables, strict=True)]
-        weights = max(weights, sum(n * t.element_bytes for n, t in zip(elements, case.tables, strict=True)))
-        state = max(state, per_row * sum(rows) + per_element * sum(elements))
+        rows = [(capped_rows(table, optimizer, cap), table.row_bytes(table.dim, optimizer)) for table in case.tables]
+        weights = max(weights, sum(count * of_weights for count, (of_weights, _) in rows))
+        state = max(state, sum(count * of_state for count, (_, of_state) in rows))
     return weights, state

@@ -9,6 +9,7 @@ from neuroshard import __version__
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import MeasureError, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import DeviceCost
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Floats
@@ -55,8 +56,8 @@ class Synthetic:
         if needed > memory:
             error = f"out of memory: the tables need {format_bytes(needed)} of {format_bytes(memory)}"
             return ComputeCost(case_id=case.case_id, round=round_, error=error)
-        dims = np.array([table.dim for table in case.tables], dtype=np.int64)
-        terms = formula.table_terms(case.tables, dims, case.batch_size or self.settings.batch_size).sum(axis=0)
+        parts, batch_size = [Part.of(table) for table in case.tables], case.batch_size or self.settings.batch_size
+        terms = formula.part_terms(parts, batch_size).sum(axis=0)
         truth = np.array([formula.forward_ms(terms), formula.backward_ms(terms)])
         forward, backward = self._measured(case.case_id, round_, truth)
         return compute_cost(case, round_, forward, backward)

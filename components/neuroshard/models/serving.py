@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NotFound, StoreError, Unreachable
+from neuroshard.core.part import Part
 from neuroshard.core.release import ModelRelease, in_the_future
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
@@ -152,7 +153,10 @@ def _columns(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
 
 
 def _kinds(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
-    return [Shortfall("other kinds of tables", line, usable=True) for line in model.unmeasured_kinds(wanted.tables)]
+    return [
+        Shortfall("other kinds of tables", line, usable=True)
+        for line in model.unmeasured_kinds([Part.of(table) for table in wanted.tables])
+    ]
 
 
 def _parts(model: TrainedCostModel) -> list[Shortfall]:

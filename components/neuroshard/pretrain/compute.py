@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from neuroshard.core.case import ComputeCase
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.part import Part
 from neuroshard.costmodel.compute_net import (
     BY_DIGITS,
     BY_ROWS,
@@ -30,7 +31,7 @@ from neuroshard.costmodel.compute_net import (
     Layer,
     least_skip,
 )
-from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, TOUCHED_COLUMN, table_features
+from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, TOUCHED_COLUMN, part_features
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.calibrate import calibrated
@@ -132,7 +133,7 @@ class SetSamples:
         tables = [table for case in labels.cases for table in case.tables]
         counts = np.array([len(case.tables) for case in labels.cases])
         self.names = [table.name for table in tables]
-        self.plain = table_features(tables, np.array([table.dim for table in tables]), np.repeat(batch_sizes, counts))
+        self.plain = part_features(list(map(Part.of, tables)), np.repeat(batch_sizes, counts))
         trained = np.repeat(np.isin(np.arange(len(counts)), train), counts)
         here = FeatureScale.of(self.plain[trained])
         self.scale = here if scale is None else _joined(scale, here)

@@ -6,9 +6,10 @@ import numpy as np
 
 from neuroshard.core.case import CollectiveCase, ComputeCase, Split
 from neuroshard.core.label import Case
+from neuroshard.core.part import Part
 from neuroshard.costmodel.all_to_all_net import AllToAllNet
 from neuroshard.costmodel.compute_net import ComputeNet
-from neuroshard.costmodel.features import table_features
+from neuroshard.costmodel.features import part_features
 from neuroshard.costmodel.protocol import Floats, Ints, sums_of_sets
 from neuroshard.costmodel.report import SET_SIZES, Coverage, Errors, Fit, NetReport, Noise, SizeError
 from neuroshard.pretrain.all_to_all import Way, predicted_ms
@@ -51,10 +52,9 @@ def compute_report(net: ComputeNet, labels: Labels[ComputeCase], batch_sizes: In
 
 def set_sums(net: ComputeNet, cases: Sequence[ComputeCase], batch_sizes: Ints) -> Floats:
     """The vector sum of each case, in a batch of its size: N cases and (N,) -> (N, width)."""
-    tables = [table for case in cases for table in case.tables]
+    parts = [Part.of(table) for case in cases for table in case.tables]
     counts = [len(case.tables) for case in cases]
-    dims = np.array([table.dim for table in tables])
-    return sums_of_sets(net.vectors(table_features(tables, dims, np.repeat(batch_sizes, counts))), counts)
+    return sums_of_sets(net.vectors(part_features(parts, np.repeat(batch_sizes, counts))), counts)
 
 
 def all_to_all_report(

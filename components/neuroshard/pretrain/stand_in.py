@@ -17,6 +17,7 @@ from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, FEWEST_TRAIN_SETS, Co
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import teaches
+from neuroshard.core.part import Part
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
 from neuroshard.core.value import shown
@@ -96,7 +97,7 @@ def _set_ms(analytic: Analytic, tables: Sequence[Table], batch_size: int | None 
     """Forward and backward ms of a table set, with the model's batch size or another."""
     if batch_size not in (None, analytic.batch_size):
         analytic = Analytic(analytic.name.partition(":")[2], batch_size)
-    sums = analytic.table_vectors(tables, np.array([table.dim for table in tables], dtype=np.int64)).sum(axis=0)
+    sums = analytic.part_vectors(list(map(Part.of, tables))).sum(axis=0)
     forward, backward = analytic.parts_ms(sums)
     return float(forward), float(backward)
 
@@ -157,7 +158,7 @@ def _drawn_all_to_alls(
     analytic: Analytic, costs: Costs, ranks: int, factors: tuple[float, float], rng: np.random.Generator
 ) -> Iterator[tuple[CollectiveCase, CollectiveCost]]:
     """Random all-to-alls of `ranks` ranks, from balanced to lopsided, of the columns that all tables send together."""
-    columns = sum(table.sent_columns for table in costs.tables) or max(
+    columns = sum(Part.of(table).sent_columns for table in costs.tables) or max(
         (sum(case.device_dims) for case, _ in costs.collective), default=DIM_STEP * ranks
     )
     for number in range(DRAWN_ALL_TO_ALLS):

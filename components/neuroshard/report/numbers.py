@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
@@ -52,7 +53,7 @@ def _copies_counted(task: ShardingTask) -> str:
     copied = [table for table in task.tables if table.name in task.constraints.data_parallel]
     if not copied:
         return ""
-    nbytes = format_bytes(sum(task.copy_memory(table).total for table in copied))
+    nbytes = format_bytes(sum(task.memory(Part.of(table, copies=task.devices)).total for table in copied))
     if task.dense_optimizer is None:
         return f"; {nbytes} for data-parallel tables, with a gradient, without a dense optimizer, which the plan does not name"
     return f"; {nbytes} for data-parallel tables, with gradients and the state of the dense optimizer {task.dense_optimizer}"

@@ -9,6 +9,7 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import labels, rounds_of
+from neuroshard.core.part import Part
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.report import ModelReport
 from neuroshard.models.open import at_batch_size
@@ -75,8 +76,7 @@ def _compute_points(
     for batch in sorted({case.batch_size or batch_size for case, _ in unseen}):
         some = [(case, cost) for case, cost in unseen if (case.batch_size or batch_size) == batch]
         at = at_batch_size(model, batch)
-        tables = [table for case, _ in some for table in case.tables]
-        vectors = at.table_vectors(tables, np.array([table.dim for table in tables]))
+        vectors = at.part_vectors([Part.of(table) for case, _ in some for table in case.tables])
         firsts = np.cumsum([0, *(len(case.tables) for case, _ in some)])[:-1]
         predicted = at.compute_ms(np.add.reduceat(vectors, firsts, axis=0))
         for (case, cost), ms in zip(some, predicted.tolist(), strict=True):

@@ -5,13 +5,13 @@ from collections import Counter
 import numpy as np
 
 from neuroshard.core.moves import changed_state
-from neuroshard.core.plan import Plan, shardings_of
+from neuroshard.core.part import Part
+from neuroshard.core.plan import Plan, parts_of, shardings_of
 from neuroshard.core.sharding import GRID
-from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.costmodel.network import CODEC_BYTES
-from neuroshard.costmodel.pricing import own_samples, price_shards
+from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.problem import Problem
@@ -73,16 +73,14 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
     return notes
 
 
-def _as_asked(plan: Plan) -> list[Table]:
-    """The tables that the cost model is asked for, apart from their widths: of those row-wise, one of their blocks; of copies,
-    what one device looks up."""
-    copied, shards = plan.task.constraints.data_parallel, plan.by_table()
-    return [
-        own_samples(table, plan.task.devices)
-        if table.name in copied
-        else table.part(max(shard.rows for shard in shards[table.name]), table.dim)
-        for table in plan.task.tables
-    ]
+def _as_asked(plan: Plan) -> list[Part]:
+    """The parts that the cost model is asked for, the largest of each table."""
+    largest: dict[str, Part] = {}
+    for part in parts_of(plan.task, plan.shards):
+        kept = largest.setdefault(part.table.name, part)
+        if part.rows > kept.rows:
+            largest[part.table.name] = part
+    return [largest[table.name] for table in plan.task.tables]
 
 
 def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:

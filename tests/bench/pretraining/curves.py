@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from helpers.costs import BENCH
+from helpers.parts import wholes
 from neuroshard.augment.acquire import CANDIDATES, acquire
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
@@ -134,7 +135,7 @@ def truth(cases: Sequence[ComputeCase]) -> Floats:
 def predicted(model: TrainedCostModel, cases: Sequence[ComputeCase]) -> Floats:
     """The same by a model."""
     tables = [table for case in cases for table in case.tables]
-    vectors = model.table_vectors(tables, np.array([table.dim for table in tables]))
+    vectors = model.part_vectors(wholes(tables))
     return model.compute_ms(np.add.reduceat(vectors, np.cumsum([0, *(len(c.tables) for c in cases)])[:-1], axis=0))
 
 

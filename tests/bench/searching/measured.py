@@ -10,9 +10,11 @@ import numpy as np
 
 from bench.searching import peers_torchrec, tasks
 from bench.searching.scoring import Row, cost_ms, rows_of
+from helpers.parts import wholes
 from neuroshard.augment.run import run as augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
@@ -89,7 +91,8 @@ def measured(model: TrainedCostModel, seed: int, folder: Path) -> Measured:
     found = plans(task, model)
     sets = {
         name: [
-            [tables[t].part(count, dim) for t, dim, device, count in rows if device == here] for here in range(DEVICES)
+            [Part(tables[t], count, dim).as_table() for t, dim, device, count in rows if device == here]
+            for here in range(DEVICES)
         ]
         for name, rows in found.items()
     }
@@ -119,5 +122,5 @@ def plans(task: ShardingTask, model: TrainedCostModel) -> dict[str, list[Row]]:
 
 def _compute_ms(model: TrainedCostModel, sets: Sequence[Sequence[Table]]) -> float:
     """Predicted compute of the slowest device."""
-    vectors = [model.table_vectors(held, np.array([t.dim for t in held])).sum(axis=0) for held in sets if held]
+    vectors = [model.part_vectors(wholes(held)).sum(axis=0) for held in sets if held]
     return float(max(model.compute_ms(each) for each in vectors))

@@ -14,6 +14,7 @@ import torch
 
 from bench.searching.scoring import Row
 from bench.searching.torch_nets import TorchNets
+from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel
 
@@ -44,7 +45,7 @@ class PublishedSearch:
 
     def nbytes(self, shard: Shard) -> int:
         table = self.task.tables[shard[0]]
-        return table.shard_bytes(table.rows, shard[1])
+        return Part(table, table.rows, shard[1]).memory().total
 
     def order(self, shards: Sequence[Shard]) -> list[Shard]:
         """Costliest first; of equally costly ones the largest, then by place in the task and width."""

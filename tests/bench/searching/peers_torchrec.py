@@ -23,6 +23,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import PlannerError, ShardEstimator, Storage
 
 from bench.searching.scoring import Row
+from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 
 COLUMN_TYPES = ("table_wise", "column_wise")
@@ -41,7 +42,7 @@ class SameMemory(ShardEstimator):  # type: ignore[misc] # TorchRec is not typed
         for option in sharding_options:
             for shard in option.shards:
                 rows, dim = shard.size
-                shard.storage = Storage(hbm=self.tables[option.name].shard_bytes(rows, dim), ddr=0)
+                shard.storage = Storage(hbm=Part(self.tables[option.name], rows, dim).memory().total, ddr=0)
 
 
 def plan(task: ShardingTask, width: int, types: Sequence[str] = COLUMN_TYPES) -> tuple[list[Row] | None, float | None]:

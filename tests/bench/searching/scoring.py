@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from neuroshard.core.launches import launches, operators_of
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import block_columns, launch_ms
@@ -31,18 +32,12 @@ def cost_ms(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> float:
 
 def sums(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Floats, Floats]:
     """Vectors and columns sent of each device: (D, K) and (D,). Some rows of a table are a table of their own."""
-    _, dims, device, _ = np.array(rows, dtype=np.int64).T
-    parts = {(t, count): task.tables[t].part(count, task.tables[t].dim) for t, _, _, count in rows}
-    vectors = model.table_vectors([parts[t, count] for t, _, _, count in rows], dims)
+    parts, device = [Part(task.tables[t], count, dim) for t, dim, _, count in rows], [row[2] for row in rows]
+    vectors = model.part_vectors(parts)
     found, columns = np.zeros((task.devices, vectors.shape[1])), np.zeros(task.devices)
     np.add.at(found, device, vectors)
-    sent = {
-        (t, dim, count): parts[t, count].with_dim(dim).sent_columns
-        if count == task.tables[t].rows
-        else block_columns(model, parts[t, count].with_dim(dim))
-        for t, dim, _, count in rows
-    }
-    np.add.at(columns, device, [sent[t, dim, count] for t, dim, _, count in rows])
+    sent = [part.sent_columns if part.rows == part.table.rows else block_columns(model, part) for part in parts]
+    np.add.at(columns, device, sent)
     return found, columns
 
 
@@ -57,7 +52,7 @@ def fault(task: ShardingTask, rows: Iterable[Row]) -> str | None:
             blocks[table] += count
         else:
             return f"table {whole.name!r} is cut row-wise and column-wise"
-        used[device] += whole.shard_bytes(count, dim)
+        used[device] += Part(whole, count, dim).memory().total
     for whole, wide, high in zip(task.tables, columns, blocks, strict=True):
         if (wide, high) not in ((whole.dim, 0), (0, whole.rows)):
             return f"table {whole.name!r} has {wide} of {whole.dim} columns and {high} of {whole.rows} rows in blocks"

@@ -3,11 +3,12 @@
 import numpy as np
 import torch
 
+from helpers.parts import cut_to
 from neuroshard.core.table import Table
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, by_devices, latencies
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import steps
-from neuroshard.costmodel.features import ROW_COLUMN, TOUCHED_COLUMN, table_features
+from neuroshard.costmodel.features import ROW_COLUMN, TOUCHED_COLUMN, part_features
 
 
 class TorchNets:
@@ -28,7 +29,7 @@ class TorchNets:
 
     def features(self, table: Table, dim: int) -> torch.Tensor:
         """As the net scales them, the bytes touched, a column that is not used, and the rows."""
-        features = table_features([table], np.array([dim]), self.batch_size)
+        features = part_features(cut_to([table], [dim]), self.batch_size)
         rows = np.rint(np.exp2(features[0, ROW_COLUMN]))
         counted = [features[0, TOUCHED_COLUMN] * 2**30, 0.0, rows]
         return torch.from_numpy(np.append(self.scale.apply(features)[0], counted))

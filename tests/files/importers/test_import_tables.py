@@ -10,6 +10,7 @@ import pytest
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.importers.import_tables import import_tables
@@ -102,7 +103,7 @@ def test_a_sequence_is_a_table_that_is_not_pooled(tmp_path, suffix):
 def test_a_number_of_features_shares_the_lookups_equally(tmp_path, suffix):
     (table,) = imported(tmp_path, suffix, [{**ROW, "num_features": 4}]).tables
     assert [feature.pooling_factor for feature in table.features] == [table.pooling_factor / 4] * 4
-    assert table.sent_columns == 4 * table.dim
+    assert Part.of(table).sent_columns == 4 * table.dim
 
 
 @every_format

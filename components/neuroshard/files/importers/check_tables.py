@@ -88,7 +88,7 @@ def check_table(table: Table) -> Iterator[Finding]:
     yield from _wide(table)
     if table.rows > MOST_ROWS_OF_INT32:
         yield odd("int64-ids", f"{table.rows:,} rows: ids must be int64, since int32 ends at 2^31")
-    row_bytes = table.dim * table.element_bytes
+    row_bytes, _ = table.row_bytes(table.dim)
     wasted = -row_bytes % CACHE_LINE_BYTES
     in_lines = row_bytes + wasted
     if wasted / in_lines > WASTED_SHARE and table.rows * in_lines > STAYS_IN_CACHE_BYTES:
@@ -96,11 +96,11 @@ def check_table(table: Table) -> Iterator[Finding]:
             "cache-line",
             f"a row of {row_bytes} bytes leaves {wasted / in_lines:.0%} of its cache lines ({CACHE_LINE_BYTES} bytes) unused",
         )
-    if table.shard_bytes(table.rows, DIM_STEP) > DEVICE_BYTES:
-        narrow = format_bytes(table.shard_bytes(table.rows, DIM_STEP))
+    narrow_bytes = table.with_dim(DIM_STEP).memory_bytes
+    if narrow_bytes > DEVICE_BYTES:
         yield odd(
             "too-tall",
-            f"even {DIM_STEP} of its columns take {narrow}, more than 80 GiB; only cutting rows would fit it",
+            f"even {DIM_STEP} of its columns take {format_bytes(narrow_bytes)}, more than 80 GiB; only cutting rows would fit it",
         )
     elif table.memory_bytes > DEVICE_BYTES:
         yield odd(

@@ -14,6 +14,7 @@ import numpy as np
 
 from neuroshard import system
 from neuroshard.core.case import ComputeCase
+from neuroshard.core.part import Part
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.memory_quotas import MOST_LOOKUP_BYTES, MemoryQuotas
@@ -159,7 +160,7 @@ def _output_shape(tables: Sequence[Table], batch: "tuple[torch.Tensor, ...]", ba
     """The shape of an operator's output: a row a sample, or a lookup of sequences."""
     if tables[0].pooling == "none":
         return len(batch[0]), tables[0].dim
-    return batch_size, round(sum(table.sent_columns for table in tables))
+    return batch_size, round(sum(Part.of(table).sent_columns for table in tables))
 
 
 def host_share_bytes() -> int:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
@@ -84,8 +85,8 @@ class ColumnShards:
         columns = np.array([sum(table.dim for table in tables) for tables in self.tables])
         unit = np.where(never, columns, columns // self.all_units)  # where it is cut anywhere: DIM_STEP
         self.columns: Ints = self.units * unit[self.group]
-        sent = np.array([sum(table.sent_columns for table in tables) for tables in self.tables])
-        of_unit = unit * np.array([tables[0].vectors for tables in self.tables])
+        sent = np.array([sum(Part.of(table).sent_columns for table in tables) for tables in self.tables])
+        of_unit = unit * np.array([Part.of(tables[0]).vectors for tables in self.tables])
         self.dims: Floats = self.units * np.where(never, sent, of_unit)[self.group]
         self.nbytes = self._count_bytes(never)
         # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
@@ -117,16 +118,15 @@ class ColumnShards:
 
     def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
         """What every shard takes, as int64: `feasible` refuses tasks that need more."""
-        rows = np.array([tables[0].rows for tables in self.tables])
-        element = np.array([t[0].element_bytes + t[0].optimizer_bytes_per_element for t in self.tables])
-        per_row = np.array([tables[0].optimizer_bytes_per_row for tables in self.tables])
-        step = np.array([self.task.step_bytes(tables[0]) for tables in self.tables])
-        per_column, per_shard = rows * element + step[:, 1], rows * per_row + step[:, 0]
+        firsts = [tables[0] for tables in self.tables]
+        per_shard, one_wide = (  # the bytes of a shard are linear in its columns
+            np.array([self.task.memory(Part(table, table.rows, dim)).total for table in firsts]) for dim in (0, 1)
+        )
         shards = np.where(self.in_equal_shards[self.group], self.units, 1)
-        nbytes: Ints = self.columns * per_column[self.group] + per_shard[self.group] * shards
+        nbytes: Ints = self.columns * (one_wide - per_shard)[self.group] + per_shard[self.group] * shards
         nbytes[0] = 0
         nbytes[self.whole[never]] = [
-            sum(self.task.shard_bytes(t, t.rows, t.dim) for t in self.tables[g]) for g in np.flatnonzero(never)
+            sum(self.task.memory(Part.of(table)).total for table in self.tables[g]) for g in np.flatnonzero(never)
         ]
         unheld = [group for group, wide in self.wide.items() if wide.why]
         nbytes[np.isin(self.group, unheld) & (self.units > 0)] = self.memory.max() + 1  # no device has room for them

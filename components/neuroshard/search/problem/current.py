@@ -18,6 +18,7 @@ import numpy as np
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.moves import arriving_bytes
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
@@ -126,7 +127,7 @@ class CurrentPlacement:
             allowed &= self._held(group, [(begin, end) for _, begin, end in spans])
             if row.any() and len(problem.tables[group]) == 1 and (more > 0).any() and allowed:
                 self._in_spans[group, row.tobytes()] = sorted(spans, key=lambda span: span[1])
-                of_shard = table.rows * table.optimizer_bytes_per_row + problem.task.step_bytes(table).per_shard
+                of_shard = problem.task.memory(Part(table, table.rows, 0)).total  # however wide it is
                 self.reserved_bytes += more.clip(0) * of_shard
 
     def widths(self) -> Widths:

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.core.launches import Group, operators_of, reordered_columns
+from neuroshard.core.part import Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDINGS, TABLE_WISE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -38,8 +39,8 @@ class LaunchCosts:
         self.tables = [table for _, table in tables]
         self.group: Ints = np.array([place for place, _ in tables])
         self.ways = [tuple(Group.of(table, sharding) for sharding in SHARDINGS) for table in self.tables]
-        self.columns = [table.sent_columns for table in self.tables]
-        self.copied = [(Group.of(table, DATA_PARALLEL), table.sent_columns, False) for table in copied]
+        self.columns = [Part.of(table).sent_columns for table in self.tables]
+        self.copied = [(Group.of(table, DATA_PARALLEL), Part.of(table).sent_columns, False) for table in copied]
         self.pieces: Ints = np.flatnonzero([group[0].name in pieces for group in table_groups])
         # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences; and of each
         # group that of its collection of sequences, -1 for pooled tables
@@ -55,7 +56,7 @@ class LaunchCosts:
         # of outputs that are concatenated, since others of their collection are those of copies: at least
         self.joined_columns = sum(np.array(self.columns)[joined].tolist())
         self.joined_columns += sum(
-            t.sent_columns for t in copied if keys.get((t.module, t.weighted), -2) in self.of_table
+            Part.of(t).sent_columns for t in copied if keys.get((t.module, t.weighted), -2) in self.of_table
         )
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}

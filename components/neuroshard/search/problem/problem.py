@@ -7,6 +7,7 @@ from types import MappingProxyType
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.part import Part
 from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.core.sharding import DATA_PARALLEL, SHARDINGS, Sharding
 from neuroshard.core.task import ShardingTask
@@ -228,7 +229,8 @@ class Problem(ColumnShards):
         if counts.max() > 1:
             row = np.repeat(row, counts)
             dims = np.where(counts[row] == 1, dims[row], [table.dim for table in tables])
-        vectors = finite_vectors(self.model, tables, dims, lambda bad: f"{dims[bad]} columns")
+        parts = [Part(table, table.rows, dim) for table, dim in zip(tables, dims.tolist(), strict=True)]
+        vectors = finite_vectors(self.model, parts)
         if len(row) > len(shards):
             vectors = np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1)))
         return vectors * times[:, None] if self.wide else vectors

@@ -1,14 +1,14 @@
 """Spread sharding options: a table has a piece on every device of a set, and is placed by choosing the set.
 
 An enumerator makes each kind. Row blocks are dealt out as by TorchRec's ROW_WISE, TABLE_ROW_WISE and GRID_SHARD; the last has
-what is left. A block is priced as a table of its own (`Table.part`). Of a pooled table each of them has sums for all samples, so
-it sends all columns, or more (`pricing.block_columns`); of a sequence what it looked up, which is taken to be the same on all.
-Over a domain, sums are added up inside it, and each device sends its share of them on (`pricing.HostColumns`). In a grid each
-domain has as many of the columns, and their rows are split over its devices. A copy looks its device's own samples up and sends
-nothing; its gradients are dense, and summed up over all devices.
+what is left. Of a pooled table each block has sums for all samples, so it sends all columns, or more (`pricing.block_columns`);
+of a sequence what it looked up, which is taken to be the same on all. Over a domain, sums are added up inside it, and each device
+sends its share of them on (`pricing.HostColumns`). In a grid each domain has as many of the columns, and their rows are split
+over its devices. A copy looks its device's own samples up and sends nothing; its gradients are dense, and summed up over all
+devices.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.operator_limits import widest_shard
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
 from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, Sharding
 from neuroshard.core.table import DIM_STEP, Table
@@ -60,11 +61,19 @@ class Spread:
             and width <= widest
         )
 
+    def width(self, table: Table) -> int:
+        """Columns of a piece."""
+        return max(table.dim // self.parts, DIM_STEP)
+
+    def part(self, table: Table, rows: int) -> Part:
+        """A piece of so many rows."""
+        return Part(table, rows, self.width(table), self.blocks, self.devices * self.sharding.copied)
+
     def shards(self, table: Table, start: int) -> list[Shard]:
         """The shards of a table on the devices from `start` on."""
         if self.sharding.copied:
             return copies_of([table], self.devices)
-        width, blocks = table.dim // self.parts, table.row_blocks(self.blocks)
+        width, blocks = self.width(table), table.row_blocks(self.blocks)
         return [
             Shard(
                 table=table.name,
@@ -146,25 +155,18 @@ class SpreadOptions:
         block = np.minimum(-(-rows // blocks), rows)
         last = rows - block * (blocks - 1)
         self.rows: Ints = np.stack([block, np.maximum(last, 1)], axis=-1)  # no such kind is allowed where none are left
-        widths = [[max(table.dim // kind.parts, DIM_STEP) for kind in self.kinds] for table in tables]
+        widths = [[kind.width(table) for kind in self.kinds] for table in tables]
+        self.parts = [
+            [[kind.part(table, count) for count in pair] for pair, kind in zip(of_table, self.kinds, strict=True)]
+            for table, of_table in zip(tables, self.rows.tolist(), strict=True)
+        ]
         self.widths: Ints = np.array(widths, dtype=np.int64).reshape(shape)
         self.dims: Floats = np.zeros((*shape, 2))
         self.least, self.near, self.far, self.encoded = np.zeros((4, *shape))
         self._columns_sent(task)
-        sent = np.array([table.sent_columns for table in tables], dtype=np.float64)
+        sent = np.array([Part.of(table).sent_columns for table in tables], dtype=np.float64)
         self.more: Floats = (self._of_all_pieces(self.dims[..., None])[..., 0] - sent[:, None]) / task.devices
-        sizes = [
-            [
-                [
-                    task.copy_memory(table).total
-                    if kind.sharding.copied
-                    else task.shard_bytes(table, int(n), int(dim), kind.blocks)
-                    for n in pair
-                ]
-                for pair, dim, kind in zip(of_table, dims, self.kinds, strict=True)
-            ]
-            for table, of_table, dims in zip(tables, self.rows, self.widths, strict=True)
-        ]
+        sizes = [[[task.memory(part).total for part in pair] for pair in of_table] for of_table in self.parts]
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
         self._vectors: Floats | None = None
 
@@ -174,18 +176,16 @@ class SpreadOptions:
         for way, kind in enumerate(self.kinds):
             if kind.sharding.over_domains:
                 assert rates is not None
-                cut = [
-                    table.with_dim(dim) for table, dim in zip(self.tables, self.widths[:, way].tolist(), strict=True)
-                ]
-                over = HostColumns.of(self.model, cut, task.devices, self.domain, rates)
+                blocks = [of_table[way][0] for of_table in self.parts]
+                over = HostColumns.of(self.model, blocks, task.devices, self.domain, rates)
                 longest = np.maximum(over.inside * rates.near, over.out * rates.far)
                 felt = longest / max(rates) if max(rates) > 0 else over.inside
                 self.dims[:, way], self.least[:, way] = felt[:, None], over.least
                 self.near[:, way], self.far[:, way] = over.inside - felt, over.out - felt
                 self.encoded[:, way] = over.encoded - felt
             elif not kind.sharding.copied and self.tables:
-                pairs = zip(self.tables, self.rows[:, way].tolist(), strict=True)
-                self.dims[:, way] = [[columns_sent(self.model, t.part(n, t.dim), t) for n in pair] for t, pair in pairs]
+                pairs = [of_table[way] for of_table in self.parts]
+                self.dims[:, way] = [[columns_sent(self.model, part) for part in pair] for pair in pairs]
                 self.least[:, way] = self.dims[:, way].min(axis=-1)
 
     @property
@@ -203,10 +203,8 @@ class SpreadOptions:
         """Priced in one batch when first needed. Raises InvalidInput where the cost model predicts no finite cost."""
         if self._vectors is None:
             ways = [way for way, kind in enumerate(self.kinds) if not kind.sharding.copied]
-            each = zip(self.tables, self.rows[:, ways].reshape(len(self.tables), -1).tolist(), strict=True)
-            parts = [table.part(rows, table.dim) for table, of in each for rows in of]
-            dims = np.repeat(self.widths[:, ways].ravel(), 2)
-            vectors = finite_vectors(self.model, parts, dims, lambda bad: f"{parts[bad].rows:,} rows")
+            parts = [part for of_table in self.parts for way in ways for part in of_table[way]]
+            vectors = finite_vectors(self.model, parts)
             self._vectors = np.zeros((*self.rows.shape, vectors.shape[-1]))
             self._vectors[:, ways] = vectors.reshape(len(self.tables), len(ways), 2, -1)
         return self._vectors
@@ -290,13 +288,14 @@ def copies_of(tables: Sequence[Table], devices: int) -> list[Shard]:
     return [Shard(table=t.name, rows=t.rows, dim=t.dim, device=device) for t in tables for device in range(devices)]
 
 
-def finite_vectors(model: CostModel, tables: Sequence[Table], dims: Ints, part: Callable[[int], str]) -> Floats:
-    """The cost model's vectors of tables at these widths: (N, K). Raises InvalidInput where one is not finite; `part` says how
-    much of its table was priced."""
-    vectors = model.table_vectors(tables, dims)
+def finite_vectors(model: CostModel, parts: Sequence[Part]) -> Floats:
+    """The cost model's vectors of parts: (N, K). Raises InvalidInput where one is not finite."""
+    vectors = model.part_vectors(parts)
     finite = np.isfinite(vectors).all(axis=-1)
     if not finite.all():
-        bad = int(finite.argmin())
-        what = f"{part(bad)} of table {tables[bad].name!r}"
-        raise InvalidInput(f"cost model {model.name} knows no finite cost of {what}; train it again")
+        part = parts[int(finite.argmin())]
+        what = f"{part.dim} columns" if part.rows == part.table.rows else f"{part.rows:,} rows"
+        raise InvalidInput(
+            f"cost model {model.name} knows no finite cost of {what} of table {part.table.name!r}; train it again"
+        )
     return vectors

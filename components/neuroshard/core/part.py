@@ -1,0 +1,94 @@
+"""A part of a table: what is weighed and priced, one formula for a plan's checks, the search, the client and reports."""
+
+from typing import NamedTuple
+
+from neuroshard.core.step_memory import Pipeline, step_bytes
+from neuroshard.core.table import DENSE_STATE, VECTOR_STEPS, DenseOptimizer, Table
+
+GRADIENT_BYTES = 4  # of an element of a data-parallel table, where the dense optimizer is not known
+# A gradient of all elements is kept in DistributedDataParallel's buckets (TorchRec makes them the gradients themselves, by
+# gradient_as_bucket_view). The backward pass makes another, which is then copied into them (seen on gloo, torchrec 1.8).
+GRADIENTS = 2
+
+
+class Memory(NamedTuple):
+    """Bytes of parts of tables, all on the device: their weights, the optimizer's state, and what a step needs for them."""
+
+    weights: int
+    optimizer: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class Part(NamedTuple):
+    """`rows` x `dim` of a table on a device: one of `row_blocks` that share the rows of these columns, or one of `copies` of the
+    table, 0 if it is no copy. A copy looks up the samples of its own device.
+    """
+
+    table: Table
+    rows: int
+    dim: int
+    row_blocks: int = 1
+    copies: int = 0
+
+    @classmethod
+    def of(cls, table: Table, copies: int = 0) -> "Part":
+        """All of a table, or one of so many copies."""
+        return cls(table, table.rows, table.dim, copies=copies)
+
+    @property
+    def pooling_factor(self) -> float:
+        """Lookups a sample: the share of the table's that its rows have, as if all rows were looked up equally often."""
+        table = self.table
+        if self.copies:
+            return table.pooling_factor / self.copies
+        return table.pooling_factor if self.rows == table.rows else table.pooling_factor * self.rows / table.rows
+
+    @property
+    def vectors(self) -> float:
+        """Vectors of `dim` columns that it gives for a sample: of a sequence one for each lookup, else one for each feature. A
+        multiple of 1/256, and at least that."""
+        if self.table.pooling == "none":
+            return max(round(self.pooling_factor * VECTOR_STEPS), 1) / VECTOR_STEPS
+        return float(max(len(self.table.features), 1))
+
+    @property
+    def sent_columns(self) -> float:
+        """Columns that its device sends for a sample."""
+        return self.dim * self.vectors
+
+    @property
+    def input_columns(self) -> float:
+        """What its device receives for a sample, in columns of fp32: two a lookup (int64), one a weight, one a feature for its
+        number of lookups."""
+        return self.pooling_factor * (2 + self.table.weighted) + max(len(self.table.features), 1)
+
+    def as_table(self) -> Table:
+        """A table of the same size, with as many lookups: what is measured for the part."""
+        return self.table.resized(self.rows, self.dim, self.pooling_factor)
+
+    def memory(
+        self,
+        batch_size: int = 0,
+        pipeline: Pipeline | None = None,
+        dense_optimizer: DenseOptimizer | None = None,
+    ) -> Memory:
+        """What it takes of its device, for a global batch of `batch_size`: row-wise state is kept once by every column shard.
+
+        Without a `pipeline`, inputs and outputs of a step are not counted (core/step_memory.py). A copy's gradients always are.
+        With a `dense_optimizer`, a copy has its state and GRADIENTS gradients, as wide as the weights are. Without one, the
+        state that the table says its fused optimizer has, and one gradient in fp32.
+        """
+        weights, state = (self.rows * each for each in self.table.row_bytes(self.dim))
+        samples = -(-batch_size // max(self.copies, 1))
+        step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks)
+        if not self.copies:
+            return Memory(weights, state, step)
+        if dense_optimizer is None:
+            return Memory(weights, state, step + self.rows * self.dim * GRADIENT_BYTES)
+        per_row, per_element = DENSE_STATE[dense_optimizer]
+        state = self.rows * (per_row + per_element * self.dim) * self.table.element_bytes
+        return Memory(weights, state, step + GRADIENTS * weights)
