@@ -47,9 +47,6 @@ class Tuning:
 
     # algorithms, settings: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
-    # Rounds after which a search that only tries row-wise tables compares a first try of them. A multiple of `lockstep_plans`, so
-    # that a search which goes on column-wise finds what it would have found without the comparison.
-    rounds_before_rows: int = 12
     time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
     # If the first plans with cut tables and those without differ by a smaller share, local search tries both
     both_kinds_within: float = 0.1

@@ -69,9 +69,7 @@ class LocalSearch:
     def _toggled(self) -> State | None:
         if not self.toggle:
             return None
-        every = 1
-        if len(self.at.problem.spread):
-            every = self.tuning.toggle_seldom if self.toggled_in_vain >= self.tuning.toggle_idle else 2
+        every = self.tuning.toggle_seldom if self.toggled_in_vain >= self.tuning.toggle_idle else 2
         return None if self.tried % every else toggled(self.at, self.objective, self.rng, self.current)
 
     def _perturbed(self) -> State:
