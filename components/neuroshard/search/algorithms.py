@@ -23,11 +23,11 @@ from neuroshard.search.notes import fewer_cuts_cost
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.baselines import baseline
+from neuroshard.search.proposers.baselines import baseline, best_baseline
 from neuroshard.search.proposers.beam import beam_search
 from neuroshard.search.proposers.current import plans_in_place
-from neuroshard.search.proposers.registry import propose
-from neuroshard.search.proposers.spread import propose_rows_beside
+from neuroshard.search.proposers.greedy import first_plans
+from neuroshard.search.proposers.spread import plans_with_copies, row_wise_plans
 from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
 from neuroshard.search.watch import Watch
 
@@ -174,7 +174,8 @@ def _local_search(
 
         # No heuristic's plan is cheaper.
         within_budget = current is not None and current.budget_bytes is not None
-        heuristic = None if within_budget else next(iter(propose("baselines", problem, settings.seed)), None)
+        asks = problem.tuning.baselines and not within_budget
+        heuristic = best_baseline(problem, settings.seed) if asks else None
         if heuristic is not None and heuristic.cost < best.cost * worth:
             best = heuristic
 
@@ -214,9 +215,10 @@ def _starts(problem: Problem, asked: Asked) -> list[State]:
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:
     """First the current plan, if there is one, then greedy plans, cheapest first, with copies where tables may be copied."""
-    in_place = [] if asked.current is None else plans_in_place(problem, asked.current)
-    proposer = "copies" if problem.may_copy else "greedy"
-    return [*in_place, *propose(proposer, problem, asked.settings.seed)[: problem.tuning.greedy_plans]]
+    in_place, tuning = [] if asked.current is None else plans_in_place(problem, asked.current), problem.tuning
+    if problem.may_copy:
+        return [*in_place, *(plans_with_copies(problem)[: tuning.greedy_plans] if tuning.copies else ())]
+    return [*in_place, *(first_plans(problem, tuning.greedy_plans) if tuning.greedy else ())]
 
 
 def _with_rows_split(problem: Problem, asked: Asked, starts: Sequence[State]) -> list[State]:
@@ -224,11 +226,8 @@ def _with_rows_split(problem: Problem, asked: Asked, starts: Sequence[State]) ->
     copies of the cheapest plan to start from."""
     if not _may_split_rows(problem):
         return []
-    if problem.may_copy:
-        proposed = propose_rows_beside(min(starts, key=lambda plan: plan.cost))
-    else:
-        proposed = propose("row_wise", problem, asked.settings.seed)
-    return _affordable(proposed, asked.current)
+    beside = min(starts, key=lambda plan: plan.cost).problem if problem.may_copy else problem
+    return _affordable(row_wise_plans(beside), asked.current)
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:

@@ -32,7 +32,7 @@ PAPER = BeamWidth()
 class Tuning:
     """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
 
-    # Switches. Proposers: who contributes plans to start from (proposers/registry.py).
+    # Switches. Proposers: who contributes plans to start from (algorithms.py asks them).
     greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it
     copies: bool = True  # plans with copies of small tables, where the task allows it
@@ -100,8 +100,6 @@ class Tuning:
     perturb_most_more: int = 3  # and so many more at most
     perturb_uneven: float = 0.5  # share of cuts that are at random places, not even
     perturb_tries: int = 3  # draws of tables, until those of one find room: with little memory to spare most find none
-    toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
-    toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
     toggle_copies: float = 0.5  # share of toggles that copy a table, or no longer, where tables may be copied: a guess
     toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer

@@ -95,9 +95,9 @@ def swaps(near: Neighborhood) -> Moves:
 def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
     """The places of the best shards to take for each shard, which takes `give_ms` (N, S) along: (N, swaps_estimated).
 
-    These come closest to levelling the two devices, and make neither the widest.
+    These come closest to levelling the two devices.
     """
-    of, all_ms, tuning = near.of, near.soft.objective.all_ms, near.problem.tuning
+    of, tuning = near.of, near.problem.tuning
     if give_ms.shape[1] <= tuning.swaps_estimated:
         return np.broadcast_to(np.arange(give_ms.shape[1]), give_ms.shape)
     off = give_ms - (takes.ms + takes.half_gap_ms)[of]
@@ -105,13 +105,6 @@ def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
     score *= tuning.unlevel
     mean_ms = np.take_along_axis(near.receiver_ms, takes.column, axis=1) + takes.half_gap_ms
     score += np.where(takes.fits, mean_ms, np.inf)[of]
-    if all_ms:
-        moved = near.give_columns[:, None] - takes.columns[of]
-        receiver_columns = np.take_along_axis(near.receiver_columns, takes.column, axis=1)
-        wide = np.maximum(near.source_columns[of][:, None] - moved, receiver_columns[of] + moved)
-        np.maximum(wide, near.soft.widest[near.plan[of]][:, None], out=wide)
-        wide *= all_ms
-        score += wide
     return np.argpartition(score, tuning.swaps_estimated, axis=1)[:, : tuning.swaps_estimated]
 
 

@@ -19,11 +19,6 @@ from neuroshard.search.proposers.lockstep import costliest_first, padded, place_
 from neuroshard.search.proposers.splits import split
 
 
-def propose(problem: Problem, seed: int) -> list[State]:
-    """At most `greedy_plans` plans."""
-    return first_plans(problem, problem.tuning.greedy_plans)
-
-
 def first_plans(problem: Problem, most: int) -> list[State]:
     """At most so many plans, cheapest first; none if memory is too tight for all of these placements."""
     if not problem.whole.any():  # all row-wise

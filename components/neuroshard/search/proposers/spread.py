@@ -24,22 +24,17 @@ from neuroshard.search.problem.state import State, column_ms
 from neuroshard.search.proposers.greedy import first_plans
 
 
-def propose(problem: Problem, seed: int) -> list[State]:
-    """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
-    return _first_plans(problem, _sets(problem))
-
-
-def propose_rows_beside(copies: State) -> list[State]:
-    """The same, each beside the copies of a plan."""
-    problem, groups, places = copies.problem.root, copies.problem.spread, copies.problem.places
-    beside = []
-    for split, over in _sets(problem):
+def row_wise_plans(problem: Problem) -> list[State]:
+    """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise. All are
+    beside the tables that the problem has spread."""
+    groups, places, sets = problem.spread, problem.places, []
+    for split, over in _sets(problem.root):
         others = ~np.isin(split, groups)
-        beside.append((np.concatenate([groups, split[others]]), np.concatenate([places, over[others]])))
-    return _first_plans(problem, beside)
+        sets.append((np.concatenate([groups, split[others]]), np.concatenate([places, over[others]])))
+    return _first_plans(problem.root, sets)
 
 
-def propose_copies(problem: Problem, seed: int) -> list[State]:
+def plans_with_copies(problem: Problem) -> list[State]:
     """A greedy plan for each number of tables that are copied; none where no table may be."""
     options, way = problem.options, problem.options.copied
     if way < 0:
