@@ -63,8 +63,8 @@ class Tuning:
     halvings: int = 6  # how often the costliest shard is halved, each time for one more list of shards
     caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, for linear estimates
-    # By these, a device's load is its ms plus its memory and its columns with these weights, each as a share of the mean device's
-    load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
+    # By these, a device's load is its ms plus its memory with each of these weights, both as a share of the mean device's
+    memory_weights: tuple[float, ...] = (0.0, 0.5, 2.0)
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
     row_sets: int = 3  # sets of tables tried row-wise, of each order
     all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried

@@ -18,6 +18,7 @@ import numpy as np
 from neuroshard.core.sharding import SHARDINGS
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.filling import whole_vectors
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.spread import OVER_ALL, OVER_DOMAIN
 from neuroshard.search.problem.state import State, column_ms
@@ -174,9 +175,7 @@ class _SetCosts:
     def __init__(self, problem: Problem) -> None:
         self.problem, options, devices = problem, problem.options, problem.devices
         self.narrow_ms = problem.narrowest_ms()
-        widest = problem.first + problem.max_units
-        problem.price(widest)
-        self.vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
+        self.vectors = whole_vectors(problem)
         self.all_pieces: Floats = options.all_pieces
         slope = problem.model.compute_slope(self.vectors.sum(axis=0) / devices)
         all_to_all = devices * column_ms(problem, problem.mean_columns) * options.more
