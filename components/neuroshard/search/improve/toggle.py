@@ -1,4 +1,4 @@
-"""Toggle one table of a plan: spread it, or, if it was, cut it column-wise."""
+"""Toggle one table of a plan: spread it, or, if it was, cut it column-wise or spread it elsewhere."""
 
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ class _Linearized(NamedTuple):
 def toggled(
     state: State, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None = None
 ) -> State | None:
-    """The plan with one table more or one fewer spread, drawn from the best by a linear estimate.
+    """The plan with one table more or one fewer spread, or one spread elsewhere, drawn from the best by a linear estimate.
 
     None if there is no such table, no room, or more bytes would move than the budget of the `current` placement.
     """
@@ -66,11 +66,15 @@ def toggled(
     spread, to = _may_be_spread(state, soft, rng)
     join, most = problem.spread, tuning.toggle_candidates
     join = join if len(join) <= most else rng.choice(join, most, replace=False)
-    over = problem.places[np.searchsorted(problem.spread, join)]
-    spread_change = _spread_change(estimate, spread, to)
+    moved, elsewhere = _at_each(problem, join)
+    over, left = (problem.places[np.searchsorted(problem.spread, groups)] for groups in (join, moved))
+    moved, elsewhere, left = (one[elsewhere != left] for one in (moved, elsewhere, left))
     join_change, cuts = _join_change(estimate, join, over)
-    groups, change = np.concatenate([spread, join]), np.concatenate([spread_change, join_change])
-    some = np.flatnonzero(np.isfinite(change) & _drawn_kind(problem, np.concatenate([to, over]), rng))
+    move_change = _move_change(estimate, moved, left, elsewhere)
+    change = np.concatenate([_spread_change(estimate, spread, to), move_change, join_change])
+    groups, places = np.concatenate([spread, moved, join]), np.concatenate([to, elsewhere, over])
+    before = np.concatenate([to, left, over])  # a copy comes or goes where either place is one
+    some = np.flatnonzero(np.isfinite(change) & _drawn_kind(problem, before, places, rng))
     if not len(some):
         return None
     rank = min(int(rng.exponential(tuning.toggle_luck)), len(some) - 1)
@@ -78,8 +82,8 @@ def toggled(
     group, widths = int(groups[chosen]), state.widths.copy()
     others = problem.spread != group
     stay, where = problem.spread[others], problem.places[others]
-    if chosen < len(spread):
-        stay, where = np.append(stay, group), np.append(where, to[chosen])
+    if chosen < len(groups) - len(join):
+        stay, where = np.append(stay, group), np.append(where, places[chosen])
         widths[group] = 0
     else:
         widths[group] = cuts[group]
@@ -111,19 +115,27 @@ def _at_each(problem: Problem, groups: Ints) -> tuple[Ints, Ints]:
     return groups[of], places
 
 
-def _drawn_kind(problem: Problem, places: Ints, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Of tables at these places, or toggled to them (C,): all or, where tables may be copied, the copies as often as the tuning
-    says, and the others else. Estimates of the two cannot be compared well."""
+def _drawn_kind(problem: Problem, before: Ints, after: Ints, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Of toggles between these places (C,): all or, where tables may be copied, those of copies as often as the tuning says, and
+    the others else. Estimates of the two cannot be compared well."""
     if problem.options.copied < 0:
-        return np.ones(len(places), dtype=bool)
-    copies: NDArray[np.bool_] = places == problem.options.place_of(problem.options.copied)
-    return copies if rng.random() < problem.tuning.toggle_copies else ~copies
+        return np.ones(len(after), dtype=bool)
+    copy = problem.options.place_of(problem.options.copied)
+    of_copies: NDArray[np.bool_] = (before == copy) | (after == copy)
+    return of_copies if rng.random() < problem.tuning.toggle_copies else ~of_copies
 
 
 def _spread_change(estimate: _Linearized, groups: Ints, places: Ints) -> Floats:
     """What the objective changes by if each of these groups is spread at its place: (C,)."""
     arrive, leave = estimate.pieces(groups, places), estimate.shards(groups, estimate.state.widths[groups])
     return estimate.change(arrive[0] - leave[0], arrive[1] - leave[1]) + estimate.copying_ms(groups, places)
+
+
+def _move_change(estimate: _Linearized, groups: Ints, left: Ints, places: Ints) -> Floats:
+    """The same if each is spread at another place than the one `left`: (C,)."""
+    arrive, leave = estimate.pieces(groups, places), estimate.pieces(groups, left)
+    copying_ms = estimate.copying_ms(groups, places) + estimate.copying_ms(groups, left)
+    return estimate.change(arrive[0] - leave[0], arrive[1] - leave[1]) + copying_ms
 
 
 def _join_change(estimate: _Linearized, groups: Ints, places: Ints) -> tuple[Floats, dict[int, Ints]]:
