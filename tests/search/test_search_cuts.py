@@ -32,7 +32,7 @@ def drawn(make_task, seed: int, devices: int = 8, tables: int = 16) -> ShardingT
     return make_task(shapes, [4.0] * devices)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3, 4])
+@pytest.mark.parametrize("seed", [1, 3, 6, 7])
 def test_fewer_cuts_cost_at_most_the_simplicity(make_task, model, seed):
     task = drawn(make_task, seed, tables=24)
     cheapest, simple = (search(task, model, settings) for settings in (CHEAPEST, SIMPLE))
@@ -43,7 +43,7 @@ def test_fewer_cuts_cost_at_most_the_simplicity(make_task, model, seed):
 
 
 def test_what_fewer_cuts_cost_is_noted(make_task, model):
-    task = drawn(make_task, 1)
+    task = drawn(make_task, 6, tables=24)
     cheapest, simple = (search(task, model, settings) for settings in (CHEAPEST, SIMPLE))
     assert cheapest.cost_ms < simple.cost_ms
     assert simple.provenance.notes == (

@@ -1,6 +1,7 @@
 """Local search: moves, swaps and perturbing; packing, and the heuristics' keys."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from helpers.analytic import AnalyticModel
 from helpers.states import whole
 from neuroshard.core.constraints import Constraints
 from neuroshard.search import watch
+from neuroshard.search.improve import local_search
 from neuroshard.search.improve.candidates import candidates
 from neuroshard.search.improve.descent import descend
 from neuroshard.search.improve.local_search import LocalSearch
@@ -82,6 +84,35 @@ def test_more_rounds_are_never_worse(make_task, model):
     costs = [improved(start, rounds).cost for rounds in (0, 2, 10)]
     assert costs == sorted(costs, reverse=True)
     assert costs[0] < start.cost
+
+
+def test_the_search_goes_on_from_what_costs_little_more_and_keeps_the_cheapest(make_task, model):
+    problem = Problem(make_task([(1000, 64, 20.0)] * 8, [1, 1]), model)
+    one = LocalSearch([whole(problem, [0, 1] * 4)], np.random.default_rng(0), Watch())
+    first = one.best
+    little, much = (SimpleNamespace(cost=first.cost * (1 + share * TUNING.worse)) for share in (0.9, 1.1))
+    one._met(much)
+    assert (one.at, one.best) == (first, first)
+    one._met(little)
+    assert (one.at, one.best) == (little, first)
+    less = SimpleNamespace(cost=first.cost / 2)
+    one._met(less)
+    assert (one.at, one.best) == (less, less)
+
+
+@pytest.mark.parametrize(("toggle", "finds"), [(True, True), (True, False), (False, True)])
+def test_every_other_round_toggles_a_table_where_tables_may_be_spread(make_task, model, monkeypatch, toggle, finds):
+    asked = []
+
+    def told(name: str, found: State | None) -> None:
+        monkeypatch.setattr(local_search, name, lambda *_: asked.append(name) or found)
+
+    start = whole(Problem(make_task([(1000, 64, 20.0)] * 8, [1, 1]), model), [0, 1] * 4)
+    told("perturbed", start)
+    told("toggled", start if finds else None)
+    LocalSearch([start], np.random.default_rng(0), Watch(), toggle=toggle).run(6)
+    either = ["toggled"] if finds else ["toggled", "perturbed"]
+    assert asked == ([*either, "perturbed"] * 3 if toggle else ["perturbed"] * 6)
 
 
 def crowd(make_task, model, seed: int, count: int, devices: int = 4) -> Plans:

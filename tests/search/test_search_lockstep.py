@@ -95,7 +95,7 @@ def test_the_published_search_asks_the_cost_model_in_batches(make_task, model):
     search(make_task(shapes, [4.0] * 4), model, SearchSettings(algorithm="neuroshard-2023"))
     sizes = [math.prod(shape[:-1]) for shape in model.asked]
     steps = (26 + 10) * 11  # shards x levels; a plain one would ask some 36 x 11 x 11 x 60 times
-    assert len(sizes) <= steps + 50
+    assert len(sizes) <= steps + 60
     assert np.median(sizes) >= 100
 
 

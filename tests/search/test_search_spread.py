@@ -20,7 +20,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.spread import OVER_DOMAIN
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
-from neuroshard.search.proposers.spread import propose
+from neuroshard.search.proposers.spread import row_wise_plans
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
@@ -160,7 +160,7 @@ def test_the_set_of_row_wise_tables_is_sought_for_all_columns_of_a_table_wider_t
     rules = tuple(TableRule(table=table.name, row_wise=True) for table in task.tables[1:])
     problem = Problem(task.model_copy(update={"constraints": Constraints(tables=rules)}), AnalyticModel())
     problem.tuning = replace(TUNING, all_row_sets_up_to=0, row_sets=1)
-    assert [state.problem.spread.tolist() for state in propose(problem, 0)] == [[1]]
+    assert [state.problem.spread.tolist() for state in row_wise_plans(problem)] == [[1]]
 
 
 def test_two_tables_that_fill_most_of_a_domain_each_are_packed_on_two(make_task) -> None:

@@ -25,12 +25,11 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
       layout.py         a placement -> Plan
 
     proposers/          who proposes plans
-      registry.py       what a proposer of local search is, and all of them by name
       greedy.py         the costliest shard first, on the cheapest device; in lockstep.py, with splits.py
-      beam.py           the search of the NeuroShard paper, as published: an algorithm of its own, not in the registry
+      beam.py           the search of the NeuroShard paper, as published: an algorithm of its own
       spread.py         plans with some tables row-wise, or copied
       baselines.py      the heuristics that need no cost model
-      current.py        from the current plan, which it needs besides the problem; not in the registry
+      current.py        from the current plan
 
     improve/            how a plan is improved
       local_search.py   descend, perturb or toggle, descend again, keep the best
@@ -46,6 +45,6 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
     infeasible/         whether anything fits at all, and what would help: feasibility.py, packing.py, hints.py
     bound/              what no plan can cost less than: lower_bound.py explains the proof, settings.py has its switches
 
-To add a proposer: a module in proposers/ with a `propose(problem, seed)`, a line in proposers/registry.py, a switch of that
-name in tuning.py, and a place in algorithms.py where it is asked: `_proposed` for plans that local search starts from.
+To add a proposer: a module in proposers/ with a function that makes plans of a problem, a switch in tuning.py, and a place in
+algorithms.py where it is asked: `_proposed` for plans that local search starts from.
 """

@@ -24,11 +24,11 @@ from neuroshard.search.notes import fewer_cuts_cost
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.proposers.baselines import baseline
+from neuroshard.search.proposers.baselines import baseline, best_baseline
 from neuroshard.search.proposers.beam import beam_search
 from neuroshard.search.proposers.current import plans_in_place
-from neuroshard.search.proposers.registry import propose
-from neuroshard.search.proposers.spread import propose_rows_beside
+from neuroshard.search.proposers.greedy import first_plans
+from neuroshard.search.proposers.spread import plans_with_copies, row_wise_plans
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
 
@@ -37,8 +37,8 @@ WITHOUT_CUTS = "search without cuts"  # the name of its progress bar
 
 @dataclass(frozen=True)
 class Asked:
-    """What to search: the settings, the clock, and the current plan. With `tries_row_wise`, nobody asked for row-wise tables:
-    they are searched only if a first plan with some is cheaper than all first column-wise plans."""
+    """What to search: the settings, the clock, and the current plan. With `tries_row_wise`, nobody asked for row-wise tables, and
+    a search with them has no more rounds than one without."""
 
     settings: SearchSettings
     watch: Watch
@@ -52,19 +52,6 @@ class Found(NamedTuple):
     best: State
     notes: tuple[str, ...] = ()
     improvements: tuple[Improvement, ...] = ()
-
-
-class FirstPlans(NamedTuple):
-    """Plans to improve: the current one, in which tables may stay spread, and proposed ones without rows split, at least one of
-    them; and those proposed with rows split."""
-
-    column_wise: list[State]
-    row_wise: list[State]
-
-    @property
-    def cost(self) -> float:
-        """Ms of the cheapest."""
-        return min(plan.cost for plan in (*self.column_wise, *self.row_wise))
 
 
 def find(problem: Problem, asked: Asked) -> Found:
@@ -107,8 +94,7 @@ def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Gener
         if asked.watch.expired:
             return without
         starts = _affordable(_proposed(problem, asked), asked.current)
-        first_ms = min((plan.cost for plan in starts), default=np.inf)
-        if first_ms * (1 - problem.tuning.both_kinds_within) > without.best.cost:
+        if _least_ms(starts) * (1 - problem.tuning.both_kinds_within) > without.best.cost:
             return without
     try:
         starts = starts or _starts(problem, asked)
@@ -133,24 +119,28 @@ def _with_or_without_cuts(problem: Problem, starts: list[State], asked: Asked, r
     the move budget is too small.
     """
     current, far = asked.current, 1 - problem.tuning.both_kinds_within
-    asked.watch.note(min(plan.cost for plan in starts))
-    first = FirstPlans(starts, _split_row_wise(problem, asked, starts))
-    uncut = _uncut(problem, first.cost / far)
+    asked.watch.note(_least_ms(starts))
+    first = [*starts, *_with_rows_split(problem, asked, starts)]
+    uncut = _uncut(problem, _least_ms(first) / far)
     uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, asked), current)
     if uncut is None or not uncut_starts:
         return _local_search(problem, first, asked, rng)
-    first_uncut = FirstPlans(uncut_starts, _split_row_wise(uncut, asked, uncut_starts))
-    if first.cost < far * first_uncut.cost:
+    first_uncut = [*uncut_starts, *_with_rows_split(uncut, asked, uncut_starts)]
+    if _least_ms(first) < far * _least_ms(first_uncut):
         return _local_search(problem, first, asked, rng)
     uncut_rng = rng.spawn(1)[0]
     from_cuts = current is not None and starts[0].cuts > len(starts[0].problem.spread)
-    if first_uncut.cost < far * first.cost and not from_cuts:
+    if _least_ms(first_uncut) < far * _least_ms(first) and not from_cuts:
         return _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
         without = _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     found = _local_search(problem, first, asked, rng)
     worth = 1 - problem.tuning.worth_moving if from_cuts else 1.0
     return without if without.best.cost <= found.best.cost * worth else found
+
+
+def _least_ms(plans: Sequence[State]) -> float:
+    return min((plan.cost for plan in plans), default=np.inf)
 
 
 def _uncut(problem: Problem, most_ms: float) -> Problem | None:
@@ -166,15 +156,17 @@ def _uncut(problem: Problem, most_ms: float) -> Problem | None:
 
 
 def _local_search(
-    problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.Generator, name: str = "search"
+    problem: Problem, first: Sequence[State], asked: Asked, rng: np.random.Generator, name: str = "search"
 ) -> Found:
-    """The plan to take, with notes where it costs more than the cheapest."""
-    settings, watch, current, start = asked.settings, asked.watch, asked.current, first.column_wise[0]
-    column_wise, row_wise = _rounds(problem, asked)
-    total, unit = watch.amount(column_wise + row_wise)
+    """The plan to take, with notes where it costs more than the cheapest. If there is a current plan, it is the `first`."""
+    settings, watch, current, start = asked.settings, asked.watch, asked.current, first[0]
+    toggle = problem.tuning.toggle and (problem.may_copy or _may_split_rows(problem))
+    asked_for = problem.may_copy or (_may_split_rows(problem) and not asked.tries_row_wise)
+    rounds = settings.most_rounds * (2 if asked_for else 1)  # more ways to hold a table want more of them
+    total, unit = watch.amount(rounds)
     with progress(name, total=total, unit=unit) as watch.bar:
         with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
-            best = _improved(problem, first, asked, rng)
+            best = LocalSearch(first, rng, watch, current, toggle=toggle).run(rounds)
 
         # From a current plan nothing moves for next to no gain.
         worth = 1 - problem.tuning.worth_moving if current is not None else 1.0
@@ -183,7 +175,8 @@ def _local_search(
 
         # No heuristic's plan is cheaper.
         within_budget = current is not None and current.budget_bytes is not None
-        heuristic = None if within_budget else next(iter(propose("baselines", problem, settings.seed)), None)
+        asks = problem.tuning.baselines and not within_budget
+        heuristic = best_baseline(problem, settings.seed) if asks else None
         if heuristic is not None and heuristic.cost < best.cost * worth:
             best = heuristic
 
@@ -193,50 +186,8 @@ def _local_search(
     return Found(simple, fewer_cuts_cost(best, simple), watch.improvements)
 
 
-def _rounds(problem: Problem, asked: Asked) -> tuple[int, int]:
-    """How many rounds improve column-wise plans, and how many plans with rows split; where tables may be copied, how many choose
-    what to copy, and how many improve the rest.
-
-    Where nobody asked for row-wise tables the second are some of the first, else as many more.
-    """
-    rounds = asked.settings.most_rounds
-    if problem.may_copy:
-        return rounds, rounds
-    if not _may_split_rows(problem):
-        return rounds, 0
-    if not asked.tries_row_wise:
-        return rounds, rounds
-    column_wise = min(rounds, problem.tuning.rounds_before_rows)
-    return column_wise, rounds - column_wise
-
-
 def _may_split_rows(problem: Problem) -> bool:
     return problem.may_spread and problem.tuning.row_wise
-
-
-def _improved(problem: Problem, first: FirstPlans, asked: Asked, rng: np.random.Generator) -> State:
-    """The cheapest plan found from the first column-wise ones, and from those with rows split."""
-    watch, current, tuning = asked.watch, asked.current, problem.tuning
-    rounds, rounds_with_rows = _rounds(problem, asked)
-    if problem.may_copy:  # rounds choose what to copy and what to split, others improve what is left
-        both = LocalSearch([*first.column_wise, *first.row_wise], rng, watch, current, toggle=tuning.toggle)
-        with watch.sharing(0.5):
-            both.run(rounds)
-        both.toggle = False
-        return both.run(rounds_with_rows)
-    with watch.sharing(0.5 if _may_split_rows(problem) else 1.0):
-        column_wise = LocalSearch(first.column_wise, rng, watch, current)
-        best = column_wise.run(rounds)
-    if not _may_split_rows(problem):
-        return best
-    # whether one with rows split costs less than all first column-wise plans: improving lowers both
-    cheaper = first.cost < min(plan.cost for plan in first.column_wise)
-    if asked.tries_row_wise and not cheaper:
-        return column_wise.run(rounds_with_rows)
-    # Rounds start from the cheapest plan given. The improved column-wise plan would be that, and the others never be tried.
-    more = [] if cheaper else [best]
-    with_rows = LocalSearch([*first.row_wise, *more], rng.spawn(1)[0], watch, current, toggle=tuning.toggle)
-    return min(with_rows.run(rounds_with_rows), best, key=lambda plan: plan.cost)
 
 
 def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: Asked, rng: np.random.Generator) -> State:
@@ -265,21 +216,19 @@ def _starts(problem: Problem, asked: Asked) -> list[State]:
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:
     """First the current plan, if there is one, then greedy plans, cheapest first, with copies where tables may be copied."""
-    in_place = [] if asked.current is None else plans_in_place(problem, asked.current)
-    proposer = "copies" if problem.may_copy else "greedy"
-    return [*in_place, *propose(proposer, problem, asked.settings.seed)[: problem.tuning.greedy_plans]]
+    in_place, tuning = [] if asked.current is None else plans_in_place(problem, asked.current), problem.tuning
+    if problem.may_copy:
+        return [*in_place, *(plans_with_copies(problem)[: tuning.greedy_plans] if tuning.copies else ())]
+    return [*in_place, *(first_plans(problem, tuning.greedy_plans) if tuning.greedy else ())]
 
 
-def _split_row_wise(problem: Problem, asked: Asked, starts: Sequence[State]) -> list[State]:
+def _with_rows_split(problem: Problem, asked: Asked, starts: Sequence[State]) -> list[State]:
     """Proposed plans with rows split that keep the move budget, where rows may be split: where tables may be copied, beside the
     copies of the cheapest plan to start from."""
     if not _may_split_rows(problem):
         return []
-    if problem.may_copy:
-        proposed = propose_rows_beside(min(starts, key=lambda plan: plan.cost))
-    else:
-        proposed = propose("row_wise", problem, asked.settings.seed)
-    return _affordable(proposed, asked.current)
+    beside = min(starts, key=lambda plan: plan.cost).problem if problem.may_copy else problem
+    return _affordable(row_wise_plans(beside), asked.current)
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:

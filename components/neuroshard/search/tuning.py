@@ -32,7 +32,7 @@ PAPER = BeamWidth()
 class Tuning:
     """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
 
-    # Switches. Proposers: who contributes plans to start from (proposers/registry.py).
+    # Switches. Proposers: who contributes plans to start from (algorithms.py asks them).
     greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it
     copies: bool = True  # plans with copies of small tables, where the task allows it
@@ -47,9 +47,6 @@ class Tuning:
 
     # algorithms, settings: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
-    # Rounds after which a search that only tries row-wise tables compares a first try of them. A multiple of `lockstep_plans`, so
-    # that a search which goes on column-wise finds what it would have found without the comparison.
-    rounds_before_rows: int = 12
     time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
     # If the first plans with cut tables and those without differ by a smaller share, local search tries both
     both_kinds_within: float = 0.1
@@ -66,8 +63,8 @@ class Tuning:
     halvings: int = 6  # how often the costliest shard is halved, each time for one more list of shards
     caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, for linear estimates
-    # By these, a device's load is its ms plus its memory and its columns with these weights, each as a share of the mean device's
-    load_weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.5, 0.0), (0.0, 0.5), (2.0, 0.0))
+    # By these, a device's load is its ms plus its memory with each of these weights, both as a share of the mean device's
+    memory_weights: tuple[float, ...] = (0.0, 0.5, 2.0)
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
     row_sets: int = 3  # sets of tables tried row-wise, of each order
     all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried
@@ -103,8 +100,6 @@ class Tuning:
     perturb_most_more: int = 3  # and so many more at most
     perturb_uneven: float = 0.5  # share of cuts that are at random places, not even
     perturb_tries: int = 3  # draws of tables, until those of one find room: with little memory to spare most find none
-    toggle_idle: int = 10  # toggles in a row without success, after which only every `toggle_seldom`-th round is one
-    toggle_seldom: int = 8
     toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
     toggle_copies: float = 0.5  # share of toggles that copy a table, or no longer, where tables may be copied: a guess
     toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer

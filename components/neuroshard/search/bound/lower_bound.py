@@ -166,11 +166,11 @@ class _Proof:
         if possible is None:
             return np.inf
         shards, row_wise = possible
-        point, best, slope, vain = self.start, 0.0, np.full_like(self.start, np.nan), 0
+        point, best, slope = self.start, 0.0, np.full_like(self.start, np.nan)
         for step in range(self.settings.tangents):
             before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
             if not np.array_equal(slope, before):  # piecewise linear costs often give the same tangent again
-                if vain == self.settings.tangents_in_vain or best > enough:
+                if best > enough:
                     break
                 price = np.where(shards, problem.vectors @ slope, np.inf)
                 cuts, bound = cheapest_cuts(problem, price, self.settings.exact_cut_units), np.inf
@@ -186,7 +186,6 @@ class _Proof:
                     bound = min(bound, with_blocks)
                 if bound == np.inf:
                     return np.inf
-                vain = 0 if bound > best * (1 + self.settings.least_gain) else vain + 1
                 best = max(best, bound)
             point = point + (sums / devices - point) * (2 / (step + 3))  # Frank and Wolfe's step
         return best

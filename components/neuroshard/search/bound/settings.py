@@ -11,8 +11,7 @@ class BoundSettings:
     heavy_shards: bool = True  # count the columns that a device with a heavy shard leaves to the others
 
     # lower_bound
-    tangents: int = 20  # tried for one question: 60 gave the same bounds on 58 tasks
-    tangents_in_vain: int = 3  # tangents without a better bound, after which no other is tried
+    tangents: int = 10  # tried for one question: 20 and 40 gave the same bounds on 26 tasks
     halvings: int = 8  # of the range in which the bound is sought: to 1/256 of it
     least_gain: float = 1e-4  # share by which a bound must be better to count as better
     branch_cells: int = 2**19  # shards x branches, at most: each branch is a bound of its own

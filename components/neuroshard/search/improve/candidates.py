@@ -27,16 +27,13 @@ def candidates(
 
 
 def single_moves(near: Neighborhood) -> Moves:
-    """The best move of each shard: whole, half, or the part that levels the two devices in ms or in columns."""
+    """The best move of each shard: whole, half, or the part that levels the two devices."""
     problem, of, held = near.problem, near.of, near.held[:, None]
     own_ms, unit = near.soft.objective.own_ms, near.unit_columns[:, None]
     unit_ms = (near.give_receiver_ms + near.give_source_ms[:, None]) / held + 2 * own_ms * unit
     level = (near.source_ms[:, None] - near.receiver_ms)[of] / np.maximum(unit_ms, 1e-30)
-    even = (near.source_columns[:, None] - near.receiver_columns)[of] / (2 * unit)
-    parts = np.empty((len(of), 6 if problem.tuning.partial_moves else 1, level.shape[1]))
-    for place, part in enumerate((held, level, level + 1, even, np.minimum(level, even), 0.5 * held)[: parts.shape[1]]):
-        parts[:, place] = part
-    np.maximum(parts, 1.0, out=parts)
+    some = np.broadcast_arrays(held, level, 0.5 * held)[: 3 if problem.tuning.partial_moves else 1]
+    parts = np.maximum(np.stack(some, axis=1), 1.0)
     np.minimum(parts, held[:, None], out=parts)
     units = parts.astype(np.int64)  # (N, P, R)
 

@@ -17,9 +17,8 @@ from neuroshard.search.watch import Watch
 class LocalSearch:
     """A search from plans that fit: `best` is the cheapest plan so far.
 
-    A round perturbs the plan that the search is at, and descends again. With `toggle` rounds toggle one table instead:
-    every round while no table is spread, then every other, and every `toggle_seldom`-th once that fails often. The search
-    goes on from what a round finds, unless that costs clearly more. Rounds run in lockstep, a few at a time.
+    A round perturbs the plan that the search is at, and descends again. With `toggle` every other round toggles one table
+    instead. The search goes on from what a round finds, unless that costs clearly more. Rounds run in lockstep, a few at a time.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class LocalSearch:
                 break
             found += self._descended(starts[begin : begin + self.lockstep])
         self.best = self.at = min(found, key=lambda state: state.cost)
-        self.tried = self.toggled_in_vain = 0
+        self.tried = 0
 
     def run(self, rounds: int) -> State:
         """Run `rounds` rounds, or as many as there is time for, and return the cheapest plan."""
@@ -52,27 +51,18 @@ class LocalSearch:
 
     def _rounds(self, count: int) -> int:
         """Run `count` rounds from the same plan in lockstep, and return their number."""
-        trials, toggles = [], []
+        trials = []
         for _ in range(count):
-            trial = self._toggled()
-            toggles.append(trial is not None)
-            trials.append(trial or self._perturbed())
+            trials.append(self._toggled() or self._perturbed())
             self.tried += 1
-        for found, is_toggle in zip(self._descended(trials), toggles, strict=True):
-            if is_toggle:
-                success = found.cost <= self.at.cost * (1 + self.tuning.worse)
-                self.toggled_in_vain = 0 if success else self.toggled_in_vain + 1
+        for found in self._descended(trials):
             self._met(found)
             self.watch.advance()
         return count
 
     def _toggled(self) -> State | None:
-        if not self.toggle:
-            return None
-        every = 1
-        if len(self.at.problem.spread):
-            every = self.tuning.toggle_seldom if self.toggled_in_vain >= self.tuning.toggle_idle else 2
-        return None if self.tried % every else toggled(self.at, self.objective, self.rng, self.current)
+        wanted = self.toggle and self.tried % 2 == 0
+        return toggled(self.at, self.objective, self.rng, self.current) if wanted else None
 
     def _perturbed(self) -> State:
         return perturbed(self.at, self.objective, self.rng, self.current) if self.tuning.perturb else self.at

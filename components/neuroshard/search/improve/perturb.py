@@ -3,7 +3,7 @@
 import numpy as np
 
 from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.filling import complete, fewest_and_most_shards, put_back
+from neuroshard.search.problem.filling import complete, fewest_and_most_shards, put_back, whole_vectors
 from neuroshard.search.problem.objective import Objective
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -43,9 +43,7 @@ def _perturbed_once(state: State, objective: Objective, rng: np.random.Generator
     np.subtract.at(load, at, removed)
     widths[groups] = 0
 
-    widest = problem.first[groups] + problem.max_units[groups]
-    problem.price(widest)
-    weight = problem.vectors[widest] @ slope.mean(axis=0) * problem.all_units[groups] / problem.max_units[groups]
+    weight = whole_vectors(problem)[groups] @ slope.mean(axis=0)
     fewest, most = fewest_and_most_shards(problem)
     lost: list[tuple[int, int]] = []
     for index in np.argsort(-weight * rng.uniform(*tuning.perturb_order, len(groups))).tolist():

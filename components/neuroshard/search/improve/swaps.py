@@ -1,4 +1,4 @@
-"""The best swaps of shards of two devices: two whole shards, or a whole one for a part of the other.
+"""The best swaps of shards of two devices: a shard or a part of it is given, and a whole one taken back.
 
 They are ranked by a linear estimate, as single moves are; the cost model prices only the best swap of each shard. Give and take
 are those of the drawing in `neighborhood.py`.
@@ -23,10 +23,8 @@ class Takes:
     take: Ints  # table group
     column: Ints  # which of the source's receivers holds it
     held: Ints  # units of it there
-    here: Ints  # units of its group on the source
-    slot: Ints  # slot of no units of its group
     fits: Bools  # the source may hold it, with those that are here
-    may_split: Bools
+    more_bytes: Ints  # on the source with it
     free: Ints  # bytes on the receiver without it
     columns: Floats
     source_ms: Floats  # that it adds to the source
@@ -48,7 +46,8 @@ class Takes:
         rows, of_plan, source = np.arange(len(plan))[:, None], plan[:, None], near.source[:, None]
         slot, here = problem.slots.take(take), plans.widths[of_plan, take, source]
         shards = problem.slot_shards.take(slot + held)
-        fits = (number < count[:, None]) & (here + held <= problem.max_units.take(take))
+        joined = np.minimum(here + held, problem.max_units.take(take))
+        fits = (number < count[:, None]) & (joined == here + held)
         if not problem.any_device:
             fits &= problem.allowed[take, source]
         source_ms = plans.added_each(of_plan, source, take, held)
@@ -58,10 +57,8 @@ class Takes:
             take=take,
             column=column,
             held=held,
-            here=here,
-            slot=slot,
             fits=fits,
-            may_split=(here == 0) & (plans.shards[of_plan, take] < problem.max_shards.take(take)),
+            more_bytes=near.bytes(slot + joined) - near.bytes(slot + here),
             free=near.receiver_free[rows, column] + problem.nbytes.take(shards),
             columns=columns,
             source_ms=source_ms,
@@ -77,7 +74,7 @@ class Takes:
 
 
 def swaps(near: Neighborhood) -> Moves:
-    """The best swap of each shard: both whole, or of one as much as levels the two devices, or as there is memory for."""
+    """The best swap of each shard: of all of it, or of as much as levels the two devices, or as there is memory for."""
     takes = Takes.of(near)
     if takes is None:
         nothing = np.zeros(0, dtype=np.int64)
@@ -89,18 +86,18 @@ def swaps(near: Neighborhood) -> Moves:
     give_ms += near.soft.objective.own_ms * near.give_columns[:, None]
     best = _levelling(near, takes, give_ms)
     takes, give_ms = takes.chosen(near.of, best), give_ms[each, best]
-    give_units, take_units = _units(near, takes, give_ms)
-    rows, kind, place = near.best(_change(near, takes, give_units, take_units))
-    give_units, take_units = give_units[rows, kind, place], take_units[rows, kind, place]
-    return near.moves(rows, give_units, takes.column[rows, place], takes.take[rows, place], take_units)
+    units = _units(near, takes, give_ms)
+    rows, part, place = near.best(_change(near, takes, units))
+    taken = takes.take[rows, place], takes.held[rows, place]
+    return near.moves(rows, units[rows, part, place], takes.column[rows, place], *taken)
 
 
 def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
     """The places of the best shards to take for each shard, which takes `give_ms` (N, S) along: (N, swaps_estimated).
 
-    These come closest to levelling the two devices, and make neither the widest.
+    These come closest to levelling the two devices.
     """
-    of, all_ms, tuning = near.of, near.soft.objective.all_ms, near.problem.tuning
+    of, tuning = near.of, near.problem.tuning
     if give_ms.shape[1] <= tuning.swaps_estimated:
         return np.broadcast_to(np.arange(give_ms.shape[1]), give_ms.shape)
     off = give_ms - (takes.ms + takes.half_gap_ms)[of]
@@ -108,53 +105,32 @@ def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
     score *= tuning.unlevel
     mean_ms = np.take_along_axis(near.receiver_ms, takes.column, axis=1) + takes.half_gap_ms
     score += np.where(takes.fits, mean_ms, np.inf)[of]
-    if all_ms:
-        moved = near.give_columns[:, None] - takes.columns[of]
-        receiver_columns = np.take_along_axis(near.receiver_columns, takes.column, axis=1)
-        wide = np.maximum(near.source_columns[of][:, None] - moved, receiver_columns[of] + moved)
-        np.maximum(wide, near.soft.widest[near.plan[of]][:, None], out=wide)
-        wide *= all_ms
-        score += wide
     return np.argpartition(score, tuning.swaps_estimated, axis=1)[:, : tuning.swaps_estimated]
 
 
-def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> tuple[Ints, Ints]:
-    """Units to give and to take in each of three swaps, two (N, 3, S): both whole; as much of the given one as levels the two
-    devices; as much of the taken one. The first alone where no part of a shard may move."""
+def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
+    """Units to give in each swap, (N, P, S): all; and, where a part may move, as many as level the two devices, or as there is
+    memory for."""
     held = near.held[:, None]
-    give = (takes.half_gap_ms + takes.ms) * held
-    give /= np.maximum(give_ms, 1e-30)
-    np.minimum(give, takes.free / np.maximum(near.give_bytes / near.held, 1.0)[:, None], out=give)
-    take = (give_ms - takes.half_gap_ms) * takes.held
-    take /= np.maximum(takes.ms, 1e-30)
-    parts = [np.maximum(part, 1.0, out=part) for part in (give, take)]
-    give, take = (
-        np.minimum(part, all_of).astype(np.int64) for part, all_of in zip(parts, (held, takes.held), strict=True)
-    )
-    whole = np.broadcast_to(held, take.shape)
-    kinds = 3 if near.problem.tuning.partial_moves else 1
-    gives, all_taken = (whole, give, whole)[:kinds], (takes.held, takes.held, take)[:kinds]
-    return np.stack(gives, axis=1), np.stack(all_taken, axis=1)
+    level = (takes.half_gap_ms + takes.ms) * held
+    level /= np.maximum(give_ms, 1e-30)
+    np.minimum(level, takes.free / np.maximum(near.give_bytes / near.held, 1.0)[:, None], out=level)
+    part = np.minimum(np.maximum(level, 1.0), held).astype(np.int64)
+    parts = (np.broadcast_to(held, part.shape), part)
+    return np.stack(parts[: 2 if near.problem.tuning.partial_moves else 1], axis=1)
 
 
-def _change(near: Neighborhood, takes: Takes, give_units: Ints, take_units: Ints) -> Floats:
-    """Estimated change of the objective by these swaps (N, K, S), infinite where one does not fit or is not allowed."""
-    problem, given = near.problem, near.given(give_units, takes.column)
-    slot, here, take = takes.slot[:, None], takes.here[:, None], takes.take[:, None]
-    left, most = takes.held[:, None] - take_units, problem.max_units.take(take)
+def _change(near: Neighborhood, takes: Takes, units: Ints) -> Floats:
+    """Estimated change of the objective by swaps of so many units (N, P, S), infinite where one does not fit or may not be."""
+    given = near.given(units, takes.column)
     fits = given.fits & (takes.fits & (near.give[:, None] != takes.take))[:, None]
-    may_split = takes.may_split[:, None] & (np.minimum(left, take_units) >= problem.min_units.take(take))
-    fits &= (left == 0) | may_split
-    fits &= given.more_bytes <= takes.free[:, None] - near.bytes(slot + left)
-    taken_bytes = near.bytes(slot + np.minimum(here + take_units, most)) - near.bytes(slot + here)
-    fits &= taken_bytes - given.less_bytes <= near.source_free[near.of][:, None, None]
-
-    share = take_units / takes.held[:, None]
+    fits &= given.more_bytes <= takes.free[:, None]
+    fits &= takes.more_bytes[:, None] - given.less_bytes <= near.source_free[near.of][:, None, None]
     change = near.change(
         takes.column,
-        given.source_ms + takes.source_ms[:, None] * share,
-        given.receiver_ms - takes.receiver_ms[:, None] * share,
-        given.columns - takes.columns[:, None] * share,
+        given.source_ms + takes.source_ms[:, None],
+        given.receiver_ms - takes.receiver_ms[:, None],
+        given.columns - takes.columns[:, None],
     )
     change[~fits] = np.inf
     return change

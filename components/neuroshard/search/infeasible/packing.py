@@ -12,7 +12,6 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.column_shards import Widths
 from neuroshard.search.problem.filling import put_back
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_ALL, OVER_DOMAIN
 
 TRIED = 20_000  # placements of one group each: about a second
 MOST_TRIED = 500  # groups and devices together, each a call inside the others; of more, TRIED is far from every way
@@ -23,16 +22,12 @@ class GaveUp(Exception):
 
 
 def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
-    """A plan that fits by a few greedy orders: column-wise, or with some of the largest tables spread.
+    """A plan that fits by a few greedy orders: column-wise, or with some tables spread.
 
-    Each try has more of these: one more, and from eight on a quarter more. Where there are domains, they are split over all
-    devices in one series of tries, and each over a domain in another; where tables may be held otherwise, they are in others.
-    Returned are the problem with these tables spread, and the units of every group on every device (G, D).
+    Each try has more of these: one more, and from eight on a quarter more. There is a series of tries for every way to hold
+    tables. Returned are the problem with these tables spread, and the units of every group on every device (G, D).
     """
-    options = problem.options
-    series = [_largest_row_wise(problem, way) for way in (OVER_ALL, OVER_DOMAIN)[: 1 + options.over_domains]]
-    others = (way for way, kind in enumerate(options.kinds) if not kind.sharding.splits_rows)
-    series += [_relieved(problem, way) for way in others]
+    series = [_relieved(problem, way) for way in range(len(problem.options.kinds))]
     for groups, places in series:
         count = 0
         while count <= len(groups):
@@ -46,37 +41,25 @@ def quick_plan(problem: Problem) -> tuple[Problem, Widths] | None:
     return None
 
 
-def _largest_row_wise(problem: Problem, preferred: int) -> tuple[Ints, Ints]:
-    """The groups that may be row-wise, the largest first, and where each goes: over all devices, or over the domain whose fullest
-    device has the most room. Each is split in the preferred way, in the other if it may not be in that."""
-    options, free = problem.options, problem.memory.reshape(-1, problem.options.domain).copy()
-    may = options.allowed[:, : 1 + options.over_domains]
-    ways = np.where(may[:, preferred], preferred, may.argmax(axis=1))
-    largest = np.argsort(-options.nbytes[:, OVER_ALL].sum(axis=1), kind="stable")
-    largest = largest[may[largest].any(axis=1)]
-    places = []
-    for position in largest.tolist():
-        way, domain = int(ways[position]), int(free.min(axis=1).argmax())
-        free[slice(None) if way == OVER_ALL else domain] -= options.nbytes[position, way, 0]
-        places.append(options.place_of(way, 0 if way == OVER_ALL else domain * options.domain))
-    return options.groups[largest], np.array(places, dtype=np.int64)
+def _relieved(problem: Problem, preferred: int) -> tuple[Ints, Ints]:
+    """The groups that need less of a device spread than whole, those first that need least in comparison, and their places, each
+    where most room is. Each is held in the preferred way, or in the first that it may if it may not in that.
 
-
-def _relieved(problem: Problem, way: int) -> tuple[Ints, Ints]:
-    """The groups that need less of a device in this way than whole, those first that need least in comparison, and their places,
-    each where most room is.
-
-    A copy needs the inputs and outputs of a device's own samples; a whole table, or a column shard, those of all samples.
+    A row block has a share of the weights. A copy needs the inputs and outputs of a device's own samples; a whole table, or a
+    column shard, those of all samples.
     """
-    options, devices = problem.options, problem.options.kinds[way].devices
-    needs, free = options.nbytes[:, way, 0], problem.memory.reshape(-1, devices).copy()
+    options, free, places = problem.options, problem.memory.copy(), []
+    ways = np.where(options.allowed[:, preferred], preferred, options.allowed.argmax(axis=1))
+    needs = options.nbytes[np.arange(len(ways)), ways, 0]
     relief = problem.nbytes[problem.whole[options.groups]] - needs
-    some = np.flatnonzero((relief > 0) & options.allowed[:, way])
+    some = np.flatnonzero((relief > 0) & options.allowed.any(axis=1))
     some = some[np.argsort(-relief[some], kind="stable")]
-    places = []
     for position in some.tolist():
-        roomiest = int(free.min(axis=1).argmax())
-        free[roomiest] -= needs[position]
+        way = int(ways[position])
+        devices = options.kinds[way].devices
+        room = free.reshape(-1, devices)
+        roomiest = int(room.min(axis=1).argmax())
+        room[roomiest] -= needs[position]
         places.append(options.place_of(way, roomiest * devices))
     return options.groups[some], np.array(places, dtype=np.int64)
 

@@ -12,20 +12,17 @@ from neuroshard.search.problem.state import State, column_ms
 
 @dataclass(frozen=True)
 class Shares:
-    """What each whole table group (G,) adds to a device, as a share of what a device gets on average: ms, bytes, columns.
+    """What each whole table group (G,) adds to a device, as a share of what a device gets on average: ms, bytes.
 
     Ms are a linear estimate at the mean device. A part of a group adds in proportion to its units.
     """
 
     ms: Floats
     nbytes: Floats
-    columns: Floats
 
     @classmethod
     def of(cls, problem: Problem) -> "Shares":
-        widest = problem.first + problem.max_units
-        problem.price(widest)
-        vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
+        vectors = whole_vectors(problem)
         vectors[problem.spread] = 0.0
         base = problem.base.mean(axis=0)
         slope = problem.model.compute_slope(vectors.sum(axis=0) / problem.devices + base)
@@ -33,8 +30,16 @@ class Shares:
         of_column = column_ms(problem, problem.mean_columns)
         ms = np.maximum(vectors @ slope, 0.0) + of_column * dims
         base_ms = max(float(base @ slope), 0.0) + of_column * float(problem.base_dims.mean())
-        amounts = ((ms, base_ms), (problem.nbytes[problem.whole], 0.0), (dims, 0.0))
+        amounts = ((ms, base_ms), (problem.nbytes[problem.whole], 0.0))
         return cls(*(amount / max(amount.sum() / problem.devices + held, 1e-30) for amount, held in amounts))
+
+
+def whole_vectors(problem: Problem) -> Floats:
+    """The vector of each table group (G, K): that of its widest shard, as often as it takes."""
+    widest = problem.first + problem.max_units
+    problem.price(widest)
+    vectors: Floats = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
+    return vectors
 
 
 def fewest_and_most_shards(problem: Problem) -> tuple[Ints, Ints]:

@@ -57,11 +57,11 @@ KEYS: dict[str, Key] = {
 }
 
 
-def propose(problem: Problem, seed: int) -> list[State]:
-    """The plans of all heuristics that have one, cheapest first."""
+def best_baseline(problem: Problem, seed: int) -> State | None:
+    """The cheapest plan of all heuristics; None if none has one."""
     placed = [one for one in baselines(problem, seed).values() if isinstance(one, Placement)]
     plans = State.each(problem, [problem.widths(one) for one in placed]) if placed else []
-    return sorted(plans, key=lambda state: state.cost)
+    return min(plans, key=lambda state: state.cost, default=None)
 
 
 def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement:

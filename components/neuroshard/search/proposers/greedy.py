@@ -1,7 +1,7 @@
 """First plans, fast: many greedy placements in lockstep, the costliest shard first.
 
 They differ in how tables are cut beforehand and in a cap on the columns of a device. Where these give too few plans, as where
-memory is tight, others use linear estimates, and weigh memory and columns as well as ms. Shards without room are then cut to fill
+memory is tight, others use linear estimates, and weigh memory as well as ms. Shards without room are then cut to fill
 devices.
 """
 
@@ -17,11 +17,6 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.lockstep import costliest_first, padded, place_by_load, place_lists
 from neuroshard.search.proposers.splits import split
-
-
-def propose(problem: Problem, seed: int) -> list[State]:
-    """At most `greedy_plans` plans."""
-    return first_plans(problem, problem.tuning.greedy_plans)
 
 
 def first_plans(problem: Problem, most: int) -> list[State]:
@@ -106,12 +101,12 @@ def _with_all_sequences_cut(problem: Problem, lists: Sequence[Ints]) -> list[Int
 
 
 def _by_estimates(problem: Problem, shares: Shares) -> list[State]:
-    """All placements by linear estimates of ms, memory and columns that can be completed."""
+    """All placements by linear estimates of ms and memory that can be completed."""
     found: dict[bytes, Widths] = {}
-    for memory, columns in problem.tuning.load_weights:
+    for memory in problem.tuning.memory_weights:
         weight = np.maximum(shares.ms, shares.nbytes * (memory > 0))
         lists = [cut_to(problem, weight, fineness) for fineness in problem.tuning.guessed_fineness]
-        load = shares.ms + memory * shares.nbytes + columns * shares.columns
+        load = shares.ms + memory * shares.nbytes
         found |= {widths.tobytes(): widths for widths in by_load(problem, load, lists)}
     return State.each(problem, list(found.values())) if found else []
 

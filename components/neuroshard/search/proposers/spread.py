@@ -18,28 +18,24 @@ import numpy as np
 from neuroshard.core.sharding import SHARDINGS
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.filling import whole_vectors
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.spread import OVER_ALL, OVER_DOMAIN
 from neuroshard.search.problem.state import State, column_ms
 from neuroshard.search.proposers.greedy import first_plans
 
 
-def propose(problem: Problem, seed: int) -> list[State]:
-    """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise."""
-    return _first_plans(problem, _sets(problem))
-
-
-def propose_rows_beside(copies: State) -> list[State]:
-    """The same, each beside the copies of a plan."""
-    problem, groups, places = copies.problem.root, copies.problem.spread, copies.problem.places
-    beside = []
-    for split, over in _sets(problem):
+def row_wise_plans(problem: Problem) -> list[State]:
+    """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise. All are
+    beside the tables that the problem has spread."""
+    groups, places, sets = problem.spread, problem.places, []
+    for split, over in _sets(problem.root):
         others = ~np.isin(split, groups)
-        beside.append((np.concatenate([groups, split[others]]), np.concatenate([places, over[others]])))
-    return _first_plans(problem, beside)
+        sets.append((np.concatenate([groups, split[others]]), np.concatenate([places, over[others]])))
+    return _first_plans(problem.root, sets)
 
 
-def propose_copies(problem: Problem, seed: int) -> list[State]:
+def plans_with_copies(problem: Problem) -> list[State]:
     """A greedy plan for each number of tables that are copied; none where no table may be."""
     options, way = problem.options, problem.options.copied
     if way < 0:
@@ -179,9 +175,7 @@ class _SetCosts:
     def __init__(self, problem: Problem) -> None:
         self.problem, options, devices = problem, problem.options, problem.devices
         self.narrow_ms = problem.narrowest_ms()
-        widest = problem.first + problem.max_units
-        problem.price(widest)
-        self.vectors = problem.vectors[widest] * (problem.all_units / problem.max_units)[:, None]
+        self.vectors = whole_vectors(problem)
         self.all_pieces: Floats = options.all_pieces
         slope = problem.model.compute_slope(self.vectors.sum(axis=0) / devices)
         all_to_all = devices * column_ms(problem, problem.mean_columns) * options.more
