@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import NeuroshardError
-from neuroshard.core.nightly import Verdict
-from neuroshard.core.parameters import faults
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.value import decode_json
 from neuroshard.costmodel.bundle import MANIFEST, load_cost_model
 from neuroshard.files.plan import read_plan
+from neuroshard.orders.nightly import Verdict
+from neuroshard.orders.parameters import faults
 from neuroshard.report.text import costs_by_device_text, plan_text
 from neuroshard.store.tables import load_tables
 from neuroshard.system import fbgemm_lacks, loopback_address

@@ -33,8 +33,9 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.measure.formula import Formula
+from neuroshard.orders.options import PUBLISHED
 from neuroshard.search.run import search
-from neuroshard.search.settings import PUBLISHED, SearchSettings
+from neuroshard.search.settings import SearchSettings
 
 FIRST_WORLD = 2001
 COLUMN_WISE, ROW_WISE = "columns", "rows too"

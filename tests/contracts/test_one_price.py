@@ -26,8 +26,9 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.orders.options import ALGORITHMS
 from neuroshard.search.run import search
-from neuroshard.search.settings import ALGORITHMS, SearchSettings
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
 
 BATCH_SIZE, TIGHTLY = 65536, 1e-9

@@ -27,7 +27,6 @@ from helpers.plans import make_plan
 from helpers.refusals import names, refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput, NeuroshardError
-from neuroshard.core.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.release import SEAL, ModelRelease, Refusal, Release, Sealed
 from neuroshard.core.table import Table
@@ -52,6 +51,7 @@ from neuroshard.fleet.node import Node
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluation import Evaluation
 from neuroshard.nightly.conclude import run as conclude
+from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
 from neuroshard.pretrain.labels import collect, forward_ms
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.text import refusals_text, releases_text

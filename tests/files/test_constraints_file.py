@@ -80,10 +80,10 @@ def test_a_flag_that_is_no_amount_is_reported_as_a_constraint():
 
 
 def test_a_pin_names_devices_or_whole_hosts() -> None:
-    given = with_flags(ConstraintsFile(), pins=["a=host:1", "b=0,host:2"], ranks_a_host=4)
+    given = with_flags(ConstraintsFile(), 4, pin=["a=host:1", "b=0,host:2"])
     assert [rule.devices for rule in given.tables] == [(4, 5, 6, 7), (0, 8, 9, 10, 11)]
     with refused(UsageError, "--local-world-size", "'a=host:1'"):
-        with_flags(ConstraintsFile(), pins=["a=host:1"])
+        with_flags(ConstraintsFile(), pin=["a=host:1"])
     for wrong in ("a=host:", "a=host:x", "a=hosts:1", "host:1"):
         with refused(UsageError, wrong):
-            with_flags(ConstraintsFile(), pins=[wrong], ranks_a_host=4)
+            with_flags(ConstraintsFile(), 4, pin=[wrong])

@@ -12,7 +12,6 @@ from helpers.plans import NOW
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.nightly import ModelSpec, Request, read_specs
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
@@ -22,6 +21,7 @@ from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.fleet.survey import Surveyed, SurveySettings, backends_view, survey
 from neuroshard.models.serving import Known
+from neuroshard.orders.nightly import ModelSpec, Request, read_specs
 from neuroshard.store.bundles import ModelKey
 
 
@@ -202,7 +202,7 @@ def test_orders_that_cannot_be_are_reported_before_anything_is_asked(
 
 def test_numbers_that_kfp_made_floats_are_numbers_still() -> None:
     [one] = read_specs('[{"name": "a", "tables": "t", "devices": 8.0, "memory": "1GiB"}]')
-    assert one.devices == 8
+    assert one.order.devices == 8
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from neuroshard.core.errors import MeasureError, NeuroshardError
-from neuroshard.core.nightly import Request, Survey, Verdict
 from neuroshard.core.table import Table
 from neuroshard.deploy.run import DeploySettings
 from neuroshard.fleet.survey import SurveySettings
@@ -27,6 +26,7 @@ from neuroshard.nightly.pretrain import run as learn
 from neuroshard.nightly.search import run as plan
 from neuroshard.nightly.survey import planned_after, planned_at_once
 from neuroshard.nightly.survey import run as survey
+from neuroshard.orders.nightly import Request, Survey, Verdict
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.folder import FolderStore
 

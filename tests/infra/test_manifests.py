@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from neuroshard import __version__
-from neuroshard.core.nightly import read_specs
 from neuroshard.kube import POD_LABELS
+from neuroshard.orders.nightly import read_specs
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -129,8 +129,8 @@ def test_the_parameters_and_models_lie_where_the_submitter_looks_and_are_the_pip
     types = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN": bool}
     for name, value in yaml.safe_load(data["parameters.yaml"]).items():
         assert type(value) is types[PARAMETERS[name]["parameterType"]], name
-    orders = read_specs(json.dumps(yaml.safe_load(data["models.yaml"])))
-    assert all(order.memory_bytes for order in orders)
+    models = read_specs(json.dumps(yaml.safe_load(data["models.yaml"])))
+    assert all(model.order.task["device_memory_bytes"] for model in models)
 
 
 def test_one_run_a_night_and_never_two_at_once() -> None:

@@ -9,13 +9,13 @@ from helpers.refusals import names, refused
 from helpers.servers import KEY, SECRET, rclone
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
-from neuroshard.core.nightly import Campaign, Job, ModelSpec, Request, Survey
 from neuroshard.files.costs import read_costs
 from neuroshard.measure.bench import wanted_hardware
 from neuroshard.measure.shares import job as job_module
 from neuroshard.measure.shares.job import merge_shares, run
 from neuroshard.nightly import augment
 from neuroshard.nightly.augment import run as draw
+from neuroshard.orders.nightly import Campaign, Job, ModelSpec, Request, Survey
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import FAILED, Share, measuring, read_record
 

@@ -18,10 +18,10 @@ from helpers.nodes import FakeApiServer
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import MeasureError, NeuroshardError
-from neuroshard.core.nightly import Campaign, ModelSpec, Request, Survey
 from neuroshard.measure.shares.job import merge_shares
 from neuroshard.measure.shares.train_job import run, train_job
 from neuroshard.nightly.augment import run as draw
+from neuroshard.orders.nightly import Campaign, ModelSpec, Request, Survey
 
 TRAIN_JOBS = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/kubeflow/trainjobs"
 HARDWARE = Hardware(kind="synthetic", name="NVIDIA-H200, by a formula", memory_bytes=140 * 2**30)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from neuroshard.core.case import Cases, ComputeCase
-from neuroshard.core.nightly import ModelSpec
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly.augment import renamed, roles, tables_of
+from neuroshard.orders.nightly import ModelSpec
 
 
 def spec(name: str, path: str) -> ModelSpec:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from helpers.memory_store import MemoryStore
-from neuroshard.core.nightly import ModelSpec, Request, Survey
 from neuroshard.models.published import Listed
 from neuroshard.models.serving import known_models
 from neuroshard.nightly import fallbacks
 from neuroshard.nightly.fallbacks import candidates, choose
+from neuroshard.orders.nightly import ModelSpec, Request, Survey
 
 SPEC = ModelSpec(name="ads", tables="tables.json", devices=1, memory="1GiB")
 REQUEST = Request(compute_cases=1, collective_cases=0, batch_size=512, seed=0, backend="cuda")

@@ -15,7 +15,6 @@ from helpers.refusals import refused
 from neuroshard.client import load_plan
 from neuroshard.core.case import Cases
 from neuroshard.core.errors import MeasureError, StoreError
-from neuroshard.core.nightly import Request, Verdict
 from neuroshard.core.plan import Plan
 from neuroshard.deploy.bundles import MAX_ERROR
 from neuroshard.deploy.gate import Gate
@@ -29,6 +28,7 @@ from neuroshard.models.serving import known_models
 from neuroshard.nightly import survey as survey_module
 from neuroshard.nightly.augment import read_draws
 from neuroshard.nightly.augment import run as augment
+from neuroshard.orders.nightly import Request, Verdict
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import AUGMENT_LEASE, FAILED, measuring

@@ -7,9 +7,9 @@ import pytest
 
 from helpers.nightly import Place, spec, tables
 from helpers.nodes import node
-from neuroshard.core.nightly import Campaign
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.shares.job import merge_shares
+from neuroshard.orders.nightly import Campaign
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import LEARNED, costs_digest, read_record
 

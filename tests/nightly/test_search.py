@@ -11,7 +11,6 @@ from helpers.plans import NOW
 from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes, moves
-from neuroshard.core.nightly import ModelSpec, Request, Survey, read_specs
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.topology import Topology
@@ -20,6 +19,7 @@ from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.run import deploy
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly.search import search_plan
+from neuroshard.orders.nightly import ModelSpec, Request, Survey, read_specs
 from neuroshard.store.folder import FolderStore
 
 

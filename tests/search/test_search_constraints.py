@@ -13,8 +13,9 @@ from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
+from neuroshard.orders.options import ALGORITHMS
 from neuroshard.search.run import search
-from neuroshard.search.settings import ALGORITHMS, SearchSettings
+from neuroshard.search.settings import SearchSettings
 
 SHAPES = [(100_000, 64, 20.0), (200_000, 32, 5.0), (50_000, 128, 9.0), (1000, 16, 1.0), (80_000, 64, 12.0)]
 

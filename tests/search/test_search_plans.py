@@ -22,9 +22,10 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH
 from neuroshard.search.proposers.baselines import KEYS
 from neuroshard.search.run import search
-from neuroshard.search.settings import ALGORITHMS, LOCAL_SEARCH, SearchSettings
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import BeamWidth
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "search_plan.json"

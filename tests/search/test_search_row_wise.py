@@ -322,7 +322,7 @@ def test_permissions_that_contradict_are_reported_in_one_line(make_task, rules, 
 
 def test_permission_for_all_yields_to_the_rules_of_single_tables(make_task):
     task = make_task(HEAVY[:6], [1, 1])
-    flags = with_flags(ConstraintsFile(), never_split=["t0"], pins=["t1=0"], together=["t2,t3"], row_wise=["*"])
+    flags = with_flags(ConstraintsFile(), never_split=["t0"], pin=["t1=0"], together=["t2,t3"], row_wise=["*"])
     constraints = resolve(flags, task.tables, "here")
     assert constraints.may_split_rows(task.tables, 2) == ["t4", "t5"]
     assert constraints.may_split_rows(task.tables, 1) == []

@@ -9,8 +9,8 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.files.plan import read_plan
+from neuroshard.orders.search import SearchOrder
 from neuroshard.search.run import run
-from neuroshard.search.settings import SearchSettings
 
 TABLE = {"name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0}
 
@@ -27,9 +27,13 @@ def write_tables(folder, *tables):
     return path
 
 
+def order(memory, **options):
+    return SearchOrder.of({"devices": len(memory), "memory": memory, **options})
+
+
 def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
     tables = write_tables(tmp_path, TABLE, {**TABLE, "name": "b", "colour": "red"})
-    plan = run(tables, bundle, tmp_path / "plan.json", SearchSettings(seed=3), memory_bytes=(2**23, 2**24))
+    plan = run(tables, bundle, tmp_path / "plan.json", order([2**23, 2**24], seed=3))
 
     model = random_model(2, 4)
     assert read_plan(tmp_path / "plan.json") == plan
@@ -43,12 +47,12 @@ def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
 def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):
     tables = write_tables(tmp_path, TABLE)
     with refused(InvalidInput, "65,536", 77, "--batch-size"):
-        run(tables, bundle, tmp_path / "plan.json", memory_bytes=(2**20,) * 2, batch_size=77)
+        run(tables, bundle, tmp_path / "plan.json", order([2**20] * 2, batch_size=77))
     assert not (tmp_path / "plan.json").exists()
 
 
 def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bundle):
-    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", memory_bytes=(2**23,) * 6)
+    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", order([2**23] * 6))
 
     assert "costs of an all-to-all between 6 devices are extrapolated: 2 to 4 were measured" in plan.provenance.notes
 
@@ -56,16 +60,16 @@ def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bun
 @pytest.mark.parametrize(
     ("change", "error", "facts"),
     [
-        ({"memory_bytes": (2**23,) * 3}, InvalidInput, ["2 devices", 3]),
-        ({"memory_bytes": (1000, 1000)}, Infeasible, ["2.1 MiB", "2.0 MiB", "sparse-dist", "2.0 KiB"]),
-        ({"settings": SearchSettings(algorithm="guess")}, UsageError, ["algorithm", "'guess'"]),
-        ({"pipeline": "fast"}, InvalidInput, ["pipeline", "'fast'"]),
-        ({"batch_size": 0}, InvalidInput, ["65,536", 0]),
+        ({"memory": [2**23] * 3}, InvalidInput, ["2 devices", 3]),
+        ({"memory": [1000, 1000]}, Infeasible, ["2.1 MiB", "2.0 MiB", "sparse-dist", "2.0 KiB"]),
+        ({"algorithm": "guess"}, UsageError, ["algorithm", "'guess'"]),
+        ({"pipeline": "fast"}, UsageError, ["pipeline", "'fast'"]),
+        ({"batch_size": 0}, UsageError, ["batch_size", "not 0"]),
     ],
 )
 def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, error, facts):
     save_cost_model(bundle, random_model(2))
     tables = write_tables(tmp_path, TABLE)
     with refused(error, *facts):
-        run(tables, bundle, tmp_path / "plan.json", **{"memory_bytes": (2**23,) * 2, **change})
+        run(tables, bundle, tmp_path / "plan.json", order(**{"memory": [2**23] * 2, **change}))
     assert not (tmp_path / "plan.json").exists()

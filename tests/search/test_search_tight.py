@@ -7,10 +7,11 @@ from helpers.analytic import AnalyticModel
 from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
+from neuroshard.orders.options import ALGORITHMS
 from neuroshard.search.proposers import baselines
 from neuroshard.search.proposers.lockstep import place_by_load
 from neuroshard.search.run import search
-from neuroshard.search.settings import ALGORITHMS, SearchSettings
+from neuroshard.search.settings import SearchSettings
 
 GIB = 2**30
 ROWS_GIB = GIB // (4 * 128 + 4)  # rows of 128 columns and row-wise Adagrad that make a GiB

@@ -15,6 +15,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.files.constraints import ConstraintsFile, with_flags
+from neuroshard.orders.search import SearchOrder
 from neuroshard.search.run import run, search
 from neuroshard.search.settings import SearchSettings
 
@@ -107,18 +108,9 @@ def test_from_files_rows_are_tried_unless_the_constraints_say_otherwise(tmp_path
     (tmp_path / "tables.json").write_text(json.dumps({"tables": [table.model_dump() for table in heavy.tables]}))
 
     def found(constraints: ConstraintsFile | None) -> set[str]:
-        settings, out = SearchSettings(rounds=8), tmp_path / "plan.json"
-        return split(
-            run(
-                tmp_path / "tables.json",
-                "analytic:h100",
-                out,
-                settings,
-                memory_bytes=(2**32,) * 4,  # of which a step of t0 takes half
-                batch_size=65536,
-                constraints=constraints,
-            )
-        )
+        given = {"devices": 4, "memory": "4GiB", "batch_size": 65536, "rounds": 8}  # a step of t0 takes half of it
+        order = SearchOrder.of({**given, "constraints": constraints})
+        return split(run(tmp_path / "tables.json", "analytic:h100", tmp_path / "plan.json", order))
 
     assert found(None) == {"t0"}
     assert found(ConstraintsFile(min_dim=8)) == {"t0"}

@@ -17,10 +17,11 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.run import search
-from neuroshard.search.settings import ALGORITHMS, LOCAL_SEARCH, SearchSettings
+from neuroshard.search.settings import SearchSettings
 
 BATCH = 65_536
 H100, CPU = analytic_model("h100", BATCH), analytic_model("cpu", BATCH)

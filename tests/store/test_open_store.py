@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.parameters import faults
+from neuroshard.orders.parameters import faults
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.s3 import S3Store

@@ -20,8 +20,8 @@ from helpers.processes import wait_until
 from helpers.refusals import refused
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.extras import install_command
-from neuroshard.core.nightly import read_specs
 from neuroshard.kube import Admission
+from neuroshard.orders.nightly import read_specs
 from neuroshard.submit import kubeflow
 from neuroshard.submit import run as submit_run
 from neuroshard.submit.kubeflow import Kubeflow, Server

@@ -6,74 +6,44 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from neuroshard.api import arguments as take
-from neuroshard.api.arguments import FilePath, public
+from neuroshard.api.arguments import public, with_search_options
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
-from neuroshard.core.constraints import SIMPLICITY
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
-from neuroshard.core.precision import parse_precision
-from neuroshard.core.step_memory import DEFAULT_PIPELINE
-from neuroshard.core.table import Table, check_dense_optimizer
-from neuroshard.core.topology import topology_of
-from neuroshard.core.units import parse_bytes, parse_duration, parse_memory
+from neuroshard.core.table import Table
 from neuroshard.core.value import shown
+from neuroshard.orders import values as take
+from neuroshard.orders.options import SearchOptions
+from neuroshard.orders.values import FilePath
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
 
-AUTO = "auto"  # the search chooses the data-parallel tables
-
-
 @public
+@with_search_options
 def search(
     tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
     model: FilePath,
     *,
-    devices: int,
-    memory: str | float | Sequence[str | float],
     out: FilePath | None = None,
-    algorithm: str = "local-search",
-    batch_size: int | None = None,
-    rounds: int | None = None,
-    time_budget: str | float | None = None,
-    constraints: FilePath | None = None,
-    pipeline: str = DEFAULT_PIPELINE,
-    domain: int | None = None,
-    local_world_size: int | None = None,
-    network: str | Sequence[str] | None = None,
-    collective_precision: str | None = None,
-    dense_optimizer: str | None = None,
-    reserve: str | float | None = None,
-    min_dim: int | None = None,
-    max_shards: int | None = None,
-    never_split: Sequence[str] = (),
-    row_wise: Sequence[str] = (),
-    no_row_wise: bool = False,
-    sharding_types: str | Sequence[str] | None = None,
-    data_parallel: Sequence[str] = (),
-    pin: Sequence[str] = (),
-    together: Sequence[str] = (),
-    previous: Plan | FilePath | None = None,
-    move_budget: str | float | None = None,
-    keep_optimizer_state: bool = False,
-    simplicity: str | float = SIMPLICITY,
-    seed: int = 0,
     quiet: bool = False,
     stop: threading.Event | None = None,
+    **options: Unpack[SearchOptions],
 ) -> Plan:
     """The plan whose slowest device is fastest, by the cost model; as `neuroshard search`.
 
-    `neuroshard search --help` says what each option does. `tables` is a tables.json, or anything that `neuroshard.tables`
-    takes. `model` names a cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another
-    datasheet's), or given:costs.json. Amounts are text as on the command line: `memory` is "80GiB" a device (or one for each, by
-    commas), `reserve` "2GiB" or "15%", `move_budget` "50GiB", `time_budget` "30s", `network` "400Gb/s", `simplicity` "0.5%";
-    a bare number is bytes, seconds, or a share. `previous` is a plan to start from (--from). With `out`, the plan is also
+    `tables` is a tables.json, or anything that `neuroshard.tables` takes. `model` names a cost model: a folder that `neuroshard
+    pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another datasheet's), or given:costs.json. With `out`, the plan is also
     written there as plan.json. Progress goes to stderr unless `quiet`. Once `stop` is set, the best plan so far is returned.
+
+    The options are those of the command. A SIZE is text as in "80GiB", or a number of bytes; a TIME "30s" or seconds, a SHARE
+    "0.5%" or 0.005, a RATE "400Gb/s". A list stands for what may be repeated, and for text with commas.
+
+    OPTIONS
 
     Predicted costs are ms a step: `plan.cost_ms` of the slowest device, `plan.predicted_ms` of each of D devices.
 
@@ -87,77 +57,20 @@ def search(
     (2, 2, 2, 2)
     """
     from neuroshard.core.clean import silent
-    from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
     from neuroshard.files.disk import check_other_path
-    from neuroshard.search.run import run
-    from neuroshard.search.settings import SearchSettings
+    from neuroshard.orders.search import SearchOrder
+    from neuroshard.search.watch import Watch
 
-    devices = _devices(devices)
-    written = take.maybe(take.path, "out", out)
-    given_constraints = take.maybe(take.path, "constraints", constraints)
-    before = (
-        None if previous is None else previous if isinstance(previous, Plan) else _path_of_plan("previous", previous)
-    )
-    source = take.path("tables", tables) if isinstance(tables, str | PathLike) else None
-    if written is not None:
-        check_other_path(written, (one for one in (source, given_constraints, before) if isinstance(one, Path)))
-    listed = _tables_or_file(tables, quiet)
-    file, ignored = (ConstraintsFile(), ()) if given_constraints is None else read_constraints(given_constraints)
-    _say_notes(ignored, take.switch("quiet", quiet))
-    copied = take.several("data_parallel", data_parallel)
-    settings = SearchSettings(
-        algorithm=take.name("algorithm", algorithm, "the name of one"),
-        seed=take.seed(seed),
-        rounds=take.maybe(take.whole, "rounds", rounds),
-        time_budget_s=None
-        if time_budget is None
-        else parse_duration(take.amounts("time_budget", time_budget, "'30s'")),
-        move_budget_bytes=(
-            None if move_budget is None else parse_bytes(take.amounts("move_budget", move_budget, "'50GiB'"), least=0)
-        ),
-        simplicity=take.portion("simplicity", simplicity),
-        keep_optimizer_state=take.switch("keep_optimizer_state", keep_optimizer_state),
-        try_data_parallel=AUTO in copied,
-    )
-    memory_bytes = parse_memory(take.amounts("memory", memory, "'80GiB'"), devices)
-    topology = topology_of(
-        devices,
-        take.maybe(take.whole, "domain", domain),
-        take.maybe(take.whole, "local_world_size", local_world_size),
-        take.maybe(take.amounts, "network", network, "'400Gb/s' or '50GB/s,0.06ms'"),
-    )
-    precision = take.maybe(take.name, "collective_precision", collective_precision, "text, as in 'fp16'")
-    dense = take.maybe(take.name, "dense_optimizer", dense_optimizer, "text, as in 'adam'")
-    given = with_flags(
-        file,
-        reserve=take.maybe(take.amounts, "reserve", reserve, "'2GiB' or '15%'"),
-        min_dim=take.maybe(take.whole, "min_dim", min_dim),
-        max_shards=take.maybe(take.whole, "max_shards", max_shards),
-        never_split=take.several("never_split", never_split),
-        pins=take.several("pin", pin),
-        together=take.several("together", together),
-        row_wise=take.several("row_wise", row_wise),
-        no_row_wise=take.switch("no_row_wise", no_row_wise),
-        sharding_types=take.maybe(take.amounts, "sharding_types", sharding_types, "'column-wise,row-wise'"),
-        data_parallel=[pattern for pattern in copied if pattern != AUTO],
-        ranks_a_host=None if topology is None else topology.local_world_size,
-    )
-    with silent(quiet):
-        return run(
-            listed,
-            _model(model),
-            written,
-            settings,
-            memory_bytes=memory_bytes,
-            batch_size=take.maybe(take.whole, "batch_size", batch_size),
-            pipeline=take.name("pipeline", pipeline, "none, sparse-dist or prefetch"),
-            topology=topology,
-            collective_precision=None if precision is None else parse_precision(precision),
-            dense_optimizer=None if dense is None else check_dense_optimizer(dense),
-            constraints=given,
-            previous=before,
-            stop=_stop(stop),
-        )
+    with silent(take.switch("quiet", quiet)):
+        order = SearchOrder.of(options)
+        watch = Watch(order.settings["time_budget_s"], stop=_stop(stop))  # reading and imports count
+        from neuroshard.search.run import run
+
+        written = take.maybe(take.path, "out", out)
+        if written is not None:
+            read = (tables, options.get("constraints"), order.previous)
+            check_other_path(written, [Path(one) for one in read if isinstance(one, str | PathLike)])
+        return run(_tables_or_file(tables), _model(model), written, order, watch=watch)
 
 
 @public
@@ -231,7 +144,7 @@ def report(
     """
     from neuroshard.report.run import read_for_report, report_of
 
-    read, files = (plan, {}) if isinstance(plan, Plan) else read_for_report(_path_of_plan("plan", plan))
+    read, files = (plan, {}) if isinstance(plan, Plan) else read_for_report(take.plan_file("plan", plan))
     html = report_of(
         read,
         model=None if model is None else _model(model),
@@ -315,15 +228,7 @@ def deploy(
 def _plan(plan: Plan | FilePath) -> Plan:
     from neuroshard.files.plan import read_plan
 
-    return plan if isinstance(plan, Plan) else read_plan(_path_of_plan("plan", plan))
-
-
-def _path_of_plan(option: str, plan: object) -> Path:
-    if not isinstance(plan, str | PathLike):
-        raise UsageError(
-            f"{option} is a plan that neuroshard.search returned, or the path of a plan.json, not {shown(plan)}"
-        )
-    return take.path(option, plan)
+    return plan if isinstance(plan, Plan) else read_plan(take.plan_file("plan", plan))
 
 
 def _model(model: object) -> str:
@@ -338,13 +243,15 @@ def _name(name: object) -> str:
     return take.name("name", name, "the model's name in the store, as in 'ads-ranker'")
 
 
-def _tables_or_file(tables: Any, quiet: bool) -> Path | Tables:
+def _tables_or_file(tables: Any) -> Path | Tables:
     """A tables.json's path, which a plan then names as its source, or the tables of anything else."""
     from neuroshard.api import sources
 
-    if isinstance(tables, str | PathLike) and "://" not in str(tables) and str(tables).endswith(".json"):
-        return Path(tables)
-    return tables if isinstance(tables, Tables) else sources.tables(tables, quiet=quiet)
+    if isinstance(tables, str | PathLike):
+        take.path("tables", tables)
+        if "://" not in str(tables) and str(tables).endswith(".json"):
+            return Path(tables)
+    return tables if isinstance(tables, Tables) else sources.tables(tables)
 
 
 def _todays(tables: object) -> Path | tuple[Table, ...]:
@@ -360,19 +267,3 @@ def _stop(stop: object) -> threading.Event | None:
     if stop is None or isinstance(stop, threading.Event):
         return stop
     raise UsageError(f"stop is a threading.Event, not {shown(stop)}")
-
-
-def _say_notes(notes: Iterable[str], quiet: bool) -> None:
-    from neuroshard.core.clean import log
-
-    if not quiet:
-        log(*(f"note: {note}" for note in notes))
-
-
-def _devices(devices: object) -> int:
-    from neuroshard.core.task import MAX_DEVICES
-
-    count = take.whole("devices", devices)
-    if not 1 <= count <= MAX_DEVICES:
-        raise UsageError(f"devices must be a whole number from 1 to {MAX_DEVICES}, not {shown(devices)}")
-    return count

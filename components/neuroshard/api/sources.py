@@ -9,13 +9,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuroshard.api import arguments as take
-from neuroshard.api.arguments import FilePath, public
+from neuroshard.api.arguments import public
 from neuroshard.api.results import Tables
 from neuroshard.core.clean import log
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import MOST_LOOKUPS, Table
 from neuroshard.core.value import shown
+from neuroshard.orders import values as take
+from neuroshard.orders.values import FilePath
 
 if TYPE_CHECKING:
     import pandas as pd

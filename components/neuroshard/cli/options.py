@@ -1,17 +1,28 @@
 """Options that several subcommands share."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from neuroshard.files.disk import check_folder_exists, check_other_path
+from neuroshard.orders.options import OPTIONS, Option
 
 OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "metrics"}
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
-Seed = Annotated[int, typer.Option(help="Seed of all random choices.", min=0, max=2**31 - 1)]
+
+def shown(option: Option) -> Any:
+    """An option of a search as typer takes it."""
+    flags = (option.flag or f"--{option.name.replace('_', '-')}",)
+    word = None if option.kind is bool else option.word
+    return typer.Option(*flags, help=option.help, min=option.least, max=option.most, metavar=word)
+
+
+Seed = Annotated[int, shown(OPTIONS["seed"])]
 StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
 SingleWriter = Annotated[
     bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
@@ -22,6 +33,30 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 def out_file(kind: str, more: str = "", *names: str) -> Any:
     return typer.Option(*(names or ("-o", "--out")), help=f"{kind} to write{more}.")
+
+
+def with_search_options(run: Callable[..., None]) -> Callable[..., None]:
+    """The subcommand, whose `**options` are those of a search: by name, what was given or has a default."""
+
+    @wraps(run)
+    def called(**options: Any) -> None:
+        run(**{name: value for name, value in options.items() if name not in OPTIONS or value is not None})
+
+    own = [one.replace(kind=one.KEYWORD_ONLY) for one in inspect.signature(run).parameters.values()]
+    argument, *own, as_json, _ = own
+    of_search = [_parameter(option) for option in OPTIONS.values()]
+    needed = [one for one in of_search if one.default is one.empty]
+    parameters = [argument, *needed, *own, *of_search[len(needed) :], as_json]
+    vars(called)["__signature__"] = inspect.Signature(parameters)
+    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    return called
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    default = inspect.Parameter.empty if option.required else option.default if option.default != () else None
+    kind = option.kind | None if default is None else option.kind
+    annotation = Annotated[kind, shown(option)]  # type: ignore[valid-type]  # typer reads it at run time
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def check_outputs(given: Mapping[str, Any]) -> None:

@@ -1,23 +1,15 @@
 """Search, show, report, evaluate and compare plans."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
-from neuroshard.cli.options import AsJson, PlanFile, Seed, out_file
+from neuroshard.cli.options import AsJson, PlanFile, Seed, out_file, with_search_options
 from neuroshard.core.errors import UsageError
-from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.units import format_bytes, parse_bytes
-
-Memory = Annotated[
-    str,
-    typer.Option(
-        help="Memory of a device: bytes or a unit (32GiB); one for all, or one per device, separated by commas."
-    ),
-]
 
 
 def _cost_model(model: str | None, store: str | None, hardware: str | None) -> str:
@@ -32,10 +24,9 @@ def _cost_model(model: str | None, store: str | None, hardware: str | None) -> s
     "neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json",
     "Search the plan whose slowest device is fastest.",
 )
+@with_search_options
 def search(
     tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
-    devices: Annotated[int, typer.Option(min=1, max=4096, help="Number of devices.")],
-    memory: Memory,
     out: Annotated[Path, out_file("plan.json")],
     model: Annotated[
         str | None,
@@ -51,145 +42,15 @@ def search(
     hardware: Annotated[
         str | None, typer.Option(help="Fingerprint, or part of the device's name (h200), as `neuroshard models` shows.")
     ] = None,
-    algorithm: Annotated[
-        str,
-        typer.Option(
-            help="local-search, neuroshard-2023 (the published search), random, size, dim, lookup or size-lookup."
-        ),
-    ] = "local-search",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples a step [default: the cost model's].")] = None,
-    rounds: Annotated[int | None, typer.Option(min=0, help="Rounds of improvement [default: 40].")] = None,
-    time_budget: Annotated[
-        str | None, typer.Option(help="Improve for this long instead: 10s, 2m. The plan then depends on the machine.")
-    ] = None,
-    constraints: Annotated[
-        Path | None, typer.Option(help="constraints.json: pins, tables kept together, least widths (docs/formats.md).")
-    ] = None,
-    pipeline: Annotated[
-        str,
-        typer.Option(help="The trainer's pipeline, by which a step needs memory: none, sparse-dist or prefetch."),
-    ] = DEFAULT_PIPELINE,
-    domain: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ranks that share fast links (NVLink) [default: those of a host, if given]."),
-    ] = None,
-    local_world_size: Annotated[
-        int | None, typer.Option(min=1, help="Ranks of a host [default: those of a domain, if given].")
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help="What a rank can send to other domains, as `neuroshard network` prints it: 400Gb/s, or 50GB/s,0.06ms "
-            "[default: by the hardware's datasheet]."
-        ),
-    ] = None,
-    collective_precision: Annotated[
-        str | None,
-        typer.Option(
-            help="Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32]."
-        ),
-    ] = None,
-    dense_optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help="The trainer's dense optimizer, which trains data-parallel tables: sgd, momentum, adagrad, adam and others; "
-            "memory counts its state [default: adam]."
-        ),
-    ] = None,
-    reserve: Annotated[
-        str | None, typer.Option(help="Memory of every device that is not for tables: 2GiB, or 15% of it.")
-    ] = None,
-    min_dim: Annotated[
-        int | None, typer.Option(help="Fewest columns of a shard, a multiple of 4 [default: 4].")
-    ] = None,
-    max_shards: Annotated[int | None, typer.Option(help="Most shards of a table.")] = None,
-    never_split: Annotated[
-        list[str] | None, typer.Option(help="Tables (a name or a pattern) that stay whole; may be repeated.")
-    ] = None,
-    row_wise: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Tables that may be split row-wise, over all devices or a domain's; '*' for all; may be repeated [default: all]."
-        ),
-    ] = None,
-    data_parallel: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Copy this table (a name or a pattern) to every device; auto copies small ones where that pays; may be "
-            "repeated."
-        ),
-    ] = None,
-    no_row_wise: Annotated[bool, typer.Option("--no-row-wise", help="Split no table row-wise.")] = False,
-    sharding_types: Annotated[
-        str | None,
-        typer.Option(
-            help="Types to use besides table-wise: column-wise,row-wise, and over domains table-row-wise,grid [default: all]."
-        ),
-    ] = None,
-    pin: Annotated[
-        list[str] | None,
-        typer.Option(help="Devices that may hold tables: 'user_*=0,1', or user_id=host:2; may be repeated."),
-    ] = None,
-    together: Annotated[
-        list[str] | None, typer.Option(help="Tables to keep on one device: user_id,user_history; may be repeated.")
-    ] = None,
-    previous: Annotated[Path | None, typer.Option("--from", help="plan.json to start from.")] = None,
-    move_budget: Annotated[
-        str | None,
-        typer.Option(help="With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing."),
-    ] = None,
-    keep_optimizer_state: Annotated[
-        bool,
-        typer.Option(
-            "--keep-optimizer-state",
-            help="With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
-        ),
-    ] = False,
-    simplicity: Annotated[
-        str, typer.Option(help="Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.")
-    ] = "0.5%",
-    seed: Seed = 0,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
     from neuroshard import api
     from neuroshard.report.text import plan_json, plan_text
 
     with asked_to_stop("the best plan so far is written") as stop:
-        plan = api.search(
-            tables_json,
-            _cost_model(model, store, hardware),
-            devices=devices,
-            memory=memory,
-            out=out,
-            algorithm=algorithm,
-            batch_size=batch_size,
-            rounds=rounds,
-            time_budget=time_budget,
-            constraints=constraints,
-            pipeline=pipeline,
-            domain=domain,
-            local_world_size=local_world_size,
-            network=network,
-            collective_precision=collective_precision,
-            dense_optimizer=dense_optimizer,
-            reserve=reserve,
-            min_dim=min_dim,
-            max_shards=max_shards,
-            never_split=never_split or (),
-            row_wise=row_wise or (),
-            no_row_wise=no_row_wise,
-            sharding_types=sharding_types,
-            data_parallel=data_parallel or (),
-            pin=pin or (),
-            together=together or (),
-            previous=previous,
-            move_budget=move_budget,
-            keep_optimizer_state=keep_optimizer_state,
-            simplicity=simplicity,
-            seed=seed,
-            stop=stop,
-        )
+        plan = api.search(tables_json, _cost_model(model, store, hardware), out=out, stop=stop, **options)
     if as_json:
         say_json({"out": str(out), **plan_json(plan)})
     else:

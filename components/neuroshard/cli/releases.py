@@ -186,8 +186,8 @@ def gc(
     as_json: AsJson = False,
 ) -> None:
     """Delete old plans or cost models, releases, refusals or measuring; without --apply only list them."""
-    from neuroshard.core.nightly import MEASURING_FOLDER
     from neuroshard.deploy.gc import run
+    from neuroshard.orders.nightly import MEASURING_FOLDER
 
     if was_typed(context, "keep") and name.partition("/")[0] == MEASURING_FOLDER:
         raise UsageError("--keep is for releases; leave it out: what was measured is kept by --older-than alone")

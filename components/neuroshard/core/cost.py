@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
@@ -14,6 +14,8 @@ MOST_MS = 1e9  # eleven days: no measured step takes longer, and squares stay fi
 Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
 NumberOfBytes = Annotated[int, Field(ge=0, le=2**63)]
 Repeats = Annotated[int, Field(ge=0, le=10**6)]  # no measuring asks for more
+BackendName = Literal["synthetic", "cpu", "cuda"]  # measure/backends.py has them
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
 
 READS, SMALL_SET = "random reads", "small table set"  # timed after each repeat of a table set on a CPU
 # Exponents of both in the slowdown of a table set, fitted on six kinds of sets. Both are noisy, so they sum to less than 1.
@@ -33,7 +35,7 @@ class Hardware(Value):
     `sharing` is how several processes share a device, empty if they do not.
     """
 
-    kind: Literal["synthetic", "cpu", "cuda"]
+    kind: BackendName
     name: str
     memory_bytes: NumberOfBytes
     driver: str = ""
@@ -69,7 +71,7 @@ class Bench(Value):
     """The conditions under which one cost set was measured. Costs of different benches are never mixed silently."""
 
     format_version: Literal[1] = 1
-    backend: Literal["synthetic", "cpu", "cuda"]
+    backend: BackendName
     hardware: Hardware
     batch_size: Annotated[int, Field(gt=0, le=2**31)]  # global batch: samples a step over all devices
     warmup: Repeats

@@ -27,10 +27,10 @@ from uuid import uuid4
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NewerFormat, StoreError, UsageError
-from neuroshard.core.nightly import MEASURING_FOLDER
 from neuroshard.core.release import FINGERPRINT, Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
 from neuroshard.deploy.tracks import track_of
+from neuroshard.orders.nightly import MEASURING_FOLDER
 from neuroshard.progress import progress
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store

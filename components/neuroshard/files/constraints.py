@@ -104,51 +104,35 @@ def read_constraints(path: Path) -> tuple[ConstraintsFile, tuple[str, ...]]:
     return given, (f"{where}: ignored unknown keys, which constrain nothing: {', '.join(unknown)}",) if unknown else ()
 
 
-def with_flags(
-    given: ConstraintsFile,
-    *,
-    reserve: str | None = None,
-    min_dim: int | None = None,
-    max_shards: int | None = None,
-    never_split: Sequence[str] = (),
-    pins: Sequence[str] = (),
-    together: Sequence[str] = (),
-    row_wise: Sequence[str] = (),
-    no_row_wise: bool = False,
-    data_parallel: Sequence[str] = (),
-    ranks_a_host: int | None = None,
-    sharding_types: str | None = None,
-) -> ConstraintsFile:
-    """The file's constraints plus flags of the command line. Pins are `PATTERN=0,1`, tables kept together `PATTERN,PATTERN`.
+def with_flags(given: ConstraintsFile, ranks_a_host: int | None = None, /, **flags: Any) -> ConstraintsFile:
+    """The file's constraints plus flags of the command line, by name. Pins are `PATTERN=0,1`, tables kept together
+    `PATTERN,PATTERN`.
 
     `PATTERN=host:2` pins to all devices of a host, of which each has `ranks_a_host`.
 
     `row_wise` with `*` applies to all tables that no other rule excludes; with another pattern it contradicts such rules.
     """
+    row_wise, no_row_wise = flags.pop("row_wise", ()), flags.pop("no_row_wise", False)
     if no_row_wise and row_wise:
         raise UsageError(f"--row-wise {row_wise[0]!r} and --no-row-wise contradict each other; give one of them")
-    rules = [{"match": pattern, "split": False} for pattern in never_split]
+    rules = [{"match": pattern, "split": False} for pattern in flags.pop("never_split", ())]
     rules += [{"match": pattern, "row_wise": True} for pattern in row_wise if pattern != "*"]
-    rules += [{"match": pattern, "data_parallel": True} for pattern in data_parallel]
-    rules += [
-        {"match": pattern, "devices": devices} for pattern, devices in (_pin(text, ranks_a_host) for text in pins)
-    ]
-    changed: dict[str, Any] = {
-        **given.model_dump(),
-        "tables": [*given.tables, *rules],
-        "together": [*given.together, *(tuple(names.split(",")) for names in together)],
-    }
-    if sharding_types is not None:
-        changed["sharding_types"] = _sharding_types(sharding_types)
-    if reserve is not None:
+    rules += [{"match": pattern, "data_parallel": True} for pattern in flags.pop("data_parallel", ())]
+    pins = [_pin(text, ranks_a_host) for text in flags.pop("pin", ())]
+    rules += [{"match": pattern, "devices": devices} for pattern, devices in pins]
+    together = [tuple(names.split(",")) for names in flags.pop("together", ())]
+    if unknown := flags.keys() - ConstraintsFile.model_fields:
+        raise TypeError(f"constraints have no flag {min(unknown)}")
+    changed = {name: value for name, value in flags.items() if value is not None}
+    if "sharding_types" in changed:
+        changed["sharding_types"] = _sharding_types(changed["sharding_types"])
+    if "reserve" in changed:
         changed["reserve_share"] = 0.0  # the flag replaces the file's reserve, whatever its form
-    all_row_wise = False if no_row_wise else True if "*" in row_wise else None
-    flags = {"reserve": reserve, "min_dim": min_dim, "max_shards": max_shards, "row_wise": all_row_wise}
-    for name, value in flags.items():
-        if value is not None:
-            changed[name] = value
+    if no_row_wise or "*" in row_wise:
+        changed["row_wise"] = not no_row_wise
+    lists = {"tables": [*given.tables, *rules], "together": [*given.together, *together]}
     try:
-        return ConstraintsFile.model_validate(changed)
+        return ConstraintsFile.model_validate({**given.model_dump(), **lists, **changed})
     except ValidationError as error:
         raise UsageError(f"constraints: {explain(error)}") from None
 

@@ -10,7 +10,7 @@ def place(
     job: str,
 ) -> NamedTuple("Place", [("gpus", str), ("resource", str), ("nodes", dict), ("tolerations", list)]):  # type: ignore[valid-type]
     """Where the pod of a job runs, and the devices it requests, as outputs: KFP cannot give Kubernetes fields of loop items."""
-    from neuroshard.core.nightly import Job, parse_message
+    from neuroshard.orders.nightly import Job, parse_message
 
     campaign = parse_message(Job, job).campaign
     return (

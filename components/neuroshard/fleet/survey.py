@@ -5,18 +5,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
-from neuroshard.core.nightly import Campaign, ModelSpec, Request, campaign_folder
 from neuroshard.core.operator_limits import widest_cut, widest_shard
-from neuroshard.core.parameters import BACKENDS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.topology import near_ranks
-from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Fleet, Kind
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.models.serving import Known, Wanted, live_at
+from neuroshard.orders.nightly import Campaign, ModelSpec, Request, campaign_folder
 from neuroshard.store.bundles import ModelKey
 
 
@@ -89,7 +88,7 @@ def survey(
     hardware, no_plan = {}, {}
     for spec in specs:  # checked here, before hours of measuring
         try:
-            ConstraintsFile.parse(spec.constraints, f"constraints of model {spec.name!r}")
+            _ = spec.rules
             hardware[spec.name] = hardware_of(spec, usually, live_at(known, batch_size))
             _check_spelling(spec, hardware[spec.name], fleet, known, unreadable)
         except NeuroshardError as error:
@@ -97,7 +96,7 @@ def survey(
     wanted = {}
     for kind in fleet.kinds:
         own = [spec for spec in specs if hardware.get(spec.name) == kind.fingerprint]
-        ranks = tuple(sorted({near_ranks(spec.devices, spec.topology or kind.topology) for spec in own}))
+        ranks = tuple(sorted({_near_ranks(spec, kind) for spec in own}))
         wanted[kind.fingerprint] = usual._replace(
             ranks=ranks,
             measurable=measurable(kind, ranks) if own else (),
@@ -109,10 +108,14 @@ def survey(
     return Surveyed(hardware, no_plan, campaigns, kinds)
 
 
+def _near_ranks(spec: ModelSpec, kind: Kind) -> int:
+    return near_ranks(spec.order.devices, spec.order.topology or kind.topology)
+
+
 def _columns(spec: ModelSpec, tables: Sequence[Table]) -> int:
     """The widest shard that a plan cannot avoid: the widest table, split over all devices, and into what a GPU's operator
     holds."""
-    step = DIM_STEP * spec.devices
+    step = DIM_STEP * spec.order.devices
     held = ((table, widest_cut(table, widest_shard(table, "cuda") or table.dim)) for table in tables)
     return max((min(-(-table.dim // step) * DIM_STEP, most) for table, most in held if most is not None), default=0)
 
@@ -171,7 +174,7 @@ def _check_spelling(
 
 def _campaign(one: KindCoverage, wanted: Wanted, specs: Sequence[ModelSpec], settings: SurveySettings) -> Campaign:
     kind = one.kind
-    ranks = wanted.ranks or tuple(sorted({near_ranks(spec.devices, spec.topology or kind.topology) for spec in specs}))
+    ranks = wanted.ranks or tuple(sorted({_near_ranks(spec, kind) for spec in specs}))
     return Campaign(
         hardware=kind.hardware,
         folder=campaign_folder(kind.fingerprint, settings.request),

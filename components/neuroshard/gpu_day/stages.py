@@ -30,9 +30,10 @@ from neuroshard.gpu_day.page import render
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables
 from neuroshard.measure.run import run as measure
+from neuroshard.orders.options import LOCAL_SEARCH, PUBLISHED
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.search.run import search
-from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
+from neuroshard.search.settings import SearchSettings
 
 OURS, THEIRS, HEURISTIC = LOCAL_SEARCH, PUBLISHED, "best heuristic"
 POOL = 300  # tables that cases are drawn from, of all table sets together

@@ -6,9 +6,9 @@ from neuroshard.component import component
 @component
 def measure(job: str, store: str, backend: str, batch_size: int, budget: str, seed: int, single_writer: bool) -> None:
     """Measure a job's share of the cases on this pod's devices, for at most `budget` (3m, 2h), into the store."""
-    from neuroshard.core.nightly import Job, parse_message
     from neuroshard.core.units import parse_duration
     from neuroshard.measure.shares.job import run
+    from neuroshard.orders.nightly import Job, parse_message
 
     run(
         parse_message(Job, job),
@@ -35,9 +35,9 @@ def train_job(
 ) -> None:
     """Measure all shares of a kind of hardware at once, by a TrainJob on several nodes."""
     from neuroshard.core.errors import NeuroshardError
-    from neuroshard.core.nightly import Campaign, parse_message
     from neuroshard.core.units import parse_duration
     from neuroshard.measure.shares.train_job import run, train_job
+    from neuroshard.orders.nightly import Campaign, parse_message
 
     options = {
         "store_url": store,

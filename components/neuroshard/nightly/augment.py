@@ -22,11 +22,11 @@ from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, TRAIN_SHARE, Cases, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
-from neuroshard.core.nightly import Campaign, Job, ModelSpec, Request, Survey
 from neuroshard.core.table import DIM_STEP, MAX_NAME, Table
 from neuroshard.core.value import sha256
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import read_costs
+from neuroshard.orders.nightly import Campaign, Job, ModelSpec, Request, Survey
 from neuroshard.store.folders import MOST_BYTES, delete_folder, fetch_folder
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (

@@ -45,12 +45,12 @@ def survey(
     """
     given = dict(locals())
 
-    from neuroshard.core.nightly import Request
-    from neuroshard.core.parameters import check_parameters
     from neuroshard.core.units import parse_duration
     from neuroshard.fleet.run import json_option
     from neuroshard.fleet.survey import SurveySettings
     from neuroshard.nightly.survey import planned_after, planned_at_once, run
+    from neuroshard.orders.nightly import Request
+    from neuroshard.orders.parameters import check_parameters
 
     check_parameters(given)
     request = {
@@ -88,8 +88,8 @@ def augment(survey: str, store: str, single_writer: bool, training_runtime: str)
 
     With a training runtime, all pods of a kind are one TrainJob; without, each pod is a job of its own.
     """
-    from neuroshard.core.nightly import Survey, parse_message
     from neuroshard.nightly.augment import run
+    from neuroshard.orders.nightly import Survey, parse_message
 
     jobs = run(parse_message(Survey, survey), store, single_writer=single_writer)
     if training_runtime:
@@ -111,8 +111,8 @@ def pretrain(
     """The costs of all shares of a kind of hardware -> its cost model, live unless its error is too high."""
     from pathlib import Path
 
-    from neuroshard.core.nightly import Campaign, Survey, parse_message
     from neuroshard.nightly.pretrain import run
+    from neuroshard.orders.nightly import Campaign, Survey, parse_message
 
     paths = Path(costs.path), Path(cost_model.path)
     found, asked = parse_message(Survey, survey), parse_message(Campaign, campaign)
@@ -139,8 +139,8 @@ def search(
     """Search a model's plan for today's tables, with the best cost model there is."""
     from pathlib import Path
 
-    from neuroshard.core.nightly import Survey, parse_message
     from neuroshard.nightly.search import run
+    from neuroshard.orders.nightly import Survey, parse_message
 
     best, searched = run(
         parse_message(Survey, survey),
@@ -176,10 +176,10 @@ def deploy(
     """Make the plan the model's live one, or keep the live one where that is predicted better; and draw a page of it."""
     from pathlib import Path
 
-    from neuroshard.core.nightly import Searched, Survey, parse_message
     from neuroshard.deploy.run import DeploySettings
     from neuroshard.nightly.conclude import check_red
     from neuroshard.nightly.deploy import ReleaseFiles, run
+    from neuroshard.orders.nightly import Searched, Survey, parse_message
 
     found = parse_message(Survey, survey)
     settings = DeploySettings(
@@ -192,7 +192,7 @@ def deploy(
 @component
 def conclude(survey: str, store: str) -> None:
     """Report which models have no new plan and why. Fails where a model has no plan at all."""
-    from neuroshard.core.nightly import Survey, parse_message
     from neuroshard.nightly.conclude import run
+    from neuroshard.orders.nightly import Survey, parse_message
 
     run(parse_message(Survey, survey), store)

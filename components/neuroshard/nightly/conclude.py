@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NeuroshardError
-from neuroshard.core.nightly import VERDICTS_FOLDER, Survey, Verdict
+from neuroshard.orders.nightly import VERDICTS_FOLDER, Survey, Verdict
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.patience import open_patiently
 

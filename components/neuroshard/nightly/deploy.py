@@ -20,13 +20,13 @@ from neuroshard.core.errors import (
     Unreachable,
     Unsafe,
 )
-from neuroshard.core.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verdict
 from neuroshard.deploy.golive import delete_damaged, mended_or_why_not
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
-from neuroshard.files.constraints import ConstraintsFile, resolve
+from neuroshard.files.constraints import resolve
 from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import read_tables
+from neuroshard.orders.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verdict
 from neuroshard.report.run import run as report
 from neuroshard.store.measuring import write_record
 from neuroshard.store.patience import open_patiently, patiently
@@ -127,10 +127,9 @@ def _verdict(
 def _must_copy(survey: Survey, name: str, tables: Path) -> frozenset[str] | None:
     """The tables that the model's constraints say are data-parallel, where the search may choose others too; else None."""
     spec = survey.spec(name)
-    if not spec.data_parallel:
+    if not spec.order.settings["try_data_parallel"]:
         return None
-    where = f"constraints of model {name!r}"
-    return resolve(ConstraintsFile.parse(spec.constraints, where), read_tables(tables)[0], where).data_parallel
+    return resolve(spec.rules, read_tables(tables)[0], f"constraints of model {name!r}").data_parallel
 
 
 def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Sequence[str]) -> Verdict:

@@ -16,13 +16,13 @@ from neuroshard.core.clean import log
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, StoreError, Unreachable
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
-from neuroshard.core.nightly import ModelSpec, Searched, Survey, campaign_folder
 from neuroshard.core.topology import near_ranks
 from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.published import list_published
 from neuroshard.models.serving import Known, Wanted, known_models, live_at, serves, usable
+from neuroshard.orders.nightly import ModelSpec, Searched, Survey, campaign_folder
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.protocol import Store
 
@@ -101,7 +101,9 @@ def _wanted(survey: Survey, spec: ModelSpec) -> Wanted:
 
 
 def _ranks(survey: Survey, spec: ModelSpec) -> int:
-    return near_ranks(spec.devices, spec.topology or survey.topologies.get(survey.hardware.get(spec.name, "")))
+    return near_ranks(
+        spec.order.devices, spec.order.topology or survey.topologies.get(survey.hardware.get(spec.name, ""))
+    )
 
 
 def _why_not_own(

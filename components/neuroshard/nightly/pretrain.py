@@ -8,10 +8,10 @@ from pathlib import Path
 from neuroshard import __version__
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, NeuroshardError, Refused, StoreError, Unreachable, Unsafe
-from neuroshard.core.nightly import Campaign, Survey
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.measure.shares.job import merge_shares
 from neuroshard.nightly.publish import publish
+from neuroshard.orders.nightly import Campaign, Survey
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.measuring import LEARNED, costs_digest, note_failure, write_record
 from neuroshard.store.patience import open_patiently

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Refused
-from neuroshard.core.nightly import Campaign, Request
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.text import short_name
 from neuroshard.costmodel.bundle import load_cost_model
@@ -13,6 +12,7 @@ from neuroshard.costmodel.protocol import predicts
 from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.golive import delete_damaged, mended_or_why_not
 from neuroshard.models.serving import known_models
+from neuroshard.orders.nightly import Campaign, Request
 from neuroshard.store.bundles import ModelKey, models_of
 from neuroshard.store.protocol import Store
 

@@ -13,17 +13,16 @@ from pathlib import Path
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable
-from neuroshard.core.nightly import ModelSpec, Searched, Survey
 from neuroshard.core.operator_limits import device_of, fault_of_plan
-from neuroshard.core.parameters import ALGORITHMS
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.topology import Topology
 from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
-from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.nightly.fallbacks import choose
+from neuroshard.orders.nightly import ModelSpec, Searched, Survey
+from neuroshard.orders.options import ALGORITHMS
+from neuroshard.orders.search import SearchOrder
 from neuroshard.search.run import run as search
-from neuroshard.search.settings import SearchSettings
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
@@ -68,45 +67,38 @@ def search_plan(
     pointer = _live(store, name)
     live = live_plan(pointer, store)
     searched = choose(survey, spec, store)
-    constraints = ConstraintsFile.parse(spec.constraints, f"constraints of model {name!r}")
+    constraints, asked = spec.rules, spec.order
     # without a live plan that can be read and trains right, every table may be placed anywhere
-    start = live if spec.move_budget or spec.keep_optimizer_state else None
+    start = live if spec.starts_from_live else None
     if start is not None and (fault := fault_of_plan(start, device_of(survey.request.backend, searched.model))):
         log(f"note: the live plan of {name!r} is not started from, since {fault}: its tables may be placed anywhere")
         start = None
-    settings = SearchSettings(
-        algorithm=algorithm,
-        seed=survey.request.seed,
-        move_budget_bytes=spec.move_budget_bytes if start else None,
-        simplicity=spec.simplicity_share,
-        keep_optimizer_state=spec.keep_optimizer_state and start is not None,
-        try_data_parallel=spec.data_parallel == "auto",
-    )
-    search_by = partial(
-        search,
-        tables,
-        searched.model,
-        out,
-        memory_bytes=spec.memory_bytes,
-        batch_size=survey.request.batch_size,
-        pipeline=spec.pipeline,
-        topology=spec.topology or _as_the_nodes_are(survey, spec),
-        collective_precision=spec.precision,
-        dense_optimizer=spec.dense_optimizer,
+    of_the_night = {"algorithm": algorithm, "seed": survey.request.seed}
+    if start is None:
+        of_the_night |= {"move_budget_bytes": None, "keep_optimizer_state": False}
+    order = SearchOrder(
+        task={
+            **asked.task,
+            "batch_size": survey.request.batch_size,
+            "topology": asked.topology or _as_the_nodes_are(survey, spec),
+        },
+        settings={**asked.settings, **of_the_night},
         # the gate refuses a plan that leaves less of any device
         constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
         previous=start,
     )
-    plan = search_by(settings, instead=searched.instead)
+    search_for = partial(search, tables, searched.model, out)
+    plan = search_for(order, instead=searched.instead)
     if live is None and (barred := _rolled_back(pointer, name, store)):
-        plan, searched = _another(plan, searched, barred, settings, search_by)
+        plan, searched = _another(plan, searched, barred, order, search_for)
     return plan, searched
 
 
 def _as_the_nodes_are(survey: Survey, spec: ModelSpec) -> Topology | None:
     """The topology of the model's hardware; None where its devices are one domain, or not whole nodes."""
     found = survey.topologies.get(survey.hardware.get(spec.name, ""))
-    if found is None or spec.devices <= found.domain or found.fault(spec.devices):
+    devices = spec.order.devices
+    if found is None or devices <= found.domain or found.fault(devices):
         return None
     return found
 
@@ -125,21 +117,21 @@ def _another(
     plan: Plan,
     searched: Searched,
     barred: frozenset[Placement],
-    settings: SearchSettings,
-    search_by: Callable[..., Plan],
+    order: SearchOrder,
+    search_for: Callable[..., Plan],
 ) -> tuple[Plan, Searched]:
     """A plan that nobody rolled back, by another algorithm if it must be, for a model without a live plan to keep.
 
     `plan` itself if every algorithm finds plans that were rolled back.
     """
     why = ""
-    for other in (one for one in ALGORITHMS if one not in (settings.algorithm, "random")):
+    for other in (one for one in ALGORITHMS if one not in (order.settings["algorithm"], "random")):
         if placement(plan) not in barred:
             break
         said = "the live plan cannot be loaded, and the plan that was found was rolled back before"
         why = "; ".join(filter(None, [searched.instead, f"{said}, so this one is by {other}"]))
         with suppress(Infeasible):
-            plan = search_by(replace(settings, algorithm=other), instead=why)
+            plan = search_for(replace(order, settings={**order.settings, "algorithm": other}), instead=why)
     if placement(plan) in barred:
-        return search_by(settings, instead=searched.instead), searched
+        return search_for(order, instead=searched.instead), searched
     return plan, searched.model_copy(update={"instead": why or searched.instead})

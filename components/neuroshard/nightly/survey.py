@@ -11,7 +11,6 @@ from uuid import uuid4
 from neuroshard import __version__
 from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError, StoreError, Unreachable, UsageError
-from neuroshard.core.nightly import Campaign, ModelSpec, Survey, read_specs
 from neuroshard.core.table import Table
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
@@ -20,6 +19,7 @@ from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
 from neuroshard.nightly.augment import finished, lacking, read_draws, renamed, tables_of
+from neuroshard.orders.nightly import Campaign, ModelSpec, Survey, read_specs
 from neuroshard.store.measuring import AUGMENT_LEASE, FAILED, LEARNED, costs_digest, measuring, read_record
 from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store

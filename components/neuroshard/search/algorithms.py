@@ -15,6 +15,7 @@ import numpy as np
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Improvement
+from neuroshard.orders.options import LOCAL_SEARCH, PUBLISHED
 from neuroshard.progress import progress
 from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.improve.local_search import LocalSearch
@@ -28,7 +29,7 @@ from neuroshard.search.proposers.beam import beam_search
 from neuroshard.search.proposers.current import plans_in_place
 from neuroshard.search.proposers.registry import propose
 from neuroshard.search.proposers.spread import propose_rows_beside
-from neuroshard.search.settings import LOCAL_SEARCH, PUBLISHED, SearchSettings
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
 
 WITHOUT_CUTS = "search without cuts"  # the name of its progress bar

@@ -8,28 +8,26 @@ and priced, with the heuristics' plans and a lower bound beside it.
 
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
-from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.sharding import DATA_PARALLEL
-from neuroshard.core.step_memory import DEFAULT_PIPELINE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, trains_on
-from neuroshard.files.constraints import ConstraintsFile, resolve
+from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
+from neuroshard.orders.options import LOCAL_SEARCH
+from neuroshard.orders.search import SearchOrder
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import lower_bound
@@ -42,7 +40,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
-from neuroshard.search.settings import LOCAL_SEARCH, UNKNOWN, USUAL, SearchSettings, Trust
+from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
 from neuroshard.search.watch import OnImprovement, Watch, only_better
 
 
@@ -66,9 +64,21 @@ def search(
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
-    settings.check(from_a_plan=previous is not None)
     report = None if on_improvement is None else only_better(on_improvement)
     watch = Watch(settings.time_budget_s, report, stop)
+    return _search(task, cost_model, settings, watch, previous, trust, notes)
+
+
+def _search(
+    task: ShardingTask,
+    cost_model: CostModel,
+    settings: SearchSettings,
+    watch: Watch,
+    previous: Plan | None,
+    trust: Trust,
+    notes: tuple[str, ...],
+) -> Plan:
+    settings.check(from_a_plan=previous is not None)
     permitted, may = _permitted(task, cost_model, settings, previous)
     model = for_task(cost_model, permitted)
     problem = feasible(permitted, model, settings.tuning, may=may)
@@ -249,59 +259,37 @@ def run(
     tables: Path | Sequence[Table],
     cost_model: str | Path,
     out: Path | None,
-    settings: SearchSettings = USUAL,
+    order: SearchOrder,
     *,
-    memory_bytes: tuple[int, ...],
-    batch_size: int | None = None,
-    pipeline: str = DEFAULT_PIPELINE,
-    topology: Topology | None = None,
-    collective_precision: CollectivePrecision | None = None,
-    dense_optimizer: str | None = None,
-    constraints: ConstraintsFile | None = None,
-    previous: Path | Plan | None = None,
     instead: str = "",
-    stop: threading.Event | None = None,
+    watch: Watch | None = None,
 ) -> Plan:
     """Search a plan for tables, or a tables.json, with the cost model of this name (see models/open.py). With `out`, write it as
     plan.json.
 
-    `memory_bytes` is one number for each device; `batch_size` is the cost model's unless given; `pipeline` is the trainer's
-    (core/step_memory.py), `topology` its hosts and links, `collective_precision` that of its collectives, `dense_optimizer` what
-    trains data-parallel tables; `previous` is a plan to start from; `stop`, once it is set, ends the search. Row-wise tables are
-    tried unless the constraints say which may be so, or that none may. `instead` says why this cost model is not the one of the
-    plan's hardware: then the plan gives it at least the error of a datasheet.
+    Row-wise tables are tried unless the order's constraints say which may be so, or that none may. `instead` says why this cost
+    model is not the one of the plan's hardware: then the plan gives it at least the error of a datasheet. `watch` is the clock of
+    the whole search, if it began before; it has the time budget, and may be stopped.
 
     Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
+    settings = SearchSettings(**order.settings, try_row_wise=order.constraints.says_nothing_of_rows)
+    watch = watch or Watch(settings.time_budget_s)
     if out is not None:
         check_can_write(out)
     listed, notes = _read(tables) if isinstance(tables, Path) else (tuple(tables), ())
-    before = read_plan(previous) if isinstance(previous, Path) else previous
-    given = constraints or ConstraintsFile()
+    before = read_plan(order.previous) if isinstance(order.previous, Path) else order.previous
+    batch_size = order.task.get("batch_size")
     model = open_cost_model(cost_model, batch_size)
-    task = ShardingTask.parse(
-        {
-            "tables": listed,
-            "device_memory_bytes": memory_bytes,
-            "batch_size": model.batch_size if batch_size is None else batch_size,
-            "constraints": resolve(given, listed, "constraints"),
-            "pipeline": pipeline,
-            "topology": topology,
-            "collective_precision": collective_precision,
-            "dense_optimizer": dense_optimizer,
-        },
-        "the task",
-    )
+    task = {
+        **order.task,
+        "tables": listed,
+        "batch_size": model.batch_size if batch_size is None else batch_size,
+        "constraints": resolve(order.constraints, listed, "constraints"),
+    }
     own_error = model.error_on_unseen_tables
-    plan = search(
-        task,
-        model,
-        replace(settings, try_row_wise=given.says_nothing_of_rows),
-        previous=before,
-        trust=Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins)),
-        notes=notes,
-        stop=stop,
-    )
+    trust = Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins))
+    plan = _search(ShardingTask.parse(task, "the task"), model, settings, watch, before, trust, notes)
     if out is not None:
         write_plan(out, plan)
     return plan

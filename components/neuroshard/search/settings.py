@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.errors import UsageError
 from neuroshard.core.value import shown
-from neuroshard.search.proposers.baselines import KEYS
+from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH
 from neuroshard.search.tuning import PAPER, TUNING, BeamWidth, Tuning
 
-LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
-ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, *KEYS)
 UNTIL_TIME_IS_UP = 10**6  # rounds of a search with a time budget
 
 

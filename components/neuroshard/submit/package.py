@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
-from neuroshard.core.nightly import ModelSpec, read_specs
-from neuroshard.core.parameters import check_parameters
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import one_line
@@ -21,6 +19,8 @@ from neuroshard.core.value import Value, canonical_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile, MatchedRule, resolve
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.presets import PRESETS
+from neuroshard.orders.nightly import ModelSpec, read_specs
+from neuroshard.orders.parameters import check_parameters
 from neuroshard.store.tables import load_tables
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
@@ -139,12 +139,11 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         try:
             for written, spec in zip(*_both(given["models"]), strict=True):
                 _no_others(written, ModelSpec, f"model {spec.name!r}")
-                constraints = f"constraints of model {spec.name!r}"
-                parsed = ConstraintsFile.parse(spec.constraints, constraints)
+                constraints, rules = f"constraints of model {spec.name!r}", spec.rules
                 _no_others(spec.constraints, ConstraintsFile, constraints)
                 for place, rule in enumerate(spec.constraints.get("tables", ())):
                     _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
-                _check_task(spec, parsed, given)
+                _check_task(spec, rules, given)
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
     check_parameters({name: value for name, value in given.items() if name != PARALLELISM})
@@ -173,16 +172,12 @@ def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[st
     tables = load_tables(spec.tables)[0] if here else stand_ins
     reserve = max(constraints.reserve_share, float(margin))
     task = {
+        **spec.order.task,
         "tables": tables,
-        "device_memory_bytes": spec.memory_bytes,
         "batch_size": int(batch_size),
         "constraints": resolve(
             constraints.model_copy(update={"reserve_share": reserve}), tables, f"constraints of model {spec.name!r}"
         ),
-        "pipeline": spec.pipeline,
-        "topology": spec.topology,
-        "collective_precision": spec.precision,
-        "dense_optimizer": spec.dense_optimizer,
     }
     ShardingTask.parse(task, f"model {spec.name!r}")
 

@@ -19,12 +19,12 @@ from bench.nightly.buckets import bucket
 from helpers.faults import faulty
 from helpers.nightly import NightlyRun, Place, at_write, clocks_at, killed_after, lost_on_h100, spec, tables
 from helpers.nodes import node
-from neuroshard.core.nightly import Request
 from neuroshard.deploy.gc import run as gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.shares import job as job_module
 from neuroshard.nightly.search import run as search_run
+from neuroshard.orders.nightly import Request
 from neuroshard.store import folder as folder_module
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of

@@ -85,7 +85,7 @@ class Months:
         self.place.run_steps(self.request(seed=1))
 
     def request(self, **changes: Any) -> Any:
-        from neuroshard.core.nightly import Request
+        from neuroshard.orders.nightly import Request
 
         return Request.parse({**self.place.request, "batch_size": self.batch_size, **changes}, "request")
 

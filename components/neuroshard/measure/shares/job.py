@@ -13,13 +13,13 @@ from pathlib import Path
 from neuroshard.core.case import Cases
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
-from neuroshard.core.nightly import Campaign, Job
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import BROKEN, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure
 from neuroshard.measure.shares import merge
 from neuroshard.measure.summary import RunSummary
+from neuroshard.orders.nightly import Campaign, Job
 from neuroshard.store.folders import fetch_folder, kept
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import PASSING_STATUSES, MeasureError, NeuroshardError
-from neuroshard.core.nightly import Campaign, Job
 from neuroshard.core.text import one_line
 from neuroshard.core.value import decode_json, sha256
 from neuroshard.kube import TIMEOUT_SECONDS, kubernetes_api
 from neuroshard.measure.shares.job import run as run_job
+from neuroshard.orders.nightly import Campaign, Job
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")

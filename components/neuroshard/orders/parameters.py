@@ -1,7 +1,4 @@
-"""What each parameter of the nightly pipeline may be. All of them are checked together, before anything is measured.
-
-The names of backends and algorithms are repeated here, since core cannot import the rooms that define them; a test compares them.
-"""
+"""What each parameter of the nightly pipeline may be. All of them are checked together, before anything is measured."""
 
 import json
 import math
@@ -9,16 +6,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.nightly import MAX_BATCH_SIZE, MAX_CASES, MAX_PODS, MAX_SEED, read_specs
 from neuroshard.core.release import HARDWARE
 from neuroshard.core.store_url import parse_store_url
 from neuroshard.core.units import parse_duration
 from neuroshard.core.value import shown
+from neuroshard.orders.nightly import MAX_BATCH_SIZE, MAX_CASES, MAX_PODS, MAX_SEED, read_specs
+from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH
 
-BACKENDS = ("synthetic", "cpu", "cuda")
-LOCAL_SEARCH = "local-search"
-ALGORITHMS = (LOCAL_SEARCH, "neuroshard-2023", "random", "size", "dim", "lookup", "size-lookup")
 MAX_LABEL = 63  # of a name in Kubernetes
 FINGERPRINT_LENGTH = 17  # with the dash before it
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
@@ -60,9 +56,9 @@ def _contradictions(given: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     return tuple(
         f"algorithm: {algorithm} places all tables anew, so model {spec.name!r} can have no "
-        f"{'move_budget' if spec.move_budget else 'keep_optimizer_state'}; leave it out, or take {LOCAL_SEARCH}"
+        f"{spec.starts_from_live}; leave it out, or take {LOCAL_SEARCH}"
         for spec in read_specs(given["models"])
-        if spec.move_budget or spec.keep_optimizer_state
+        if spec.starts_from_live
     )
 
 

@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from helpers.refusals import names
+from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import UsageError
-from neuroshard.core.parameters import ALGORITHMS, BACKENDS, CHECKS, check_parameters, faults
 from neuroshard.measure.backends import BACKENDS as MEASURED
-from neuroshard.search.settings import ALGORITHMS as SEARCHED
+from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH, PUBLISHED
+from neuroshard.orders.parameters import CHECKS, check_parameters, faults
+from neuroshard.search.proposers.baselines import KEYS
 
 YAML = Path(__file__).parents[2] / "pipelines" / "neuroshard.yaml"
 PARAMETERS = next(yaml.safe_load_all(YAML.read_text()))["root"]["inputDefinitions"]["parameters"]
@@ -94,7 +96,7 @@ def test_what_starts_from_the_live_plan_needs_local_search(kept: dict[str, Any])
 
 def test_the_names_are_those_of_the_rooms() -> None:
     assert set(BACKENDS) == set(MEASURED)
-    assert set(ALGORITHMS) == set(SEARCHED)
+    assert set(ALGORITHMS) == {LOCAL_SEARCH, PUBLISHED, *KEYS}
 
 
 def test_what_is_right_passes() -> None:

@@ -5,28 +5,26 @@
     Job        one pod's share of a Campaign
     Searched   which cost model a plan was searched with, and why it was not the hardware's own; or why there is no plan
 
-They are in core because `measure` and `fleet` parse them too, and no stage imports nightly/.
+They are below the stages because `measure` and `fleet` parse them too, and no stage imports nightly/.
 
 Cases and costs are kept under `_measuring/` in the store, and each model's last verdict under `_nightly/`. No model can have
 either name.
 """
 
 import json
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 
-from neuroshard.core.constraints import SIMPLICITY, check_simplicity
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
-from neuroshard.core.precision import CollectivePrecision, parse_precision
 from neuroshard.core.release import MODEL_NAME, MOST_RELEASES
-from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
-from neuroshard.core.table import DenseOptimizer
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.topology import Topology, topology_of
-from neuroshard.core.units import parse_bytes, parse_memory, parse_portion
+from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
+from neuroshard.files.constraints import ConstraintsFile
+from neuroshard.orders.options import OPTIONS, Option
+from neuroshard.orders.search import SearchOrder
 
 MEASURING_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
 COSTS_FORMAT = 1  # costs of different formats are never merged
@@ -39,63 +37,59 @@ Rank = Annotated[int, Field(ge=1, le=MAX_DEVICES)]  # a number of ranks
 Seconds = Annotated[float, Field(ge=0, le=1e9)]  # as in a duration: thirty years
 
 
-class ModelSpec(Value):
-    """A model that needs a plan: its name, where its tables come from, and its trainer's devices.
+class _Model(Value):
+    """A model that needs a plan: its name, where its tables come from, and options of the search, as text where they have units.
 
-    `pipeline` is the trainer's. `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has
-    one kind. `constraints` has the fields of a constraints.json. With a `move_budget` (50GiB) the plan is searched from the live
-    one, and moves at most that. With `keep_optimizer_state` it is too, and tables with row-wise optimizer state keep their column
-    cuts. `simplicity` is the most that a plan may cost above the cheapest to have fewer cuts (0.5%). `domain` ranks share fast
-    links and `local_world_size` a host, by default as the nodes have them. `collective_precision` (fp16) and `dense_optimizer`
-    (adam) are the trainer's. With `data_parallel` auto, small tables are copied to every device where that pays.
+    `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has one kind. `constraints` has the
+    fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched from the live one. Ranks are
+    joined as the nodes are where the model names no `domain` and no `local_world_size`.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
     tables: str
-    devices: Annotated[Whole, Field(ge=1, le=MAX_DEVICES)]
-    memory: str
-    pipeline: Pipeline = DEFAULT_PIPELINE
     hardware: str = ""
     constraints: dict[str, Any] = Field(default_factory=dict)
-    move_budget: str = ""
-    keep_optimizer_state: bool = False
-    simplicity: str = ""
-    domain: Annotated[Whole, Field(ge=1, le=MAX_DEVICES)] | None = None
-    local_world_size: Annotated[Whole, Field(ge=1, le=MAX_DEVICES)] | None = None
-    network: str = ""
-    collective_precision: str = ""
-    dense_optimizer: DenseOptimizer | None = None
-    data_parallel: Literal["", "auto"] = ""
 
     @property
-    def memory_bytes(self) -> tuple[int, ...]:
-        """Of each device. Raises UsageError for an invalid amount."""
-        return parse_memory(self.memory, self.devices)
+    def rules(self) -> ConstraintsFile:
+        """Its constraints. Raises InvalidInput for invalid ones."""
+        return ConstraintsFile.parse(self.constraints, f"constraints of model {self.name!r}")
 
     @property
-    def move_budget_bytes(self) -> int | None:
-        """None where everything may move. Raises UsageError for an invalid amount."""
-        return parse_bytes(self.move_budget, least=0) if self.move_budget else None
+    def order(self) -> SearchOrder:
+        """What it asks of the search but its constraints. Raises UsageError for an invalid option."""
+        given = {name: getattr(self, name) for name in IN_MODELS_YAML}
+        listed = {name: [value] for name, value in given.items() if value and OPTIONS[name].kind == list[str]}
+        return SearchOrder.of({name: value for name, value in (given | listed).items() if value not in ("", None)})
 
     @property
-    def topology(self) -> Topology | None:
-        """The hosts and domains that the model itself names; None if it names none.
+    def starts_from_live(self) -> str:
+        """The option by which the plan is searched from the live one; empty where it is not."""
+        asked = ("move_budget", "keep_optimizer_state")
+        return next((name for name in asked if getattr(self, name)), "")
 
-        Raises UsageError where its devices do not make whole ones.
-        """
-        return topology_of(self.devices, self.domain, self.local_world_size, self.network)
 
-    @property
-    def precision(self) -> CollectivePrecision | None:
-        """Raises UsageError for an invalid one."""
-        return parse_precision(self.collective_precision) if self.collective_precision else None
+def _entry(option: Option) -> Any:
+    """The type and the default of an option in models.yaml: text, but for whole numbers and switches."""
+    if option.models_yaml is not True:
+        return option.models_yaml, "" if option.default == () else option.default
+    if option.kind is int:
+        number = Annotated[Whole, Field(ge=option.least, le=option.most)]
+        return (number, ...) if option.required else (number | None, None)
+    return option.kind, ... if option.required else option.default if option.kind is bool else ""
 
-    @property
-    def simplicity_share(self) -> float:
-        """Raises UsageError for an invalid one, or one that is too large."""
-        share = parse_portion(self.simplicity) if self.simplicity else SIMPLICITY
-        check_simplicity(share)
-        return share
+
+IN_MODELS_YAML = tuple(name for name, option in OPTIONS.items() if option.models_yaml)
+if TYPE_CHECKING:
+    ModelSpec = _Model
+else:
+    ModelSpec = create_model(
+        "ModelSpec",
+        __base__=_Model,
+        __module__=__name__,
+        __doc__=_Model.__doc__,
+        **{name: _entry(OPTIONS[name]) for name in IN_MODELS_YAML},
+    )
 
 
 class Request(Value):
@@ -219,7 +213,7 @@ def read_specs(models: str) -> tuple[ModelSpec, ...]:
     specs = tuple(ModelSpec.parse(spec, f"models[{index}]") for index, spec in enumerate(listed))
     names = [spec.name for spec in specs]
     for spec in specs:
-        _ = spec.memory_bytes, spec.move_budget_bytes, spec.simplicity_share, spec.topology, spec.precision
+        _ = spec.order
         if names.count(spec.name) > 1:
             raise UsageError(f"model {spec.name!r} is asked for {names.count(spec.name)} times; give each model once")
     return specs
