@@ -32,6 +32,7 @@ from neuroshard.core.release import SEAL, ModelRelease, Refusal, Release, Sealed
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, sha256
 from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.cache import Caches, miss_curve
 from neuroshard.costmodel.given import GivenCosts, load_given
 from neuroshard.costmodel.manifest import Manifest
 from neuroshard.files.cases import (
@@ -97,6 +98,15 @@ def read_and_price(data: Any, folder: Path) -> None:
     vectors = analytic_model("h100", 512).table_vectors(tables, np.array([table.dim for table in tables]))
     assert np.isfinite(vectors).all()
     assert sum(table.memory_bytes for table in tables) > 0
+    for batch_size in (1, 512, 2**31):
+        curves = [miss_curve(table, batch_size) for table in tables]
+        for curve in curves:
+            missed = curve.missed(np.linspace(0, curve.rows, 9))
+            assert np.isfinite(missed).all()
+            assert (np.diff(missed) <= 1e-9 * (1 + missed[0])).all()
+            assert np.isfinite(curve.warm_up(np.linspace(0, curve.rows, 9))).all()
+        shared = Caches(curves, [table.dim * table.element_bytes for table in tables]).for_misses(0.05)
+        assert np.isfinite(shared.hbm_bytes)
 
 
 def use_given(data: Any, folder: Path) -> None:
@@ -159,7 +169,15 @@ SURVEY = {
     "models": [MODEL], "hardware": {}, "kinds": {"0": HARDWARE}, "campaigns": [CAMPAIGN],
     "topologies": {"0": {"domain": 8, "local_world_size": 8}},
 }  # fmt: skip
-TABLE = {"name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0, "reuse_bins": [1.0] + [0.0] * 16}
+STREAM = {
+    "order": "time", "batches": 10, "distinct_rows": 20.0, "first_touches": 1.0, "sampled": 0.5, "error": 0.01,
+    "cached_rows": [0, 50, 100], "missed_rows": [19.0, 5.0, 0.0],
+}  # fmt: skip
+ACCESS = {"batch_size": 10, "group_rows": [1, 9], "lookups_per_row": [11, 1], "stream": STREAM}
+TABLE = {
+    "name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0, "reuse_bins": [1.0] + [0.0] * 16,
+    "features": [{"name": "f", "pooling_factor": 2.0}], "access": ACCESS,
+}  # fmt: skip
 LIVE = golden("live-1.json")
 COST = DeviceCost(compute_ms=1, forward_collective_ms=1, backward_collective_ms=1)
 EVALUATED = {
@@ -170,9 +188,7 @@ EVALUATED = {
     "devices": [{"device": n, "measured": COST.model_dump()} for n in (0, 1)],
 }  # fmt: skip
 FORMATS = {
-    "tables.json": Format(
-        TablesFile, {"tables": [TABLE | {"features": [{"name": "f", "pooling_factor": 2.0}]}]}, use_tables
-    ),
+    "tables.json": Format(TablesFile, {"tables": [TABLE]}, use_tables),
     "given costs": Format(GivenCosts, golden("given-1.json"), use_given),
     "given costs of parts": Format(
         GivenCosts, golden("given-1.json", tables=golden("given-1.json")["tables"][::-1]), use_given
@@ -180,8 +196,7 @@ FORMATS = {
     "constraints.json": Format(ConstraintsFile, golden("constraints-1.json"), use_constraints),
     "cases.json": Format(
         CasesManifest,
-        {"tables": [TABLE | {"features": [{"name": "f", "pooling_factor": 2.0}]}], "compute_cases": 0}
-        | {"collective_cases": 0, "max_dim": 128, "seed": 0},
+        {"tables": [TABLE], "compute_cases": 0, "collective_cases": 0, "max_dim": 128, "seed": 0},
         use_cases_manifest,
     ),
     "evaluation.json": Format(Evaluated, EVALUATED, use_evaluation),

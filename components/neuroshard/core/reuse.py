@@ -64,15 +64,22 @@ def zipf_bins(
 
     Ranks are taken one by one up to 32 and then in groups a quarter wide, inside which popularity changes little.
     """
-    groups = []
-    low = 1
-    while low <= rows:
-        high = min(rows, low if low < 32 else low + low // 4)
-        groups.append((high - low + 1, _power_mean(low, high, exponent)))
-        low = high + 1
+    groups = zipf_groups(rows, exponent, alone=32, width=4)
     mass = math.fsum(count * weight for count, weight in groups)
     lookups = batch_size * pooling_factor
     return expected_bins((count, lookups * weight / mass) for count, weight in groups)
+
+
+def zipf_groups(rows: int, exponent: float, alone: int, width: int) -> list[tuple[int, float]]:
+    """Ranks 1 … rows as groups (number of rows, mean of rank^-exponent): ranks below `alone` one by one, later groups of
+    `1 / width` of their first rank."""
+    groups = []
+    low = 1
+    while low <= rows:
+        high = min(rows, low if low < alone else low + low // width)
+        groups.append((high - low + 1, _power_mean(low, high, exponent)))
+        low = high + 1
+    return groups
 
 
 def _power_mean(low: int, high: int, exponent: float) -> float:

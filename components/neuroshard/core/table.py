@@ -3,10 +3,18 @@
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from neuroshard.core.access import LOOSE, AccessCurve, access_exponent, stated_curve
 from neuroshard.core.errors import UsageError
-from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins
+from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
 from neuroshard.core.value import Number, Value, Whole, shown, without_defaults
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
@@ -58,6 +66,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
 
 MOST_LOOKUPS = 1e9  # a sample
 MOST_FEATURES = 4096  # of one table
+AGREEING = 0.02  # how far the lookups of an access curve may be off the pooling factor
 VECTOR_STEPS = 256  # vectors a sample are counted in steps of 1/256, so that sums of columns are exact in any order
 
 Pooling = Literal["sum", "mean", "none"]
@@ -86,7 +95,7 @@ class Table(Value):
     by itself, and `pooling_factor` is the sum of theirs. Without `features` one reads it, whose name does not matter. `weighted`
     says that each lookup comes with a weight of its own (TorchRec's `is_weighted`). `module` is the path of the module that
     holds the table in the trainer's model, "" where that is not known; where two modules hold tables of one name, `name` is the
-    path, a dot and that name.
+    path, a dot and that name. `access` says how its rows are read (core/access.py); "zipf:1.05" is short for such a curve.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -102,12 +111,15 @@ class Table(Value):
     weighted: bool = False
     module: Annotated[str, Field(max_length=MAX_NAME)] = ""
     features: Annotated[tuple[Feature, ...], Field(max_length=MOST_FEATURES)] = ()
+    access: AccessCurve | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data = without_defaults(fields(self), _UNSAID)
         if not self.features:
             data.pop("features", None)
+        if self.access is None:
+            data.pop("access", None)
         return data
 
     @model_validator(mode="before")
@@ -116,7 +128,8 @@ class Table(Value):
         if not isinstance(data, dict):
             return data
         data = _with_pooling_factor_of_features(data)
-        if data.get("reuse_bins") is not None:
+        access = data.get("access")
+        if data.get("reuse_bins") is not None and not isinstance(access, str):
             return data
         try:
             rows, pooling, batch = (
@@ -126,9 +139,10 @@ class Table(Value):
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return {**data, "reuse_bins": (0.0,) * REUSE_BINS}  # the field's own check has the better message
-        usable = all(map(math.isfinite, (rows, pooling, batch))) and rows >= 1 and pooling >= 0 and batch >= 1
-        bins = uniform_bins(int(rows), pooling, int(batch)) if usable else (0.0,) * REUSE_BINS
-        return {**data, "reuse_bins": bins}
+        usable = 1 <= rows <= MAX_ROWS and 0 <= pooling <= MOST_LOOKUPS and 1 <= batch < 2**32
+        if not usable:
+            return {**data, "reuse_bins": (0.0,) * REUSE_BINS}
+        return _with_bins(data, int(rows), pooling, int(batch))
 
     @field_validator("name", "module")
     @classmethod
@@ -186,6 +200,8 @@ class Table(Value):
     def _consistent(self) -> Self:
         if self.pooling == "none" and self.weighted:
             raise ValueError("a sequence (pooling none) has no weighted lookups")
+        if self.access is not None:
+            _check_access(self.access, self.rows, self.pooling_factor)
         if not self.features:
             return self
         names = [feature.name for feature in self.features]
@@ -251,7 +267,9 @@ class Table(Value):
     def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
         """The same table with another size and other lookups; each feature keeps its share of them. The values are not
         checked."""
-        size = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
+        size: dict[str, Any] = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
+        if self.access is not None and rows != self.rows:
+            size["access"] = self.access.of_rows(rows / self.rows)
         if not self.features:
             return self.model_copy(update=size)
         share = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0
@@ -288,6 +306,44 @@ def _of_one_line(name: str) -> str:
     if any(char < " " or "\x7f" <= char < "\xa0" or char in "\u2028\u2029" for char in name):
         raise ValueError(f"must have no line breaks or control characters, not {name!r:.80}")
     return name
+
+
+def _with_bins(data: dict[str, Any], rows: int, pooling_factor: float, batch_size: int) -> dict[str, Any]:
+    """The same fields, with an access curve in place of its name, and with the curve's reuse bins where there are none."""
+    access = data.get("access")
+    if isinstance(access, str):
+        try:
+            exponent = access_exponent(access)
+        except UsageError as error:
+            raise ValueError(f"access: {error}") from None
+        data = {**data, "access": stated_curve(access, rows, pooling_factor, batch_size)}
+        bins = zipf_bins(rows, pooling_factor, exponent, batch_size) if exponent else None
+    else:
+        try:
+            bins = None if access is None else AccessCurve.model_validate(access).reuse_bins(batch_size)
+        except ValidationError:
+            bins = (0.0,) * REUSE_BINS  # the field's own check says what is wrong
+    if data.get("reuse_bins") is not None:
+        return data
+    return {**data, "reuse_bins": uniform_bins(rows, pooling_factor, batch_size) if bins is None else bins}
+
+
+def _check_access(access: AccessCurve, rows: int, pooling_factor: float) -> None:
+    """Raise ValueError where an access curve is not one of a table with these rows and lookups a sample."""
+    if access.rows > rows * (1 + LOOSE):
+        raise ValueError(
+            f"access has {access.rows:,.0f} rows that are read, but the table has {rows:,}; leave access out, or count it again"
+        )
+    if access.stream is not None and access.stream.cached_rows[-1] > rows * (1 + LOOSE):
+        raise ValueError(
+            f"access counts {access.stream.cached_rows[-1]:,.0f} cached rows, but the table has {rows:,} rows"
+        )
+    a_sample = access.lookups / access.batch_size
+    if not math.isclose(a_sample, pooling_factor, rel_tol=AGREEING, abs_tol=1e-9):
+        raise ValueError(
+            f"access counts {a_sample:.4g} lookups a sample, but pooling_factor is {pooling_factor:.4g}; make them agree, or "
+            "leave access out"
+        )
 
 
 def _with_pooling_factor_of_features(data: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 inverts them: it finds groups of rows, each with a rate of lookups, whose lookups have the table's bins again.
 """
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.core.errors import UsageError
+from neuroshard.core.access import access_exponent
 from neuroshard.core.reuse import REUSE_BINS, expected_bins, uniform_bins, zipf_bins
 from neuroshard.core.table import Table
 
@@ -26,20 +25,13 @@ BinsOf = Callable[[int, float, int], Bins]  # rows, pooling factor, batch size -
 _RATES = 2.0 ** np.concatenate([np.arange(-30.0, -4.0), np.arange(-4.0, 17.01, 1 / 3)])
 _FIT_STEPS = 100
 _NEVER = 1e-200  # lookups of a batch below which a table counts as never read, so that divisions stay finite
-_MAX_EXPONENT = 10.0
 
 
 def access_bins(access: str) -> BinsOf:
     """`"uniform"` or `"zipf:EXPONENT"` as the function that gives a table's reuse bins. Raises UsageError."""
-    if access == "uniform":
+    exponent = access_exponent(access)
+    if not exponent:
         return uniform_bins
-    match = re.fullmatch(r"zipf:([0-9]+(?:\.[0-9]+)?)", access)
-    if match is None or float(match.group(1)) > _MAX_EXPONENT:
-        raise UsageError(
-            f"{access!r} is not an access distribution; write uniform, or zipf:EXPONENT with an exponent from 0 to "
-            f"{_MAX_EXPONENT:g}, as in zipf:1.05"
-        )
-    exponent = float(match.group(1))
     return lambda rows, pooling_factor, batch_size: zipf_bins(rows, pooling_factor, exponent, batch_size)
 
 

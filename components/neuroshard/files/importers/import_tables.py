@@ -32,7 +32,7 @@ from neuroshard.files.importers.imported import (
     table_defaults,
 )
 
-NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted", "module", "features"}
+NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted", "module", "features", "access"}
 
 
 def import_tables(

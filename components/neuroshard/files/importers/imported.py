@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from neuroshard.core.access import access_exponent
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, MOST_FEATURES, OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import parse_number
 from neuroshard.core.value import check_format, decode_json, shown
-from neuroshard.files.access import BinsOf, access_bins
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.tables import TABLES_FORMAT, parse_table
 
@@ -63,18 +63,17 @@ class TableEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Defaults:
-    """Defaults for what a source does not say: byte sizes by field of Table, and the access distribution."""
+    """Defaults for what a source does not say: byte sizes by field of Table, and the access distribution, as `zipf:1.05`."""
 
     sizes: Mapping[str, int]
-    bins_of: BinsOf
+    access: str
 
     def table(self, fields: Mapping[str, Any], where: str) -> Table:
         """A table of these fields and the defaults. Raises InvalidInput that starts with `where`."""
-        table = parse_table({**self.sizes, **fields}, where)
-        if "reuse_bins" in fields:
-            return table
-        bins = self.bins_of(table.rows, table.pooling_factor, table.reuse_batch_size)
-        return table.model_copy(update={"reuse_bins": bins})
+        said = {"reuse_bins", "access"} & fields.keys()
+        # bins alone say that rows are read uniformly, and keep files as small as they were
+        stated = {} if said or self.access == "uniform" else {"access": self.access}
+        return parse_table({**self.sizes, **stated, **fields}, where)
 
 
 def checked_tables(
@@ -136,7 +135,8 @@ def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: s
         "optimizer_bytes_per_row": per_row,
         "optimizer_bytes_per_element": per_element,
     }
-    return Defaults(sizes, access_bins(access))
+    access_exponent(access)
+    return Defaults(sizes, access)
 
 
 def number_repeats(names: Sequence[str]) -> tuple[list[str], list[str]]:

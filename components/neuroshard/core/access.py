@@ -1,0 +1,170 @@
+"""An access curve: how often the rows of a table are read, hottest first, and what an LRU cache missed on a stream of batches.
+
+A `Table` may carry one. `{"access": "zipf:1.05"}` in tables.json states it in a word; counted ones come from batches
+(files/count_access.py). costmodel/cache.py predicts from it what a cache in HBM misses.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.reuse import expected_bins, zipf_groups
+from neuroshard.core.value import Number, Value, Whole, shown
+
+MOST_GROUPS = 4096
+MOST_POINTS = 4096
+MOST_LOOKUPS_A_BATCH = 1e18
+MAX_EXPONENT = 10.0
+LOOSE = 1e-6  # how far sums may be off by rounding
+FEWEST_EXACT, WIDTH = (
+    8,
+    3,
+)  # Zipf ranks below 8 are groups of their own, later groups are a third wide: 0.1 points of misses
+
+Count = Annotated[Number, Field(ge=0, le=2.0**40)]
+
+
+def access_exponent(access: str) -> float:
+    """The exponent of `"zipf:EXPONENT"`; 0 of `"uniform"`, which is the same. Raises UsageError."""
+    match = re.fullmatch(r"uniform|zipf:([0-9]+(?:\.[0-9]+)?)", access)
+    if match is None or float(match.group(1) or 0) > MAX_EXPONENT:
+        raise UsageError(
+            f"{shown(access)} is not an access distribution; write uniform, or zipf:EXPONENT with an exponent from 0 to "
+            f"{MAX_EXPONENT:g}, as in zipf:1.05"
+        )
+    return float(match.group(1) or 0)
+
+
+class StreamMisses(Value):
+    """Rows a batch that an LRU cache of a table missed, by cached rows, counted on a stream of batches by stack distances.
+
+    The cache works as FBGEMM's does: by batch, no row of a batch is evicted while the batch is read. Any row may lie in any slot.
+    `missed_rows` are rows that were read before and evicted since; `first_touches` are rows a batch that the stream had never
+    read before, which no cache holds. Both are of the last half of the stream: its first half fills the cache. `order` is "time"
+    where batches came as they are trained, "shuffled" where they did not: then the curve knows nothing of locality in time.
+    `sampled` is the share of rows that were counted, 1 for all; `error` the standard error that this makes, as a share of the
+    distinct rows.
+    """
+
+    order: Literal["time", "shuffled"]
+    batches: Annotated[Whole, Field(ge=2, le=2**40)]
+    distinct_rows: Count
+    first_touches: Count
+    cached_rows: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_POINTS)]
+    missed_rows: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_POINTS)]
+    sampled: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    error: Annotated[Number, Field(ge=0, le=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(self.cached_rows) != len(self.missed_rows):
+            raise ValueError(f"has {len(self.cached_rows)} cached_rows, but {len(self.missed_rows)} missed_rows")
+        check_order("cached_rows", self.cached_rows, rising=True)
+        check_order("missed_rows", self.missed_rows, rising=False)
+        missed = self.missed_rows[0] + self.first_touches
+        if missed > self.distinct_rows * (1 + LOOSE) + LOOSE:
+            raise ValueError(
+                f"misses {missed:g} rows a batch, but a batch has {self.distinct_rows:g} distinct rows; count the stream again"
+            )
+        return self
+
+    def of_rows(self, share: float) -> Self:
+        """The same of a share of the table's rows, spread evenly over it, as a block of rows is where ids are hashed."""
+        fields = {name: getattr(self, name) * share for name in ("distinct_rows", "first_touches")}
+        lists = {name: tuple(one * share for one in getattr(self, name)) for name in ("cached_rows", "missed_rows")}
+        return self.model_copy(update={**fields, **lists})
+
+
+class AccessCurve(Value):
+    """How the rows of a table are read: groups of rows, hottest first, and what is known of their order in time.
+
+    `group_rows[i]` rows (a fraction where they are estimated) are each looked up `lookups_per_row[i]` times in a batch of
+    `batch_size` samples, on average. Rows in no group are never read. `stream` is counted at the same batch size.
+    """
+
+    source: Annotated[str, Field(max_length=200)] = ""
+    batch_size: Annotated[Whole, Field(ge=1, le=2**31)]
+    group_rows: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_GROUPS)]
+    lookups_per_row: Annotated[tuple[Number, ...], Field(min_length=1, max_length=MOST_GROUPS)]
+    stream: StreamMisses | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = fields(self)
+        if self.stream is None:
+            data.pop("stream", None)
+        return data
+
+    @field_validator("source")
+    @classmethod
+    def _source(cls, source: str) -> str:
+        if any(not char.isprintable() for char in source):
+            raise ValueError(f"must be one line without control characters, not {shown(source)}")
+        return source
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if len(self.group_rows) != len(self.lookups_per_row):
+            raise ValueError(f"has {len(self.group_rows)} group_rows, but {len(self.lookups_per_row)} lookups_per_row")
+        if wrong := [rows for rows in self.group_rows if not rows > 0]:
+            raise ValueError(f"group_rows must be above 0, not {wrong[0]:g}; leave such a group out")
+        check_order("lookups_per_row", self.lookups_per_row, rising=False)
+        if self.lookups_per_row[-1] < 0:
+            raise ValueError(f"lookups_per_row must be at least 0, not {self.lookups_per_row[-1]:g}")
+        if self.lookups_per_row[0] > MOST_LOOKUPS_A_BATCH:
+            raise ValueError(f"lookups_per_row must be at most 1e18, not {self.lookups_per_row[0]:g}")
+        if self.stream is not None and self.stream.distinct_rows > self.lookups * (1 + LOOSE) + LOOSE:
+            raise ValueError(
+                f"stream has {self.stream.distinct_rows:g} distinct rows a batch, but a batch has {self.lookups:g} lookups; count "
+                "both on the same batches"
+            )
+        return self
+
+    @property
+    def rows(self) -> float:
+        """Rows that are ever read."""
+        return math.fsum(self.group_rows)
+
+    @property
+    def lookups(self) -> float:
+        """Lookups of a batch."""
+        return math.fsum(rows * each for rows, each in zip(self.group_rows, self.lookups_per_row, strict=True))
+
+    def reuse_bins(self, batch_size: int) -> tuple[float, ...]:
+        """The 17 reuse bins that a batch of this size has (core/reuse.py)."""
+        scale = batch_size / self.batch_size
+        return expected_bins((n, each * scale) for n, each in zip(self.group_rows, self.lookups_per_row, strict=True))
+
+    def of_rows(self, share: float) -> Self:
+        """The same of a share of the table's rows, spread evenly over it, as a block of rows is where ids are hashed."""
+        stream = None if self.stream is None else self.stream.of_rows(share)
+        return self.model_copy(update={"group_rows": tuple(n * share for n in self.group_rows), "stream": stream})
+
+
+def check_order(name: str, numbers: Sequence[float], *, rising: bool) -> None:
+    """Raise ValueError unless numbers rise, or never rise."""
+    for index in range(1, len(numbers)):
+        before, after = numbers[index - 1], numbers[index]
+        if after <= before if rising else after > before:
+            raise ValueError(
+                f"{name}[{index}] is {after:g} after {before:g}; it must "
+                + ("rise from point to point" if rising else "never rise: hottest rows and smallest caches come first")
+            )
+
+
+def stated_curve(access: str, rows: int, pooling_factor: float, batch_size: int) -> AccessCurve:
+    """The curve of `"uniform"` or `"zipf:EXPONENT"` for a table. Raises UsageError."""
+    exponent = access_exponent(access)
+    groups = zipf_groups(rows, exponent, FEWEST_EXACT, WIDTH) if exponent else [(rows, 1.0)]
+    mass = math.fsum(count * weight for count, weight in groups)
+    each = [float(f"{batch_size * pooling_factor * weight / mass:.8g}") for _, weight in groups]
+    return AccessCurve(
+        source=access,
+        batch_size=batch_size,
+        group_rows=tuple(count for count, _ in groups),
+        lookups_per_row=tuple(each),
+    )
