@@ -200,7 +200,6 @@ def operator_ms(row: dict[str, Any]) -> tuple[float, float]:
     model, dims = Analytic("h100", batch_size), np.array([table.dim for table in tables])
     forward, backward = model.parts_ms(model.table_vectors(tables, dims).sum(axis=0))
     beyond = model.beyond_hbm(tables, dims)
-    assert beyond is not None
     if row["caching"]:
         missed = SIMULATED_MISSES[row["cache_footprint_ratio"]] / len(tables)
         forward = forward + (beyond.cached_forward + missed * beyond.missed).sum()

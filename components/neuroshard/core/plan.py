@@ -19,7 +19,7 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[1] = 1
+PLAN_FORMAT: Literal[2] = 2  # plans with all tables in HBM are written as 1, which older programs read
 
 
 class Shard(Value):
@@ -111,7 +111,7 @@ class Plan(Value):
     `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
-    format_version: Literal[1] = PLAN_FORMAT
+    format_version: Literal[1, 2] = 1
     task: ShardingTask
     task_digest: str = ""
     shards: tuple[Shard, ...]
@@ -127,7 +127,8 @@ class Plan(Value):
     @classmethod
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
-            return {**data, "task_digest": data["task"].digest()}
+            version = PLAN_FORMAT if data["task"].constraints.beyond_hbm else 1
+            return {"format_version": version, **data, "task_digest": data["task"].digest()}
         return data
 
     @model_serializer(mode="wrap")
@@ -188,6 +189,13 @@ class Plan(Value):
                     f"device {device} needs {format_bytes(used)} of {format_bytes(limit)} "
                     f"({used - limit:,} bytes too many); raise its memory or add devices"
                 )
+        limit = self.task.host_memory_bytes
+        for host, used in enumerate(self.host_memory() if limit is not None else ()):
+            if limit is not None and used > limit:
+                raise ValueError(
+                    f"host {host} needs {format_bytes(used)} of {format_bytes(limit)} for tables beyond HBM "
+                    f"({used - limit:,} bytes too many); raise its memory or add hosts"
+                )
 
     def _check_constraints(self) -> None:
         constraints, shards = self.task.constraints, self.by_table()
@@ -232,6 +240,10 @@ class Plan(Value):
     def device_memory(self) -> tuple[Memory, ...]:
         """What takes the memory of each device."""
         return device_memory(self.task, self.shards)
+
+    def host_memory(self) -> tuple[int, ...]:
+        """Bytes of host memory on each host, for tables that are cached or in host memory."""
+        return host_memory(self.task, self.shards)
 
     @property
     def cost_ms(self) -> float | None:
@@ -310,14 +322,18 @@ def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
     """What takes the memory of each of a plan's shards."""
     tables, copied = {table.name: table for table in task.tables}, task.constraints.data_parallel
     row_blocks = Counter((shard.table, shard.column_offset, shard.dim) for shard in shards)
-    memory = []
+    beyond, memory = task.constraints.beyond_hbm, []
     for shard in shards:
         table, blocks = tables[shard.table], row_blocks[shard.table, shard.column_offset, shard.dim]
         if table.name in copied:
             memory.append(task.copy_memory(table))
             continue
-        weights = shard.rows * shard.dim * table.element_bytes
-        optimizer = table.shard_bytes(shard.rows, shard.dim) - weights
+        in_hbm = table.shard_bytes(shard.rows, shard.dim)
+        optimizer = in_hbm - shard.rows * shard.dim * table.element_bytes
+        if table.name in beyond:  # there its weights are a cache, and its state is what is kept for rows
+            in_hbm = task.tier_bytes(table, shard.rows, shard.dim).hbm
+            optimizer = shard.rows * table.optimizer_bytes_per_row
+        weights = in_hbm - optimizer
         memory.append(Memory(weights, optimizer, task.step_bytes(table, blocks).of(shard.dim)))
     return memory
 
@@ -328,6 +344,16 @@ def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, 
     for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
         used[shard.device] = [sum(pair) for pair in zip(used[shard.device], memory, strict=True)]
     return tuple(Memory(*parts) for parts in used)
+
+
+def host_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[int, ...]:
+    """Bytes that these shards take of the memory of each host."""
+    tables, used = {table.name: table for table in task.tables}, [0] * (task.devices // task.devices_of_host)
+    beyond = task.constraints.beyond_hbm
+    for shard in shards:
+        if shard.table in beyond:
+            used[shard.device // task.devices_of_host] += task.tier_bytes(tables[shard.table], shard.rows, shard.dim).host
+    return tuple(used)
 
 
 def _keys(data: dict[str, Any]) -> str:

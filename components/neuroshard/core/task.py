@@ -1,6 +1,6 @@
 """A sharding task: which tables, on which devices, under which constraints."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -9,6 +9,7 @@ from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import Pipeline, StepBytes, step_bytes
 from neuroshard.core.table import DENSE_STATE, DenseOptimizer, Table, check_distinct
+from neuroshard.core.tiers import Cache, Tier, TierBytes, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, without_defaults
 
@@ -38,7 +39,8 @@ class ShardingTask(Value):
     `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
-    the trainer's, which trains the data-parallel tables: see `copy_memory`.
+    the trainer's, which trains the data-parallel tables: see `copy_memory`. `host_memory_bytes` is what each host has for tables
+    that are cached or in host memory; without it all tables are in HBM.
     """
 
     tables: tuple[Table, ...]
@@ -49,6 +51,7 @@ class ShardingTask(Value):
     topology: Topology | None = None
     collective_precision: CollectivePrecision | None = None
     dense_optimizer: DenseOptimizer | None = None
+    host_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
 
     @field_validator("tables")
     @classmethod
@@ -68,6 +71,7 @@ class ShardingTask(Value):
         copied = self.constraints.data_parallel
         if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
+        self._check_tiers()
         precision = self.collective_precision
         if precision is not None and (fault := precision.fault(self.tables, self.batch_size, self.devices)):
             raise ValueError(fault)
@@ -81,12 +85,37 @@ class ShardingTask(Value):
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             data.pop("constraints", None)
-        unsaid = dict.fromkeys(("pipeline", "topology", "collective_precision", "dense_optimizer"))
+        unsaid = dict.fromkeys(
+            ("pipeline", "topology", "collective_precision", "dense_optimizer", "host_memory_bytes")
+        )
         return without_defaults(data, unsaid)
+
+    def _check_tiers(self) -> None:
+        """Tables beyond HBM need a host's memory, and a cache of fewer rows than the table has."""
+        beyond = self.constraints.beyond_hbm
+        for table in self.tables if beyond else ():
+            rule = beyond.get(table.name)
+            if rule is None:
+                continue
+            if self.host_memory_bytes is None:
+                raise ValueError(
+                    f"table {table.name!r} lies in tier {rule.tier!r}, but the task has no host memory; say what each host has "
+                    "for tables (--host-memory 1TiB), or leave the tier out"
+                )
+            if rule.cached_rows is not None and rule.cached_rows > table.rows:
+                raise ValueError(
+                    f"table {table.name!r} has {table.rows:,} rows, of which {rule.cached_rows:,} cannot be cached; say at most "
+                    "its rows, or tier 'hbm'"
+                )
 
     @property
     def devices(self) -> int:
         return len(self.device_memory_bytes)
+
+    @property
+    def devices_of_host(self) -> int:
+        """Devices that share a host's memory; all, where no topology says how many."""
+        return self.devices if self.topology is None else self.topology.local_world_size
 
     @property
     def may_split_rows(self) -> list[str]:
@@ -121,8 +150,26 @@ class ShardingTask(Value):
         return step_bytes(table, self.batch_size, self.pipeline, row_blocks)
 
     def shard_bytes(self, table: Table, rows: int, dim: int, row_blocks: int = 1) -> int:
-        """Weights, optimizer state and what a step needs of a rectangle of a table."""
-        return table.shard_bytes(rows, dim) + self.step_bytes(table, row_blocks).of(dim)
+        """Weights, optimizer state and what a step needs of a rectangle of a table, in HBM."""
+        held = table.shard_bytes(rows, dim) if self.host_memory_bytes is None else self.tier_bytes(table, rows, dim).hbm
+        return held + self.step_bytes(table, row_blocks).of(dim)
+
+    def tier_bytes(self, table: Table, rows: int, dim: int) -> TierBytes:
+        """Weights and optimizer state of a rectangle of a table in its tier: a cached one is an operator of its own."""
+        rule = self.constraints.beyond_hbm.get(table.name)
+        if rule is None or rule.tier is None:
+            return TierBytes(table.shard_bytes(rows, dim), 0)
+        cache = None if rule.cached_rows is None else Cache(load_factor(rule.cached_rows, table.rows))
+        return operator_bytes([(table.part(rows, dim), rule.tier)], cache)
+
+    def with_tiers(self, tiers: Mapping[str, tuple[Tier, int | None]]) -> Self:
+        """The same task with these tables in these tiers, with so many cached rows; other rules of theirs stay."""
+        rules = dict(self.constraints.rules())
+        for name, (tier, cached_rows) in tiers.items():
+            rule = rules.get(name, TableRule(table=name))
+            rules[name] = rule.model_copy(update={"tier": tier, "cached_rows": cached_rows})
+        ordered = tuple(rules[table.name] for table in self.tables if table.name in rules)
+        return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
 
     def copy_memory(self, table: Table) -> Memory:
         """What a device needs for its copy of a data-parallel table, which looks up the device's own samples.
@@ -184,5 +231,5 @@ class ShardingTask(Value):
 
     @property
     def need_bytes(self) -> int:
-        """What all placed tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
-        return sum(table.memory_bytes for table in self.placed) + self.uncut_step_bytes
+        """HBM that all placed tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
+        return sum(self.shard_bytes(table, table.rows, table.dim) for table in self.placed)

@@ -341,15 +341,18 @@ class Analytic:
         )
         return np.stack(terms, axis=-1)
 
-    def beyond_hbm(self, tables: Sequence[Table], dims: Ints) -> BeyondHbm | None:
-        """What (N,) tables cut to dims (N,) take more beyond HBM. None for a device that has no other memory.
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the device has memory beyond its own."""
+        return self.sheet.bus > 0
+
+    def beyond_hbm(self, tables: Sequence[Table], dims: Ints) -> BeyondHbm:
+        """What (N,) tables cut to dims (N,) take more beyond HBM.
 
         As in HBM, a table is read row by row; a row that L2 has lost comes over the bus again. Where a row lies in a cache is a
         load more before its own.
         """
         sheet = self.sheet
-        if not sheet.bus:
-            return None
         rows, pooling, element, counted_on, state, vectors = (
             np.array([getattr(table, name) for table in tables], dtype=np.float64)
             for name in (

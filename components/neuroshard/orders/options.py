@@ -157,6 +157,16 @@ class SearchOptions(_Needed, total=False):
             LOCAL_SEARCH,
         ),
     ]
+    host_memory: Annotated[
+        Amount | None,
+        _task(
+            "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
+            _bytes,
+            "SIZE",
+            field="host_memory_bytes",
+            models_yaml=True,
+        ),
+    ]
     batch_size: Annotated[int | None, _task("Samples a step [default: the cost model's].", int, least=1)]
     rounds: Annotated[int | None, _setting("Rounds of improvement [default: 40].", int, least=0)]
     time_budget: Annotated[

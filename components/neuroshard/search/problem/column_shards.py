@@ -121,7 +121,12 @@ class ColumnShards:
         element = np.array([t[0].element_bytes + t[0].optimizer_bytes_per_element for t in self.tables])
         per_row = np.array([tables[0].optimizer_bytes_per_row for tables in self.tables])
         step = np.array([self.task.step_bytes(tables[0]) for tables in self.tables])
-        per_column, per_shard = rows * element + step[:, 1], rows * per_row + step[:, 0]
+        per_column, per_shard = rows * element, rows * per_row
+        for group in [g for g, tables in enumerate(self.tables) if tables[0].name in self.task.constraints.beyond_hbm]:
+            table = self.tables[group][0]
+            narrow, wide = (self.task.tier_bytes(table, table.rows, times * DIM_STEP).hbm for times in (1, 2))
+            per_column[group], per_shard[group] = (wide - narrow) // DIM_STEP, 2 * narrow - wide
+        per_column, per_shard = per_column + step[:, 1], per_shard + step[:, 0]
         shards = np.where(self.in_equal_shards[self.group], self.units, 1)
         nbytes: Ints = self.columns * per_column[self.group] + per_shard[self.group] * shards
         nbytes[0] = 0

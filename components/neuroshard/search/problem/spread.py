@@ -8,11 +8,13 @@ domain has as many of the columns, and their rows are split over its devices. A 
 nothing; its gradients are dense, and summed up over all devices.
 """
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.operator_limits import widest_shard
@@ -209,6 +211,15 @@ class SpreadOptions:
             self._vectors = np.zeros((*self.rows.shape, vectors.shape[-1]))
             self._vectors[:, ways] = vectors.reshape(len(self.tables), len(ways), 2, -1)
         return self._vectors
+
+    def with_tables_of(self, other: "SpreadOptions", tables: NDArray[np.bool_]) -> "SpreadOptions":
+        """The same options, of which these tables (P,) take the bytes and have the vectors of `other`."""
+        if not len(tables):
+            return self
+        new = copy.copy(self)
+        new.nbytes = np.where(tables[:, None, None], other.nbytes, self.nbytes)
+        new._vectors = np.where(tables[:, None, None, None], other.vectors, self.vectors)
+        return new
 
     @property
     def all_pieces(self) -> Floats:
