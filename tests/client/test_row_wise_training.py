@@ -24,6 +24,7 @@ from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 
 pytestmark = pytest.mark.slow
 
@@ -412,3 +413,50 @@ def test_means_of_split_rows_may_share_a_feature(tmp_path):
     for key in ("x@a", "x@b", "y"):
         (tmp_path / key).mkdir()
         assert max(on_ranks(2, tmp_path / key, off_unsharded, some, key)) < 1e-5
+
+
+def fault_of_grid(_: int, plan: Plan, optimizer: EmbOptimType) -> str:
+    """TorchRec's error where it makes the model that a plan holds, for this optimizer, whatever to_torchrec says of it."""
+    (table,) = plan.task.tables
+    unsharded = Model.collection([table], False, "meta")
+    try:
+        DistributedModelParallel(
+            unsharded,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=torch.device("cpu"),
+            plan=to_torchrec(plan, unsharded, optimizer="sgd"),
+            sharders=[EmbeddingBagCollectionSharder(fused_params={"optimizer": optimizer})],
+        )
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS.values(), EmbOptimType.EXACT_ADAGRAD])
+@pytest.mark.parametrize(("local", "pod"), [(1, 2), (2, 1)])
+def test_torchrec_still_fails_on_state_per_row_in_grids_over_several_hosts(
+    tmp_path, monkeypatch, optimizer, local, pod
+):
+    """Where this fails, TorchRec was mended, and core.sharding.Sharding.trains can go."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
+    monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", str(pod))
+    table = Table(name="grid", rows=17, dim=8, pooling_factor=2.0)
+    shards = [
+        one.model_copy(update={"dim": 4, "column_offset": 4 * part, "device": 2 * part + one.device})
+        for part in (0, 1)
+        for one in row_wise_shards(table, 2)
+    ]
+    task = ShardingTask(
+        tables=(table,),
+        device_memory_bytes=(2**20,) * 4,
+        batch_size=8,
+        topology=Topology(domain=2, local_world_size=local),
+    )
+    provenance = Provenance(neuroshard_version="0", algorithm="by hand")
+    plan = Plan(task=task, shards=tuple(shards), provenance=provenance)
+
+    found = on_ranks(4, tmp_path, fault_of_grid, plan, optimizer)
+    if optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD and pod == 2:
+        assert all("Total volume of shards" in fault for fault in found)
+    else:
+        assert found == [""] * 4

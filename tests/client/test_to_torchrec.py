@@ -16,7 +16,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, grid_shard, row_wise, table_row_wise
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
+from torchrec.distributed.types import CommOp, EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 import neuroshard as ns
@@ -24,10 +24,11 @@ from helpers.limits import HANGS
 from helpers.plans import TABLES, make_plan, row_plan
 from helpers.plans import row_wise as row_wise_shards
 from helpers.refusals import refused, warned
-from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, to_torchrec
+from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, qcomms, to_torchrec
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology as Domains
@@ -761,8 +762,8 @@ def test_a_grid_is_taken_over_and_said_and_given_back():
     assert len(held) == 12
     assert {("a", 0, 251, 0, 128, 0), ("a", 753, 248, 128, 128, 7), ("item", 225, 75, 0, 8, 7)} <= held
     rows, grid = plan.provenance.notes
-    assert ("'item'" in rows, "table-row-wise" in rows) == (True, True)
-    assert ("'a'" in grid, "grid" in grid) == (True, True)
+    assert rows.startswith("row-wise over the ranks of a host (table-row-wise): 'item'; to_torchrec accepts")
+    assert grid.startswith("column-wise over hosts and row-wise over their ranks (grid): 'a'; to_torchrec accepts")
     back = to_torchrec(plan, module, local_world_size=4).plan[""]
     assert back["a"].sharding_type == "grid_shard"
     assert back["a"].ranks == theirs["a"].ranks
@@ -809,13 +810,98 @@ def test_what_torchrecs_planner_splits_over_the_ranks_of_a_host_comes_back_as_it
             ["rows 0-150 of 300 on rank 2", "table-row-wise sharding has rows 0-149 on rank 2"],
         ),
         ([(0, 150, 2), (150, 75, 3), (225, 75, 3)], ["rows 150-224 of 300 on rank 3", "has rows 150-299 on rank 3"]),
-        ([(0, 100, 0), (100, 100, 1), (200, 100, 2)], ["rows 0-99 of 300 on rank 0", "local_world_size is 2"]),
+        (
+            [(0, 100, 0), (100, 100, 1), (200, 100, 2)],
+            ["rows 0-99 of 300 on rank 0", "or over the 2 of a domain", "grid"],
+        ),
     ],
     ids=["two hosts", "ranks out of order", "one row off", "twice a rank", "three ranks"],
 )
 def test_rows_that_are_not_over_exactly_the_ranks_of_a_host_are_refused(shards, words):
     with refused(InvalidInput, "table 'item'", *words):
         to_torchrec(item_in(*shards, devices=4), collection(ITEM), local_world_size=2)
+
+
+def grid_of(table: Table, domain: int, local: int) -> Plan:
+    """The table in a grid over two domains."""
+    shards = [
+        one.model_copy(
+            update={"dim": table.dim // 2, "column_offset": part * table.dim // 2, "device": at + one.device}
+        )
+        for part, at in enumerate((0, domain))
+        for one in row_wise_shards(table, domain)
+    ]
+    topology = Domains(domain=domain, local_world_size=local)
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**20,) * 2 * domain, batch_size=64, topology=topology)
+    return Plan(task=task, shards=tuple(shards), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+
+
+@pytest.mark.parametrize("optimizer", [None, "rowwise_adagrad", "partial_rowwise_adam", "partial_rowwise_lamb"])
+def test_a_grid_over_several_hosts_is_refused_for_an_optimizer_with_state_per_row(optimizer):
+    """tests/client/test_row_wise_training.py shows what TorchRec does."""
+    facts = ("'item'", "domains of 2 ranks", "hosts of 1", optimizer or "plan", "state per row", "--sharding-types")
+    with refused(InvalidInput, *facts):
+        to_torchrec(grid_of(ITEM, 2, 1), collection(ITEM), optimizer=optimizer)
+    assert to_torchrec(grid_of(ITEM, 2, 2), collection(ITEM)).plan[""]["item"].sharding_type == "grid_shard"
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", None])
+def test_a_grid_over_several_hosts_is_given_to_a_trainer_without_such_state(optimizer):
+    table = ITEM if optimizer else change(ITEM, optimizer_bytes_per_row=0)
+    given = to_torchrec(grid_of(table, 2, 1), collection(ITEM), optimizer=optimizer)
+    assert given.plan[""]["item"].ranks == [0, 1, 2, 3]
+
+
+REDUCE_SCATTER, ALL_TO_ALL = CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER, CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL
+
+
+@pytest.mark.parametrize(
+    ("plan", "launched"),
+    [
+        (item_in((0, 300, 0), devices=4), {ALL_TO_ALL}),
+        (item_in(*((75 * rank, 75, rank) for rank in range(4)), devices=4), {REDUCE_SCATTER}),
+        (item_in((0, 150, 2), (150, 150, 3), devices=4), {REDUCE_SCATTER, ALL_TO_ALL}),
+        (grid_of(ITEM, 2, 2), {REDUCE_SCATTER, ALL_TO_ALL}),
+    ],
+    ids=["whole", "row-wise", "table-row-wise", "grid"],
+)
+def test_a_sharder_needs_codecs_for_the_collectives_of_its_tables_alone(plan, launched):
+    task = plan.task.model_copy(update={"collective_precision": parse_precision("fp16")})
+    coded = Plan(task=task, shards=plan.shards, provenance=plan.provenance)
+    all_codecs = qcomms(coded, "cpu") or {}
+
+    def given(*operations: CommOp) -> None:
+        registry = {name: codecs for name, codecs in all_codecs.items() if name in {one.name for one in operations}}
+        sharder = EmbeddingBagCollectionSharder(fused_params={}, qcomm_codecs_registry=registry)
+        to_torchrec(coded, collection(ITEM), local_world_size=2, sharders=[sharder])
+
+    given(*launched)
+    for operation in launched:
+        with warned(ShardingWarning, operation.value, "fp32", "fp16"):
+            given(*launched - {operation})
+
+
+def test_means_of_rows_in_a_host_are_refused_beside_whole_tables_too():
+    tables = (change(ITEM, pooling="mean"), COUNTRY)
+    shards = (
+        *item_in((0, 150, 2), (150, 150, 3), devices=4).shards,
+        Shard(table="country", rows=COUNTRY.rows, dim=COUNTRY.dim, device=0),
+    )
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * 4, batch_size=64)
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    with refused(InvalidInput, "'item'", "mean", "row-wise", "'country'"):
+        to_torchrec(plan, collection(*tables), local_world_size=2)
+
+
+def test_the_rows_of_a_host_s_ranks_are_not_taken_where_ranks_make_no_whole_hosts():
+    shards = [(0, 75, 0), (75, 75, 1), (150, 75, 2), (225, 75, 3)]
+    with refused(
+        InvalidInput, "'item'", "rows 0-74 of 300 on rank 0", "row-wise sharding has rows 0-49", "all 6 ranks"
+    ):
+        to_torchrec(item_in(*shards, devices=6), collection(ITEM), local_world_size=4)
+    with refused(InvalidInput, "'item'", "rows 0-74 of 300 on rank 0", "row-wise sharding has rows 0-49"):
+        of = rows_parameter(*shards, kind="table_row_wise")
+        taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan(item=of)}), collection(ITEM), devices=6)
 
 
 def test_a_host_whose_last_rank_would_have_no_rows_is_refused():

@@ -106,7 +106,9 @@ def drawn_plan(seed: int, *, knows_tasks: bool) -> Plan:
             tables=tuple(TableRule(table=name, data_parallel=True) for name in copied), row_wise=devices > 1
         ),
         pipeline=rng.choice([None, "none", "sparse-dist", "prefetch"]),
-        topology=Topology(domain=domain, local_world_size=1, network_bytes_per_s=bytes_per_s, network_latency_ms=0.1)
+        topology=Topology(
+            domain=domain, local_world_size=domain, network_bytes_per_s=bytes_per_s, network_latency_ms=0.1
+        )
         if domain < devices
         else None,
         collective_precision=[None, FP16][int(rng.integers(2)) * knows_tasks],

@@ -240,6 +240,15 @@ def test_an_old_pointer_put_back_by_hand_costs_no_history(store):
     assert live_plans(store) == [p.digest() for p in (A, B, C)]
 
 
+def test_a_release_in_the_place_of_another_is_refused_with_the_way_out(store):
+    for hour, plan in enumerate((A, B)):
+        deploy(plan, store, "m", now=at(hour))
+    change(store, release_key("m", 1), store.read(release_key("m", 2)))
+
+    with refused(InvalidInput, release_key("m", 1), "release 2", "not 1", "restore", "promote"):
+        run_rollback(store.url, "m")
+
+
 class MeddledStore:
     """A store whose swap is not what it seems."""
 

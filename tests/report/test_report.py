@@ -22,6 +22,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.costmodel.analytic import analytic_model
@@ -392,6 +393,31 @@ def test_a_devices_memory_is_split_into_weights_optimizer_step_and_reserve():
     data = data_of(report(plan))["devices"]
     assert [data[name][0] for name in ("weights", "optimizer", "step", "limit")] == [weights, 3200, step, 3 * 2**18]
     assert "not a step's inputs and outputs" in " ".join(plan_text(make_plan()).split())
+
+
+def test_a_plan_says_how_its_tables_are_held():
+    names = ("all", "domain", "grid", "copied", "cut", "whole")
+    tables = tuple(Table(name=name, rows=100, dim=8, pooling_factor=1.0) for name in names)
+    task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * 4, batch_size=8).with_copies(["copied"])
+
+    def block(table: str, first: int, rows: int, device: int, column: int = 0, dim: int = 8) -> Shard:
+        return Shard(table=table, row_offset=first, rows=rows, column_offset=column, dim=dim, device=device)
+
+    shards = [
+        *(block("all", 25 * device, 25, device) for device in range(4)),
+        *(block("domain", 50 * number, 50, 2 + number) for number in range(2)),
+        *(block("grid", 50 * (device % 2), 50, device, 4 * (device // 2), 4) for device in range(4)),
+        *(block("copied", 0, 100, device) for device in range(4)),
+        *(block("cut", 0, 100, 0, column, 4) for column in (0, 4)),
+        block("whole", 0, 100, 3),
+    ]
+    text = plan_text(Plan(task=task, shards=tuple(shards), provenance=make_plan().provenance))
+    assert "6 tables in 17 shards (1 cut, 3 tables row-wise, 1 table data-parallel)" in " ".join(text.split())
+    assert [line for line in text.splitlines() if line.startswith(names)] == [
+        "all: row-wise over 4 devices (rows 0-24 on device 0)",
+        "domain: table-row-wise over 2 devices (rows 0-49 on device 2)",
+        "grid: in a grid over 4 devices (rows 0-49, columns 0-3 on device 0)",
+    ]
 
 
 def test_a_less_certain_plan_says_so_first(tmp_path):

@@ -20,6 +20,8 @@ from neuroshard.search.problem.spread import OVER_DOMAIN
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.proposers.spread import propose
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
 
 BATCH = 4096
@@ -62,6 +64,21 @@ def test_a_kind_is_made_of_shards_of_its_sharding_type() -> None:
                 copied = [table.name] if kind.sharding.copied else []
                 assert sharding_of(task.with_copies(copied), table, shards) is kind.sharding
                 assert sorted(shard.device for shard in shards) == list(range(start, start + kind.devices))
+
+
+@pytest.mark.parametrize(("local_world_size", "per_row", "grids"), [(2, 4, True), (1, 0, True), (1, 4, False)])
+def test_a_search_makes_no_grid_that_torchrec_cannot_train(local_world_size: int, per_row: int, grids: bool) -> None:
+    """Over domains of several hosts, of tables with optimizer state per row."""
+    given = task_of(np.random.default_rng(0), "sparse-dist", None)
+    tables = [table.model_copy(update={"optimizer_bytes_per_row": per_row}) for table in given.tables]
+    topology = Topology(domain=2, local_world_size=local_world_size, network_bytes_per_s=12.5e9)
+    asked = Constraints(row_wise=True, sharding_types=("grid",))
+    task = given.model_copy(update={"tables": tuple(tables), "topology": topology, "constraints": asked})
+    options = problem_of(task).options
+    kinds = {options.kinds[way].sharding for _, way in np.argwhere(options.allowed)}
+    assert (GRID in kinds) is grids
+    notes = search(task, Analytic("h100", BATCH), SearchSettings(rounds=2)).provenance.notes
+    assert any("8 tables cannot be in a grid" in note for note in notes) is not grids
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -29,6 +29,7 @@ from neuroshard.client.ranks import load_plan_on_all_ranks
 from neuroshard.client.torchrec_codecs import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec_fused import (
     check_memory,
+    check_trained,
     in_backward,
     warn_of_copies,
     warn_of_dense_optimizer,
@@ -127,9 +128,10 @@ def to_torchrec(
     the trainer runs, and the optimizer is found in the sharders' `fused_params`.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
-    rows, dims and element size, the number of ranks is the same, every rank has enough memory, tables are split column-wise, or
-    row-wise over all ranks or those of one host, and the device's operator holds every shard (core/operator_limits.py). Raises
-    UsageError for a wrong argument.
+    rows, dims and element size, the number of ranks is the same, every rank has enough memory, every table is held as TorchRec
+    can train it (whole or copied; column-wise; row-wise over all ranks or over those of one domain, which without a topology is a
+    host; in a grid, column-wise over domains and row-wise in each), and the device's operator holds every shard
+    (core/operator_limits.py). Raises UsageError for a wrong argument.
     """
     device_type = _device_type(device_type)
     _check_compute_kernel(compute_kernel)
@@ -167,6 +169,7 @@ def to_torchrec(
     trained = as_trained(plan, batch_size, pipeline, whose)
     if optimizers or dense or trained is not plan:
         check_memory(trained, optimizers, whose, dense)
+    check_trained(plan, kinds, optimizers, whose)
     warn_of_split_state(shards, kinds, optimizers)
     priced = Priced(trained, shards, kinds, places)
     warn_of_settings(settings, priced)

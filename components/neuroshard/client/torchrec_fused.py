@@ -120,6 +120,23 @@ def check_memory(
             )
 
 
+def check_trained(plan: Plan, kinds: Mapping[str, Sharding], optimizers: Mapping[str, str], whose: str) -> None:
+    """Raise InvalidInput for a table that TorchRec cannot train with its optimizer. Of tables without a known one the plan says
+    what state they have."""
+    topology = plan.task.topology
+    for table in plan.task.tables:
+        kind, optimizer = kinds[table.name], optimizers.get(table.name)
+        per_row = OPTIMIZER_BYTES[optimizer][0] if optimizer else table.optimizer_bytes_per_row
+        if topology is not None and not kind.trains(per_row, topology):
+            state = f"{optimizer} has" if optimizer else f"by {whose} its optimizer has"
+            raise InvalidInput(
+                f"table {table.name!r} is {kind.words} over domains of {topology.domain} ranks, on hosts of "
+                f"{topology.local_world_size}, and {state} state per row, which TorchRec cannot split so (every rank fails: "
+                "`Total volume of shards …`); search without grids (--sharding-types column-wise,row-wise,table-row-wise), or "
+                "train with an optimizer without such state, as adagrad, and say it (optimizer=)"
+            )
+
+
 def warn_of_split_state(
     shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], optimizers: Mapping[str, str]
 ) -> None:

@@ -103,10 +103,15 @@ def check_grid(table: Table, shards: list[Shard], local_world_size: int, whose: 
 def ranks_of_rows(shards: list[Shard], devices: int, local_world_size: int) -> range:
     """The ranks that TorchRec deals a table's rows out to: those of the one host that has them, or all."""
     hosts = {shard.device // local_world_size for shard in shards}
-    if len(hosts) != 1 or devices % local_world_size or not 1 < local_world_size < devices:
+    if len(hosts) != 1 or not _several_hosts(devices, local_world_size):
         return range(devices)
     first = hosts.pop() * local_world_size
     return range(first, first + local_world_size)
+
+
+def _several_hosts(devices: int, local_world_size: int) -> bool:
+    """Whether the ranks make several whole hosts, or domains, of several ranks each."""
+    return 1 < local_world_size < devices and devices % local_world_size == 0
 
 
 def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_size: int, whose: str) -> None:
@@ -114,14 +119,18 @@ def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_
     of its TABLE_ROW_WISE, over those of a domain, which without a topology is a host."""
     ranks = ranks_of_rows(shards, devices, local_world_size)
     kind = "row-wise" if len(ranks) == devices else "table-row-wise"
+    in_domains = ""
+    if _several_hosts(devices, local_world_size):
+        in_domains = (
+            f", or over the {local_world_size} of a domain (a host where it has no topology), or in a grid over domains"
+        )
     blocks = [(rank, *block) for rank, block in zip(ranks, table.row_blocks(len(ranks)), strict=True) if block[1]]
     for (rank, first, rows), shard in zip(blocks, shards, strict=False):
         if (shard.device, shard.row_offset, shard.rows) != (rank, first, rows):
             raise InvalidInput(
                 f"table {table.name!r} has rows {_rows(shard)} of {table.rows:,} on rank {shard.device}, where TorchRec's "
                 f"{kind} sharding has rows {spanned(first, rows)} on rank {rank}; {whose} must split rows over all {devices} "
-                f"ranks in order, {table.block_rows(devices):,} each, or over those of a host (local_world_size is "
-                f"{local_world_size})"
+                f"ranks in order, {table.block_rows(devices):,} each{in_domains}"
             )
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # they are checked by constraints, which know the sharding ty
     from neuroshard.core.plan import Plan, Shard
     from neuroshard.core.table import Table
     from neuroshard.core.task import ShardingTask
+    from neuroshard.core.topology import Topology
 
 ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
 ShardingName = ShardingTypeName | Literal["data-parallel"]  # which a rule of its own allows
@@ -45,6 +46,14 @@ class Sharding:
         """The type whose operators and collectives its tables share: TorchRec runs whole tables as uncut column-wise ones, except
         those of sequences."""
         return COLUMN_WISE if self is TABLE_WISE and not sequences else self
+
+    def trains(self, optimizer_bytes_per_row: int, topology: "Topology | None") -> bool:
+        """Whether TorchRec can train a table held so with this state per row. It takes the rows of a grid to be split over the
+        ranks of a host; where a domain is several hosts, it fails to make the state (1.8 and 1.9: `Total volume of shards …`,
+        `get_optimizer_rowwise_shard_metadata_and_global_metadata` of batched_embedding_kernel.py)."""
+        several_hosts = topology is not None and topology.domain > topology.local_world_size
+        in_a_grid = self.splits_rows and self.splits_columns
+        return not (in_a_grid and several_hosts and optimizer_bytes_per_row)
 
     def __repr__(self) -> str:
         return self.name

@@ -26,7 +26,7 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 class MatchedRule(Value):
     """Rules for all tables whose names match. `split: false` allows one shard; `row_wise: true` lets a search split them row-wise
-    over all devices; `data_parallel: true` copies them to every device."""
+    over all devices or in domains; `data_parallel: true` copies them to every device."""
 
     match: Pattern
     devices: tuple[DeviceNumber, ...] | None = None

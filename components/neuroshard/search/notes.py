@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan, host_memory
-from neuroshard.core.sharding import shardings_of
+from neuroshard.core.sharding import GRID, shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -51,6 +51,13 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
     if "table-row-wise" in asked and not problem.options.over_domains and problem.task.devices > 1:
         notes.append(
             "no table can be table-row-wise: all devices are one domain (--domain says how many share fast links)"
+        )
+    task = problem.task
+    untrained = [table.name for table in task.tables if not GRID.trains(table.optimizer_bytes_per_row, task.topology)]
+    if "grid" in asked and untrained:
+        notes.append(
+            f"{counted(len(untrained), 'table')} cannot be in a grid ({first_few(untrained)}): where a domain is several hosts, "
+            "TorchRec cannot train grids with optimizer state per row"
         )
     notes += model.caveats(problem.devices, _as_asked(plan))
     if problem.task.batch_size != model.batch_size:

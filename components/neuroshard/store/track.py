@@ -129,7 +129,10 @@ def read_past(store: Store, track: ReleaseTrack[R], number: int) -> R:
             f"{error}; `neuroshard gc` may have taken it: make a {track.noun} that is still there live with promote"
         ) from None
     if release.number != number:
-        raise InvalidInput(f"{store.url}/{key}: holds release {release.number}")
+        raise InvalidInput(
+            f"{store.url}/{key}: holds release {release.number}, not {number}, so another was copied over it; restore it from a "
+            f"backup, or make a {track.noun} live with promote"
+        )
     return release
 
 

@@ -42,8 +42,8 @@ class Spread:
     starts: tuple[int, ...]
 
     def allows(self, table: Table, task: ShardingTask, model: CostModel, may: MayHold) -> bool:
-        """Whether a table may be held so. TorchRec has no table-row-wise sequences, the parts of a grid are equally wide, and the
-        operator holds no wider ones."""
+        """Whether a table may be held so. TorchRec has no table-row-wise sequences and cannot train every grid, the parts of a
+        grid are equally wide, and the operator holds no wider ones."""
         permitted = table.name in may.get(self.sharding, ())
         if not permitted or not self.sharding.splits_rows:
             return permitted
@@ -55,6 +55,7 @@ class Spread:
         return (
             constraints.may_use(self.sharding.name)
             and (table.pooling != "none" or not self.sharding.over_domains)
+            and self.sharding.trains(table.optimizer_bytes_per_row, task.topology)
             and wide_enough
             and table.has_rows_for(self.blocks)
             and (most is None or self.blocks * self.parts <= most)
