@@ -56,7 +56,9 @@ class Launches:
     operators: tuple[int, ...]
     outputs: int
     inputs: int
-    kinds_of_operators: int  # those of all devices together, as if cached tables shared them with the others of their group
+    kinds_of_operators: (
+        int  # those of all devices together, as if cached tables shared them with the others of their group
+    )
     reordered: float  # columns of pooled outputs that are copied once more, forward and backward
 
 

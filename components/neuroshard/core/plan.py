@@ -352,7 +352,9 @@ def host_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[int, ...]:
     beyond = task.constraints.beyond_hbm
     for shard in shards:
         if shard.table in beyond:
-            used[shard.device // task.devices_of_host] += task.tier_bytes(tables[shard.table], shard.rows, shard.dim).host
+            used[shard.device // task.devices_of_host] += task.tier_bytes(
+                tables[shard.table], shard.rows, shard.dim
+            ).host
     return tuple(used)
 
 

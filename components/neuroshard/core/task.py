@@ -85,9 +85,7 @@ class ShardingTask(Value):
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             data.pop("constraints", None)
-        unsaid = dict.fromkeys(
-            ("pipeline", "topology", "collective_precision", "dense_optimizer", "host_memory_bytes")
-        )
+        unsaid = dict.fromkeys(("pipeline", "topology", "collective_precision", "dense_optimizer", "host_memory_bytes"))
         return without_defaults(data, unsaid)
 
     def _check_tiers(self) -> None:

@@ -135,7 +135,9 @@ def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
         "datasheet's bus, not measured"
     ]
     if cached:
-        warm = max(float(miss_curve(tables[n], task.batch_size).warm_up(float(rules[n].cached_rows or 0))) for n in cached)
+        warm = max(
+            float(miss_curve(tables[n], task.batch_size).warm_up(float(rules[n].cached_rows or 0))) for n in cached
+        )
         notes.append(f"caches are warm after up to {math.ceil(warm):,} batches; before that other rows are missed")
     if unknown := [name for name in cached if tables[name].access is None]:
         notes.append(

@@ -73,7 +73,9 @@ def _filled(parts: Sequence[Points], free: float) -> list[float]:
     """
     segments, curves = [], []
     for number, part in enumerate(parts):
-        points = np.array([len(part.ms) - 1, *range(1, len(part.ms) - 1)])  # host memory, then caches from small to large
+        points = np.array(
+            [len(part.ms) - 1, *range(1, len(part.ms) - 1)]
+        )  # host memory, then caches from small to large
         nbytes, ms, rows = part.nbytes[points] - part.nbytes[-1], part.ms[points], part.rows[points]
         curves.append((nbytes, ms, rows))
         hull = convex_hull(nbytes, np.minimum.accumulate(ms))

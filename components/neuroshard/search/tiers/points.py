@@ -1,8 +1,8 @@
 """What parts of tables take in each tier: points of HBM bytes and ms, of which a device chooses one for each part.
 
-    in HBM               all of its bytes                                     0 ms
-    cached, of k rows    k rows, their tags and times, a map, row-wise state  an operator of its own, its lookups, its misses
-    in host memory       row-wise state                                       its lookups over the bus
+in HBM               all of its bytes                                     0 ms
+cached, of k rows    k rows, their tags and times, a map, row-wise state  an operator of its own, its lookups, its misses
+in host memory       row-wise state                                       its lookups over the bus
 """
 
 from collections.abc import Sequence

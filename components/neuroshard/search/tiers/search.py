@@ -35,7 +35,10 @@ from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import Tiers, divided
 from neuroshard.search.tiers.points import PartPoints
 
-WHOLE, DIVIDED = 0, 1  # the first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
+WHOLE, DIVIDED = (
+    0,
+    1,
+)  # the first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
 LEVELS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # shares of cached rows of large tables, an option each: a guess
 RELAXED_ROUNDS = 12  # of the relaxation: a guess
 TOGGLES = 40  # tables that change sides, one after another, where no time budget is given: a guess
@@ -48,7 +51,9 @@ NARROWED = 4.0  # prices are refined between those of the relaxed plan, and this
 ROOM = 0.97  # share of all HBM that tables in HBM may fill, so that they can be packed: a guess
 
 
-IN_ANY_TIER = "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
+IN_ANY_TIER = (
+    "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
+)
 
 
 def needs_tiers(task: ShardingTask) -> bool:
@@ -98,7 +103,9 @@ class TierProblems:
     def __init__(self, task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints, may: MayHold) -> None:
         hbm, names = task.placeable_bytes, [table.name for table in task.placed]
         if len(set(hbm)) > 1:
-            raise UsageError("devices have different memory for tables: beyond HBM all must have as much; say one --memory for all")
+            raise UsageError(
+                "devices have different memory for tables: beyond HBM all must have as much; say one --memory for all"
+            )
         self.task, self.cost_model, self.prices, self.points = task, model, prices, points
         in_host = task.with_tiers({name: ("host", None) for name in names})
 
@@ -165,7 +172,9 @@ def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHol
     """The best plan found, where the task's tables do not all fit into HBM. Raises Infeasible where HBM does not even hold what
     tables need there that are in host memory, and UsageError where the model knows no tiers."""
     points = PartPoints(task, with_tiers(model))
-    few = replace(asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0), watch=asked.watch.anew())
+    few = replace(
+        asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0), watch=asked.watch.anew()
+    )
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
         coarse = TierProblems(task, model, points.prices(), points, may)
@@ -224,7 +233,9 @@ def _toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.ran
             candidates = np.argsort(change, axis=None, kind="stable")[:TOGGLE_CANDIDATES]
             choice = best.choice.copy()
             for _ in range(1 + (rng.random() < TWO_AT_A_TIME)):
-                number, group = np.unravel_index(candidates[min(int(rng.exponential(TOGGLE_LUCK)), len(candidates) - 1)], change.shape)
+                number, group = np.unravel_index(
+                    candidates[min(int(rng.exponential(TOGGLE_LUCK)), len(candidates) - 1)], change.shape
+                )
                 choice[group] = number
             there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
             start = None if there is None else complete(there, best.state.widths.copy())
