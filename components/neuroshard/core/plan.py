@@ -189,12 +189,12 @@ class Plan(Value):
                     f"device {device} needs {format_bytes(used)} of {format_bytes(limit)} "
                     f"({used - limit:,} bytes too many); raise its memory or add devices"
                 )
-        limit = self.task.host_memory_bytes
-        for host, used in enumerate(self.host_memory() if limit is not None else ()):
-            if limit is not None and used > limit:
+        of_host = self.task.host_memory_bytes or 0
+        for host, used in enumerate(self.host_memory()):
+            if used > of_host:
                 raise ValueError(
-                    f"host {host} needs {format_bytes(used)} of {format_bytes(limit)} for tables beyond HBM "
-                    f"({used - limit:,} bytes too many); raise its memory or add hosts"
+                    f"host {host} needs {format_bytes(used)} of {format_bytes(of_host)} for tables beyond HBM "
+                    f"({used - of_host:,} bytes too many); raise its memory or add hosts"
                 )
 
     def _check_constraints(self) -> None:

@@ -160,7 +160,7 @@ class ShardingTask(Value):
         cache = None if rule.cached_rows is None else Cache(load_factor(rule.cached_rows, table.rows))
         return operator_bytes([(table.part(rows, dim), rule.tier)], cache)
 
-    def with_tiers(self, tiers: Mapping[str, tuple[Tier, int | None]]) -> Self:
+    def with_tiers(self, tiers: Mapping[str, tuple[Tier | None, int | None]]) -> Self:
         """The same task with these tables in these tiers, with so many cached rows; other rules of theirs stay."""
         rules = dict(self.constraints.rules())
         for name, (tier, cached_rows) in tiers.items():
@@ -191,6 +191,21 @@ class ShardingTask(Value):
         rules |= {name: TableRule(table=name, data_parallel=True) for name in names}
         ordered = tuple(rules[table.name] for table in self.tables if table.name in rules)
         return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
+
+    def held_as(self, other: "ShardingTask") -> Self:
+        """The same task whose tables are data-parallel, cached or in host memory where those of `other` are, and else in HBM."""
+        mine, theirs = self.constraints.beyond_hbm, other.constraints.beyond_hbm
+        tiers: dict[str, tuple[Tier | None, int | None]] = {name: (None, None) for name in mine}
+        known = {table.name: table.rows for table in self.tables}
+        for name, rule in theirs.items():
+            if name in known:
+                rows = rule.cached_rows and min(rule.cached_rows, known[name])
+                tiers[name] = rule.tier, rows
+        task = self.with_copies(other.constraints.data_parallel)
+        if not tiers:
+            return task
+        memory = self.host_memory_bytes or other.host_memory_bytes
+        return task.with_tiers(tiers).model_copy(update={"host_memory_bytes": memory})
 
     @property
     def waits_for_input(self) -> bool:

@@ -54,7 +54,8 @@ class Divided(MoreTerms):
         return Points(*(of[1:] for of in points)) if name in self.beyond else points
 
     def terms_ms(self, terms: Floats) -> Floats:
-        return np.maximum((terms - self.prices * self.hbm).max(axis=-1), 0.0)
+        ms: Floats = np.maximum((terms - self.prices * self.hbm).max(axis=-1), 0.0)
+        return ms
 
     def terms_slope(self, terms: Floats) -> Floats:
         ms, slope = terms - self.prices * self.hbm, np.zeros_like(terms)
@@ -71,4 +72,4 @@ class Divided(MoreTerms):
     def price_of(self, vector_sums: Floats) -> Floats:
         """What a byte of HBM is worth on each device, in ms: (D, K) -> (D,). 0 where there is enough."""
         ms = vector_sums[..., -self.terms :] - self.prices * self.hbm
-        return np.where(ms.max(axis=-1) > 0, self.prices[ms.argmax(axis=-1)], 0.0)
+        return np.asarray(np.where(ms.max(axis=-1) > 0, self.prices[ms.argmax(axis=-1)], 0.0))

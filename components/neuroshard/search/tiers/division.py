@@ -48,8 +48,8 @@ def divided(
         for device, of_part in some:
             ms += of_part.ms
             need[:, device] += of_part.nbytes - of_part.nbytes[-1]
-        fits = (need <= free / 2).all(axis=1)  # half is left for the others
-        fits[0] = False
+        ms[0] = np.inf
+        fits = np.all(need <= free / 2, axis=1)  # half is left for the others
         at = int(np.where(fits, ms, np.inf).argmin())
         free -= need[at]
         found[name] = _tier(float(some[0][1].rows[at]), len(some))

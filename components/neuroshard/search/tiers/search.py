@@ -211,7 +211,7 @@ def _first_choice(problems: TierProblems, relaxed: State) -> Ints:
     worth[DIVIDED, problems.large] = np.inf
     if len(problems.options) > 2:
         worth[2:, ~problems.large] = np.inf
-    choice = 1 + worth[1:].argmin(axis=0)
+    choice: Ints = 1 + worth[1:].argmin(axis=0)
     gain = worth[1:].min(axis=0) - worth[WHOLE]
     need = problems.need_bytes
     room = ROOM * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
