@@ -55,6 +55,7 @@ from neuroshard.client.torchrec_shards import (
     shards_by_table,
     shards_of,
 )
+from neuroshard.client.torchrec_tiers import kernels, tier_of
 from neuroshard.client.torchrec_trainer import (
     Priced,
     as_trained,
@@ -120,7 +121,8 @@ def to_torchrec(
     training. `dense_optimizer` (sgd, momentum, adagrad, adam and others) is the one that trains tables of which every rank has a
     copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that
     TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm, fused_uvm_caching) whose tables are not in device
-    memory, as the plan's costs are. One is issued for modules whose outputs come in another order than in the model, unless
+    memory, as the plan's costs are. A plan that has tables beyond HBM says the kernel of each, and its cache parameters
+    (client/torchrec_tiers.py). A warning is issued for modules whose outputs come in another order than in the model, unless
     `any_output_order` says that the dense layers are right in any order: they read by key, or `keep_output_order` follows.
 
     Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
@@ -184,13 +186,12 @@ def to_torchrec(
         what, or_else = wrong
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
+    held = kernels(trained, compute_kernel, device_type)
     local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for name, kind in kinds.items():
         module_plan = modules.setdefault(places[name].path, EmbeddingModuleShardingPlan())
-        module_plan[places[name].config.name] = parameter_sharding(
-            kind, shards[name], device_type, compute_kernel, local
-        )
+        module_plan[places[name].config.name] = parameter_sharding(kind, shards[name], device_type, *held[name], local)
     if not any_output_order:
         warn_of_order(modules, places, collections, applied)
     return ShardingPlan(plan=dict(modules))
@@ -321,11 +322,13 @@ def from_torchrec(
     batch_size: int,
     tables: Iterable[Table] | None = None,
     pipeline: str | None = None,
+    host_memory_bytes: int | None = None,
 ) -> Plan:
     """A TorchRec plan for the embedding collections in `module` (which may be on the meta device), as a Plan.
 
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the
-    trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. TorchRec's plan says nothing about
+    trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. With `host_memory_bytes`, what each host
+    has for tables, tables may be cached or in host memory; all ranks are taken to be on one host. TorchRec's plan says nothing about
     lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
     The plan carries no predicted cost. Its notes name table-row-wise and grid tables. A ShardingWarning names a shard wider than
     the operator of GPUs holds. Raises InvalidInput, which names table, rank and value, for missing or unknown tables, for kernels
@@ -346,13 +349,17 @@ def from_torchrec(
     places = match_tables(known, collections, "the sharding plan")
     shards: list[Shard] = []
     kinds: dict[str, Sharding] = {}
+    tiers: list[dict[str, object]] = []
     left_out: dict[str, list[str]] = {}  # by field of a ParameterSharding
     for table in known:
         path, config, _ = places[table.name]
         parameters = sharding_plan.plan[found[path]] if path in found else {}
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")
-        for field in check_held(table.name, parameters[config.name]):
+        rule = {} if host_memory_bytes is None else tier_of(table, parameters[config.name])
+        if rule:
+            tiers.append({"table": table.name, **rule})
+        for field in check_held(table.name, parameters[config.name], beyond_hbm=bool(rule)):
             left_out.setdefault(field, []).append(table.name)
         shards += shards_of(table, parameters[config.name], len(device_memory_bytes))
         kinds[table.name] = sharding_named(parameters[config.name])
@@ -365,8 +372,9 @@ def from_torchrec(
         "tables": [table.model_dump() for table in known],
         "device_memory_bytes": device_memory_bytes,
         "batch_size": batch_size,
-        "constraints": {"tables": [{"table": name, "data_parallel": True} for name in copied]},
+        "constraints": {"tables": [*({"table": name, "data_parallel": True} for name in copied), *tiers]},
         "pipeline": pipeline,
+        "host_memory_bytes": host_memory_bytes,
     }
     parsed = ShardingTask.parse(task, "the sharding plan's task")
     plan = Plan.parse(

@@ -19,7 +19,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
 from torchrec.distributed.sharding_plan import placement
-from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingType
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import joined
@@ -199,7 +199,12 @@ def as_torchrec_can_hold(shards: list[Shard], whose: str) -> list[Shard]:
 
 
 def parameter_sharding(
-    kind: Sharding, shards: list[Shard], device_type: str, compute_kernel: str, local_size: int
+    kind: Sharding,
+    shards: list[Shard],
+    device_type: str,
+    compute_kernel: str,
+    cache_params: CacheParams | None,
+    local_size: int,
 ) -> ParameterSharding:
     """TorchRec's record of one table, of `shards_by_table`. Copies have no shards there, and the kernel of their kind."""
     if kind.copied:
@@ -207,6 +212,7 @@ def parameter_sharding(
     return ParameterSharding(
         sharding_type=kind.torchrec,
         compute_kernel=compute_kernel,
+        cache_params=cache_params,
         ranks=[shard.device for shard in shards],
         sharding_spec=EnumerableShardingSpec(
             [
@@ -272,20 +278,24 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
     return shards
 
 
-def check_held(table: str, parameter: ParameterSharding) -> list[str]:
+def check_held(table: str, parameter: ParameterSharding, *, beyond_hbm: bool) -> list[str]:
     """What a TorchRec plan says of a table that has no effect on it, and is left out. Raises InvalidInput for what a plan of ours
     cannot keep."""
     kept = sharding_named(parameter).kernel
-    if parameter.compute_kernel != kept:
+    if parameter.compute_kernel != kept and not beyond_hbm:
+        in_host = parameter.compute_kernel in ("fused_uvm", "fused_uvm_caching")
         raise InvalidInput(
             f"table {table!r} is {parameter.sharding_type} with compute kernel {parameter.compute_kernel}, and plans hold such "
             f"tables in device memory with {kept} only; set its compute_kernel to {kept!r} to count and train it so, or let "
             "TorchRec's planner choose it (ParameterConstraints, or apply_optimizer_in_backward for fused instead of dense)"
+            + "; or say what a host has for tables (host_memory_bytes=)"
+            * in_host
         )
     left_out = []
     for field in dataclasses.fields(parameter):
         value = getattr(parameter, field.name)
-        if field.name in (*GEOMETRY, "compute_kernel") or value == field.default:
+        kept_fields = (*GEOMETRY, "compute_kernel", *(["cache_params"] if beyond_hbm else []))
+        if field.name in kept_fields or value == field.default:
             continue
         if field.name not in OF_CACHES:
             elsewhere = ", and say it in the sharders' fused_params" if field.name in OF_THE_OPERATOR else ""

@@ -8,8 +8,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.sharding import SHARDINGS, TABLE_ROW_WISE, ShardingName, ShardingTypeName
-from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
 from neuroshard.core.text import counted
+from neuroshard.core.tiers import Tier
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, Whole, without_defaults
 
@@ -34,7 +35,8 @@ def check_simplicity(share: float) -> float:
 
 class TableRule(Value):
     """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
-    instead. None means no rule of its own. A `data_parallel` table is neither pinned nor cut: every device has a copy."""
+    instead. None means no rule of its own. A `data_parallel` table is neither pinned nor cut: every device has a copy. `tier` says
+    where it lies (core/tiers.py); `cached_rows` how many of its rows a cache has room for, on all devices together."""
 
     table: str
     devices: tuple[DeviceNumber, ...] | None = None
@@ -42,10 +44,26 @@ class TableRule(Value):
     max_shards: MostShards | None = None
     row_wise: bool | None = None
     data_parallel: bool | None = None
+    tier: Tier | None = None
+    cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"row_wise": None, "data_parallel": None})
+        unsaid = dict.fromkeys(("row_wise", "data_parallel", "tier", "cached_rows"))
+        return without_defaults(fields(self), unsaid)
+
+    @model_validator(mode="after")
+    def _some_tier(self) -> Self:
+        if (self.tier == "cached") != (self.cached_rows is not None):
+            said = "no tier" if self.tier is None else f"tier {self.tier!r}"
+            raise ValueError(
+                f"table {self.table!r} has {said} and "
+                f"{'no cached_rows' if self.cached_rows is None else f'{self.cached_rows:,} cached_rows'}; tier 'cached' and "
+                "cached_rows are said together"
+            )
+        if self.data_parallel and self.tier not in (None, "hbm"):
+            raise ValueError(f"table {self.table!r} is data-parallel: copies lie in HBM, not in tier {self.tier!r}")
+        return self
 
     @model_validator(mode="after")
     def _some_device(self) -> Self:
@@ -178,6 +196,11 @@ class Constraints(Value):
     def data_parallel(self) -> frozenset[str]:
         """Names of the tables of which every device has a copy."""
         return frozenset(rule.table for rule in self.tables if rule.data_parallel)
+
+    @property
+    def beyond_hbm(self) -> dict[str, TableRule]:
+        """The rules of the tables that are cached or in host memory, by table."""
+        return {rule.table: rule for rule in self.tables if rule.tier in ("cached", "host")}
 
     def rules(self) -> Mapping[str, TableRule]:
         """The rules by table, for those that have one of their own."""

@@ -1,7 +1,7 @@
 """The operators and collectives that TorchRec runs for a plan in each step.
 
 TorchRec runs one embedding operator for each (collection x sharding type x element type x pooling), on each device that has
-tables of it; and for each (collection x sharding type) three all-to-alls of the input (how many lookups go where, their lengths,
+tables of it, and one more for each cached table, whose cache is its own (client/torchrec_tiers.py); and for each (collection x sharding type) three all-to-alls of the input (how many lookups go where, their lengths,
 the ids; a fourth for the weights of weighted lookups), one collective of the output forward and one backward (torchrec 1.8,
 distributed/embeddingbag.py and embedding.py; counted on gloo in tests/client/test_launches.py).
 
@@ -57,7 +57,9 @@ class Launches:
     operators: tuple[int, ...]
     outputs: int
     inputs: int
-    kinds_of_operators: int  # those of all devices together
+    kinds_of_operators: (
+        int  # those of all devices together, as if cached tables shared them with the others of their group
+    )
     reordered: float  # columns of pooled outputs that are copied once more, forward and backward
 
 
@@ -70,15 +72,20 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
     held = {name: sharding_of(task, tables[name], some) for name, some in of_table.items()}
     groups = {name: Group.of(tables[name], sharding) for name, sharding in held.items()}
     on_device: list[set[object]] = [set() for _ in range(task.devices)]
+    kinds: set[object] = set()
+    beyond = task.constraints.beyond_hbm
     for shard in shards:
         table = tables[shard.table]
-        on_device[shard.device].add((groups[shard.table], table.element_bytes, table.pooling))
+        kind = groups[shard.table], table.element_bytes, table.pooling
+        kinds.add(kind)
+        is_cached = table.name in beyond and beyond[table.name].tier == "cached"
+        on_device[shard.device].add((*kind, table.name) if is_cached else kind)
     distinct = set(groups.values())
     return Launches(
         operators=tuple(map(len, on_device)),
         outputs=sum(group.outputs for group in distinct),
         inputs=sum(group.inputs for group in distinct),
-        kinds_of_operators=len(set().union(*on_device)),
+        kinds_of_operators=len(kinds),
         reordered=reordered_columns(
             (groups[name], Part.of(tables[name]).sent_columns, sharding.splits_columns)
             for name, sharding in held.items()

@@ -85,6 +85,18 @@ def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
     )
 
 
+def changed_tiers(old: Plan, new: Plan) -> dict[str, int]:
+    """Bytes of weights and of optimizer state of elements that lie in HBM by one plan and in host memory by the other, by table.
+    Those of caches are copies."""
+    before = {table.name for table in old.task.tables}
+    was, now = old.task.constraints.beyond_hbm, new.task.constraints.beyond_hbm
+    return {
+        table.name: table.rows * table.dim * (table.element_bytes + table.optimizer_bytes_per_element)
+        for table in new.task.tables
+        if table.name in before and (table.name in was) != (table.name in now)
+    }
+
+
 def carried_over(changed: int) -> str:
     """How many tables `changed_state` found, for people."""
     return f"the optimizer state of {counted(changed, 'table')} does not carry over exactly"

@@ -12,15 +12,18 @@ GRADIENTS = 2
 
 
 class Memory(NamedTuple):
-    """Bytes of parts of tables, all on the device: their weights, the optimizer's state, and what a step needs for them."""
+    """Bytes of parts of tables. In HBM: weights, or their cache, the optimizer's state, and what a step needs for them; and what
+    they take of the `host`'s memory."""
 
     weights: int
     optimizer: int
     step: int
+    host: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self)
+        """In HBM."""
+        return self.weights + self.optimizer + self.step
 
 
 class Part(NamedTuple):

@@ -21,7 +21,7 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[1] = 1
+PLAN_FORMAT: Literal[2] = 2  # plans with all tables in HBM are written as 1, which older programs read
 
 
 class Shard(Value):
@@ -113,7 +113,7 @@ class Plan(Value):
     `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
-    format_version: Literal[1] = PLAN_FORMAT
+    format_version: Literal[1, 2] = 1
     task: ShardingTask
     task_digest: str = ""
     shards: tuple[Shard, ...]
@@ -129,7 +129,8 @@ class Plan(Value):
     @classmethod
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
-            return {**data, "task_digest": data["task"].digest()}
+            version = PLAN_FORMAT if data["task"].constraints.beyond_hbm else 1
+            return {"format_version": version, **data, "task_digest": data["task"].digest()}
         return data
 
     @model_serializer(mode="wrap")
@@ -190,6 +191,13 @@ class Plan(Value):
                     f"device {device} needs {format_bytes(used)} of {format_bytes(limit)} "
                     f"({used - limit:,} bytes too many); raise its memory or add devices"
                 )
+        of_host = self.task.host_memory_bytes or 0
+        for host, used in enumerate(self.host_memory()):
+            if used > of_host:
+                raise ValueError(
+                    f"host {host} needs {format_bytes(used)} of {format_bytes(of_host)} for tables beyond HBM "
+                    f"({used - of_host:,} bytes too many); raise its memory or add hosts"
+                )
 
     def _check_constraints(self) -> None:
         constraints, shards = self.task.constraints, self.by_table()
@@ -234,6 +242,10 @@ class Plan(Value):
     def device_memory(self) -> tuple[Memory, ...]:
         """What takes the memory of each device."""
         return device_memory(self.task, self.shards)
+
+    def host_memory(self) -> tuple[int, ...]:
+        """Bytes of host memory on each host, for tables that are cached or in host memory."""
+        return host_memory(self.task, self.shards)
 
     @property
     def cost_ms(self) -> float | None:
@@ -340,15 +352,23 @@ def parts_of(task: ShardingTask, shards: Sequence[Shard]) -> list[Part]:
 
 def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
     """What each of a plan's shards takes of its device."""
-    return [task.memory(part) for part in parts_of(task, shards)]
+    return task.memories(parts_of(task, shards))
 
 
 def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, ...]:
     """What takes the memory of each device that holds these shards."""
-    used = [[0, 0, 0] for _ in range(task.devices)]
+    used = [[0] * len(Memory._fields) for _ in range(task.devices)]
     for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
         used[shard.device] = [sum(pair) for pair in zip(used[shard.device], memory, strict=True)]
     return tuple(Memory(*parts) for parts in used)
+
+
+def host_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[int, ...]:
+    """Bytes that these shards take of the memory of each host."""
+    used = [0] * (task.devices // task.devices_of_host)
+    for device, memory in enumerate(device_memory(task, shards)):
+        used[device // task.devices_of_host] += memory.host
+    return tuple(used)
 
 
 def _keys(data: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """A sharding task: which tables, on which devices, under which constraints."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
@@ -10,6 +10,7 @@ from neuroshard.core.part import Memory, Part
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import DenseOptimizer, Table, check_distinct
+from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, without_defaults
 
@@ -23,7 +24,8 @@ class ShardingTask(Value):
     `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
-    the trainer's, which trains the data-parallel tables: see `Part.memory`.
+    the trainer's, which trains the data-parallel tables: see `Part.memory`. `host_memory_bytes` is what each host has for tables
+    that are cached or in host memory; without it all tables are in HBM.
     """
 
     tables: tuple[Table, ...]
@@ -34,6 +36,7 @@ class ShardingTask(Value):
     topology: Topology | None = None
     collective_precision: CollectivePrecision | None = None
     dense_optimizer: DenseOptimizer | None = None
+    host_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
 
     @field_validator("tables")
     @classmethod
@@ -53,6 +56,7 @@ class ShardingTask(Value):
         copied = self.constraints.data_parallel
         if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
+        self._check_tiers()
         precision = self.collective_precision
         if precision is not None and (fault := precision.fault(self.tables, self.batch_size, self.devices)):
             raise ValueError(fault)
@@ -66,12 +70,35 @@ class ShardingTask(Value):
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             data.pop("constraints", None)
-        unsaid = dict.fromkeys(("pipeline", "topology", "collective_precision", "dense_optimizer"))
+        unsaid = dict.fromkeys(("pipeline", "topology", "collective_precision", "dense_optimizer", "host_memory_bytes"))
         return without_defaults(data, unsaid)
+
+    def _check_tiers(self) -> None:
+        """Tables beyond HBM need a host's memory, and a cache of fewer rows than the table has."""
+        beyond = self.constraints.beyond_hbm
+        for table in self.tables if beyond else ():
+            rule = beyond.get(table.name)
+            if rule is None:
+                continue
+            if self.host_memory_bytes is None:
+                raise ValueError(
+                    f"table {table.name!r} lies in tier {rule.tier!r}, but the task has no host memory; say what each host has "
+                    "for tables (--host-memory 1TiB), or leave the tier out"
+                )
+            if rule.cached_rows is not None and rule.cached_rows > table.rows:
+                raise ValueError(
+                    f"table {table.name!r} has {table.rows:,} rows, of which {rule.cached_rows:,} cannot be cached; say at most "
+                    "its rows, or tier 'hbm'"
+                )
 
     @property
     def devices(self) -> int:
         return len(self.device_memory_bytes)
+
+    @property
+    def devices_of_host(self) -> int:
+        """Devices that share a host's memory; all, where no topology says how many."""
+        return self.devices if self.topology is None else self.topology.local_world_size
 
     @property
     def may_split_rows(self) -> list[str]:
@@ -102,8 +129,33 @@ class ShardingTask(Value):
         return tuple(memory - self.constraints.reserved(memory) for memory in self.device_memory_bytes)
 
     def memory(self, part: Part) -> Memory:
-        """What a part of one of its tables takes of a device."""
-        return part.memory(self.batch_size, self.pipeline, self.dense_optimizer)
+        """What a part of one of its tables takes of a device, and of its host."""
+        return self.memories([part])[0]
+
+    def memories(self, parts: Sequence[Part]) -> list[Memory]:
+        """What parts of its tables take, each in the tier of its table. A cached part is an operator of its own."""
+        beyond, found = self.constraints.beyond_hbm, list[Memory]()
+        for part in parts:
+            memory = part.memory(self.batch_size, self.pipeline, self.dense_optimizer)
+            rule = beyond.get(part.table.name)
+            if rule is not None and rule.tier is not None:
+                cache = None if rule.cached_rows is None else Cache(load_factor(rule.cached_rows, part.table.rows))
+                held, by_row = (
+                    operator_bytes([(part, rule.tier)], cache),
+                    part.rows * part.table.optimizer_bytes_per_row,
+                )
+                memory = Memory(held.hbm - by_row, by_row, memory.step, held.host)
+            found.append(memory)
+        return found
+
+    def with_tiers(self, tiers: Mapping[str, tuple[Tier | None, int | None]]) -> Self:
+        """The same task with these tables in these tiers, with so many cached rows; other rules of theirs stay."""
+        rules = dict(self.constraints.rules())
+        for name, (tier, cached_rows) in tiers.items():
+            rule = rules.get(name, TableRule(table=name))
+            rules[name] = rule.model_copy(update={"tier": tier, "cached_rows": cached_rows})
+        ordered = tuple(rules[table.name] for table in self.tables if table.name in rules)
+        return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
 
     def with_copies(self, names: Collection[str]) -> Self:
         """The same task, except that these tables and no others are data-parallel, without other rules of their own."""
@@ -113,6 +165,21 @@ class ShardingTask(Value):
         rules |= {name: TableRule(table=name, data_parallel=True) for name in names}
         ordered = tuple(rules[table.name] for table in self.tables if table.name in rules)
         return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
+
+    def held_as(self, other: "ShardingTask") -> Self:
+        """The same task whose tables are data-parallel, cached or in host memory where those of `other` are, and else in HBM."""
+        mine, theirs = self.constraints.beyond_hbm, other.constraints.beyond_hbm
+        tiers: dict[str, tuple[Tier | None, int | None]] = dict.fromkeys(mine, (None, None))
+        known = {table.name: table.rows for table in self.tables}
+        for name, rule in theirs.items():
+            if name in known:
+                rows = rule.cached_rows and min(rule.cached_rows, known[name])
+                tiers[name] = rule.tier, rows
+        task = self.with_copies(other.constraints.data_parallel)
+        if not tiers:
+            return task
+        memory = self.host_memory_bytes or other.host_memory_bytes
+        return task.with_tiers(tiers).model_copy(update={"host_memory_bytes": memory})
 
     @property
     def waits_for_input(self) -> bool:
@@ -151,5 +218,5 @@ class ShardingTask(Value):
 
     @property
     def need_bytes(self) -> int:
-        """What all placed tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
-        return sum(self.memory(Part.of(table)).total for table in self.placed)
+        """HBM that all placed tables need uncut. No plan needs less: cuts repeat what is kept for each shard."""
+        return sum(memory.total for memory in self.memories(list(map(Part.of, self.placed))))

@@ -11,8 +11,12 @@ stay in the cache as far as they fit. An all-to-all takes a latency plus the byt
 Every term is a sum over tables, and a cost is a maximum of such sums. So the cost of a device is convex in the sums and never
 falls when a table is added.
 
+A table beyond HBM (core/tiers.py) takes more (`Analytic.beyond_hbm`). Through a cache, each lookup is sorted and looked for,
+and a missed row is fetched from host memory while another is written back. Rows in host memory, and state of elements there, are
+read and written in place.
+
 Rates are published peaks times the share of them that is achieved. How far that is from what others measured: docs/truth.md.
-Not covered: table sets too small to fill the device, tables in host memory behind a cache.
+Not covered: table sets too small to fill the device.
 """
 
 import copy
@@ -33,6 +37,7 @@ from neuroshard.costmodel.features import but_for_widths, distinct_rows, rounded
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, input_ms_per_column
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.report import STAND_IN_ERROR
+from neuroshard.costmodel.tiers import BeyondHbm
 
 OUTPUT_BYTES = 4  # pooled outputs and their gradients are fp32
 INDEX_BYTES = 8
@@ -78,6 +83,14 @@ class Datasheet:
     link_share: float = 0.78  # H100 SXM: 335 of 450 GB/s on 4 GPUs (NVIDIA/nccl#2169), 370 on 8 (NVIDIA/nccl-tests#212)
     network_share: float = 0.95  # H100: 46 to 49 of 50 GB/s a port (NVIDIA/nccl-tests#130)
     node: int = 8  # DGX and HGX
+    bus: float = 0.0  # to the host's memory; 0 where a device has no other memory
+    # Of the bus: rows fetched into a cache while as many are written back, and rows read or written in place. And what every
+    # lookup through a cache takes: sort, find, insert. From the two rows of an H100 with Adam and a cache (0.8 and 1.0 of the
+    # rows read) of NVIDIA/recsys-examples@43465aea, whose misses were simulated; a counter of misses ran beside them. Their rows
+    # had 512 B: narrower ones are taken to move as many bytes
+    fetch_share: float = 0.89
+    in_place_share: float = 0.72
+    lookup_ms: float = 2.2e-6
     latency_ms: float = 0.020  # of a small NCCL message inside a node
     network_latency_ms: float = 0.040  # and how much more beyond
 
@@ -98,6 +111,8 @@ class Datasheet:
 
 _H100_CACHE = 5.7e9  # Chips and Cheese, July 2023: 5.5 to 6 TB/s measured on the PCIe card. NVIDIA publishes none
 _PCIE_4, _PCIE_5 = 0.0315e9, 0.063e9  # 16 lanes, one way, after encoding (PCI-SIG)
+# NVLink-C2C of a superchip: 900 GB/s both ways (NVIDIA GB200 NVL72 datasheet), for its two GPUs
+_C2C = 0.225e9
 # Without NVLink, NCCL sends through buffers in the host's memory: at 6 or 9 of 15.75 GB/s (PCIe 3.0; a maintainer in
 # NVIDIA/nccl#406), of which this is the middle. Four GPUs reached 18 of 31.5 (PCIe 4.0; NVIDIA/nccl#1603)
 _THROUGH_HOST = 0.48
@@ -115,6 +130,7 @@ _H100 = Datasheet(
     link=0.45e9,
     network=0.05e9,
     multiprocessors=132,
+    bus=_PCIE_5,
 ).waiting(700, 291, 1.98)
 # NVIDIA DGX B200 datasheet (64 TB/s and NVLink 14.4 TB/s both ways for eight GPUs; a port of 400 Gb/s a GPU). Chips and Cheese,
 # December 2025 (148 multiprocessors, L2 126 MB). No rate of the L2 is published: the H100's
@@ -126,6 +142,7 @@ _BLACKWELL = Datasheet(
     link=0.9e9,
     network=0.05e9,
     multiprocessors=148,
+    bus=_PCIE_5,
 )
 _B200 = _BLACKWELL.waiting(860, 295, 1.965)
 # NVIDIA GB300 NVL72 and DGX B300 datasheets: memory and links of the B200; a port of 800 Gb/s a GPU
@@ -143,6 +160,7 @@ _ADA = Datasheet(
     forward_warps=_ADA_WARPS,
     link_share=_THROUGH_HOST,
     spread=PCIE_SPREAD,
+    bus=_PCIE_4,
 )
 
 # A device is known by the first of these names whose words are all in its own: h100-pcie comes before h100. Latencies are those
@@ -158,6 +176,7 @@ DATASHEETS = {
         link=0.3e9,
         network=0.025e9,
         multiprocessors=108,
+        bus=_PCIE_4,
     ).waiting(550, 210, 1.41),
     # NVIDIA H100 datasheet (PCIe: 2 TB/s, PCIe 5.0); H100 whitepaper (L2 50 MB); a port of 400 Gb/s for two GPUs. Latencies: the
     # SXM's
@@ -171,14 +190,15 @@ DATASHEETS = {
         multiprocessors=114,
         link_share=_THROUGH_HOST,
         spread=PCIE_SPREAD,
+        bus=_PCIE_5,
     ).waiting(700, 291, 1.755),
     "h100": _H100,
     # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
     "h200": replace(_H100, device_name="H200 SXM", memory=4.8e9),
     # NVIDIA GB200 NVL72 and GB300 NVL72 datasheets: 72 GPUs in one NVLink domain
-    "gb200": replace(_B200, device_name="GB200", node=72),
+    "gb200": replace(_B200, device_name="GB200", node=72, bus=_C2C),
     "b200": _B200,
-    "gb300": replace(_B300, device_name="GB300", node=72),
+    "gb300": replace(_B300, device_name="GB300", node=72, bus=_C2C),
     "b300": _B300,
     "l40s": _ADA.waiting(636, 296, 2.52),
     "l40": replace(_ADA, device_name="L40").waiting(636, 296, 2.49),
@@ -195,6 +215,7 @@ DATASHEETS = {
         forward_warps=_ADA_WARPS,
         link_share=_THROUGH_HOST,
         spread=PCIE_SPREAD,
+        bus=_PCIE_4,
     ).waiting(570, 214, 1.74),
     # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz, 32 MB (AMD's
     # optimization guide for family 19h); exchanged through loopback, which reads and writes each byte twice
@@ -322,6 +343,36 @@ class Analytic:
             waiting,
         )
         return np.stack(terms, axis=-1)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the device has memory beyond its own."""
+        return self.sheet.bus > 0
+
+    def beyond_hbm(self, parts: Sequence[Part]) -> BeyondHbm:
+        """What (N,) parts of tables take more beyond HBM.
+
+        As in HBM, a table is read row by row; a row that L2 has lost comes over the bus again. Where a row lies in a cache is a
+        load more before its own.
+        """
+        sheet = self.sheet
+        facts = [(part.rows, part.pooling_factor, part.vectors, *_facts(part.table)) for part in parts]
+        rows, pooling, vectors, element, counted_on, state, _ = np.array(facts, dtype=np.float64).reshape(-1, 7).T
+        bins = np.array([part.table.reuse_bins for part in parts], dtype=np.float64).reshape(-1, REUSE_BINS)
+        distinct, lookups = distinct_rows(rows, pooling, bins, counted_on, self.batch_size), pooling * self.batch_size
+        columns = widths_of(parts)
+        row = rounded_up(columns * element, sheet.sector_bytes)
+        output = self.batch_size * vectors * columns * OUTPUT_BYTES
+        lost = _missed(distinct * (row + output / np.maximum(lookups, 1)), sheet.cache_bytes)
+        in_place = sheet.bus * sheet.in_place_share
+        updated, places = distinct * columns * state / in_place, np.zeros_like(lookups)
+        return BeyondHbm(
+            lookups * sheet.lookup_ms + self._waits_ms(lookups, places, sheet.forward_warps),
+            row / (sheet.bus * sheet.fetch_share),
+            (distinct + (lookups - distinct) * lost) * row / in_place,
+            updated + self._waits_ms(lookups, places, sheet.backward_warps),
+            updated + distinct * row / in_place,
+        )
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         forward, backward = self.parts_ms(vector_sums)

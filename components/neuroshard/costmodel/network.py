@@ -14,6 +14,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.precision import SHARE_OF_FP32, CollectivePrecision
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.tiers import MoreTerms, in_tiers
 
 
 class MoreColumns(NamedTuple):
@@ -81,19 +82,21 @@ def knows_tasks(model: CostModel) -> TypeGuard[ForTasks]:
 
 
 def for_task(model: CostModel, task: ShardingTask, *, waiting: bool = True) -> CostModel:
-    """The cost model for a task's topology and pipeline.
+    """The cost model for a task's topology, pipeline and tiers.
 
     Without a topology it has its own idea of it: a datasheet's node, or fast links between all. Given costs have all-to-alls in
     them, whatever the topology; raises UsageError where the task says in which precision these are.
     """
-    if knows_tasks(model):
+    if isinstance(model, MoreTerms):
         return model.for_task(task, waiting=waiting)
+    if knows_tasks(model):
+        return in_tiers(model.for_task(task, waiting=waiting), task)
     if task.collective_precision is not None:
         raise UsageError(
             f"given costs have all-to-alls in them, so they do not say what "
             f"{task.collective_precision.text} saves; leave out --collective-precision"
         )
-    return model
+    return in_tiers(model, task)
 
 
 def sending_more(model: CostModel, more: MoreColumns) -> CostModel:

@@ -235,7 +235,13 @@ def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> Sh
             rules[name] = rule.model_copy(update={"data_parallel": True})
     constraints = today.constraints.model_copy(update={"tables": tuple(rules.values())})
     dense = today.dense_optimizer or live.dense_optimizer
-    return today.model_copy(update={"constraints": constraints, "dense_optimizer": dense})
+    held = today.model_copy(update={"constraints": constraints, "dense_optimizer": dense})
+    if not (held.constraints.beyond_hbm or live.constraints.beyond_hbm):
+        return held
+    beyond = {name: (rule.tier, rule.cached_rows) for name, rule in live.constraints.beyond_hbm.items()}
+    names = {table.name for table in held.tables}
+    tiers = dict.fromkeys(held.constraints.beyond_hbm, (None, None)) | beyond
+    return held.with_tiers({name: tier for name, tier in tiers.items() if name in names})
 
 
 def _other_tables(today: ShardingTask, live: ShardingTask) -> str | None:

@@ -118,6 +118,16 @@ class SearchOptions(_Needed, total=False):
         "local-search, neuroshard-2023 (the published search), random, size, dim, lookup or size-lookup.",
         _setting(partial(take.one_of, names=ALGORITHMS), "WORD", LOCAL_SEARCH),
     ]
+    host_memory: Annotated[
+        Amount | None,
+        "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
+        _task(
+            _then(_amounts("'1TiB'"), partial(parse_bytes, least=1)),
+            "SIZE",
+            field="host_memory_bytes",
+            models_yaml=True,
+        ),
+    ]
     batch_size: Annotated[int | None, "Samples a step [default: the cost model's].", _task(int, least=1)]
     rounds: Annotated[int | None, "Rounds of improvement [default: 40].", _setting(int, least=0)]
     time_budget: Annotated[

@@ -120,7 +120,7 @@ def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[flo
     if live.task.devices != plan.task.devices:
         return None, f"not compared in ms: the live plan is for {live.task.devices} devices"
     if model is not None:
-        prices = price_shards(model, plan.task.with_copies(live.task.constraints.data_parallel), live.shards)
+        prices = price_shards(model, plan.task.held_as(live.task), live.shards)
         if prices is None:
             return None, "not compared in ms: the live plan splits tables row-wise, which given costs do not cover"
         return tuple(short(prices.total_ms)), "both are priced on today's tables by this plan's cost model"

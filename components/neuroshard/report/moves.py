@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from neuroshard.core.clean import clean
 from neuroshard.core.comparable import other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import Move, bytes_by_device, carried_over, changed_state, moves
+from neuroshard.core.moves import Move, bytes_by_device, carried_over, changed_state, changed_tiers, moves
 from neuroshard.core.output_order import reordered, said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import WIDTH, counted, first_few, spanned, wrapped
@@ -70,6 +70,7 @@ def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) 
         "tables_new": sorted(now - then),
         "tables_gone": sorted(then - now),
         "tables_changed_state": list(changed_state(old, new)),
+        "tables_changed_tier": changed_tiers(old, new),
         "reordered": [each._asdict() for each in reordered(old, new)],
         "devices": [_device(predicted, sums, device) for device in range(devices)],
         "moves": [move.model_dump() for move in found],
@@ -102,6 +103,11 @@ def diff_text(old: Plan, new: Plan, model: CostModel | None = None) -> str:
         if names:
             some = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
             lines += wrapped(f"  {counted(len(names), 'table')} {what}: {some}", indent=4)
+    if tiers := data["tables_changed_tier"]:
+        nbytes = format_bytes(sum(tiers.values()))
+        lines += wrapped(
+            f"  {counted(len(tiers), 'table')} to or from host memory, {nbytes}: {first_few(list(tiers))}", indent=4
+        )
     if names := data["tables_changed_state"]:
         lines += wrapped(f"  {carried_over(len(names))}: {first_few(names)}", indent=4)
     if changed := data["reordered"]:

@@ -36,6 +36,9 @@ def cut_tables(plan: Plan) -> str:
     copied = sum(kind.copied for kind in kinds.values())
     split = f", {counted(row_wise, 'table')} row-wise" if row_wise else ""
     split += f", {counted(copied, 'table')} data-parallel" if copied else ""
+    if beyond := plan.task.constraints.beyond_hbm:
+        cached = sum(rule.tier == "cached" for rule in beyond.values())
+        split += f", {cached} cached, {len(beyond) - cached} in host memory"
     cuts = counted(sum(len(shards[name]) - 1 for name in placed), "cut")
     return f"{counted(len(kinds), 'table')} in {counted(len(plan.shards), 'shard')} ({cuts}{split})"
 

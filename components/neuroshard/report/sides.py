@@ -33,7 +33,7 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     counted = Counter(shardings_of(plan).values())
     used, limits = plan.memory_bytes(), plan.task.usable_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
-    topology = plan.task.topology
+    topology, beyond = plan.task.topology, plan.task.constraints.beyond_hbm
     return {
         "slowest device": f"{max(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
         "mean device": f"{sum(ms) / len(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
@@ -41,6 +41,9 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "tables": f"{len(plan.task.tables):,}",
         "shards": f"{len(plan.shards):,}",
         **{f"tables {sharding.words}": f"{counted[sharding]:,}" for sharding in SHARDINGS},
+        "tables cached": f"{sum(rule.tier == 'cached' for rule in beyond.values()):,}",
+        "tables in host memory": f"{sum(rule.tier == 'host' for rule in beyond.values()):,}",
+        "fullest host": NOT_KNOWN if not beyond else format_bytes(max(plan.host_memory())),
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
         "batch": f"{plan.task.batch_size:,}",

@@ -12,7 +12,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
 from neuroshard.report.numbers import against, cut_tables, memory_counts, row_wise_tables, source
 
-DEVICES_SHOWN, ROW_WISE_SHOWN = 32, 8
+DEVICES_SHOWN, ROW_WISE_SHOWN, TIERS_SHOWN = 32, 8, 8
 BAR, MEMORY_BAR = 44, 12
 
 
@@ -25,6 +25,7 @@ def plan_text(plan: Plan, *, bound: bool = False) -> str:
     lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
     lines += [*_cost_lines(plan, bound), "", *_device_lines(plan), *_bar_lines(plan), "", *_memory_lines(plan), ""]
     lines += _row_wise_lines(plan)
+    lines += _tier_lines(plan)
     lines += wrapped(_origin(plan))
     by = plan.provenance
     wide = fault_of_plan(plan, device_of(by.cost_model_backend, by.cost_model))
@@ -127,7 +128,8 @@ def _memory_lines(plan: Plan) -> list[str]:
     memory, constraints = plan.device_memory(), plan.task.constraints
     for device in devices_shown(plan):
         limit = plan.task.device_memory_bytes[device]
-        parts = *memory[device], constraints.reserved(limit)
+        held = memory[device]
+        parts = held.weights, held.optimizer, held.step, constraints.reserved(limit)
         lines.append(
             " ".join([f"{device:>6}", *(f"{format_bytes(n):>11}" for n in (*parts, limit - sum(parts), limit))])
         )
@@ -147,6 +149,28 @@ def _row_wise_lines(plan: Plan) -> list[str]:
         )
     left = len(found) - ROW_WISE_SHOWN
     return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines
+
+
+def _tier_lines(plan: Plan) -> list[str]:
+    """What hosts hold, and the tables beyond HBM, those with the largest caches first."""
+    beyond, limit = plan.task.constraints.beyond_hbm, plan.task.host_memory_bytes
+    if not beyond or limit is None:
+        return []
+    used, rows = plan.host_memory(), {table.name: table.rows for table in plan.task.tables}
+    lines = [
+        f"host memory: {format_bytes(max(used))} of {format_bytes(limit)}" + " on the fullest host" * (len(used) > 1)
+    ]
+    listed = sorted(beyond.values(), key=lambda rule: -(rule.cached_rows or 0))
+    for rule in listed[:TIERS_SHOWN]:
+        if rule.cached_rows is None:
+            lines += wrapped(f"{rule.table}: in host memory")
+        else:
+            share = rule.cached_rows / rows[rule.table]
+            lines += wrapped(
+                f"{rule.table}: cached, {rule.cached_rows:,} of {rows[rule.table]:,} rows in HBM ({share:.1%})"
+            )
+    left = len(listed) - TIERS_SHOWN
+    return [*lines, f"and {counted(left, 'more table')} beyond HBM (--json lists all)"] if left > 0 else lines
 
 
 def _origin(plan: Plan) -> str:
@@ -180,6 +204,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "tables": len(plan.task.tables),
         "shards": len(plan.shards),
         "row_wise_tables": list(row_wise_tables(plan)),
+        "beyond_hbm": [
+            {"table": rule.table, "tier": rule.tier, "cached_rows": rule.cached_rows}
+            for rule in plan.task.constraints.beyond_hbm.values()
+        ],
+        "host_memory_bytes": list(plan.host_memory()),
         "batch_size": plan.task.batch_size,
         "pipeline": plan.task.pipeline,
         "dense_optimizer": plan.task.dense_optimizer,

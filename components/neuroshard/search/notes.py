@@ -1,18 +1,23 @@
 """What a plan's notes say: what was not measured for it, what a choice cost, and what a trainer must know."""
 
+import math
 from collections import Counter
+from typing import cast
 
 import numpy as np
 
 from neuroshard.core.moves import changed_state
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Plan, parts_of, shardings_of
+from neuroshard.core.plan import Plan, host_memory, parts_of, shardings_of
 from neuroshard.core.sharding import GRID
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
-from neuroshard.costmodel.network import CODEC_BYTES
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.cache import miss_curve
+from neuroshard.costmodel.network import CODEC_BYTES, for_task
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.tiers import InTiers
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -106,6 +111,35 @@ def fewer_cuts_cost(best: State, simple: State) -> tuple[str, ...]:
     )
     share = (simple.cost - best.cost) / best.cost
     return (f"{what}, for {share:.2%} more than the plan that would be taken otherwise (--simplicity 0)",)
+
+
+def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
+    """What lies beyond HBM, what that takes, and what was assumed."""
+    rules, task = plan.task.constraints.beyond_hbm, plan.task
+    if not rules:
+        return []
+    tables = {table.name: table for table in task.tables}
+    cached = [name for name, rule in rules.items() if rule.tier == "cached"]
+    model = cast(InTiers, for_task(cost_model, task))
+    ms = np.zeros(task.devices)
+    np.add.at(ms, [shard.device for shard in plan.shards], model.of_parts(parts_of(task, plan.shards))[:, 0])
+    host = sum(host_memory(task, plan.shards))
+    notes = [
+        f"HBM does not hold {counted(len(rules), 'table')} of {len(tables)}: {len(cached)} cached, {len(rules) - len(cached)} in "
+        f"host memory ({format_bytes(host)} of it in all); that takes up to {ms.max():.3f} ms of a device's step, by the rates of a "
+        "datasheet's bus, not measured"
+    ]
+    if cached:
+        warm = max(
+            float(miss_curve(tables[n], task.batch_size).warm_up(float(rules[n].cached_rows or 0))) for n in cached
+        )
+        notes.append(f"caches are warm after up to {math.ceil(warm):,} batches; before that other rows are missed")
+    if unknown := [name for name in cached if tables[name].access is None]:
+        notes.append(
+            f"misses of {counted(len(unknown), 'cached table')} are those of their reuse bins: which rows are hot stays the same from "
+            "batch to batch; an access curve says more (neuroshard cache)"
+        )
+    return notes
 
 
 def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
+from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, trains_on
@@ -40,6 +41,7 @@ from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
+from neuroshard.search.tiers.search import IN_ANY_TIER, check_host_memory, needs_tiers, search_tiers
 from neuroshard.search.watch import Watch
 
 
@@ -65,6 +67,8 @@ def search(
     settings.check(from_a_plan=previous is not None)
     watch = watch or Watch(settings.time_budget_s)
     permitted, may = _permitted(task, cost_model, settings, previous)
+    if needs_tiers(permitted):
+        return _beyond_hbm(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
     model = for_task(cost_model, permitted)
     problem = feasible(permitted, model, settings.tuning, may=may)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
@@ -95,6 +99,52 @@ def search(
     if start.kept is None or previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, previous, start.kept))
+
+
+def _beyond_hbm(
+    task: ShardingTask,
+    permitted: ShardingTask,
+    may: MayHold,
+    cost_model: CostModel,
+    settings: SearchSettings,
+    watch: Watch,
+    previous: Plan | None,
+    trust: Trust,
+    notes: tuple[str, ...],
+) -> Plan:
+    """The plan of tables that HBM does not hold, some of them cached or in host memory."""
+    for what, so in (
+        (f"{settings.algorithm} is for", settings.algorithm != LOCAL_SEARCH),
+        ("a search from a plan is for", previous is not None),
+        ("a search that chooses what to copy is for", settings.try_data_parallel),
+    ):
+        if so:
+            raise UsageError(
+                f"{what} tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
+                f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
+            )
+    asked = Asked(settings, watch, None, tries_row_wise=not task.may_split_rows)
+    found = search_tiers(permitted, for_task(cost_model, permitted), asked, may)
+    splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
+    planned = permitted
+    if not task.may_split_rows and not splits_rows:
+        planned = planned.model_copy(update={"constraints": task.constraints})
+    planned = planned.with_tiers(found.plan.tiers)
+    model, shards = for_task(cost_model, planned), found.plan.shards
+    check_host_memory(planned, shards)
+    problem = Problem(planned, model, settings.tuning)
+    plan = make_plan(
+        problem,
+        placement_of(problem, shards, found.plan.state),
+        shards,
+        baselines={},
+        bound_ms=found.bound.ms,
+        bound_assumptions=(*found.bound.why, IN_ANY_TIER),
+        improvements=watch.improvements,
+        provenance=_provenance(cost_model, settings, trust, (*notes, *found.found.notes)),
+    )
+    more = (say.STOPPED,) if watch.stopped else ()
+    return say.with_notes(plan, *say.in_tiers(plan, cost_model), *say.caveats(plan, problem), *more)
 
 
 def _permitted(

@@ -120,7 +120,8 @@ class ColumnShards:
         """What every shard takes, as int64: `feasible` refuses tasks that need more."""
         firsts = [tables[0] for tables in self.tables]
         per_shard, one_wide = (  # the bytes of a shard are linear in its columns
-            np.array([self.task.memory(Part(table, table.rows, dim)).total for table in firsts]) for dim in (0, 1)
+            np.array([one.total for one in self.task.memories([Part(table, table.rows, dim) for table in firsts])])
+            for dim in (0, 1)
         )
         shards = np.where(self.in_equal_shards[self.group], self.units, 1)
         nbytes: Ints = self.columns * (one_wide - per_shard)[self.group] + per_shard[self.group] * shards

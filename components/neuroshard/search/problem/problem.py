@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.part import Part
@@ -137,9 +138,13 @@ class Problem(ColumnShards):
         root, pooled = self.root, self.launches.collection >= 0
         if ((root.all_units > root.max_units) | root.in_equal_shards)[pooled].any():
             return None
-        least, most, devices = root.min_units.copy(), root.max_shards.copy(), root.max_devices.copy()
-        least[pooled], most[pooled], devices[pooled] = root.all_units[pooled], 1, 1
-        new = root._changed(min_units=least, max_shards=most, max_devices=devices)
+        return root.uncut_groups(pooled)
+
+    def uncut_groups(self, groups: NDArray[np.bool_]) -> "Problem":
+        """The same problem, without spread tables so far, without plans that cut these table groups (G,) by columns."""
+        least, most, devices = self.min_units.copy(), self.max_shards.copy(), self.max_devices.copy()
+        least[groups], most[groups], devices[groups] = self.all_units[groups], 1, 1
+        new = self.root._changed(min_units=least, max_shards=most, max_devices=devices)
         new.__dict__.pop("narrowest", None)  # it follows from these
         return new
 
@@ -173,6 +178,23 @@ class Problem(ColumnShards):
     def with_less_memory(self, nbytes: Ints) -> "Problem":
         """The same problem, without spread tables so far, on devices with so many bytes (D,) less."""
         return self.root._changed(memory=np.maximum(self.root.memory - nbytes, 0))
+
+    def with_options_of(self, other: "Problem", groups: NDArray[np.bool_]) -> "Problem":
+        """The same problem, without spread tables so far, in which these table groups (G,) take the bytes and have the vectors of
+        `other`, a root problem of the same tables. Both have all shards priced."""
+        some = groups[self.group]
+        some[0] = False
+        taken = self.options.with_tables_of(other.options, groups[self.options.groups])
+        new = self.root._changed(
+            vectors=np.where(some[:, None], other.vectors, self.root.vectors),
+            nbytes=np.where(some, other.nbytes, self.root.nbytes),
+            options=taken,
+            _alone=np.where(self._priced & (self.group == 0), 0.0, np.nan),
+            heuristics={},
+        )
+        new.__dict__.pop("narrowest", None)
+        new.__dict__.pop("slot_bytes", None)
+        return new
 
     def without_copies(self) -> "Problem":
         """The same problem, without copies beside those that the task has."""

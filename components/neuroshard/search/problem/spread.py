@@ -8,11 +8,13 @@ over its devices. A copy looks its device's own samples up and sends nothing; it
 devices.
 """
 
+import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.operator_limits import widest_shard
@@ -166,7 +168,7 @@ class SpreadOptions:
         self._columns_sent(task)
         sent = np.array([Part.of(table).sent_columns for table in tables], dtype=np.float64)
         self.more: Floats = (self._of_all_pieces(self.dims[..., None])[..., 0] - sent[:, None]) / task.devices
-        sizes = [[[task.memory(part).total for part in pair] for pair in of_table] for of_table in self.parts]
+        sizes = [memory.total for memory in task.memories([p for of in self.parts for pair in of for p in pair])]
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
         self._vectors: Floats | None = None
 
@@ -208,6 +210,15 @@ class SpreadOptions:
             self._vectors = np.zeros((*self.rows.shape, vectors.shape[-1]))
             self._vectors[:, ways] = vectors.reshape(len(self.tables), len(ways), 2, -1)
         return self._vectors
+
+    def with_tables_of(self, other: "SpreadOptions", tables: NDArray[np.bool_]) -> "SpreadOptions":
+        """The same options, of which these tables (P,) take the bytes and have the vectors of `other`."""
+        if not len(tables):
+            return self
+        new = copy.copy(self)
+        new.nbytes = np.where(tables[:, None, None], other.nbytes, self.nbytes)
+        new._vectors = np.where(tables[:, None, None, None], other.vectors, self.vectors)
+        return new
 
     @property
     def all_pieces(self) -> Floats:

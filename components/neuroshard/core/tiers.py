@@ -1,0 +1,75 @@
+"""The tiers that a table may lie in, and what an FBGEMM operator takes there: to the byte, of HBM and of host memory.
+
+A table lies in HBM (TorchRec's kernel `fused`), in host memory (`fused_uvm`), or in host memory behind a cache in HBM
+(`fused_uvm_caching`). Counted is what grows with rows and cached rows, as FBGEMM 1.8 allocates it (seen on the meta device in
+tests/core/test_tiers.py); a few hundred bytes an operator, which do not, are left out. Row-wise state lies in HBM whatever the
+tier. State of elements lies where the weights do, and is never cached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from neuroshard.core.part import Part
+
+Tier = Literal["hbm", "cached", "host"]
+KERNELS: dict[Tier, str] = {"hbm": "fused", "cached": "fused_uvm_caching", "host": "fused_uvm"}  # TorchRec's names
+
+WAYS = 32  # rows of a set of the cache (CUDA; HIP has 64)
+TAG_BYTES = 8  # of a cached row: which row it is
+TIME_BYTES = 8  # of a cached row, under LRU: when it was last read
+COUNT_BYTES = 8  # of every row that may be cached, under LFU: how often it was read
+LOCK_BYTES = 4  # of a cached row, where batches are fetched ahead
+MAP_BYTES = 4  # of every row that may be cached: which table it is of
+
+
+class TierBytes(NamedTuple):
+    """Bytes of HBM on a device, and of memory on its host."""
+
+    hbm: int
+    host: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    """How the cached tables of an operator are cached. `load_factor` is the share of their rows that the cache has room for."""
+
+    load_factor: float
+    lfu: bool = False
+    prefetch: bool = False  # batches are fetched ahead (`prefetch_pipeline`), which locks their rows
+
+    def slots(self, rows: int) -> int:
+        """Rows that it has room for, of so many: whole sets of WAYS, at least one."""
+        return max(-(-int(rows * self.load_factor) // WAYS), 1) * WAYS
+
+
+def load_factor(cached_rows: int, rows: int) -> float:
+    """The least share of a table's rows for which FBGEMM makes a cache of at least so many."""
+    sets = max(-(-cached_rows // WAYS), 1)
+    return min(((sets - 1) * WAYS + 1.5) / rows, 1.0)  # the half keeps int() on this side of a whole number
+
+
+def operator_bytes(parts: Sequence[tuple[Part, Tier]], cache: Cache | None = None) -> TierBytes:
+    """Weights and optimizer state of one operator of these parts. A cached row is as wide as the widest cached part.
+
+    Raises ValueError where some are cached and `cache` does not say how.
+    """
+    hbm = host = 0
+    for part, tier in parts:
+        table = part.table
+        hbm += part.rows * table.optimizer_bytes_per_row
+        elements = part.rows * part.dim * (table.element_bytes + table.optimizer_bytes_per_element)
+        if tier == "hbm":
+            hbm += elements
+        else:
+            host += elements
+    cached = [part for part, tier in parts if tier == "cached"]
+    if not cached:
+        return TierBytes(hbm, host)
+    if cache is None:
+        raise ValueError(f"table {cached[0].table.name!r} is cached, but nothing says how many of its rows are")
+    rows = sum(part.rows for part in cached)
+    slot = max(part.dim * part.table.element_bytes for part in cached) + TAG_BYTES
+    slot += (0 if cache.lfu else TIME_BYTES) + (LOCK_BYTES if cache.prefetch else 0)
+    counts = (rows + 1) * COUNT_BYTES if cache.lfu else 0
+    return TierBytes(hbm + cache.slots(rows) * slot + rows * MAP_BYTES + counts, host)

@@ -1,0 +1,195 @@
+"""What tables beyond HBM take more: behind a cache in HBM, or in host memory (core/tiers.py).
+
+A cached table is an operator of its own. Misses are those of its miss curve (costmodel/cache.py). A cache of fewer rows than CROWDED
+times those that a batch reads has conflicts, which are read and written in host memory: what it takes lies on a chord, from a cache
+without conflicts to host memory.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeGuard, cast
+
+import numpy as np
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.part import Part
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.cache import CROWDED, miss_curve
+from neuroshard.costmodel.protocol import CostModel, Floats
+
+CHORD = 6  # points of the chord of crowded caches
+MOST_CACHED = 0.98  # share of its rows up to which a table is cached: with more it may as well be in HBM
+
+
+class BeyondHbm(NamedTuple):
+    """Ms that each of N tables takes more than in HBM, (N,) each: through a cache that misses nothing, for each row that it
+    misses, and in host memory. A missed row comes before forward, while another is written back."""
+
+    cached_forward: Floats
+    missed: Floats
+    host_forward: Floats
+    cached_backward: Floats
+    host_backward: Floats
+
+    @property
+    def cached_ms(self) -> Floats:
+        """Through a cache that misses nothing, forward and backward."""
+        return self.cached_forward + self.cached_backward
+
+    @property
+    def host_ms(self) -> Floats:
+        """In host memory, forward and backward."""
+        return self.host_forward + self.host_backward
+
+
+class KnowsTiers(CostModel, Protocol):
+    """A cost model that knows what tables beyond HBM take."""
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether its device has memory beyond its own."""
+
+    def beyond_hbm(self, parts: Sequence[Part]) -> BeyondHbm:
+        """What (N,) parts of tables take more beyond HBM."""
+
+
+def knows_tiers(model: CostModel) -> TypeGuard[KnowsTiers]:
+    """Whether it is a `KnowsTiers`, of a device that has tiers."""
+    return bool(getattr(model, "has_tiers", False))
+
+
+@dataclass(frozen=True, eq=False)
+class Caches:
+    """Caches of a whole table: `rows` kept (P,), from 0 on; rows `missed` a batch (P,); and the share of its lookups that conflicts
+    leave in host memory (P,), `spilt`."""
+
+    rows: Floats
+    missed: Floats
+    spilt: Floats
+
+    @classmethod
+    def of(cls, table: Table, batch_size: int, *, prefetch: bool = False) -> "Caches":
+        """At a global batch size; with `prefetch` two batches are in the cache at a time."""
+        curve, most = miss_curve(table, batch_size).hull(), MOST_CACHED * table.rows
+        crowded = min(CROWDED * (1 + prefetch) * curve.distinct_rows, most)
+        roomy = np.append(curve.cached_rows[(curve.cached_rows > crowded) & (curve.cached_rows < most)], most)
+        share = np.linspace(0.0, 1.0, CHORD)
+        missed = [share * float(curve.missed(crowded)), curve.missed(roomy)]
+        spilt = np.concatenate([1 - share, np.zeros(len(roomy))])
+        return cls(np.concatenate([share * crowded, roomy]), np.concatenate(missed), spilt)
+
+    def at(self, rows: float) -> tuple[float, float]:
+        """Rows missed a batch by a cache of so many, and the share that is spilt."""
+        return float(np.interp(rows, self.rows, self.missed)), float(np.interp(rows, self.rows, self.spilt))
+
+
+class MoreTerms:
+    """A CostModel that adds to `inner` what M more terms of each vector say."""
+
+    def __init__(self, inner: CostModel, terms: int) -> None:
+        self.inner, self.terms = inner, terms
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def of_parts(self, parts: Sequence[Part]) -> Floats:
+        """The terms of (N,) parts of tables: (N, M)."""
+        raise NotImplementedError
+
+    def terms_ms(self, terms: Floats) -> Floats:
+        """Ms of sums of terms: (…, M) -> (…)."""
+        raise NotImplementedError
+
+    def terms_slope(self, terms: Floats) -> Floats:
+        """The gradient of `terms_ms`: (…, M) -> (…, M)."""
+        raise NotImplementedError
+
+    def for_task(self, task: ShardingTask, *, waiting: bool) -> CostModel:
+        return self.changed(inner=cast(Any, self.inner).for_task(task, waiting=waiting))
+
+    def sending_more(self, more: Any) -> CostModel:
+        return self.changed(inner=cast(Any, self.inner).sending_more(more))
+
+    def waiting_ms(self, vector_sums: Floats) -> Floats:
+        return cast(Floats, cast(Any, self.inner).waiting_ms(vector_sums[..., : -self.terms]))
+
+    def part_vectors(self, parts: Sequence[Part]) -> Floats:
+        vectors = self.inner.part_vectors(parts)
+        self.inner_terms = vectors.shape[-1]
+        return np.concatenate([vectors, self.of_parts(parts)], axis=-1)
+
+    def compute_ms(self, vector_sums: Floats) -> Floats:
+        inner, terms = vector_sums[..., : -self.terms], vector_sums[..., -self.terms :]
+        ms: Floats = self.inner.compute_ms(inner) + self.terms_ms(terms)
+        return ms
+
+    def compute_slope(self, vector_sums: Floats) -> Floats:
+        inner, terms = vector_sums[..., : -self.terms], vector_sums[..., -self.terms :]
+        return np.concatenate([self.inner.compute_slope(inner), self.terms_slope(terms)], axis=-1)
+
+    def changed(self, **attributes: object) -> CostModel:
+        """The same model with other values of some attributes."""
+        new = copy.copy(self)
+        new.__dict__.update(attributes)
+        return cast(CostModel, new)
+
+
+class InTiers(MoreTerms):
+    """A cost model of a task whose constraints say which tables lie beyond HBM: one term, ms more than in HBM."""
+
+    def __init__(self, inner: KnowsTiers, task: ShardingTask) -> None:
+        super().__init__(inner, 1)
+        self.rules = task.constraints.beyond_hbm
+        self.tables = {table.name: table for table in task.tables if table.name in self.rules}
+        prefetch = task.pipeline == "prefetch"
+        self.caches = {
+            name: Caches.of(table, task.batch_size, prefetch=prefetch)
+            for name, table in self.tables.items()
+            if self.rules[name].tier == "cached"
+        }
+
+    def of_parts(self, parts: Sequence[Part]) -> Floats:
+        terms = np.zeros((len(parts), 1))
+        some = [number for number, part in enumerate(parts) if part.table.name in self.rules]
+        if not some:
+            return terms
+        beyond = cast(KnowsTiers, self.inner).beyond_hbm([parts[number] for number in some])
+        each = zip(some, beyond.cached_ms.tolist(), beyond.missed.tolist(), beyond.host_ms.tolist(), strict=True)
+        for number, cached_ms, missed_ms, host_ms in each:
+            part = parts[number]
+            cached_rows = self.rules[part.table.name].cached_rows
+            if cached_rows is None:
+                terms[number] = host_ms
+                continue
+            missed, spilt = self.caches[part.table.name].at(cached_rows)
+            missed *= part.rows / part.table.rows
+            terms[number] = self.inner.operator_ms + cached_ms + missed * missed_ms + spilt * host_ms
+        return terms
+
+    def terms_ms(self, terms: Floats) -> Floats:
+        return np.asarray(terms[..., 0])
+
+    def terms_slope(self, terms: Floats) -> Floats:
+        return np.ones_like(terms)
+
+
+def in_tiers(model: CostModel, task: ShardingTask) -> CostModel:
+    """The model for the tiers that a task's constraints name, or itself where none is named. Raises UsageError where it knows no
+    memory beyond HBM."""
+    if not task.constraints.beyond_hbm:
+        return model
+    return cast(CostModel, InTiers(with_tiers(model), task))
+
+
+def with_tiers(model: CostModel) -> KnowsTiers:
+    """The model, which knows tiers. Raises UsageError where it does not."""
+    if not knows_tiers(model):
+        raise UsageError(
+            f"cost model {model.name} ({model.device_name}) knows no memory beyond HBM; plan with analytic:h100 or another GPU's "
+            "datasheet, or without --host-memory"
+        )
+    return model

@@ -1,0 +1,75 @@
+"""A cost model of devices that divide their HBM among their tables as is cheapest.
+
+Dividing HBM is a convex problem: a part of a table takes fewer ms the more bytes it has. By duality its optimum is
+
+    max over prices p of (sum over parts of min over their points (ms + p x bytes)) - p x HBM
+
+with p in ms a byte. So the vector of a part gets one term more for each of some prices, the least of ms + p x bytes. What a device
+takes more than in HBM is then a maximum of linear functions of the sum of its vectors: convex, as any other cost that a search, and
+its lower bound, can use. Fewer prices than all make it less than the optimum, never more.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from neuroshard.core.part import Part
+from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.tiers import MoreTerms
+from neuroshard.search.tiers.points import PartPoints, Points
+
+
+class Divided(MoreTerms):
+    """`inner` for devices with `hbm` bytes each, by `prices` (M,) in ms a byte. Tables `whole` are in HBM, those `beyond` are not, and
+    those with `cached` rows have so many cached (0: they are in host memory), and each part of the others is in any tier."""
+
+    def __init__(
+        self,
+        inner: CostModel,
+        hbm: float,
+        prices: Floats,
+        points: PartPoints,
+        whole: Collection[str] = (),
+        beyond: Collection[str] = (),
+        cached: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(inner, len(prices))
+        self.hbm, self.prices, self.points = hbm, prices, points
+        self.whole, self.beyond, self.cached = whole, beyond, cached
+
+    def of_parts(self, parts: Sequence[Part]) -> Floats:
+        found = np.zeros((len(parts), self.terms))
+        for number, (part, points) in enumerate(zip(parts, self.points(parts), strict=True)):
+            some = self.permitted(part.table.name, points)
+            found[number] = (some.ms + self.prices[:, None] * some.nbytes).min(axis=1)
+        return found
+
+    def permitted(self, name: str, points: Points) -> Points:
+        """Of the points of a part of a table, those that it may have."""
+        if name in self.whole:
+            return Points(*(of[:1] for of in points))
+        if name in self.cached:
+            return points.at(self.cached[name])
+        return Points(*(of[1:] for of in points)) if name in self.beyond else points
+
+    def terms_ms(self, terms: Floats) -> Floats:
+        ms: Floats = np.maximum((terms - self.prices * self.hbm).max(axis=-1), 0.0)
+        return ms
+
+    def terms_slope(self, terms: Floats) -> Floats:
+        ms, slope = terms - self.prices * self.hbm, np.zeros_like(terms)
+        at = ms.argmax(axis=-1)[..., None]
+        np.put_along_axis(slope, at, np.take_along_axis(ms, at, axis=-1) > 0, axis=-1)
+        return slope
+
+    def slope_at(self, price: float) -> Floats:
+        """The gradient (K,) of what tiers take on a device where a byte is worth so much; nothing of what `inner` takes."""
+        slope = np.zeros(self.inner_terms + self.terms)
+        slope[self.inner_terms + int(np.abs(self.prices - price).argmin())] = 1.0
+        return slope
+
+    def price_of(self, vector_sums: Floats) -> Floats:
+        """What a byte of HBM is worth on each device, in ms: (D, K) -> (D,). 0 where there is enough."""
+        ms = vector_sums[..., -self.terms :] - self.prices * self.hbm
+        return np.asarray(np.where(ms.max(axis=-1) > 0, self.prices[ms.argmax(axis=-1)], 0.0))

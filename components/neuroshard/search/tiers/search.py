@@ -1,0 +1,264 @@
+"""Search plans of tables that HBM does not hold: which are beyond it, how they are cut, and on which devices.
+
+First every part may be in any tier, and devices divide their HBM as is cheapest: a relaxation, since a table is in one tier. Its plan
+says what a byte of HBM is worth on each device, and at these prices which tables would rather be in HBM, whole. Those stay there, as
+far as they fit; the others are cached or in host memory. A search finds a plan for them. Then single tables change sides, those
+that an estimate ranks best, as long as that helps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+
+from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.plan import Shard, host_memory
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.tiers import WAYS
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints
+from neuroshard.costmodel.tiers import with_tiers
+from neuroshard.progress import progress
+from neuroshard.search.algorithms import Asked, Found, find
+from neuroshard.search.bound.lower_bound import Bound, lower_bound
+from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.infeasible.feasibility import feasible
+from neuroshard.search.problem.filling import complete
+from neuroshard.search.problem.layout import lay_out
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.spread import MayHold
+from neuroshard.search.problem.state import State
+from neuroshard.search.tiers.divided import Divided
+from neuroshard.search.tiers.division import Tiers, divided
+from neuroshard.search.tiers.points import PartPoints
+
+WHOLE, DIVIDED = (
+    0,
+    1,
+)  # the first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
+LEVELS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # shares of cached rows of large tables, an option each: a guess
+RELAXED_ROUNDS = 12  # of the relaxation: a guess
+TOGGLES = 40  # tables that change sides, one after another, where no time budget is given: a guess
+ROUNDS_A_TOGGLE = 2  # of local search after each: a guess
+TOGGLE_CANDIDATES = 12  # the best by the estimate, of which one is drawn: a guess
+TWO_AT_A_TIME = 0.35  # share of the times that two change sides: a guess
+TOGGLE_LUCK = 2.5  # mean rank of the one that is drawn: a guess
+CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may be cut: a guess
+NARROWED = 4.0  # prices are refined between those of the relaxed plan, and this factor beyond: a guess
+ROOM = 0.97  # share of all HBM that tables in HBM may fill, so that they can be packed: a guess
+
+
+IN_ANY_TIER = (
+    "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
+)
+
+
+def needs_tiers(task: ShardingTask) -> bool:
+    """Whether the task has host memory for tables, and HBM does not hold them all."""
+    return task.host_memory_bytes is not None and task.need_bytes > sum(task.placeable_bytes)
+
+
+def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
+    """Raise Infeasible where a host has less memory than its tables need."""
+    used = host_memory(task, shards)
+    fullest, limit = max(used), task.host_memory_bytes or 0
+    if fullest > limit:
+        raise Infeasible(
+            f"tables beyond HBM need {format_bytes(fullest)} of the memory of host {used.index(fullest)}, which has "
+            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or devices"
+        )
+
+
+@dataclass(frozen=True)
+class InTierPlan:
+    """A plan of table groups with these options (G,), its shards, the tiers of its tables, and what it costs in ms."""
+
+    state: State
+    choice: Ints
+    shards: tuple[Shard, ...]
+    tiers: Tiers
+    cost: float
+
+
+@dataclass(frozen=True)
+class FoundTiers:
+    """The best plan found, how the search got there, and the bound."""
+
+    plan: InTierPlan
+    found: Found
+    bound: Bound
+
+
+class TierProblems:
+    """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in HBM
+    (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
+
+    A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards has all
+    of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
+    """
+
+    def __init__(self, task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints, may: MayHold) -> None:
+        hbm, names = task.placeable_bytes, [table.name for table in task.placed]
+        if len(set(hbm)) > 1:
+            raise UsageError(
+                "devices have different memory for tables: beyond HBM all must have as much; say one --memory for all"
+            )
+        self.task, self.cost_model, self.prices, self.points = task, model, prices, points
+        in_host = task.with_tiers(dict.fromkeys(names, ("host", None)))
+
+        def dividing(**given: Any) -> CostModel:
+            return cast(CostModel, Divided(model, hbm[0], prices, points, **given))
+
+        self.anywhere = feasible(in_host, dividing(), may=may)
+        self.anywhere.price(np.arange(len(self.anywhere.group)))
+        whole = Problem(task, dividing(whole=names), may=may)
+        outside = Problem(in_host, dividing(beyond=names), may=may)
+        self.large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
+        self.wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
+        self.large |= self.wide
+        self.options = [whole, outside]
+        if self.large.any():
+            some = [tables[0] for tables, is_large in zip(outside.tables, self.large, strict=True) if is_large]
+            for share in LEVELS:
+                rows = {table.name: int(share * table.rows) // WAYS * WAYS for table in some}
+                held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
+                in_level = in_host.with_tiers(cast(Any, held))
+                self.options.append(Problem(in_level, dividing(beyond=names, cached=rows), may=may))
+        for problem in self.options:
+            problem.price(np.arange(len(problem.group)))
+
+    def of(self, choice: Ints) -> Problem:
+        """The problem in which each table group has its choice of the options (G,)."""
+        problem = self.options[DIVIDED]
+        for number in np.unique(choice).tolist():
+            if number != DIVIDED:
+                problem = problem.with_options_of(self.options[number], choice == number)
+        return problem.uncut_groups(choice == DIVIDED)
+
+    @cached_property
+    def mean_ms(self) -> float:
+        """What a device takes if all tables are spread evenly over all, in any tier."""
+        vectors = self.anywhere.vectors[self.anywhere.whole]
+        return float(self.anywhere.model.compute_ms(vectors.sum(axis=0) / self.anywhere.devices))
+
+    def prices_of(self, state: State) -> Floats:
+        """What a byte of HBM is worth on each device of a plan: (D,)."""
+        return cast(Divided, state.problem.model).price_of(state.sums)
+
+    def in_tiers(self, state: State, choice: Ints) -> InTierPlan:
+        """A plan with its HBM divided, as it is then priced."""
+        shards, groups = lay_out(state), zip(self.anywhere.tables, choice.tolist(), strict=True)
+        held = {tables[0].name: number for tables, number in groups if number != WHOLE}
+        cached = {}
+        for name, number in held.items():
+            if number != DIVIDED:
+                rule = self.options[number].task.constraints.beyond_hbm[name]
+                cached[name] = rule.tier, rule.cached_rows
+        tiers = divided(self.task, shards, held, cached, self.points)
+        prices = price_shards(self.cost_model, self.task.with_tiers(tiers), shards)
+        assert prices is not None
+        return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()))
+
+    @cached_property
+    def need_bytes(self) -> Floats:
+        """HBM that each table group needs, uncut, by option: (O, G)."""
+        return np.array([problem.nbytes[problem.whole] for problem in self.options], dtype=np.float64)
+
+
+def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHold) -> FoundTiers:
+    """The best plan found, where the task's tables do not all fit into HBM. Raises Infeasible where HBM does not even hold what
+    tables need there that are in host memory, and UsageError where the model knows no tiers."""
+    points = PartPoints(task, with_tiers(model))
+    few = replace(
+        asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0), watch=asked.watch.anew()
+    )
+    rng = np.random.default_rng(asked.settings.seed)
+    with asked.watch.sharing(0.4):
+        coarse = TierProblems(task, model, points.prices(), points, may)
+        relaxed = find(coarse.anywhere, few).best
+        problems = TierProblems(task, model, _refined(coarse, relaxed), points, may)
+        relaxed = find(problems.anywhere, replace(few, watch=few.watch.anew())).best
+    bound = lower_bound(problems.anywhere, relaxed)
+    choice = _first_choice(problems, relaxed)
+    found = find(problems.of(choice), replace(few, watch=asked.watch.anew()))
+    plan = _toggled(problems, problems.in_tiers(found.best, choice), asked, rng)
+    last = LocalSearch([plan.state], rng, asked.watch.anew()).run(asked.settings.most_rounds)
+    return FoundTiers(min(plan, problems.in_tiers(last, plan.choice), key=lambda one: one.cost), found, bound)
+
+
+def _refined(problems: TierProblems, relaxed: State) -> Floats:
+    """More prices around those that the devices of a plan have."""
+    prices, there = problems.prices, problems.prices_of(relaxed)
+    there = there[there > 0]
+    if not len(there):
+        return prices
+    near = np.geomspace(there.min() / NARROWED, there.max() * NARROWED, len(prices))
+    return np.unique(np.concatenate([prices[:1], near, prices[1::6], prices[-1:]]))
+
+
+def _first_choice(problems: TierProblems, relaxed: State) -> Ints:
+    """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far as
+    they fit, or else beyond it."""
+    worth, prices = np.zeros((len(problems.options), len(relaxed.widths))), problems.prices_of(relaxed)
+    groups, devices = np.nonzero(relaxed.widths)
+    shards = relaxed.problem.first[groups] + relaxed.widths[groups, devices]
+    slope = np.stack([cast(Divided, relaxed.problem.model).slope_at(price) for price in prices])
+    for number, problem in enumerate(problems.options):
+        np.add.at(worth[number], groups, np.einsum("sk,sk->s", problem.vectors[shards], slope[devices]))
+    worth[DIVIDED, problems.large] = np.inf
+    if len(problems.options) > 2:
+        worth[2:, ~problems.large] = np.inf
+    choice: Ints = 1 + worth[1:].argmin(axis=0)
+    gain = worth[1:].min(axis=0) - worth[WHOLE]
+    need = problems.need_bytes
+    room = ROOM * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
+    more = need[WHOLE] - need[choice, np.arange(len(choice))]
+    for group in np.argsort(-gain / more, kind="stable").tolist():
+        if gain[group] > 0 and more[group] <= room:
+            choice[group] = WHOLE
+            room -= more[group]
+    return choice
+
+
+def _toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.random.Generator) -> InTierPlan:
+    """The cheapest plan found by giving one or two table groups another option at a time."""
+    with progress("search tiers", total=TOGGLES, unit="tables") as bar:
+        for _ in range(TOGGLES):
+            if asked.watch.expired:
+                break
+            change = _change(problems, best)
+            candidates = np.argsort(change, axis=None, kind="stable")[:TOGGLE_CANDIDATES]
+            choice = best.choice.copy()
+            for _ in range(1 + (rng.random() < TWO_AT_A_TIME)):
+                number, group = np.unravel_index(
+                    candidates[min(int(rng.exponential(TOGGLE_LUCK)), len(candidates) - 1)], change.shape
+                )
+                choice[group] = number
+            there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
+            start = None if there is None else complete(there, best.state.widths.copy())
+            if start is not None:
+                found = LocalSearch([start], rng, asked.watch.anew()).run(ROUNDS_A_TOGGLE)
+                best = min(best, problems.in_tiers(found, choice), key=lambda plan: plan.cost)
+            bar.advance(1, f"best {best.cost:.3f} ms")
+    return best
+
+
+def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
+    """By a linear estimate, what each table group changes on the busy devices if it has another option: (O, G). Infinite where it
+    has it already, or may not."""
+    state = plan.state
+    slope = state.problem.model.compute_slope(state.sums)
+    busy = (state.ready / state.ready.max()) ** 8
+    groups, devices = np.nonzero(state.widths)
+    shards = state.problem.first[groups] + state.widths[groups, devices]
+    change = np.zeros((len(problems.options), len(plan.choice)))
+    for number, problem in enumerate(problems.options):
+        more = problem.vectors[shards] - state.problem.vectors[shards]
+        np.add.at(change[number], groups, np.einsum("sk,sk->s", more, slope[devices]) * busy[devices])
+    change[plan.choice, np.arange(len(plan.choice))] = np.inf
+    change[DIVIDED, problems.wide] = np.inf
+    change[2:, ~problems.large] = np.inf
+    return change
