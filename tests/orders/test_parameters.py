@@ -81,7 +81,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(UsageError) as caught:
         check_parameters({"memory_margin": 1.5, "seed": 3, "algorithm": "nope", "colour": "red"})
     lines = faults({"memory_margin": 1.5, "seed": 3, "algorithm": "nope", "colour": "red"})
-    assert [line.split()[0].rstrip(":") for line in lines] == ["memory_margin", "algorithm", "'colour'"]
+    assert [line.split(maxsplit=1)[0] for line in lines] == ["memory_margin:", "algorithm:", "'colour'"]
     assert str(caught.value) == "; ".join(lines)
     assert "memory_margin: must be a share of at least 0 and below 1 (0.1 is 10 %), not 1.5" in str(caught.value)
 

@@ -24,7 +24,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 
-Check = Callable[[str, Any], object]  # of the name and a value; raises a NeuroshardError for an invalid one
+Check = Callable[[str, Any], object]  # of how a line on the value begins, and the value; raises a NeuroshardError
 
 
 def check_parameters(given: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ def faults(given: Mapping[str, Any]) -> tuple[str, ...]:
     lines = []
     for name, value in given.items():
         try:
-            CHECKS[name](name, value)
+            CHECKS[name](f"{name}:", value)
         except NeuroshardError as error:
             text = str(error)
             lines.append(text if text.startswith(name) else f"{name}: {text}")
