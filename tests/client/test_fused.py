@@ -1,11 +1,12 @@
 """The optimizers that a trainer fuses into its tables: by name, or by apply_optimizer_in_backward on the parameters."""
 
+import random
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 from torch import nn
@@ -19,7 +20,8 @@ from helpers.trainers import cut_plan
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.client.torchrec_fused import NAMES, OF_THE_ROW
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import OPTIMIZER_BYTES
+from neuroshard.core.part import Part
+from neuroshard.core.table import OPTIMIZER_BYTES, Table
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of torch's jit, while it is imported
@@ -47,15 +49,30 @@ def all_by(kind: Any) -> nn.Module:
     return model(**{table.name: (kind, {"lr": 0.1}) for table in TABLES})
 
 
+@pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.FP16])
 @pytest.mark.parametrize("kind", NAMES)
-def test_state_is_as_large_as_fbgemm_s(kind: EmbOptimType) -> None:
-    operator = SplitTableBatchedEmbeddingBagsCodegen(
-        [(100, 16, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)], optimizer=kind, device=torch.device("meta")
-    )
-    moments = [part for name, part in operator.named_buffers() if name in ("momentum1_dev", "momentum2_dev")]
-    state = sum(part.numel() * part.element_size() for part in moments if part.dtype is torch.float32)
-    per_row, per_element = OPTIMIZER_BYTES[NAMES[kind]]
-    assert state == 100 * (per_row + 16 * per_element)
+def test_a_part_of_a_table_takes_what_fbgemm_allocates(kind: EmbOptimType, precision: SparseType) -> None:
+    rng = random.Random(0)
+    for rows, dim in [(rng.randint(1, 10**6), 4 * rng.randint(1, 64)) for _ in range(3)]:
+        operator = SplitTableBatchedEmbeddingBagsCodegen(
+            [(rows, dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)],
+            optimizer=kind,
+            weights_precision=precision,
+            device=torch.device("meta"),
+        )
+        moments = [part for name, part in operator.named_buffers() if name in ("momentum1_dev", "momentum2_dev")]
+        state = sum(part.nbytes for part in moments if part.dtype is torch.float32)  # of others there are no elements
+        per_row, per_element = OPTIMIZER_BYTES[NAMES[kind]]
+        table = Table(
+            name="t",
+            rows=2 * rows,
+            dim=2 * dim,
+            pooling_factor=1,
+            element_bytes=precision.bit_rate() // 8,
+            optimizer_bytes_per_row=per_row,
+            optimizer_bytes_per_element=per_element,
+        )
+        assert Part(table, rows, dim, row_blocks=2).memory() == (operator.weights_dev.nbytes, state, 0)
 
 
 def test_every_optimizer_has_bytes_and_may_be_named() -> None:

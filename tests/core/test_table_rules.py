@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from helpers.refusals import refused
-from neuroshard.core.part import Part
 from neuroshard.core.reuse import REUSE_BINS, uniform_bins
 from neuroshard.core.table import MAX_ROWS, OPTIMIZER_BYTES, Table, check_distinct
 
@@ -61,20 +60,9 @@ def test_a_broken_rule_is_refused(change, fact):
         Table(**{**GOOD, **change})
 
 
-def test_a_table_of_several_features_sends_its_columns_once_for_each() -> None:
-    features = [{"name": "x", "pooling_factor": 1.5}, {"name": "y", "pooling_factor": 0.5}]
-    table = Table.model_validate({"name": "t", "rows": 100, "dim": 8, "features": features})
-    assert (table.pooling_factor, Part.of(table).vectors, Part.of(table).sent_columns) == (2.0, 2.0, 16.0)
-    half = Part(table, 50, 4).as_table()
-    assert [feature.pooling_factor for feature in half.features] == [0.75, 0.25]
-    assert Table.model_validate(half.model_dump()) == half
-
-
-def test_a_sequence_sends_its_columns_once_for_each_lookup() -> None:
+def test_a_sequence_is_cut_into_halves_at_most() -> None:
     table = Table(**{**GOOD, "dim": 64, "pooling_factor": 12.5, "pooling": "none"})
-    assert (Part.of(table).sent_columns, Part(table, table.rows // 2, 64).sent_columns) == (800.0, 400.0)
     assert (table.narrowest_cut, table.with_dim(12).narrowest_cut) == (32, 12)
-    assert Part.of(table.model_copy(update={"pooling_factor": 0.0})).sent_columns > 0
 
 
 def test_a_table_without_reuse_bins_is_read_uniformly():
@@ -137,14 +125,6 @@ def test_a_set_of_tables_has_distinct_names_and_is_not_empty():
         check_distinct((one, other, one))
     with refused(ValueError, "empty"):
         check_distinct(())
-
-
-def test_parts_row_wise_share_rows_lookups_and_memory() -> None:
-    table = Table(name="t", rows=1000, dim=64, pooling_factor=8.0)
-    parts = [Part(table, rows, 32) for rows in (250, 750)]
-    assert [part.pooling_factor for part in parts] == [2.0, 6.0]
-    assert sum(part.memory().total for part in parts) == table.with_dim(32).memory_bytes
-    assert Part(table, 1000, 32).as_table() == table.with_dim(32)
 
 
 @pytest.mark.parametrize(

@@ -151,9 +151,7 @@ def _cut(
     pieces += rng.random(len(tables)) < rng.uniform(0, MOST_CUT_FURTHER)
 
     steps, even = dims // DIM_STEP, rng.random(len(tables)) < EVEN_SHARE
-    fitting = [
-        (memory_bytes // t.rows - a_row) // (DIM_STEP * element) for t in tables for element, a_row in [_bytes(t)]
-    ]
+    fitting = [(memory_bytes - own) // (DIM_STEP * column) for column, own in map(_bytes, tables)]
     pieces = np.maximum(pieces, -(-steps // np.minimum(fitting, MAX_DIM)))
     sequences = np.array([table.pooling == "none" for table in tables], dtype=bool)
     most = np.where(sequences, [table.dim // table.narrowest_cut for table in tables], steps)  # halves at most
@@ -165,8 +163,8 @@ def _cut(
 
 
 def _facts(tables: Sequence[Table]) -> Floats:
-    """Pooling factor, rows, bytes of an element and extra bytes of a row, for each table: (T, 4)."""
-    return np.array([(t.pooling_factor, t.rows, *_bytes(t)) for t in tables], dtype=np.float64).reshape(-1, 4)
+    """Pooling factor, bytes of a column, and bytes of a shard however narrow, for each table: (T, 3)."""
+    return np.array([(t.pooling_factor, *_bytes(t)) for t in tables], dtype=np.float64).reshape(-1, 3)
 
 
 def _mixture(whole: Floats, rng: np.random.Generator) -> Floats:
@@ -176,16 +174,15 @@ def _mixture(whole: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _bytes(table: Table) -> tuple[int, int]:
-    """Memory of an element, and extra memory of a row."""
-    a_row = sum(table.row_bytes(0))
-    return sum(table.row_bytes(1)) - a_row, a_row
+    """Memory of a column, and of a shard however narrow."""
+    own, with_column = (Part(table, table.rows, dim).memory().total for dim in (0, 1))
+    return with_column - own, own
 
 
 def _amounts(of: Floats, dims: Ints) -> Floats:
-    """The amount of each of LOADS in each table, from `_facts` (T, 4) and columns (T,): (T, len(LOADS))."""
-    pooling, rows, element_bytes, row_bytes = of.T
-    nbytes = rows * (dims * element_bytes + row_bytes)
-    return np.stack([np.ones(len(dims)), dims, pooling, pooling * dims, nbytes], axis=1)
+    """The amount of each of LOADS in each table, from `_facts` (T, 3) and columns (T,): (T, len(LOADS))."""
+    pooling, of_column, of_shard = of.T
+    return np.stack([np.ones(len(dims)), dims, pooling, pooling * dims, dims * of_column + of_shard], axis=1)
 
 
 def _widths(steps: int, pieces: int, even: bool, rng: np.random.Generator) -> Ints:

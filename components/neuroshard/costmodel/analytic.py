@@ -30,10 +30,8 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.hardware_names import words
 from neuroshard.core.part import Part
 from neuroshard.core.precision import CollectivePrecision
-from neuroshard.core.reuse import REUSE_BINS
-from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.features import but_for_widths, distinct_rows, rounded_up, widths_of
+from neuroshard.costmodel.features import but_for_widths, distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, input_ms_per_column
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.report import STAND_IN_ERROR
@@ -298,20 +296,14 @@ class Analytic:
     def part_vectors(self, parts: Sequence[Part]) -> Floats:
         """N parts of tables -> (N, 5) ms."""
         some, index = but_for_widths(parts)
-        facts = [
-            (
-                part.rows,
-                part.pooling_factor,
-                part.vectors,
-                part.input_columns,
-                *_facts(part.table),
-                *part.table.reuse_bins,
-            )
+        facts, bins = facts_of(some.values())
+        rows, pooling, vectors, element, counted_on = facts[:, index]
+        more = [
+            (part.table.optimizer_bytes_per_element, part.table.optimizer_bytes_per_row, part.input_columns)
             for part in some.values()
         ]
-        of_part = np.array(facts, dtype=np.float64).reshape(len(facts), -1)[index]
-        rows, pooling, vectors, inputs, element, counted_on, state, row_state = of_part.T[:-REUSE_BINS]
-        bins, columns, sheet = of_part[:, -REUSE_BINS:], widths_of(parts), self.sheet
+        state, row_state, inputs = np.array(more, dtype=np.float64).reshape(-1, 3)[index].T
+        bins, columns, sheet = bins[index], widths_of(parts), self.sheet
         distinct, lookups = distinct_rows(rows, pooling, bins, counted_on, self.batch_size), pooling * self.batch_size
         row = rounded_up(columns * element, sheet.sector_bytes) * self._narrow(columns)
         gradient = rounded_up(columns * OUTPUT_BYTES, sheet.sector_bytes) * self._narrow(columns)
@@ -473,12 +465,6 @@ def analytic_model(name: str, batch_size: int | None) -> Analytic:
             f"analytic:{name} computes costs for a batch size: give --batch-size, samples a step over all devices"
         )
     return Analytic(name, batch_size)
-
-
-def _facts(table: Table) -> tuple[int, int, int, int]:
-    """Bytes of an element, the batch that the reuse bins were counted on, and bytes of state of an element and of a row."""
-    state = table.optimizer_bytes_per_element, table.optimizer_bytes_per_row
-    return table.element_bytes, table.reuse_batch_size, *state
 
 
 def _missed(between: Floats, cache_bytes: float) -> Floats:

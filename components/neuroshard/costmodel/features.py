@@ -8,7 +8,7 @@ Reuse bins go in cumulated, as the share of lookups of rows that a batch touches
 into neighbouring bins are nearly the same to a kernel: their cumulated shares are close, while the bins themselves are not.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
@@ -87,12 +87,8 @@ def split_features(parts: Sequence[Part], batch_size: int | Ints) -> SplitFeatur
     """The same, split. What does not depend on the width is computed once for a Table object, rows, copies and batch size."""
     distinct, index = but_for_widths(parts, np.broadcast_to(batch_size, len(parts)).tolist())
     tables = [part.table for part in distinct.values()]
-    of_table = [(t.element_bytes, t.reuse_batch_size, t.weighted, len(t.features) > 1) for t in tables]
-    of_part = [(part.rows, part.pooling_factor, part.vectors) for part in distinct.values()]
-    element_bytes, counted_on, weighted, shared = np.array(of_table, dtype=np.float64).reshape(-1, 4).T
-    rows, pooling, vectors = np.array(of_part, dtype=np.float64).reshape(-1, 3).T
+    (rows, pooling, vectors, element_bytes, counted_on), bins = facts_of(distinct.values())
     batch = np.array([batch for *_, batch in distinct], dtype=np.float64)
-    bins = np.array([t.reuse_bins for t in tables], dtype=np.float64).reshape(-1, REUSE_BINS)
     lookups = pooling * batch
     touched = distinct_rows(rows, pooling, bins, counted_on, batch)
     lookups_a_bin = bins * BIN_TOUCHES
@@ -108,8 +104,8 @@ def split_features(parts: Sequence[Part], batch_size: int | Ints) -> SplitFeatur
         "log2_batch_size": np.log2(batch),
         "log2_element_bytes": np.log2(element_bytes),
         "mean_pooling": np.array([_POOLING[table.pooling] for table in tables]),
-        "weighted": weighted,
-        "shared": shared,
+        "weighted": np.array([table.weighted for table in tables]),
+        "shared": np.array([len(table.features) > 1 for table in tables]),
     }
     for name, column in columns.items():
         fixed[:, _PLACE[name]] = column
@@ -139,6 +135,17 @@ def but_for_widths(parts: Sequence[Part], *more: Iterable[Any]) -> tuple[dict[tu
     distinct = dict(zip(keys, parts, strict=True))
     place = dict(zip(distinct, range(len(distinct)), strict=True))
     return distinct, np.fromiter(map(place.__getitem__, keys), dtype=np.intp, count=len(keys))
+
+
+def facts_of(parts: Collection[Part]) -> tuple[Floats, Floats]:
+    """Rows, pooling factor, vectors a sample, bytes of an element, and the batch that the reuse bins were counted on, of N parts:
+    (5, N); and the bins: (N, 17)."""
+    facts = [
+        (part.rows, part.pooling_factor, part.vectors, part.table.element_bytes, part.table.reuse_batch_size)
+        for part in parts
+    ]
+    bins = [part.table.reuse_bins for part in parts]
+    return np.array(facts, dtype=np.float64).reshape(-1, 5).T, np.array(bins, dtype=np.float64).reshape(-1, REUSE_BINS)
 
 
 def widths_of(parts: Sequence[Part]) -> Floats:

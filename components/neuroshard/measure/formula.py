@@ -15,9 +15,8 @@ from itertools import product
 import numpy as np
 
 from neuroshard.core.part import Part
-from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import ELEMENT_BYTES, Table
-from neuroshard.costmodel.features import distinct_rows, rounded_up
+from neuroshard.costmodel.features import distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.protocol import Floats, slope_by_differences
 
 DEVICE_NAME = "formula of an H100"
@@ -70,16 +69,8 @@ LONGEST = 8
 
 def part_terms(parts: Sequence[Part], batch_size: int) -> Floats:
     """Terms of N parts of tables: (N, len(TERMS)). A set has the sum of its parts' terms."""
-    rows, dims, pooling, vectors = (
-        np.array([getattr(part, name) for part in parts], dtype=np.float64)
-        for name in ("rows", "dim", "pooling_factor", "vectors")
-    )
-    tables = [part.table for part in parts]
-    element_bytes, counted_on = (
-        np.array([getattr(table, name) for table in tables], dtype=np.float64)
-        for name in ("element_bytes", "reuse_batch_size")
-    )
-    bins = np.array([table.reuse_bins for table in tables]).reshape(-1, REUSE_BINS)
+    (rows, pooling, vectors, element_bytes, counted_on), bins = facts_of(parts)
+    tables, dims = [part.table for part in parts], widths_of(parts)
     distinct = distinct_rows(rows, pooling, bins, counted_on, batch_size)
     lookups = pooling * batch_size
     row_bytes = rounded_up(dims * element_bytes, SECTOR_BYTES)

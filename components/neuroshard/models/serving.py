@@ -153,10 +153,8 @@ def _columns(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
 
 
 def _kinds(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
-    return [
-        Shortfall("other kinds of tables", line, usable=True)
-        for line in model.unmeasured_kinds([Part.of(table) for table in wanted.tables])
-    ]
+    lines = model.unmeasured_kinds(list(map(Part.of, wanted.tables)))
+    return [Shortfall("other kinds of tables", line, usable=True) for line in lines]
 
 
 def _parts(model: TrainedCostModel) -> list[Shortfall]:
