@@ -104,7 +104,7 @@ class Tuning:
     toggle_copies: float = 0.5  # share of toggles that copy a table, or no longer, where tables may be copied: a guess
     toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer
     # The table to toggle is at a random place in the order of estimated gain: an exponential draw of this mean, rounded down
-    toggle_luck: float = 1.5
+    toggle_luck: float = 3.0
     joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards
     joins_tried: int = 4  # single joins that are followed by a descent before no more cuts are undone
 
