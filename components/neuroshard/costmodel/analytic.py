@@ -348,9 +348,8 @@ class Analytic:
         load more before its own.
         """
         sheet = self.sheet
-        facts = [(part.rows, part.pooling_factor, part.vectors, *_facts(part.table)) for part in parts]
-        rows, pooling, vectors, element, counted_on, state, _ = np.array(facts, dtype=np.float64).reshape(-1, 7).T
-        bins = np.array([part.table.reuse_bins for part in parts], dtype=np.float64).reshape(-1, REUSE_BINS)
+        (rows, pooling, vectors, element, counted_on), bins = facts_of(parts)
+        state = np.array([part.table.optimizer_bytes_per_element for part in parts], dtype=np.float64)
         distinct, lookups = distinct_rows(rows, pooling, bins, counted_on, self.batch_size), pooling * self.batch_size
         columns = widths_of(parts)
         row = rounded_up(columns * element, sheet.sector_bytes)
