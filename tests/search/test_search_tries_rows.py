@@ -38,12 +38,12 @@ def test_a_table_that_outweighs_all_else_is_split_row_wise_and_the_task_allows_i
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_where_no_first_try_is_cheaper_the_plan_is_that_of_a_column_wise_search(make_task, seed):
+def test_where_rows_save_nothing_a_plan_is_as_cheap_as_that_of_a_column_wise_search(make_task, seed):
     rng = np.random.default_rng(seed)
     shapes = [(int(10 ** rng.uniform(4, 6)), int(rng.choice([32, 64, 128])), rng.uniform(1, 20)) for _ in range(40)]
     task, model = make_task(shapes, [4.0] * 4), analytic_model("h100", 65536)
     tried, plain = (search(task, model, replace(TRIES, seed=seed, try_row_wise=so)) for so in (True, False))
-    assert tried == plain
+    assert tried.cost_ms == pytest.approx(plain.cost_ms, rel=2e-3)
     assert split(plain) == set()
 
 

@@ -82,24 +82,24 @@ def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Gener
     fits without copies, any will do.
     """
     if not problem.may_copy:
-        return _with_or_without_cuts(problem, _starts(problem, asked), asked, rng)
-    without, fault, starts = None, None, list[State]()
+        return _with_or_without_cuts(problem, _first(problem, asked), asked, rng)
+    without, fault, first = None, None, list[State]()
     with asked.watch.sharing(0.5):
         try:
             none = problem.without_copies()
-            without = _with_or_without_cuts(none, _starts(none, asked), replace(asked, watch=asked.watch.anew()), rng)
+            without = _with_or_without_cuts(none, _first(none, asked), replace(asked, watch=asked.watch.anew()), rng)
         except Infeasible as error:
             fault = error
     if without is not None:
         if asked.watch.expired:
             return without
-        starts = _affordable(_proposed(problem, asked), asked.current)
-        if _least_ms(starts) * (1 - problem.tuning.both_kinds_within) > without.best.cost:
+        first = _with_rows_split(problem, asked, _affordable(_proposed(problem, asked), asked.current))
+        if _least_ms(first) * (1 - problem.tuning.both_kinds_within) > without.best.cost:
             return without
     try:
-        starts = starts or _starts(problem, asked)
+        first = first or _first(problem, asked)
         watched = replace(asked, watch=asked.watch.anew())
-        with_some = _with_or_without_cuts(problem, starts, watched, rng.spawn(1)[0])
+        with_some = _with_or_without_cuts(problem, first, watched, rng.spawn(1)[0])
     except Infeasible as error:
         if without is None:
             raise fault or error from None
@@ -110,26 +110,22 @@ def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Gener
     return with_some if without is None or with_some.best.cost < without.best.cost * worth else without
 
 
-def _with_or_without_cuts(problem: Problem, starts: list[State], asked: Asked, rng: np.random.Generator) -> Found:
+def _with_or_without_cuts(problem: Problem, first: list[State], asked: Asked, rng: np.random.Generator) -> Found:
     """The cheaper of two plans: the best found that cuts no pooled table, whose outputs need not be put into order, and the best
-    found from these `starts` that may cut any.
+    found from these `first` ones that may cut any.
 
     A kind of plan is searched only if its first plans are not far dearer than those of the other kind. If the current plan has
     cuts, plans with cuts are always searched, and one without must be worth moving for. Raises Infeasible if nothing fits, or if
     the move budget is too small.
     """
     current, far = asked.current, 1 - problem.tuning.both_kinds_within
-    asked.watch.note(_least_ms(starts))
-    first = [*starts, *_with_rows_split(problem, asked, starts)]
+    asked.watch.note(_least_ms(first))
     uncut = _uncut(problem, _least_ms(first) / far)
-    uncut_starts = [] if uncut is None else _affordable(_proposed(uncut, asked), current)
-    if uncut is None or not uncut_starts:
-        return _local_search(problem, first, asked, rng)
-    first_uncut = [*uncut_starts, *_with_rows_split(uncut, asked, uncut_starts)]
-    if _least_ms(first) < far * _least_ms(first_uncut):
+    first_uncut = [] if uncut is None else _with_rows_split(uncut, asked, _affordable(_proposed(uncut, asked), current))
+    if uncut is None or _least_ms(first) < far * _least_ms(first_uncut):
         return _local_search(problem, first, asked, rng)
     uncut_rng = rng.spawn(1)[0]
-    from_cuts = current is not None and starts[0].cuts > len(starts[0].problem.spread)
+    from_cuts = current is not None and first[0].cuts > len(first[0].problem.spread)
     if _least_ms(first_uncut) < far * _least_ms(first) and not from_cuts:
         return _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
@@ -206,12 +202,13 @@ def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: As
     return simplest(plans if current is None else [*plans, start], simplicity, current)
 
 
-def _starts(problem: Problem, asked: Asked) -> list[State]:
-    """Plans that fit and keep the move budget: those proposed or, if there are none, any plan that fits."""
-    starts, current = _proposed(problem, asked) or [State(*any_plan(problem))], asked.current
+def _first(problem: Problem, asked: Asked) -> list[State]:
+    """Plans to improve, that fit and keep the move budget: those proposed or, if there are none, any plan that fits; then ones
+    with rows split."""
+    plans, current = _proposed(problem, asked) or [State(*any_plan(problem))], asked.current
     if current is not None and current.budget_bytes is not None:
-        current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in starts))
-    return _affordable(starts, current)
+        current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in plans))
+    return _with_rows_split(problem, asked, _affordable(plans, current))
 
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:
@@ -222,13 +219,13 @@ def _proposed(problem: Problem, asked: Asked) -> list[State]:
     return [*in_place, *(first_plans(problem, tuning.greedy_plans) if tuning.greedy else ())]
 
 
-def _with_rows_split(problem: Problem, asked: Asked, starts: Sequence[State]) -> list[State]:
-    """Proposed plans with rows split that keep the move budget, where rows may be split: where tables may be copied, beside the
-    copies of the cheapest plan to start from."""
-    if not _may_split_rows(problem):
-        return []
-    beside = min(starts, key=lambda plan: plan.cost).problem if problem.may_copy else problem
-    return _affordable(row_wise_plans(beside), asked.current)
+def _with_rows_split(problem: Problem, asked: Asked, plans: list[State]) -> list[State]:
+    """These plans, and proposed ones with rows split that keep the move budget, where rows may be split: where tables may be
+    copied, beside the copies of the cheapest of these plans. None if there are none of these."""
+    if not plans or not _may_split_rows(problem):
+        return plans
+    beside = min(plans, key=lambda plan: plan.cost).problem if problem.may_copy else problem
+    return [*plans, *_affordable(row_wise_plans(beside), asked.current)]
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:

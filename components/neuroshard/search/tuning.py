@@ -30,83 +30,122 @@ PAPER = BeamWidth()
 
 @dataclass(frozen=True)
 class Tuning:
-    """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
+    """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said.
+
+    What is said to earn or cost so much is the mean change of the plan's cost, by `analytic:h100` where nothing else is said: of
+    switches by docs/benchmarks/search-ablation-hosts.json; of constants on 14 drawn tasks (4 to 32 devices, a seed each, where
+    another seed changes the mean by 0.04 % and one task by 0.4 %), or on 25 tasks of 3 to 15 heavy tables ("heavy"), or on 30
+    tasks that fill 96 to 99.5 % of memory ("tight"). All else is a guess.
+    """
 
     # Switches. Proposers: who contributes plans to start from (algorithms.py asks them).
-    greedy: bool = True  # the costliest shard first, on the cheapest device; without it plans start from a packing
-    row_wise: bool = True  # plans with some tables row-wise, where the task allows it
-    copies: bool = True  # plans with copies of small tables, where the task allows it
-    baselines: bool = True  # the heuristics' plans, of which none may be cheaper than the plan found
+    greedy: bool = (
+        True  # the costliest shard first, on the cheapest device, else plans start from a packing: earns 0.55 %
+    )
+    row_wise: bool = True  # plans with some tables row-wise, where the task allows it: without them costs double
+    copies: bool = (
+        True  # plans with copies of small tables, where the task allows it: 12 % on ten worlds (search-hosts.json)
+    )
+    baselines: bool = True  # the heuristics' plans earn nothing: none of them may be cheaper than the plan found
     # Switches of how plans are improved and chosen.
-    column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without
-    linear_estimates: bool = True  # greedy plans by linear estimates, where the others give too few plans
-    partial_moves: bool = True  # moves and swaps of a part of a shard
-    swaps: bool = True
-    perturb: bool = True  # rounds of perturbing and descending again
-    toggle: bool = True  # rounds that spread a table, or no longer
+    column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without: 0.52 %
+    linear_estimates: bool = (
+        True  # greedy plans by linear estimates, where the others give too few: 0.55 % tight, at most 3.1 %
+    )
+    partial_moves: bool = True  # moves and swaps of a part of a shard: 1.84 %
+    swaps: bool = True  # 0.81 %
+    perturb: bool = True  # rounds of perturbing and descending again: 0.73 %
+    toggle: bool = True  # rounds that spread a table, or no longer: 1.31 %
 
     # algorithms, settings: how the rounds are spent
-    rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget
-    time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts
-    # If the first plans with cut tables and those without differ by a smaller share, local search tries both
+    rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget: a guess
+    time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts: a guess
+    # If the first plans with cut tables and those without differ by a smaller share, local search tries both. Trying the cheaper
+    # kind alone cost 1 % with pins, at most 5.8 %; from a current plan, trying cuts alone cost 8 %, at most 42 %. 0.1 is a guess
     both_kinds_within: float = 0.1
     worth_moving: float = 1e-3  # share that a plan must gain for shards to move: for less, 7.5 GiB moved for nothing
 
     # problem: how many shards the cost model prices at once
-    price_at_once: int = 8_192  # shards in one batch, at most; larger batches need memory and are no faster
-    price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch
+    price_at_once: int = 8_192  # shards in one batch, at most, since larger batches need memory: a guess
+    price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch: a guess
 
     # proposers
-    # Greedy plans that local search starts from, each of another list of shards: it descends from several in the time of one
+    # Greedy plans that local search starts from, each of another list of shards: it descends from several in the time of one.
+    # 3 or 12 change nothing (0.00 and 0.02 %)
     greedy_plans: int = 6
-    fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads of a device that a shard weighs at most
-    halvings: int = 6  # how often the costliest shard is halved, each time for one more list of shards
-    caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean
-    guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)  # as fineness, for linear estimates
-    # By these, a device's load is its ms plus its memory with each of these weights, both as a share of the mean device's
+    fineness: tuple[float, ...] = (
+        float("inf"),
+        1.0,
+        0.8,
+        0.6,
+    )  # mean loads of a device that a shard weighs at most: a guess
+    # How often the costliest shard is halved, each time for one more list of shards. 0 costs 0.07 %, and 4 % on one tight task
+    halvings: int = 6
+    caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean: a guess
+    # As fineness, for linear estimates. On 16 tasks 91 to 99 % full infinity alone cost 0.12 %, three of these 0.09 %
+    guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)
+    # By these, a device's load is its ms plus its memory with each of these weights, both as a share of the mean device's. Ms
+    # alone cost 0.45 % tight, memory always 0.13 %; columns beside them changed nothing
     memory_weights: tuple[float, ...] = (0.0, 0.5, 2.0)
-    lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search
-    row_sets: int = 3  # sets of tables tried row-wise, of each order
-    all_row_sets_up_to: int = 4  # tables that may be row-wise, up to which every set is tried
-    all_row_sets_most_cells: int = 200_000  # sets x tables x devices above which it is not, where there are domains
-    # Tables over all devices, where the others are over those of a domain
+    lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search: a guess
+    row_sets: int = 3  # sets of tables tried row-wise, of each order: a guess
+    all_row_sets_up_to: int = (
+        4  # tables that may be row-wise, up to which every set is tried: 0.17 % heavy, at most 4.1 %
+    )
+    all_row_sets_most_cells: int = (
+        200_000  # sets x tables x devices above which it is not, where there are domains: a guess
+    )
+    # Tables over all devices, where the others are over those of a domain. Without such sets: 0.36 % heavy, at most 8.7 %
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
-    row_sets_one_by_one: int = 12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest
+    row_sets_one_by_one: int = (
+        12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest: a guess
+    )
     copies_one_by_one: int = 4  # copied tables up to which first plans differ by one, as row_sets_one_by_one: a guess
-    copies_worth: float = 0.02  # share that improved plans must save by copies for small tables to be data-parallel
+    copies_worth: float = (
+        0.02  # share that improved plans must save by copies for small tables to be data-parallel: a guess
+    )
 
     # improve: the objective and the descent
-    sharpness: int = 6  # doublings of the exponent of the soft maximum: x^64
-    min_gain: float = 1e-6  # share of the slowest device's ms below which a move gains nothing
-    lockstep_plans: int = 4  # plans that are improved in lockstep, at most
-    lockstep_cells: int = 200_000  # devices x tables of these in all: larger arrays take as long one after another
-    receivers: int = 24  # devices that a move is tried towards, the least loaded ones; the others if these give no move
-    shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more
-    offers_seen: int = 2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more
-    swaps_estimated: int = 24  # swaps of each shard whose gain is estimated in full
-    unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them
+    sharpness: int = 6  # doublings of the exponent of the soft maximum. 5 saves 0.39 % (one task 6 %), 7 saves 0.10 %
+    min_gain: float = 1e-6  # share of the slowest device's ms below which a move gains nothing: a guess
+    lockstep_plans: int = 4  # plans that are improved in lockstep, at most: a guess
+    lockstep_cells: int = (
+        200_000  # devices x tables of these in all: larger arrays take as long one after another: a guess
+    )
+    # Devices that a move is tried towards, the least loaded ones; the others if these give no move: a guess
+    receivers: int = 24
+    shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more: a guess
+    offers_seen: int = (
+        2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more: a guess
+    )
+    swaps_estimated: int = 24  # swaps of each shard whose gain is estimated in full. 12 cost 0.23 %
+    unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them. A guess
 
     # improve: the local search
-    worse: float = 0.003  # share by which a local optimum may cost more, and the search still goes on from it
-    perturb_devices: int = 4  # whose tables are placed anew, at most; at least the slowest and another
-    perturb_share: tuple[float, float] = (0.1, 0.6)  # share of the tables on these devices
-    perturb_order: tuple[float, float] = (
-        0.7,
-        1.4,
-    )  # they are placed heaviest first, after weights were drawn larger or smaller
-    perturb_cuts_more: float = (
-        0.1  # of so many a table gets more shards than it needs; plus its share of a mean device's ms
+    worse: float = (
+        0.003  # share by which a local optimum may cost more, and the search still goes on from it. 0 costs 0.03 %
     )
-    perturb_most_more: int = 3  # and so many more at most
-    perturb_uneven: float = 0.5  # share of cuts that are at random places, not even
-    perturb_tries: int = 3  # draws of tables, until those of one find room: with little memory to spare most find none
-    toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise
+    perturb_devices: int = 4  # whose tables are placed anew, at most; at least the slowest and another. 2 cost 0.25 %
+    # Share of the tables on these devices. Half of these cost 0.22 %, nearly twice of these nothing
+    perturb_share: tuple[float, float] = (0.1, 0.6)
+    # They are placed heaviest first, after weights were drawn larger or smaller. Without that: 0.06 % less
+    perturb_order: tuple[float, float] = (0.7, 1.4)
+    # Of so many a table gets more shards than it needs; plus its share of a mean device's ms. 0 costs 0.02 %
+    perturb_cuts_more: float = 0.1
+    perturb_most_more: int = 3  # and so many more at most: a guess
+    perturb_uneven: float = 0.5  # share of cuts that are at random places, not even: a guess
+    # Draws of tables, until those of one find room, since with little memory to spare most find none: a guess
+    perturb_tries: int = 3
+    toggle_sources: int = 2  # devices, the slowest, whose tables are candidates to be split row-wise: a guess
     toggle_copies: float = 0.5  # share of toggles that copy a table, or no longer, where tables may be copied: a guess
-    toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer
-    # The table to toggle is at a random place in the order of estimated gain: an exponential draw of this mean, rounded down
+    toggle_candidates: int = 32  # tables considered in one toggle, to split and to split no longer: a guess
+    # The table to toggle is at a random place in the order of estimated gain: an exponential draw of this mean, rounded down.
+    # Half of it cost 0.38 % heavy, twice of it saved 0.22 %
     toggle_luck: float = 3.0
-    joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards
-    joins_tried: int = 4  # single joins that are followed by a descent before no more cuts are undone
+    joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards: a guess
+    joins_tried: int = (
+        4  # single joins that are followed by a descent before no more cuts are undone. Without: 7 % more cuts
+    )
 
 
 TUNING = Tuning()
