@@ -40,6 +40,7 @@ def given(verb: str, plan: ns.Plan, store: Path) -> dict[str, Any]:
         "deploy": {"plan": plan, "store": store, "name": "m"},
         "load_plan": {"source": store, "name": "m"},
         "tables": {"source": TABLES, "quiet": True},
+        "cache": {"tables": TABLES, "batch_size": 4096, "quiet": True},
     }[verb]
 
 
