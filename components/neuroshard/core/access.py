@@ -119,8 +119,8 @@ class AccessCurve(Value):
             raise ValueError(f"lookups_per_row must be at most 1e18, not {self.lookups_per_row[0]:g}")
         if self.stream is not None and self.stream.distinct_rows > self.lookups * (1 + LOOSE) + LOOSE:
             raise ValueError(
-                f"stream has {self.stream.distinct_rows:g} distinct rows a batch, but a batch has {self.lookups:g} lookups; count "
-                "both on the same batches"
+                f"stream has {self.stream.distinct_rows:g} distinct rows a batch, but a batch has {self.lookups:g} lookups; "
+                "count both on the same batches"
             )
         return self
 

@@ -195,7 +195,7 @@ class ShardingTask(Value):
     def held_as(self, other: "ShardingTask") -> Self:
         """The same task whose tables are data-parallel, cached or in host memory where those of `other` are, and else in HBM."""
         mine, theirs = self.constraints.beyond_hbm, other.constraints.beyond_hbm
-        tiers: dict[str, tuple[Tier | None, int | None]] = {name: (None, None) for name in mine}
+        tiers: dict[str, tuple[Tier | None, int | None]] = dict.fromkeys(mine, (None, None))
         known = {table.name: table.rows for table in self.tables}
         for name, rule in theirs.items():
             if name in known:

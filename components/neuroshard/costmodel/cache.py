@@ -14,6 +14,7 @@ slots: a set that got more rows than others keeps them for less time. What LRU k
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from statistics import NormalDist
 
 import numpy as np
@@ -46,8 +47,8 @@ class MissCurve:
     """Misses of one table by cached rows, at P points from an empty cache to one that holds all rows that are read.
 
     `cached_rows` (P,) never falls, `missed_rows` (P,) never rises, `batches` (P,) is the warm-up: batches until so many rows have
-    been read. `first_touches` are the rows a batch that no cache has seen before; they are in `missed_rows` of every point but the
-    last.
+    been read. `first_touches` are the rows a batch that no cache has seen before; they are in `missed_rows` of every point but
+    the last.
     """
 
     rows: float
@@ -76,7 +77,7 @@ class MissCurve:
         return np.asarray(np.interp(batches, self.batches, self.cached_rows))
 
     def hull(self) -> "MissCurve":
-        """The lower convex hull, from no row cached to the whole table in HBM: each next row saves no more than the one before."""
+        """The lower convex hull, from no row cached to the whole table in HBM: no row saves more than the one before."""
         cached = np.append(self.cached_rows[self.cached_rows < self.rows], self.rows)
         missed = self.missed(cached)
         kept = convex_hull(cached, missed)
@@ -138,8 +139,9 @@ def _lru_times(slowest_rate: float) -> Floats:
 def _of_stream(rows: float, stream: StreamMisses, by_rates: MissCurve, batches: float) -> MissCurve:
     """Misses counted on a stream, for batches that are `batches` times as large as the counted ones.
 
-    The counted misses m(k) say how many distinct rows W(T) so many batches read: W(T + 1) = W(T) + m(W(T)) (Denning's working set).
-    A batch c times as large misses W(T + c) - W(T) where the cache holds W(T). What less than a batch reads follows the rates.
+    The counted misses m(k) say how many distinct rows W(T) so many batches read: W(T + 1) = W(T) + m(W(T)) (Denning's working
+    set). A batch c times as large misses W(T + c) - W(T) where the cache holds W(T). What less than a batch reads follows the
+    rates.
     """
     cached, missed = np.array(stream.cached_rows), np.array(stream.missed_rows) + stream.first_touches
     if cached[0] > 0:
@@ -171,9 +173,7 @@ def _working_set(cached: Floats, missed: Floats, by_rates: MissCurve, batches: f
         times.append(times[-1] + 1.0)
     later = cached[cached > touched[-1]]
     if len(later):  # misses change little within a batch, so its length is an integral
-        fine = np.unique(
-            np.concatenate([np.linspace(low, high, 9) for low, high in zip([touched[-1], *later[:-1]], later)])
-        )
+        fine = np.unique(np.concatenate([np.linspace(low, high, 9) for low, high in pairwise([touched[-1], *later])]))
         pace = 1.0 / np.maximum(np.interp((fine[1:] + fine[:-1]) / 2, cached, missed), 1.0 / _MOST_BATCHES)
         touched += [*fine[1:]]
         times += [*(times[-1] + np.cumsum(np.diff(fine) * pace))]
@@ -190,7 +190,7 @@ def _in_sets(curve: MissCurve) -> MissCurve:
 
 @lru_cache(maxsize=1)
 def _set_shares() -> Floats:
-    """Distinct rows that a set keeps, over their mean: quantiles (24,) of a gamma distribution of shape 32, by Wilson-Hilferty."""
+    """Distinct rows that a set keeps, over their mean: quantiles (24,) of a gamma distribution of shape 32 (Wilson-Hilferty)."""
     normal = np.array([NormalDist().inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
     shares: Floats = (1 - 1 / (9 * WAYS) + normal / (3 * np.sqrt(WAYS))) ** 3
     return shares / shares.mean()
@@ -225,8 +225,9 @@ class Shared:
 class Caches:
     """The caches of N tables that share HBM: each next row goes to the table where it saves most missed bytes a byte of HBM.
 
-    Misses are taken from the lower convex hulls of the curves, on which this is the optimum. `row_bytes` (N,) are those of a row's
-    weights, which a miss moves. A cached row takes 16 bytes of HBM more; the map of rows and row-wise optimizer state are not in.
+    Misses are taken from the lower convex hulls of the curves, on which this is the optimum. `row_bytes` (N,) are those of a
+    row's weights, which a miss moves. A cached row takes 16 bytes of HBM more; the map of rows and row-wise optimizer state are
+    not in.
     """
 
     def __init__(self, curves: Sequence[MissCurve], row_bytes: Sequence[float]) -> None:
