@@ -157,7 +157,9 @@ class ShardingTask(Value):
         rule = self.constraints.beyond_hbm.get(table.name)
         if rule is None or rule.tier is None:
             return TierBytes(table.shard_bytes(rows, dim), 0)
-        cache = None if rule.cached_rows is None else Cache(load_factor(rule.cached_rows, table.rows))
+        cache = None
+        if rule.cached_rows is not None:
+            cache = Cache(load_factor(rule.cached_rows, table.rows), prefetch=self.pipeline == "prefetch")
         return operator_bytes([(table.part(rows, dim), rule.tier)], cache)
 
     def with_tiers(self, tiers: Mapping[str, tuple[Tier | None, int | None]]) -> Self:
