@@ -107,6 +107,11 @@ class ShardingTask(Value):
                 )
 
     @property
+    def says_tiers(self) -> bool:
+        """Whether it names host memory, or the tier of a table."""
+        return self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
+
+    @property
     def devices(self) -> int:
         return len(self.device_memory_bytes)
 

@@ -118,6 +118,10 @@ def _bytes(name: str, value: object) -> int:
     return parse_bytes(take.amounts(name, value, "'50GiB'"), least=0)
 
 
+def _some_bytes(name: str, value: object) -> int:
+    return parse_bytes(take.amounts(name, value, "'1TiB'"))
+
+
 def _simplicity(name: str, value: object) -> float:
     share = take.portion(name, value)
     check_simplicity(share)
@@ -161,7 +165,7 @@ class SearchOptions(_Needed, total=False):
         Amount | None,
         _task(
             "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
-            _bytes,
+            _some_bytes,
             "SIZE",
             field="host_memory_bytes",
             models_yaml=True,

@@ -130,7 +130,7 @@ def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
             ms[shard.device] += model.of_parts([part], np.array([shard.dim]))[0, 0]
     host = sum(host_memory(task, plan.shards))
     notes = [
-        f"HBM does not hold {counted(len(rules), 'table')} of {len(tables)}: {len(cached)} cached, "
+        f"{counted(len(rules), 'table')} of {len(tables)} beyond HBM: {len(cached)} cached, "
         f"{len(rules) - len(cached)} in host memory ({format_bytes(host)} of it in all); that takes up to {ms.max():.3f} ms of a "
         "device's step, by the rates of a datasheet's bus, not measured"
     ]
