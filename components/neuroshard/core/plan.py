@@ -147,7 +147,9 @@ class Plan(Value):
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
         if self.task.says_tiers and self.format_version == 1:
-            raise ValueError("the plan's task names tiers or host memory, which format_version 1 does not know; it is 2")
+            raise ValueError(
+                "the plan's task names tiers or host memory, which format_version 1 does not know; it is 2"
+            )
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:
                 raise ValueError(f"{name} has {len(values)} values for {self.task.devices} devices")

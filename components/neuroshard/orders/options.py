@@ -119,7 +119,11 @@ def _bytes(name: str, value: object) -> int:
 
 
 def _some_bytes(name: str, value: object) -> int:
-    return parse_bytes(take.amounts(name, value, "'1TiB'"))
+    text = take.amounts(name, value, "'1TiB'")
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
 
 
 def _simplicity(name: str, value: object) -> float:

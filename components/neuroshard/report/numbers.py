@@ -69,7 +69,7 @@ def hosts_memory(plan: Plan) -> str | None:
     hosts = sorted(sorted(range(len(used)), key=lambda host: -used[host])[:HOSTS_SHOWN])
     each = [f"{format_bytes(used[host])} on host {host}" for host in hosts]
     left = len(used) - len(hosts)
-    more = f", and less on {counted(left, 'more host')}" if left else ""
+    more = f", at most as much on {counted(left, 'more host')}" if left else ""
     return f"{', '.join(each)}{more}, of {format_bytes(limit)} each"
 
 
