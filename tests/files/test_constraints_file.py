@@ -33,7 +33,7 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, reso
         ({"reserve": "100%"}, "reserve: '100%' leaves nothing; write a share below 100%, as in 15%"),
         ({"reserve": "2 gigs"}, "reserve: '2 gigs' is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB"),
         ({"tables": [{"match": "a", "tier": "ssd"}]}, "tables[0].tier: must be 'hbm', 'cached' or 'host', not 'ssd'"),
-        ({"tables": [{"match": "a", "tier": "cached", "cached_rows": 0}]}, "tables[0].cached_rows: must be greater than or equal to 1, not 0"),
+        ({"tables": [{"match": "a", "cached_rows": 0}]}, "tables[0].cached_rows: must be greater than or equal to 1, not 0"),
     ],
 )  # fmt: skip
 def test_a_fault_is_reported_by_its_place_in_plain_words(tmp_path, data, message):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.topology import Topology
 from neuroshard.core.text import counted
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.given import Given, GivenCosts
@@ -449,7 +450,7 @@ def tiered_plan(hosts: int = 2) -> Plan:
     rows = 1000
     names = [f"{tier}{device}" for device in range(2 * hosts) for tier in ("hbm", "cached", "host")]
     tables = tuple(Table(name=name, rows=rows, dim=8, pooling_factor=1.0) for name in names)
-    tiers = {name: ("cached", 64) if "cached" in name else ("host", None) for name in names if "hbm" not in name}
+    tiers: Any = {name: ("cached", 64) if "cached" in name else ("host", None) for name in names if "hbm" not in name}
     task = ShardingTask(
         tables=tables,
         device_memory_bytes=(2**20,) * 2 * hosts,

@@ -10,6 +10,7 @@ from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.tiers import Tier
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -18,7 +19,6 @@ MIB = 2**20
 TABLES = tuple(
     Table(name=f"t{n}", rows=100_000 * (n + 1), dim=64, pooling_factor=5.0) for n in range(5)
 )  # 24 to 122 MiB
-FEW = SearchSettings(rounds=2)
 
 
 def task(memory: int = 256 * MIB, devices: int = 2, host: int | None = 2**40, **fields: Any) -> ShardingTask:
@@ -49,7 +49,11 @@ def test_host_memory_changes_no_plan_of_tables_that_hbm_holds() -> None:
 
 @pytest.mark.parametrize("algorithm", ["local-search", "size", "neuroshard-2023"])
 def test_a_tier_that_a_rule_names_is_obeyed(algorithm: str) -> None:
-    named = {"t4": ("host", None), "t3": ("cached", 4096), "t0": ("hbm", None)}
+    named: dict[str, tuple[Tier | None, int | None]] = {
+        "t4": ("host", None),
+        "t3": ("cached", 4096),
+        "t0": ("hbm", None),
+    }
     plan = planned(task().with_tiers(named), algorithm=algorithm)
     assert tiers(plan) == {"t4": ("host", None), "t3": ("cached", 4096)}
     assert any("2 tables of 5 beyond HBM: 1 cached, 1 in host memory" in note for note in plan.provenance.notes)

@@ -192,8 +192,8 @@ def _in_sets(curve: MissCurve) -> MissCurve:
 def _set_shares() -> Floats:
     """Distinct rows that a set keeps, over their mean: quantiles (24,) of a gamma distribution of shape 32 (Wilson-Hilferty)."""
     normal = np.array([NormalDist().inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
-    shares: Floats = (1 - 1 / (9 * WAYS) + normal / (3 * np.sqrt(WAYS))) ** 3
-    return shares / shares.mean()
+    shares = (1 - 1 / (9 * WAYS) + normal / (3 * np.sqrt(WAYS))) ** 3
+    return np.asarray(shares / shares.mean())
 
 
 def convex_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
@@ -263,7 +263,8 @@ class Caches:
 
     def _shared(self, whole: int, hbm_bytes: float) -> Shared:
         """The first segments whole, and of the next what is left of the bytes."""
-        cached = np.bincount(self._owner[:whole], self._rows[:whole], minlength=len(self.hulls))
+        cached: Floats = np.zeros(len(self.hulls))
+        np.add.at(cached, self._owner[:whole], self._rows[:whole])
         if whole < len(self._owner):
             before = 0.0 if whole == 0 else float(self._cost[whole - 1])
             part = max(hbm_bytes - before, 0.0) / (float(self._cost[whole]) - before)

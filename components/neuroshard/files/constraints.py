@@ -150,7 +150,12 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
     said: dict[tuple[str, str], str] = {}
     for rule in given.tables:
         shards = rule.max_shards if rule.split else 1
-        fields = {"devices": rule.devices, "min_dim": rule.min_dim, "max_shards": shards, "row_wise": rule.row_wise}
+        fields: dict[str, Any] = {
+            "devices": rule.devices,
+            "min_dim": rule.min_dim,
+            "max_shards": shards,
+            "row_wise": rule.row_wise,
+        }
         fields |= {"data_parallel": rule.data_parallel, "tier": rule.tier, "cached_rows": rule.cached_rows}
         for name in _matching(rule.match, names, where):
             for field, value in fields.items():
