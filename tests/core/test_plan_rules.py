@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.part import Part
-from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard, check_tiles
+from neuroshard.core.plan import PLAN_FORMAT, DeviceCost, Plan, Provenance, Shard, check_tiles
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import canonical_json
@@ -194,8 +194,20 @@ def test_a_plan_of_another_task_is_found_out():
 
 
 def test_a_plan_from_the_future_asks_for_an_upgrade():
-    with refused(NewerFormat, "plan.json", 2):
-        Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": 2}), "plan.json")
+    newer = PLAN_FORMAT + 1
+    with refused(NewerFormat, "plan.json", newer, PLAN_FORMAT):
+        Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": newer}), "plan.json")
+
+
+def test_plans_that_say_nothing_of_tiers_are_of_the_format_that_older_programs_read():
+    plan = whole_plan()
+    assert plan.format_version == 1
+    for task in (plan.task.model_copy(update={"host_memory_bytes": 2**40}), plan.task.with_tiers({"a": ("hbm", None)})):
+        newer = Plan(task=task, shards=plan.shards, provenance=plan.provenance)
+        assert newer.format_version == 2
+        assert Plan.from_json(canonical_json(newer.model_dump(mode="json")), "plan.json") == newer
+        with refused(InvalidInput, "plan.json", "tiers", "format_version 1", "2"):
+            Plan.from_json(canonical_json({**newer.model_dump(mode="json"), "format_version": 1}), "plan.json")
 
 
 def test_what_is_no_plan_is_said_to_be_none_whatever_its_version():

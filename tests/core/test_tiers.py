@@ -7,6 +7,7 @@ import pytest
 
 from neuroshard.core.part import Part
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS, Cache, Tier, TierBytes, load_factor, operator_bytes
 
 torch = pytest.importorskip("torch")
@@ -89,6 +90,15 @@ def test_a_load_factor_makes_a_cache_of_the_rows_asked_for(seed: int) -> None:
     slots = Cache(load_factor(asked, rows)).slots(rows)
     assert asked <= slots < asked + WAYS
     assert 0 < load_factor(asked, rows) <= 1.0
+
+
+def test_caches_of_a_trainer_that_fetches_ahead_count_the_locks_of_their_rows() -> None:
+    table = Table(name="clicks", rows=1000, dim=8, pooling_factor=1.0)
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**20,), batch_size=1, host_memory_bytes=2**20)
+    cached = task.with_tiers({"clicks": ("cached", 320)})
+    ahead = cached.model_copy(update={"pipeline": "prefetch"})
+    locks = ahead.memory(Part.of(table)).weights - cached.memory(Part.of(table)).weights
+    assert locks == 320 * 4
 
 
 def test_a_cached_table_without_a_cache_is_refused() -> None:

@@ -1,6 +1,8 @@
 """Which live plans still serve today's task. One that does not is replaced, whatever the new plan costs."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import Decision, Release
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.tiers import Tier
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.deploy.gate import Gate, decide
@@ -225,3 +228,43 @@ def stays_live(live: Plan, new: Plan, store: FolderStore, model: Any, *, nightly
     gate = Gate(nightly=nightly, min_gain=0.1, price=lambda one, today: price(one, today, model))
     decision = decide(new, gate, release, live)
     assert (decision.verdict, decision.gain is not None) == ("kept", True), decision.why
+
+
+def in_tiers(tiers: Mapping[str, tuple[Tier, int | None]] = MappingProxyType({}), host: int | None = 2**30) -> Plan:
+    """COLUMNS with tables in these tiers, on hosts of so much memory."""
+    task = COLUMNS.task.with_tiers(tiers)
+    return planned(COLUMNS, constraints=task.constraints, host_memory_bytes=host)
+
+
+LARGE = max(TABLES, key=lambda table: table.memory_bytes)
+
+
+def test_a_live_plan_in_tiers_serves_while_the_hosts_have_the_memory(store):
+    live = in_tiers({LARGE.name: ("host", None)})
+    assert decided(in_tiers(), live, store).verdict == "kept"
+    for less, why in ((1, "host 0 needs"), (None, "the task has no host memory")):
+        decision = decided(in_tiers(host=less), live, store)
+        assert decision.verdict == "passed"
+        assert why in decision.comparison
+
+
+def test_a_live_plan_in_hbm_serves_a_task_whose_plan_is_in_tiers_if_it_fits(store):
+    assert decided(in_tiers({LARGE.name: ("cached", 4)}), COLUMNS, store).verdict == "kept"
+
+
+def test_a_live_plan_in_tiers_is_priced_as_it_is():
+    model = Analytic("h100", COLUMNS.task.batch_size)
+    live, today = in_tiers({LARGE.name: ("host", None)}), in_tiers()
+    costs = [price(other, to, model) for other, to in ((live, today), (today, live), (live, live), (today, today))]
+    assert costs[0] == costs[2]
+    assert costs[1] == costs[3]
+    assert (costs[0] or 0) > (costs[1] or 0) > 0
+
+
+def test_tables_of_a_live_plan_that_are_gone_today_have_no_tier_today():
+    live, today = in_tiers({LARGE.name: ("cached", LARGE.rows)}), in_tiers()
+    fewer = tuple(table for table in TABLES if table.name != LARGE.name)
+    assert not today.task.model_copy(update={"tables": fewer}).held_as(live.task).constraints.beyond_hbm
+    shrunk = tuple(table.model_copy(update={"rows": max(table.rows // 2, 1)}) for table in TABLES)
+    held = today.task.model_copy(update={"tables": shrunk}).held_as(live.task)
+    assert held.constraints.beyond_hbm[LARGE.name].cached_rows == LARGE.rows // 2

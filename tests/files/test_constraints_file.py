@@ -32,6 +32,8 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, reso
         ({"reserve": 1.5}, "reserve: must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not 1.5"),
         ({"reserve": "100%"}, "reserve: '100%' leaves nothing; write a share below 100%, as in 15%"),
         ({"reserve": "2 gigs"}, "reserve: '2 gigs' is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB"),
+        ({"tables": [{"match": "a", "tier": "ssd"}]}, "tables[0].tier: must be 'hbm', 'cached' or 'host', not 'ssd'"),
+        ({"tables": [{"match": "a", "cached_rows": 0}]}, "tables[0].cached_rows: must be greater than or equal to 1, not 0"),
     ],
 )  # fmt: skip
 def test_a_fault_is_reported_by_its_place_in_plain_words(tmp_path, data, message):
@@ -87,3 +89,29 @@ def test_a_pin_names_devices_or_whole_hosts() -> None:
     for wrong in ("a=host:", "a=host:x", "a=hosts:1", "host:1"):
         with refused(UsageError, wrong):
             with_flags(ConstraintsFile(), 4, pin=[wrong])
+
+
+def test_a_rule_may_name_the_tier_of_tables():
+    tables = [Table(name=name, rows=100, dim=8, pooling_factor=1.0) for name in ("user_a", "user_b", "item")]
+    rules = [{"match": "user_*", "tier": "cached", "cached_rows": 64}, {"match": "item", "tier": "host"}]
+    found = resolve(ConstraintsFile.model_validate({"tables": rules}), tables, "constraints.json")
+    assert {rule.table: (rule.tier, rule.cached_rows) for rule in found.tables} == {
+        "user_a": ("cached", 64),
+        "user_b": ("cached", 64),
+        "item": ("host", None),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "facts"),
+    [
+        ([{"match": "a", "tier": "cached"}], ["'a'", "tier 'cached'", "no cached_rows"]),
+        ([{"match": "a", "tier": "host", "cached_rows": 5}], ["'a'", "tier 'host'", "5 cached_rows"]),
+        ([{"match": "*", "tier": "host"}, {"match": "a", "tier": "hbm"}], ["'*'", "'a'", "tier host and hbm"]),
+        ([{"match": "a", "tier": "host", "data_parallel": True}], ["'a'", "data-parallel", "tier 'host'"]),
+    ],
+)
+def test_rules_of_tiers_that_contradict_each_other_are_refused(rules, facts):
+    given = ConstraintsFile.model_validate({"tables": rules})
+    with refused(InvalidInput, "constraints.json", *facts):
+        resolve(given, [Table(name="a", rows=100, dim=8, pooling_factor=1.0)], "constraints.json")

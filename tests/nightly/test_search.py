@@ -157,3 +157,15 @@ def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):
     kept = plan_of(seed=1, move_budget="1KiB")
     assert moved_bytes(first, kept) == 0
     assert kept.shards == first.shards
+
+
+def test_a_model_may_have_host_memory(plan_of):
+    spec = read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "host_memory": "1TiB"}]')[0]
+    assert spec.order.task["host_memory_bytes"] == 2**40
+    fits = plan_of(host_memory="1TiB")  # into HBM, so nets that know no tiers do
+    assert fits.task.host_memory_bytes == 2**40
+    assert plan_of().task.host_memory_bytes is None
+    with refused(UsageError, "knows no memory beyond HBM", "--host-memory"):
+        plan_of(memory="20MiB", host_memory="1TiB")
+    with refused(UsageError, "host_memory", "'much'"):
+        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "host_memory": "much"}]')

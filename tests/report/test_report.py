@@ -9,6 +9,7 @@ from dataclasses import replace
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.given import Given, GivenCosts
@@ -37,6 +39,7 @@ from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import LivePlan, change, open_live
 from neuroshard.report.moves import diff_json, diff_text
+from neuroshard.report.numbers import hosts_memory
 from neuroshard.report.run import report, run
 from neuroshard.report.sides import sides
 from neuroshard.report.text import plan_json, plan_text
@@ -441,3 +444,53 @@ def test_both_plans_stand_side_by_side_with_what_differs(html, parts):
     assert {side.what for side in same} == {"slowest device", "mean device", "fullest device"}
     slowest = {f"{one.cost_ms:.3f} ms, predicted" for one in (parts["plan"], parts["live"])}
     assert all(re.search(rf'<table class="sides">.*<td>{text}</td>', html, re.S) for text in slowest)
+
+
+def tiered_plan(hosts: int = 2) -> Plan:
+    """A plan of four devices a host, each with a table in HBM, one cached and one in host memory."""
+    rows = 1000
+    names = [f"{tier}{device}" for device in range(2 * hosts) for tier in ("hbm", "cached", "host")]
+    tables = tuple(Table(name=name, rows=rows, dim=8, pooling_factor=1.0) for name in names)
+    tiers: Any = {name: ("cached", 64) if "cached" in name else ("host", None) for name in names if "hbm" not in name}
+    task = ShardingTask(
+        tables=tables,
+        device_memory_bytes=(2**20,) * 2 * hosts,
+        batch_size=8,
+        host_memory_bytes=2**30,
+        topology=Topology(domain=2, local_world_size=2),
+    ).with_tiers(tiers)
+    shards = tuple(Shard(table=name, rows=rows, dim=8, device=number // 3) for number, name in enumerate(names))
+    return Plan(task=task, shards=shards, provenance=make_plan().provenance)
+
+
+def test_a_page_shows_tiers():
+    plan = tiered_plan()
+    html = report(plan)
+    data = data_of(html)
+
+    assert data["tables"]["tier"][:3] == ["hbm", "cached", "host"]
+    assert data["tables"]["cached"][:3] == [None, 64, None]
+    assert data["tables"]["host"][:3] == [0, 32_000, 32_000]
+    assert sum(data["tables"]["host"]) == sum(plan.host_memory())
+    caches = 64 * (32 + 16) + 4 * 1000  # rows with tags and times, and the map of the table
+    assert data["devices"]["caches"] == [caches] * 4
+    assert data["devices"]["weights"] == [32_000] * 4
+    parts = zip(*(data["devices"][part] for part in ("weights", "caches", "optimizer", "step")), strict=True)
+    assert [sum(part) for part in parts] == data["devices"]["memory"] == list(plan.memory_bytes())
+    assert "125.0 KiB on host 0, 125.0 KiB on host 1, of 1.0 GiB each" in html
+    assert "their caches, and what they keep in HBM" in html
+
+
+def test_a_page_of_a_plan_in_hbm_says_nothing_of_tiers(html):
+    data = data_of(html)
+    assert not {"tier", "cached", "host"} & data["tables"].keys()
+    assert "caches" not in data["devices"]
+    assert "beyond HBM" not in html
+
+
+def test_hosts_are_listed_up_to_a_few():
+    assert hosts_memory(make_plan()) is None
+    assert hosts_memory(tiered_plan(1)) == "125.0 KiB of 1.0 GiB"
+    said = hosts_memory(tiered_plan(10)) or ""
+    assert said.endswith("on host 7, at most as much on 2 more hosts, of 1.0 GiB each")
+    assert "host memory: 125.0 KiB on host 0, " in plan_text(tiered_plan(3))

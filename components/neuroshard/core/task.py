@@ -92,6 +92,11 @@ class ShardingTask(Value):
                 )
 
     @property
+    def says_tiers(self) -> bool:
+        """Whether it names host memory, or the tier of a table."""
+        return self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
+
+    @property
     def devices(self) -> int:
         return len(self.device_memory_bytes)
 
@@ -139,7 +144,10 @@ class ShardingTask(Value):
             memory = part.memory(self.batch_size, self.pipeline, self.dense_optimizer)
             rule = beyond.get(part.table.name)
             if rule is not None and rule.tier is not None:
-                cache = None if rule.cached_rows is None else Cache(load_factor(rule.cached_rows, part.table.rows))
+                cache = None
+                if rule.cached_rows is not None:
+                    factor = load_factor(rule.cached_rows, part.table.rows)
+                    cache = Cache(factor, prefetch=self.pipeline == "prefetch")
                 held, by_row = (
                     operator_bytes([(part, rule.tier)], cache),
                     part.rows * part.table.optimizer_bytes_per_row,

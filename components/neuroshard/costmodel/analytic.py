@@ -85,7 +85,7 @@ class Datasheet:
     # Of the bus: rows fetched into a cache while as many are written back, and rows read or written in place. And what every
     # lookup through a cache takes: sort, find, insert. From the two rows of an H100 with Adam and a cache (0.8 and 1.0 of the
     # rows read) of NVIDIA/recsys-examples@43465aea, whose misses were simulated; a counter of misses ran beside them. Their rows
-    # had 512 B: narrower ones are taken to move as many bytes
+    # had 512 B: narrower ones are taken to move at the same rate
     fetch_share: float = 0.89
     in_place_share: float = 0.72
     lookup_ms: float = 2.2e-6

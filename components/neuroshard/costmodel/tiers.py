@@ -1,8 +1,8 @@
 """What tables beyond HBM take more: behind a cache in HBM, or in host memory (core/tiers.py).
 
-A cached table is an operator of its own. Misses are those of its miss curve (costmodel/cache.py). A cache of fewer rows than CROWDED
-times those that a batch reads has conflicts, which are read and written in host memory: what it takes lies on a chord, from a cache
-without conflicts to host memory.
+A cached table is an operator of its own. Misses are those of its miss curve (costmodel/cache.py). A cache of fewer rows than
+CROWDED times those that a batch reads has conflicts, which are read and written in host memory: what it takes lies on a chord,
+from a cache without conflicts to host memory.
 """
 
 import copy
@@ -62,8 +62,9 @@ def knows_tiers(model: CostModel) -> TypeGuard[KnowsTiers]:
 
 @dataclass(frozen=True, eq=False)
 class Caches:
-    """Caches of a whole table: `rows` kept (P,), from 0 on; rows `missed` a batch (P,); and the share of its lookups that conflicts
-    leave in host memory (P,), `spilt`."""
+    """Caches of a whole table: `rows` kept (P,), from 0 on; rows `missed` a batch (P,); and the share of its lookups that
+    conflicts leave in host memory (P,), `spilt`.
+    """
 
     rows: Floats
     missed: Floats

@@ -1,7 +1,8 @@
 """constraints.json and command-line flags -> the constraints of a task. Patterns name tables, as in a shell.
 
 {"reserve": "2GiB", "min_dim": 16, "tables": [{"match": "user_*", "devices": [0, 1], "split": false},
- {"match": "item_*", "row_wise": true}], "together": [["user_id", "user_history"]]}
+ {"match": "item_*", "row_wise": true}, {"match": "ads", "tier": "cached", "cached_rows": 100000}],
+ "together": [["user_id", "user_history"]]}
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.sharding import ShardingTypeName
-from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
+from neuroshard.core.tiers import Tier
 from neuroshard.core.units import parse_bytes, parse_percent
-from neuroshard.core.value import Value, check_format, decode_json, explain, shown
+from neuroshard.core.value import Value, Whole, check_format, decode_json, explain, shown
 from neuroshard.files.disk import read_bytes
 
 CONSTRAINTS_FORMAT = 1
@@ -26,7 +28,9 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 class MatchedRule(Value):
     """Rules for all tables whose names match. `split: false` allows one shard; `row_wise: true` lets a search split them row-wise
-    over all devices or in domains; `data_parallel: true` copies them to every device."""
+    over all devices or in domains; `data_parallel: true` copies them to every device. `tier` says where they lie, with
+    `cached_rows` of each if that is behind a cache.
+    """
 
     match: Pattern
     devices: tuple[DeviceNumber, ...] | None = None
@@ -35,6 +39,8 @@ class MatchedRule(Value):
     max_shards: MostShards | None = None
     row_wise: bool | None = None
     data_parallel: bool | None = None
+    tier: Tier | None = None
+    cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
 
     @model_validator(mode="after")
     def _whole_is_one_shard(self) -> Self:
@@ -144,8 +150,13 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
     said: dict[tuple[str, str], str] = {}
     for rule in given.tables:
         shards = rule.max_shards if rule.split else 1
-        fields = {"devices": rule.devices, "min_dim": rule.min_dim, "max_shards": shards, "row_wise": rule.row_wise}
-        fields |= {"data_parallel": rule.data_parallel}
+        fields: dict[str, Any] = {
+            "devices": rule.devices,
+            "min_dim": rule.min_dim,
+            "max_shards": shards,
+            "row_wise": rule.row_wise,
+        }
+        fields |= {"data_parallel": rule.data_parallel, "tier": rule.tier, "cached_rows": rule.cached_rows}
         for name in _matching(rule.match, names, where):
             for field, value in fields.items():
                 if value is None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable
+from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable, UsageError
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
@@ -130,7 +130,7 @@ def _another(
             break
         said = "the live plan cannot be loaded, and the plan that was found was rolled back before"
         why = "; ".join(filter(None, [searched.instead, f"{said}, so this one is by {other}"]))
-        with suppress(Infeasible):
+        with suppress(Infeasible, UsageError):  # some algorithms take fewer tasks
             plan = search_for(replace(order, settings={**order.settings, "algorithm": other}), instead=why)
     if placement(plan) in barred:
         return search_for(order, instead=searched.instead), searched

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_ty
 from pydantic import Field
 
 from neuroshard.core.constraints import check_simplicity
+from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
@@ -90,6 +91,14 @@ def _then(takes: Callable[[str, Any], T], parse: Callable[[T], Any]) -> Callable
     return lambda name, value: parse(takes(name, value))
 
 
+def _some_bytes(name: str, value: object) -> int:
+    text = take.amounts(name, value, "'1TiB'")
+    try:
+        return parse_bytes(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
 def _amounts(example: str) -> Callable[[str, Any], str]:
     return partial(take.amounts, example=example)
 
@@ -122,7 +131,7 @@ class SearchOptions(_Needed, total=False):
         Amount | None,
         "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
         _task(
-            _then(_amounts("'1TiB'"), partial(parse_bytes, least=1)),
+            _some_bytes,
             "SIZE",
             field="host_memory_bytes",
             models_yaml=True,

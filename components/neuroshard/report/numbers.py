@@ -48,7 +48,29 @@ def memory_counts(plan: Plan) -> str:
     what = "weights and optimizer state; not a step's inputs and outputs, since the plan names no pipeline"
     if plan.task.pipeline is not None:
         what = f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
+    if plan.task.constraints.beyond_hbm:
+        what += "; of tables beyond HBM their caches, and what they keep in HBM"
     return what + _copies_counted(plan.task)
+
+
+HOSTS_SHOWN = 8
+
+
+def hosts_memory(plan: Plan) -> str | None:
+    """`2.0 GiB on host 0, 4.2 GiB on host 1, of 1.0 TiB each`; None where all tables are in HBM. Of more than HOSTS_SHOWN hosts,
+    the fullest.
+    """
+    limit = plan.task.host_memory_bytes
+    if limit is None or not plan.task.constraints.beyond_hbm:
+        return None
+    used = plan.host_memory()
+    if len(used) == 1:
+        return f"{format_bytes(used[0])} of {format_bytes(limit)}"
+    hosts = sorted(sorted(range(len(used)), key=lambda host: -used[host])[:HOSTS_SHOWN])
+    each = [f"{format_bytes(used[host])} on host {host}" for host in hosts]
+    left = len(used) - len(hosts)
+    more = f", at most as much on {counted(left, 'more host')}" if left else ""
+    return f"{', '.join(each)}{more}, of {format_bytes(limit)} each"
 
 
 def _copies_counted(task: ShardingTask) -> str:

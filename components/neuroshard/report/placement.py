@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neuroshard.core.plan import Plan, shard_memory
+from neuroshard.core.plan import Plan, host_memory, shard_memory
 from neuroshard.costmodel.pricing import Prices
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.report.evaluated import Evaluated
@@ -15,11 +15,12 @@ MOST_SHARDS = 20_000  # in a page: about 60 bytes each, as many as a browser can
 
 def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
     """A value for each device. Costs are predicted ms, memory is exact bytes; `live_ms` is of the live plan's devices."""
-    memory = plan.device_memory()
+    memory, caches = plan.device_memory(), _caches(plan)
     columns: Columns = {
         "shards": list(plan.shards_by_device()),
         "memory": [device.total for device in memory],
-        "weights": [device.weights for device in memory],
+        "weights": [device.weights - cache for device, cache in zip(memory, caches, strict=True)],
+        **({"caches": caches} if any(caches) else {}),
         "optimizer": [device.optimizer for device in memory],
         "step": [device.step for device in memory],
         "limit": list(plan.task.usable_bytes),
@@ -35,6 +36,15 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
     return columns
 
 
+def _caches(plan: Plan) -> list[int]:
+    """Bytes of the caches on each device."""
+    beyond, caches = plan.task.constraints.beyond_hbm, [0] * plan.task.devices
+    if beyond:
+        for shard, memory in zip(plan.shards, shard_memory(plan.task, plan.shards), strict=True):
+            caches[shard.device] += memory.weights if shard.table in beyond else 0
+    return caches
+
+
 def evaluated_columns(plan: Plan, evaluated: Evaluated) -> Columns:
     """A value for each device: measured ms, None where measuring failed, and the same part of the predicted ms."""
     measured = [None if ms is None else short([ms])[0] for ms in evaluated.ms()]
@@ -45,7 +55,8 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
     """A value for each table, in the order of the task.
 
     `count`, `rowWise` and `bytes` are of the table's shards, `adds` is their predicted ms of compute. `devices` are ranges of
-    devices, as pairs of the first and the last.
+    devices, as pairs of the first and the last. Where some are beyond HBM, `tier` is each one's, `cached` its cached rows or
+    null, and `host` its bytes of host memory.
     """
     tables = plan.task.tables
     shards, row_wise = plan.by_table(), row_wise_tables(plan)
@@ -63,6 +74,10 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
         "bytes": list(nbytes.values()),
         "devices": [_spans({shard.device for shard in shards[table.name]}) for table in tables],
     }
+    if beyond := plan.task.constraints.beyond_hbm:
+        columns["tier"] = [beyond[table.name].tier if table.name in beyond else "hbm" for table in tables]
+        columns["cached"] = [beyond[table.name].cached_rows if table.name in beyond else None for table in tables]
+        columns["host"] = [sum(host_memory(plan.task, shards[table.name])) for table in tables]
     if prices is not None:
         columns["adds"] = short(np.bincount(_places(plan), weights=prices.adds_ms, minlength=len(tables)))
     return columns

@@ -26,7 +26,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.headline import bars, cards, size, without_a_plan
 from neuroshard.report.live import LivePlan, PlanChange, change, open_live
-from neuroshard.report.numbers import memory_counts, row_wise_tables, short, source
+from neuroshard.report.numbers import hosts_memory, memory_counts, row_wise_tables, short, source
 from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts
 from neuroshard.report.page import render
 from neuroshard.report.placement import device_columns, evaluated_columns, shard_columns, table_columns
@@ -108,6 +108,7 @@ def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
         "costed": plan.cost_ms is not None,
         "predicted": plan.predicted is not None,
         "memory_counts": memory_counts(plan),
+        "hosts_memory": hosts_memory(plan),
         "priced": shown.prices is not None,
         "row_wise": bool(row_wise_tables(plan)),
         "change": None if changed is None else _change_fields(plan, changed),

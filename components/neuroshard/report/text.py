@@ -10,7 +10,7 @@ from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
-from neuroshard.report.numbers import against, cut_tables, memory_counts, row_wise_tables, source
+from neuroshard.report.numbers import against, cut_tables, hosts_memory, memory_counts, row_wise_tables, source
 
 DEVICES_SHOWN, ROW_WISE_SHOWN, TIERS_SHOWN = 32, 8, 8
 BAR, MEMORY_BAR = 44, 12
@@ -156,10 +156,8 @@ def _tier_lines(plan: Plan) -> list[str]:
     beyond, limit = plan.task.constraints.beyond_hbm, plan.task.host_memory_bytes
     if not beyond or limit is None:
         return []
-    used, rows = plan.host_memory(), {table.name: table.rows for table in plan.task.tables}
-    lines = [
-        f"host memory: {format_bytes(max(used))} of {format_bytes(limit)}" + " on the fullest host" * (len(used) > 1)
-    ]
+    rows = {table.name: table.rows for table in plan.task.tables}
+    lines = wrapped(f"host memory: {hosts_memory(plan)}")
     listed = sorted(beyond.values(), key=lambda rule: -(rule.cached_rows or 0))
     for rule in listed[:TIERS_SHOWN]:
         if rule.cached_rows is None:

@@ -125,9 +125,9 @@ def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
     np.add.at(ms, [shard.device for shard in plan.shards], model.of_parts(parts_of(task, plan.shards))[:, 0])
     host = sum(host_memory(task, plan.shards))
     notes = [
-        f"HBM does not hold {counted(len(rules), 'table')} of {len(tables)}: {len(cached)} cached, {len(rules) - len(cached)} in "
-        f"host memory ({format_bytes(host)} of it in all); that takes up to {ms.max():.3f} ms of a device's step, by the rates of a "
-        "datasheet's bus, not measured"
+        f"{counted(len(rules), 'table')} of {len(tables)} beyond HBM: {len(cached)} cached, "
+        f"{len(rules) - len(cached)} in host memory ({format_bytes(host)} of it in all); that takes up to {ms.max():.3f} ms of a "
+        "device's step, by the rates of a datasheet's bus, not measured"
     ]
     if cached:
         warm = max(
@@ -136,8 +136,8 @@ def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
         notes.append(f"caches are warm after up to {math.ceil(warm):,} batches; before that other rows are missed")
     if unknown := [name for name in cached if tables[name].access is None]:
         notes.append(
-            f"misses of {counted(len(unknown), 'cached table')} are those of their reuse bins: which rows are hot stays the same from "
-            "batch to batch; an access curve says more (neuroshard cache)"
+            f"misses of {counted(len(unknown), 'cached table')} are those of their reuse bins: which rows are hot stays the same "
+            "from batch to batch; an access curve says more (neuroshard cache)"
         )
     return notes
 

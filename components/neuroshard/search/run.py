@@ -67,8 +67,27 @@ def search(
     settings.check(from_a_plan=previous is not None)
     watch = watch or Watch(settings.time_budget_s)
     permitted, may = _permitted(task, cost_model, settings, previous)
-    if needs_tiers(permitted):
-        return _beyond_hbm(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
+    if not needs_tiers(permitted):
+        try:
+            return _in_hbm(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
+        except Infeasible:  # HBM has enough bytes, but no plan fits into it
+            if task.host_memory_bytes is None or _against_tiers(permitted, settings, previous):
+                raise
+    return _beyond_hbm(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
+
+
+def _in_hbm(
+    task: ShardingTask,
+    permitted: ShardingTask,
+    may: MayHold,
+    cost_model: CostModel,
+    settings: SearchSettings,
+    watch: Watch,
+    previous: Plan | None,
+    trust: Trust,
+    notes: tuple[str, ...],
+) -> Plan:
+    """The plan of tables that HBM holds, but for those in a tier of their own."""
     model = for_task(cost_model, permitted)
     problem = feasible(permitted, model, settings.tuning, may=may)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
@@ -83,6 +102,7 @@ def search(
     if watch.stopped:
         said.append(say.STOPPED)
     bound = lower_bound(problem, found.best)
+    check_host_memory(problem.task, shards)
     plan = make_plan(
         problem,
         placement_of(problem, shards, found.best),
@@ -95,6 +115,7 @@ def search(
     )
     if problem.copied:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
+    plan = say.with_notes(plan, *say.in_tiers(plan, cost_model))
     plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, cost_model))
     if start.kept is None or previous is None:
         return plan
@@ -113,16 +134,17 @@ def _beyond_hbm(
     notes: tuple[str, ...],
 ) -> Plan:
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
-    for what, so in (
-        (f"{settings.algorithm} is for", settings.algorithm != LOCAL_SEARCH),
-        ("a search from a plan is for", previous is not None),
-        ("a search that chooses what to copy is for", settings.try_data_parallel),
-    ):
-        if so:
-            raise UsageError(
-                f"{what} tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
-                f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
-            )
+    if own := [rule.table for rule in task.constraints.tables if rule.tier is not None]:
+        raise UsageError(
+            f"constraints name the tier of {counted(len(own), 'table')} ({first_few(own)}), and HBM does not hold what the tables "
+            f"then need: {format_bytes(permitted.need_bytes)} of {format_bytes(sum(permitted.placeable_bytes))}. A search chooses "
+            "the tiers of all tables or of none: name those of more tables, or of none"
+        )
+    if what := _against_tiers(permitted, settings, previous):
+        raise UsageError(
+            f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
+            f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
+        )
     asked = Asked(settings, watch, None, tries_row_wise=not task.may_split_rows)
     found = search_tiers(permitted, for_task(cost_model, permitted), asked, may)
     splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
@@ -145,6 +167,20 @@ def _beyond_hbm(
     )
     more = (say.STOPPED,) if watch.stopped else ()
     return say.with_notes(plan, *say.in_tiers(plan, cost_model), *say.caveats(plan, problem), *more)
+
+
+def _against_tiers(task: ShardingTask, settings: SearchSettings, previous: Plan | None) -> str | None:
+    """What was asked for that a search which chooses the tiers of tables does not do, in words."""
+    for what, so in (
+        (f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),
+        ("a search from a plan is", previous is not None),
+        ("a search that chooses what to copy is", settings.try_data_parallel),
+        (f"data-parallel tables ({first_few(sorted(task.constraints.data_parallel))}) are", bool(task.copied)),
+        ("a tier of its own is", any(rule.tier for rule in task.constraints.tables)),
+    ):
+        if so:
+            return what
+    return None
 
 
 def _permitted(

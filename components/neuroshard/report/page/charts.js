@@ -119,7 +119,7 @@ function unitFor(most) {
 
 function memorySpec(devices) {
   const unit = unitFor(Math.max(...devices.map((row) => row.limit)));
-  const titles = { weights: "weights", optimizer: "optimizer state", step: "a step's inputs and outputs" };
+  const titles = { weights: "weights", caches: "caches", optimizer: "optimizer state", step: "a step's inputs and outputs" };
   const names = Object.keys(titles).filter((name) => devices.some((row) => row[name]));
   const values = names.flatMap((name, order) => devices.map((row) => ({ ...row, part: titles[name], order, partText: bytes(row[name]), used: row[name] / unit.factor })));
   const limits = devices.map((row) => ({ device: row.device, limit: row.limit / unit.factor, limitText: bytes(row.limit) }));
@@ -134,7 +134,7 @@ function memorySpec(devices) {
       { mark: { type: "bar", cursor: "pointer" }, encoding: {
         y: { field: "used", type: "quantitative", title: `${unit.title}, computed` },
         order: { field: "order" },
-        color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { weights: colour("compute"), optimizer: colour("forward"), step: colour("backward") }) },
+        color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { weights: colour("compute"), caches: colour("other"), optimizer: colour("forward"), step: colour("backward") }) },
         opacity: dimOthers, tooltip } },
       { data: { values: limits }, mark: { type: "tick", color: colour("alert"), thickness: 2, orient: "horizontal", bandSize: { band: 1 } },
         encoding: { y: { field: "limit", type: "quantitative" }, tooltip: [{ field: "device" }, { field: "limitText", title: "limit" }] } },
@@ -160,7 +160,8 @@ function mapSpec(shards, devices, priced) {
       color: { field: priced ? "adds" : "dim", type: "quantitative", title: priced ? "ms it adds, predicted" : "columns", scale: { scheme: { name: "viridis", extent: isDark() ? [0.2, 1] : [0, 0.95] } }, legend: { gradientLength: 220 } },
       opacity: { condition: { test: matches, value: 1 }, value: 0.12 },
       tooltip: [{ field: "name", title: "table" }, { field: "device" }, { field: "rowsText", title: "rows" }, { field: "columns" }, { field: "pooling", title: "pooling factor" },
-        { field: "shardsOfTable", title: "shards of the table" }, { field: "bytesText", title: "memory" }, ...cost],
+        { field: "shardsOfTable", title: "shards of the table" }, { field: "bytesText", title: "memory" },
+        ...(DATA.tables.tier ? [{ field: "tierText", title: "tier" }] : []), ...cost],
     },
   };
 }

@@ -4,11 +4,12 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const priced = DATA.shards.adds !== undefined;
 
-const tables = rowsOf(DATA.tables).map((row) => ({ ...row, shards: [], onDevices: row.devices.reduce((sum, [first, last]) => sum + last - first + 1, 0) }));
+const TIERS = ["hbm", "cached", "host"];
+const tables = rowsOf(DATA.tables).map((row) => ({ ...row, shards: [], tierText: tierText(row), onDevices: row.devices.reduce((sum, [first, last]) => sum + last - first + 1, 0) }));
 const shards = rowsOf(DATA.shards).map((row, shard) => {
   const table = tables[row.table];
   table.shards.push(row);
-  return Object.assign(row, { shard, name: table.name, pooling: upTo2.format(table.pooling), columns: columnsText(row), bytesText: bytes(row.bytes),
+  return Object.assign(row, { shard, name: table.name, tierText: table.tierText, pooling: upTo2.format(table.pooling), columns: columnsText(row), bytesText: bytes(row.bytes),
     rowsText: rowsText(row, table), addsText: priced ? `${ms(row.adds)} ms` : "", aloneText: priced ? `${ms(row.alone)} ms` : "" });
 });
 for (const row of shards) row.shardsOfTable = tables[row.table].count;
@@ -22,6 +23,11 @@ const moves = DATA.moves ? rowsOf(DATA.moves) : [];
 
 function columnsText(row) { return `${row.column}–${row.column + row.dim - 1}`; }
 function rowsText(row, table) { return row.rows === table.rows ? whole.format(row.rows) : `${whole.format(row.row)}–${whole.format(row.row + row.rows - 1)}`; }
+
+function tierText(row) {
+  if (row.tier === "cached") return `cached, ${whole.format(row.cached)} rows (${percent(row.cached / row.rows)})`;
+  return row.tier === "host" ? "host memory" : "HBM";
+}
 
 function liesOn(table, device) { return table.devices.some(([first, last]) => first <= device && device <= last); }
 function someDevices(table) {
@@ -62,6 +68,10 @@ const drawTables = list("list-tables", [
   { title: "pooling factor", of: (row) => row.pooling, text: (row) => upTo2.format(row.pooling), number: true, first: "descending" },
   { title: "memory", of: (row) => row.bytes, text: (row) => bytes(row.bytes), number: true, first: "descending" },
   ...(priced ? [{ title: "adds ms, predicted", of: (row) => row.adds, text: (row) => ms(row.adds), number: true, first: "descending" }] : []),
+  ...(DATA.tables.tier ? [
+    { title: "tier", of: (row) => TIERS.indexOf(row.tier), text: (row) => row.tierText, first: "descending" },
+    { title: "host memory", of: (row) => row.host, text: (row) => bytes(row.host), number: true, first: "descending" },
+  ] : []),
   { title: "shards", of: (row) => row.count, text: (row) => whole.format(row.count) + (row.rowWise ? " row-wise" : ""), number: true, first: "descending" },
   { title: "devices", of: (row) => row.devices[0][0], text: someDevices },
 ], { sort: priced ? 5 : 4, rows: matching, hover: tableCard });
@@ -79,6 +89,7 @@ function tableCard(table) {
   const card = document.createDocumentFragment();
   card.append(element("b", table.name));
   card.append(element("div", `${whole.format(table.rows)} rows × ${table.dim} columns of ${table.element} bytes, pooling factor ${upTo2.format(table.pooling)}`, "quiet"));
+  if (table.tier) card.append(element("div", `${table.tierText}${table.host ? `, ${bytes(table.host)} of host memory` : ""}`, "quiet"));
   if (table.rowWise) card.append(element("div", `row-wise over ${table.onDevices} devices`, "quiet"));
   const rows = element("table");
   const shown = table.shards.slice(0, 12);

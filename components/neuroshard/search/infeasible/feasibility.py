@@ -45,8 +45,8 @@ def feasible(
         reserved = task.constraints.reserve_in_words
         beside = f" beside {reserved} reserved on each" if reserved else ""
         raise Infeasible(
-            f"tables need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} together{beside}: "
-            f"{format_bytes(need - have)} short; {hints(task, model)}"
+            f"tables{_beyond(task)} need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} "
+            f"together{beside}: {format_bytes(need - have)} short; {hints(task, model)}"
         )
     unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)
     if unheld is not None:
@@ -56,6 +56,12 @@ def feasible(
     if lacking.max() > 0:
         raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model)}")
     return problem
+
+
+def _beyond(task: ShardingTask) -> str:
+    """In words, how many of the tables need memory of devices only for what they keep there."""
+    beyond = len(task.constraints.beyond_hbm)
+    return f", {'all' if beyond == len(task.placed) else beyond} of them beyond HBM," if beyond else ""
 
 
 def _of_step(task: ShardingTask) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.table import DIM_STEP
-from neuroshard.core.task import MAX_DEVICES, ShardingTask
+from neuroshard.core.task import MAX_DEVICES, MAX_MEMORY_BYTES, ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Problem
 
@@ -25,7 +26,7 @@ ONE_BY_ONE = 16  # rules or devices, at most, that are tried each by itself
 def hints(task: ShardingTask, model: CostModel) -> str:
     """All hints that were found, in one line."""
     trials = _Trials(task, model)
-    found = [*trials.memory(), *trials.more_devices(), *trials.rules(), *trials.row_wise()]
+    found = [*trials.memory(), *trials.more_devices(), *trials.rules(), *trials.row_wise(), *trials.host_memory()]
     return ", or ".join(found) if found else "add devices or memory"
 
 
@@ -180,6 +181,18 @@ class _Trials:
                 f"table {names[0]!r}" if len(names) == 1 else f"{counted(len(names), 'table')} ({first_few(names)})"
             )
             yield f"allow {tables} to be split row-wise (--row-wise)"
+
+    def host_memory(self) -> Iterator[str]:
+        """Host memory, which a search would put tables into, if HBM holds what they need there even so."""
+        hbm, ruled = self.task.placeable_bytes, any(rule.tier for rule in self.task.constraints.tables)
+        if self.task.host_memory_bytes is not None or not knows_tiers(self.model):
+            return
+        if ruled or self.task.copied or len(set(hbm)) > 1:  # no search chooses tiers for these
+            return
+        task = self.task.model_copy(update={"host_memory_bytes": MAX_MEMORY_BYTES})
+        task = task.with_tiers({table.name: ("host", None) for table in task.placed})
+        if _sound(task) and quick_plan(Problem(task, self.model)) is not None:
+            yield "let tables lie in host memory (--host-memory SIZE)"
 
     def _several(self, ruled: Sequence[TableRule], what: str, **loose: object) -> Iterator[str]:
         """How many rules, those of the largest tables first, must be loosened at once, if that is enough."""
