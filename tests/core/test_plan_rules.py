@@ -190,8 +190,8 @@ def test_a_plan_of_another_task_is_found_out():
 
 
 def test_a_plan_from_the_future_asks_for_an_upgrade():
-    with refused(NewerFormat, "plan.json", 2):
-        Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": 2}), "plan.json")
+    with refused(NewerFormat, "plan.json", 3):
+        Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": 3}), "plan.json")
 
 
 def test_what_is_no_plan_is_said_to_be_none_whatever_its_version():

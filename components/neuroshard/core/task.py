@@ -157,7 +157,10 @@ class ShardingTask(Value):
         rule = self.constraints.beyond_hbm.get(table.name)
         if rule is None or rule.tier is None:
             return TierBytes(table.shard_bytes(rows, dim), 0)
-        cache = None if rule.cached_rows is None else Cache(load_factor(rule.cached_rows, table.rows))
+        cache = None
+        if rule.cached_rows is not None:
+            factor = load_factor(rule.cached_rows, table.rows)
+            cache = Cache(factor, prefetch=self.pipeline == "prefetch")
         return operator_bytes([(table.part(rows, dim), rule.tier)], cache)
 
     def with_tiers(self, tiers: Mapping[str, tuple[Tier | None, int | None]]) -> Self:
@@ -195,7 +198,7 @@ class ShardingTask(Value):
     def held_as(self, other: "ShardingTask") -> Self:
         """The same task whose tables are data-parallel, cached or in host memory where those of `other` are, and else in HBM."""
         mine, theirs = self.constraints.beyond_hbm, other.constraints.beyond_hbm
-        tiers: dict[str, tuple[Tier | None, int | None]] = {name: (None, None) for name in mine}
+        tiers: dict[str, tuple[Tier | None, int | None]] = dict.fromkeys(mine, (None, None))
         known = {table.name: table.rows for table in self.tables}
         for name, rule in theirs.items():
             if name in known:
