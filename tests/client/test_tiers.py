@@ -21,22 +21,35 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import CacheParams
+from torchrec.modules.embedding_configs import DataType
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from helpers.fbgemm_bytes import allocated
 from helpers.gloo import on_ranks
 from helpers.plans import NOW
+from helpers.refusals import names, refused
 from helpers.torchrec_models import module_of, random_shards, random_tables
 from helpers.trainers import Saved, cut_plan
-from neuroshard.client.torchrec import NeuroShardPlanner, to_torchrec
+from neuroshard.client.torchrec import NeuroShardPlanner, from_torchrec, to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
+from neuroshard.core import plan as plans
+from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 from neuroshard.core.launches import launches
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import KERNELS, WAYS, Cache, Tier, TierBytes, load_factor
 from neuroshard.core.topology import Topology
+from neuroshard.core.value import canonical_json
 from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from torch.distributed.optim.apply_optimizer_in_backward import (
+        _apply_optimizer_in_backward as apply_optimizer_in_backward,
+    )
 
 TIERS: dict[str, Tier] = {kernel: tier for tier, kernel in KERNELS.items()}
 BEYOND: tuple[Tier | None, ...] = (None, "cached", "cached", "host")
@@ -322,3 +335,208 @@ def test_all_ranks_get_the_tiers_of_the_live_plan(store: FolderStore, tmp_path: 
         ("fused", None),
     ]
     assert on_ranks(2, tmp_path, train_the_live_plan, store.url) == [(TIERED.digest(), wanted)] * 2
+
+
+def said(plan: Plan, **how: Any) -> list[str]:
+    """What `to_torchrec` warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        to_torchrec(plan, model(), **{"device_type": "cuda", "any_output_order": True, **how})
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_plan_with_tiers_comes_back_from_torchrec_as_it_was(monkeypatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for pipeline in ("sparse-dist", "prefetch"):
+        plan = in_tiers(TIERED, {}, pipeline=pipeline)
+        theirs = to_torchrec(plan, model(), device_type="cuda", any_output_order=True)
+        back = from_torchrec(
+            theirs,
+            model(),
+            device_memory_bytes=plan.task.device_memory_bytes,
+            host_memory_bytes=plan.task.host_memory_bytes,
+            batch_size=12,
+            tables=LEARNED,
+            pipeline=pipeline,
+        )
+        assert back.task.constraints.beyond_hbm == plan.task.constraints.beyond_hbm
+        assert (back.shards, back.memory_bytes(), back.host_memory()) == (
+            plan.shards,
+            plan.memory_bytes(),
+            plan.host_memory(),
+        )
+        assert back.format_version == 2
+        flags = {
+            name: bool(p.cache_params and p.cache_params.prefetch_pipeline) for name, p in theirs.plan["sparse"].items()
+        }
+        assert set(flags.values()) == {pipeline == "prefetch"}  # of all tables, or TorchRec logs errors of others
+
+
+def test_a_compute_kernel_given_for_a_plan_with_tiers_is_refused() -> None:
+    for kernel in ("fused", "fused_uvm", "fused_uvm_caching"):
+        with refused(UsageError, "compute_kernel", kernel, "3 tables", "user", "leave"), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            to_torchrec(TIERED, model(), device_type="cuda", compute_kernel=kernel)
+
+
+def test_ranks_on_cpus_are_warned_that_they_have_no_caches() -> None:
+    [message] = said(TIERED, device_type="cpu")
+    assert all(names(message, fact) for fact in ("3 tables", "user", "CPUs", "GPUs", "--host-memory"))
+    assert said(TIERED) == []
+    assert said(ALL_IN_HBM, device_type="cpu") == []
+
+
+def test_a_trainer_that_prefetches_is_warned_of_caches_for_one_batch() -> None:
+    searched_for = in_tiers(TIERED, {}, pipeline="sparse-dist")
+    [message] = said(searched_for, pipeline="prefetch")
+    assert all(names(message, fact) for fact in ("2 tables", "user", "two", "--pipeline prefetch"))
+    [message] = said(in_tiers(TIERED, {}, pipeline="prefetch"), pipeline="sparse-dist")
+    assert not names(message, "two")
+
+
+@pytest.mark.parametrize("pipeline", [None, "none", "prefetch"])
+def test_the_flag_of_prefetching_is_that_of_the_trainer(pipeline: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = to_torchrec(TIERED, model(), device_type="cuda", pipeline=pipeline).plan["sparse"]["user"]
+    assert given.cache_params.prefetch_pipeline is (True if pipeline == "prefetch" else None)
+
+
+def test_locks_of_prefetching_that_do_not_fit_are_refused() -> None:
+    tight = in_tiers(TIERED, {}, pipeline="sparse-dist")
+    tight = in_tiers(tight, {}, device_memory_bytes=tight.memory_bytes())
+    with refused(InvalidInput, "rank 0", "search"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        to_torchrec(tight, model(), device_type="cuda", pipeline="prefetch")
+
+
+def test_state_of_another_optimizer_that_the_host_does_not_hold_is_refused() -> None:
+    """Adam's moments of tables beyond HBM are in host memory, and those of others in HBM."""
+    elements = {table.name: table.rows * table.dim * 4 for table in LEARNED}
+    beyond = elements["user"] + elements["shop"] + elements["page"]
+    assert TIERED.host_memory() == (beyond,)
+    most_of_word = max(TIERED.memory_bytes()) + 2 * elements["word"] + 1000
+    enough = in_tiers(TIERED, {}, host_memory_bytes=3 * beyond, device_memory_bytes=(most_of_word,) * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        to_torchrec(enough, model(), device_type="cuda", optimizer="adam")
+    with refused(InvalidInput, "host 0", "adam", "--host-memory"):
+        to_torchrec(
+            in_tiers(enough, {}, host_memory_bytes=3 * beyond - 1), model(), device_type="cuda", optimizer="adam"
+        )
+
+
+def test_tables_with_other_optimizers_share_no_operator_if_they_are_cached() -> None:
+    def with_two_rates(plan: Plan) -> list[str]:
+        whole: Any = model()
+        for name, rate in (("user", 0.1), ("shop", 0.2)):
+            weight = whole["sparse"].embedding_bags[name].weight
+            apply_optimizer_in_backward(RowWiseAdagrad, [weight], {"lr": rate})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            to_torchrec(plan, whole, device_type="cuda", any_output_order=True)
+        return [str(w.message) for w in caught if "an operator for each" in str(w.message)]
+
+    cuts: Any = {table.name: [(table.dim, 0)] for table in LEARNED}
+    plan = cut_plan(LEARNED, 2, cuts, batch_size=12)
+    assert len(with_two_rates(plan)) == 1
+    others: Tiers = {"page": ("cached", 32), "word": ("cached", 32)}
+    assert len(with_two_rates(in_tiers(plan, others))) == 1
+    assert with_two_rates(in_tiers(plan, {**others, "user": ("cached", 32), "shop": ("cached", 32)})) == []
+
+
+def test_one_operator_for_each_table_is_no_more_operators_for_cached_ones() -> None:
+    sharders: Any = [EmbeddingBagCollectionSharder(fused_params={"use_one_tbe_per_table": True})]
+    plan = cut_plan(LEARNED, 2, {table.name: [(table.dim, 0)] for table in LEARNED}, batch_size=12)
+    [message] = said(plan, sharders=sharders)
+    assert names(message, "3 operators")
+    [message] = said(in_tiers(plan, {"user": ("cached", 32), "shop": ("host", None)}), sharders=sharders)
+    assert names(message, "2 operators")
+    assert said(in_tiers(plan, {table.name: ("cached", 32) for table in LEARNED}), sharders=sharders) == []
+
+
+def taken_over(host_memory_bytes: int | None = 2**30, pipeline: str | None = None, **fields: Any) -> Plan:
+    """A plan of TorchRec's with one cached table that has other fields."""
+    theirs: Any = to_torchrec(ALL_IN_HBM, model(), device_type="cuda", any_output_order=True)
+    user = theirs.plan["sparse"]["user"]
+    user.compute_kernel, user.cache_params = "fused_uvm_caching", CacheParams(load_factor=0.2)
+    for field, value in fields.items():
+        setattr(user, field, value)
+    return from_torchrec(
+        theirs,
+        model(),
+        device_memory_bytes=[2**20] * 2,
+        host_memory_bytes=host_memory_bytes,
+        batch_size=12,
+        tables=LEARNED,
+        pipeline=pipeline,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "facts"),
+    [
+        ({"cache_params": None}, ["no load factor"]),
+        ({"cache_params": CacheParams(algorithm=CacheAlgorithm.LRU)}, ["no load factor"]),
+        ({"cache_params": CacheParams(load_factor=0.0)}, ["0", "above 0"]),
+        ({"cache_params": CacheParams(load_factor=1.5)}, ["1.5", "at most 1"]),
+        ({"cache_params": CacheParams(load_factor=0.2, algorithm=CacheAlgorithm.LFU)}, ["LFU", "LRU"]),
+        ({"cache_params": CacheParams(load_factor=0.2, precision=DataType.FP16)}, ["FP16", "32 bits"]),
+        ({"cache_params": CacheParams(load_factor=0.2, prefetch_pipeline=True)}, ["prefetch_pipeline", "None"]),
+        ({"pipeline": "prefetch"}, ["prefetch_pipeline", "prefetch"]),
+        ({"enforce_hbm": True}, ["enforce_hbm", "fused"]),
+        ({"host_memory_bytes": None}, ["fused_uvm_caching", "host_memory_bytes="]),
+        ({"compute_kernel": "key_value"}, ["key_value", "fused"]),
+    ],
+)  # fmt: skip
+def test_a_cache_of_torchrec_s_that_is_no_plan_s_is_refused(fields: dict[str, Any], facts: list[str]) -> None:
+    with refused(InvalidInput, "user", *facts):
+        taken_over(**fields)
+
+
+def test_a_cache_of_torchrec_s_is_taken_with_its_rows() -> None:
+    plan = taken_over(cache_params=CacheParams(load_factor=0.2, precision=DataType.FP32))
+    assert plan.task.constraints.beyond_hbm["user"].cached_rows == 96  # 80 of 400, in sets of 32
+    assert plan.provenance.notes == ()
+    full = taken_over(cache_params=CacheParams(load_factor=1.0))
+    assert full.task.constraints.beyond_hbm["user"].cached_rows == 400
+
+
+def test_tables_that_share_a_cache_in_torchrec_are_noted() -> None:
+    def notes(*params: CacheParams) -> tuple[str, ...]:
+        plan = cut_plan(LEARNED, 2, {table.name: [(table.dim, 0)] for table in LEARNED}, batch_size=12)
+        theirs: Any = to_torchrec(plan, model(), device_type="cuda", any_output_order=True)
+        for name, one in zip(("user", "shop"), params, strict=True):
+            parameter = theirs.plan["sparse"][name]
+            parameter.compute_kernel, parameter.cache_params = "fused_uvm_caching", one
+        return from_torchrec(
+            theirs, model(), device_memory_bytes=[2**20] * 2, host_memory_bytes=2**30, batch_size=12
+        ).provenance.notes
+
+    [note] = notes(CacheParams(load_factor=0.1), CacheParams(load_factor=0.5))
+    assert all(names(note, fact) for fact in ("one cache", "user"))
+    assert notes(CacheParams(load_factor=0.1, reserved_memory=1.0), CacheParams(load_factor=0.1)) == ()
+
+
+def test_programs_that_know_no_tiers_refuse_a_plan_that_has_some_by_its_format(monkeypatch) -> None:
+    monkeypatch.setattr(plans, "PLAN_FORMAT", 1)
+    with refused(NewerFormat, "plan.json", "2", "upgrade"):
+        Plan.from_json(canonical_json(TIERED.model_dump(mode="json")), "plan.json")
+    assert Plan.from_json(canonical_json(ALL_IN_HBM.model_dump(mode="json")), "plan.json") == ALL_IN_HBM
+
+
+@pytest.mark.parametrize(
+    ("tiers", "task", "facts"),
+    [
+        ({"user": ("cached", 401)}, {}, ["user", "400", "401"]),
+        ({"user": ("host", None)}, {"host_memory_bytes": None}, ["user", "host", "--host-memory"]),
+        ({"user": ("host", None)}, {"host_memory_bytes": 400 * 16 * 4 - 1}, ["host 0", "1", "hosts"]),
+        ({"user": ("cached", None)}, {}, ["user", "cached_rows"]),
+        ({"user": ("host", 32)}, {}, ["user", "32 cached_rows"]),
+    ],
+)  # fmt: skip
+def test_a_plan_file_whose_tiers_cannot_be_is_refused(tiers: Tiers, task: dict[str, Any], facts: list[str]) -> None:
+    held = ALL_IN_HBM.task.model_copy(update={"host_memory_bytes": 2**30, **task}).with_tiers(tiers)
+    written = {**ALL_IN_HBM.model_dump(mode="json"), "task": held.model_dump(mode="json"), "task_digest": held.digest()}
+    with refused(InvalidInput, "plan.json", *facts):
+        Plan.from_json(canonical_json(written), "plan.json")
