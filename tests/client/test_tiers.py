@@ -7,6 +7,7 @@ meta device.
 import random
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -403,11 +404,16 @@ def test_the_flag_of_prefetching_is_that_of_the_trainer(pipeline: Any) -> None:
 
 
 def test_locks_of_prefetching_that_do_not_fit_are_refused() -> None:
-    tight = in_tiers(TIERED, {}, pipeline="sparse-dist")
-    tight = in_tiers(tight, {}, device_memory_bytes=tight.memory_bytes())
-    with refused(InvalidInput, "rank 0", "search"), warnings.catch_warnings():
+    prefetching = in_tiers(TIERED, {}, pipeline="prefetch")
+    for locked, plain in zip(prefetching.device_memory(), TIERED.device_memory(), strict=True):
+        assert locked.weights - plain.weights == 4 * (96 + 32)  # rows of user's columns, and of a half of shop's rows
+    need = prefetching.memory_bytes()
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        to_torchrec(tight, model(), device_type="cuda", pipeline="prefetch")
+        for rank_0 in (need[0], need[0] - 1):
+            searched_for = in_tiers(TIERED, {}, pipeline="sparse-dist", device_memory_bytes=(rank_0, *need[1:]))
+            with refused(InvalidInput, "rank 0", "search") if rank_0 < need[0] else nullcontext():
+                to_torchrec(searched_for, model(), device_type="cuda", pipeline="prefetch")
 
 
 def test_state_of_another_optimizer_that_the_host_does_not_hold_is_refused() -> None:
