@@ -546,3 +546,43 @@ def test_a_plan_file_whose_tiers_cannot_be_is_refused(tiers: Tiers, task: dict[s
     written = {**ALL_IN_HBM.model_dump(mode="json"), "task": held.model_dump(mode="json"), "task_digest": held.digest()}
     with refused(InvalidInput, "plan.json", *facts):
         Plan.from_json(canonical_json(written), "plan.json")
+
+
+def train_on_variable_batches(_: int, plans: list[Plan]) -> list[list[float]]:
+    """Losses under each plan of batches that hold another number of distinct samples for each feature."""
+    warnings.simplefilter("ignore")
+    found = []
+    for plan in plans:
+        trainer, losses, samples = Trainer(plan, "rowwise_adagrad"), [], 6
+        for step in range(STEPS):
+            generator = torch.Generator().manual_seed(2 * step + dist.get_rank())
+            strides = torch.randint(1, samples + 1, (len(LEARNED),), generator=generator).tolist()
+            ids = [
+                torch.randint(table.rows, (2 * stride,), generator=generator)
+                for table, stride in zip(LEARNED, strides, strict=True)
+            ]
+            of_sample = [torch.randint(stride, (samples,), generator=generator) for stride in strides]
+            features = KeyedJaggedTensor(
+                keys=[table.name for table in LEARNED],
+                values=torch.cat(ids),
+                lengths=torch.full((sum(strides),), 2),
+                stride_per_key_per_rank=[[stride] for stride in strides],
+                inverse_indices=([table.name for table in LEARNED], torch.stack(of_sample)),
+            )
+            pooled = trainer.model.module["sparse"](features).to_dict()
+            loss = torch.stack([(value - 0.5).square().mean() for value in pooled.values()]).sum()
+            loss.backward()
+            losses.append(float(loss.detach()))
+        found.append(losses)
+    return found
+
+
+@pytest.mark.slow
+def test_variable_batches_train_the_same_in_every_tier(tmp_path: Path) -> None:
+    """On CPUs TorchRec trains them with one operator a rank only: FBGEMM's takes no output that several share."""
+    cuts: Any = {"user": [(16, 1)], "shop": [(8, 0)], "page": [(8, 0)], "word": [(16, 0)]}
+    in_hbm = cut_plan(LEARNED, 2, cuts, batch_size=12)
+    tiered = in_tiers(in_hbm, {"user": ("cached", 96), "shop": ("host", None)})
+    for one, other in on_ranks(2, tmp_path, train_on_variable_batches, [in_hbm, tiered]):
+        assert other == pytest.approx(one, rel=1e-6)
+        assert one[-1] < one[0]
