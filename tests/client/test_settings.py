@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, MultiPassPrefetchConfig
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     CounterBasedRegularizationDefinition,
@@ -271,6 +271,23 @@ def of_other_fields() -> None:
             taken_over(**{name: value})
 
 
+def of_other_caches() -> None:
+    plain = {"cache_sets": 5, "cache_precision": SparseType.FP16, "enforce_hbm": True, "prefetch_pipeline": True}
+    assert [name for name, value in plain.items() if of({name: value}) != []] == []
+    task = WHOLE.task.model_copy(update={"host_memory_bytes": 2**30}).with_tiers({"user": ("cached", 32)})
+    tiers = Plan(task=task, shards=WHOLE.shards, provenance=WHOLE.provenance)
+    multipass = {"multipass_prefetch_config": MultiPassPrefetchConfig(num_passes=2)}
+    for name, value in (plain | multipass).items():
+        with refused(UsageError, "user", name):
+            of({name: value}, tiers)
+    own = {"cache_sets": 0, "cache_precision": SparseType.FP32, "enforce_hbm": False, "prefetch_pipeline": False}
+    with_prefetch = Plan(
+        task=task.model_copy(update={"pipeline": "prefetch"}), shards=WHOLE.shards, provenance=WHOLE.provenance
+    )
+    assert len(of(own, tiers)) == 1  # that ranks on CPUs have no caches
+    assert len(of({"prefetch_pipeline": True}, with_prefetch)) == 1
+
+
 def of_batch_size() -> None:
     assert said(batch_size=64) == []
     has(said(batch_size=128), 64, 128, "--batch-size 128")
@@ -317,6 +334,7 @@ ANSWERS: dict[tuple[str, str], Callable[[], None]] = {
         "8 bytes",
     ),
     (FUSED, "enable_raw_embedding_streaming"): warned_of("enable_raw_embedding_streaming", True),
+    (FUSED, "cache_sets"): of_other_caches,
     (FUSED, "embedding_specs"): of_what_torchrec_gives,
     (FUSED, "optimizer_state_dtypes"): of_what_has_no_hash,
     (FUSED, "any other"): of_any_other,

@@ -5,53 +5,11 @@ import random
 
 import pytest
 
+from helpers.fbgemm_bytes import OPTIMIZERS, allocated
 from neuroshard.core.part import Part
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import WAYS, Cache, Tier, TierBytes, load_factor, operator_bytes
-
-torch = pytest.importorskip("torch")
-common = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-training = pytest.importorskip("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-configs = pytest.importorskip("fbgemm_gpu.split_embedding_configs")
-
-PLACES = {"hbm": "DEVICE", "cached": "MANAGED_CACHING", "host": "MANAGED"}
-OPTIMIZERS = {
-    "sgd": "EXACT_SGD",
-    "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
-    "adagrad": "EXACT_ADAGRAD",
-    "adam": "ADAM",
-    "partial_rowwise_adam": "PARTIAL_ROWWISE_ADAM",
-    "lamb": "LAMB",
-    "partial_rowwise_lamb": "PARTIAL_ROWWISE_LAMB",
-    "lars_sgd": "LARS_SGD",
-}
-GROWS = 100  # bytes that a buffer has at least if it grows with rows; the others have a number a table
-
-
-def allocated(tables: list[tuple[Table, Tier]], optimizer: str, cache: Cache | None) -> TierBytes:
-    """What FBGEMM allocates for an operator of these tables."""
-    places = [(table, common.EmbeddingLocation[PLACES[tier]]) for table, tier in tables]
-    rows = sum(table.rows for table, tier in tables if tier == "cached")
-    more = {}
-    if cache is not None:
-        # FBGEMM would ask a CUDA device for its free memory, so it is told what it makes of the load factor otherwise
-        algorithm = common.CacheAlgorithm.LFU if cache.lfu else common.CacheAlgorithm.LRU
-        sets = max((int(rows * cache.load_factor) + WAYS - 1) // WAYS, 1)
-        more = {"cache_sets": sets, "cache_algorithm": algorithm, "prefetch_pipeline": cache.prefetch}
-    operator = training.SplitTableBatchedEmbeddingBagsCodegen(
-        [(table.rows, table.dim, place, training.ComputeDevice.CUDA) for table, place in places],
-        optimizer=configs.EmbOptimType[OPTIMIZERS[optimizer]],
-        weights_precision=configs.SparseType.FP32 if tables[0][0].element_bytes == 4 else configs.SparseType.FP16,
-        device=torch.device("meta"),
-        **more,
-    )
-    found = {"hbm": 0, "host": 0}
-    for name, tensor in [*operator.named_parameters(), *operator.named_buffers()]:
-        nbytes = tensor.numel() * tensor.element_size()
-        if nbytes >= GROWS:
-            found["host" if name in operator._uvm_tensors_log else "hbm"] += nbytes
-    return TierBytes(**found)
+from neuroshard.core.tiers import WAYS, Cache, Tier, load_factor, operator_bytes
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -83,13 +41,31 @@ def test_an_operator_takes_what_fbgemm_allocates(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_a_load_factor_makes_a_cache_of_the_rows_asked_for(seed: int) -> None:
-    """FBGEMM rounds down to rows and up to sets; a cache has the rows asked for, and less than a set more."""
+    """FBGEMM rounds down to rows and up to sets; a cache has the rows asked for, and less than a set more, also where column
+    shards on one device share it."""
     rng = random.Random(seed)
     rows = rng.randint(WAYS, 2 ** rng.randint(6, 40))
-    asked = rng.randint(1, rows)
-    slots = Cache(load_factor(asked, rows)).slots(rows)
+    asked, shards = rng.randint(1, rows), rng.randint(1, 16)
+    factor = load_factor(asked, rows)
+    slots = Cache(factor).slots(rows)
     assert asked <= slots < asked + WAYS
-    assert 0 < load_factor(asked, rows) <= 1.0
+    assert 0 < factor <= 1.0
+    assert slots == -(-asked // WAYS) * WAYS
+    shared = Cache(factor * rows / rows).slots(shards * rows)
+    assert shared == (shards * slots if factor < 1 else -(-shards * rows // WAYS) * WAYS)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_row_blocks_have_as_many_sets_each_and_the_rows_asked_for_together(seed: int) -> None:
+    rng = random.Random(seed)
+    blocks = rng.randint(2, 31)
+    rows = rng.randint(100 * blocks, 10**7)
+    asked = rng.randint(1, rows)
+    factor = load_factor(asked, rows)
+    block = -(-rows // blocks)
+    slots = [Cache(factor).slots(min(block, rows - first)) for first in range(0, rows, block)]
+    assert asked <= sum(slots) < asked + WAYS * blocks
+    assert slots[0] <= -(-asked // (WAYS * blocks)) * WAYS
 
 
 def test_caches_of_a_trainer_that_fetches_ahead_count_the_locks_of_their_rows() -> None:

@@ -18,6 +18,7 @@ from torchrec.distributed.types import (
     CommOp,
     EmbeddingModuleShardingPlan,
     ModuleSharder,
+    ParameterSharding,
     QuantizedCommCodecs,
     ShardingPlan,
     ShardingPlanner,
@@ -55,7 +56,7 @@ from neuroshard.client.torchrec_shards import (
     shards_by_table,
     shards_of,
 )
-from neuroshard.client.torchrec_tiers import kernels, tier_of
+from neuroshard.client.torchrec_tiers import check_caches, check_no_kernel, kernels, sharing_caches, tier_of
 from neuroshard.client.torchrec_trainer import (
     Priced,
     as_trained,
@@ -92,7 +93,8 @@ DEVICE_TYPES = ("cpu", "cuda")
 # Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
 # inference, and key-value and virtual tables need more than a plan has.
 IN_DEVICE_MEMORY = "fused"
-COMPUTE_KERNELS = (IN_DEVICE_MEMORY, "fused_uvm", "fused_uvm_caching")
+BEYOND_HBM = ("fused_uvm", "fused_uvm_caching")
+COMPUTE_KERNELS = (IN_DEVICE_MEMORY, *BEYOND_HBM)
 
 
 def to_torchrec(
@@ -100,7 +102,7 @@ def to_torchrec(
     module: nn.Module,
     *,
     device_type: str | None = None,
-    compute_kernel: str = "fused",
+    compute_kernel: str | None = None,
     local_world_size: int | None = None,
     world_size: int | None = None,
     optimizer: str | None = None,
@@ -121,9 +123,10 @@ def to_torchrec(
     training. `dense_optimizer` (sgd, momentum, adagrad, adam and others) is the one that trains tables of which every rank has a
     copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that
     TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm, fused_uvm_caching) whose tables are not in device
-    memory, as the plan's costs are. A plan that has tables beyond HBM says the kernel of each, and its cache parameters
-    (client/torchrec_tiers.py). A warning is issued for modules whose outputs come in another order than in the model, unless
-    `any_output_order` says that the dense layers are right in any order: they read by key, or `keep_output_order` follows.
+    memory, as the plan's costs are; without one it is fused. A plan that has tables beyond HBM says the kernel of each, and its
+    cache parameters (client/torchrec_tiers.py); no `compute_kernel` can be given with it. A warning is issued for modules whose
+    outputs come in another order than in the model, unless `any_output_order` says that the dense layers are right in any order:
+    they read by key, or `keep_output_order` follows.
 
     Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
     they say that the plan was not priced for is warned of or refused (client/torchrec_settings.py), memory is checked for what
@@ -136,7 +139,7 @@ def to_torchrec(
     (core/operator_limits.py). Raises UsageError for a wrong argument.
     """
     device_type = _device_type(device_type)
-    _check_compute_kernel(compute_kernel)
+    _check_compute_kernel(plan, compute_kernel)
     if local_world_size is not None and local_world_size < 1:
         raise UsageError(
             f"local_world_size is {local_world_size}, but a host has 1 rank or more; leave it out for torchrun's"
@@ -174,19 +177,20 @@ def to_torchrec(
     check_trained(plan, kinds, optimizers, whose)
     warn_of_split_state(shards, kinds, optimizers)
     priced = Priced(trained, shards, kinds, places)
+    check_caches(settings, trained)
     warn_of_settings(settings, priced)
     warn_of_sharders(by_path, module, priced)
     warn_of_configs(collections, module, priced)
     outputs = outputs_of(settings, priced, by_path, module, device_type)
     warn_of_codecs(priced, module, by_path, outputs, qcomms(plan, device_type))
     warn_of_dense_optimizer(plan, dense)
-    warn_of_several(applied, kinds, places)
+    warn_of_several(applied, kinds, places, priced.own_operator)
     warn_of_copies(applied, [name for name in places if name in copied], places)
     if wrong := wrong_means(kinds, places):
         what, or_else = wrong
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
-    held = kernels(trained, compute_kernel, device_type)
+    held = kernels(trained, compute_kernel or IN_DEVICE_MEMORY, device_type)
     local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for name, kind in kinds.items():
@@ -208,8 +212,11 @@ def _device_type(given: str | None) -> str:
     return given
 
 
-def _check_compute_kernel(kernel: str) -> None:
+def _check_compute_kernel(plan: Plan, kernel: str | None) -> None:
     """Raise UsageError for one that does not train as planned, and warn of one that does, at another cost."""
+    if kernel is None:
+        return
+    check_no_kernel(plan, kernel)
     if kernel not in COMPUTE_KERNELS:
         raise UsageError(
             f"compute_kernel {kernel!r} is none of {', '.join(COMPUTE_KERNELS)}, which train a plan's tables with a fused "
@@ -326,15 +333,16 @@ def from_torchrec(
 ) -> Plan:
     """A TorchRec plan for the embedding collections in `module` (which may be on the meta device), as a Plan.
 
-    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the
-    trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step needs. With `host_memory_bytes`, what each host
-    has for tables, tables may be cached or in host memory; all ranks are taken to be on one host. TorchRec's plan says nothing about
-    lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature.
-    The plan carries no predicted cost. Its notes name table-row-wise and grid tables. A ShardingWarning names a shard wider than
-    the operator of GPUs holds. Raises InvalidInput, which names table, rank and value, for missing or unknown tables, for kernels
-    other than fused and whatever else a plan cannot keep of a ParameterSharding, for row blocks that TorchRec would place on
-    other ranks, and for anything that
-    makes a plan invalid: a gap, an overlap, a rank beyond the devices, too little memory.
+    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the trainer's `pipeline` (none,
+    sparse-dist, prefetch) memory counts what a step needs. With `host_memory_bytes`, what each host has for tables, tables may
+    be cached or in host memory; all ranks are taken to be on one host. TorchRec's plan says nothing about lookups: give `tables`
+    (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature. The plan carries no
+    predicted cost. Its notes name table-row-wise and grid tables, and cached ones that share a cache. A ShardingWarning names a
+    shard wider than the operator of GPUs holds.
+
+    Raises InvalidInput, which names table, rank and value, for missing or unknown tables, for other kernels and whatever else a
+    plan cannot keep of a ParameterSharding, for row blocks that TorchRec would place on other ranks, and for anything that makes
+    a plan invalid: a gap, an overlap, a rank beyond the devices, too little memory.
     """
     device_memory_bytes = tuple(device_memory_bytes)
     collections = collections_of(module)
@@ -350,18 +358,22 @@ def from_torchrec(
     shards: list[Shard] = []
     kinds: dict[str, Sharding] = {}
     tiers: list[dict[str, object]] = []
+    in_tiers: dict[str, tuple[object, ParameterSharding]] = {}
     left_out: dict[str, list[str]] = {}  # by field of a ParameterSharding
     for table in known:
         path, config, _ = places[table.name]
         parameters = sharding_plan.plan[found[path]] if path in found else {}
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")
-        rule = {} if host_memory_bytes is None else tier_of(table, parameters[config.name])
-        if rule:
-            tiers.append({"table": table.name, **rule})
-        for field in check_held(table.name, parameters[config.name], beyond_hbm=bool(rule)):
+        parameter = parameters[config.name]
+        beyond_hbm = host_memory_bytes is not None and parameter.compute_kernel in BEYOND_HBM
+        for field in check_held(table.name, parameter, beyond_hbm=beyond_hbm):
             left_out.setdefault(field, []).append(table.name)
-        shards += shards_of(table, parameters[config.name], len(device_memory_bytes))
+        shards += shards_of(table, parameter, len(device_memory_bytes))
+        if beyond_hbm:
+            tiers.append({"table": table.name, **tier_of(table, parameter, pipeline)})
+            operator = path, parameter.sharding_type, table.element_bytes, table.pooling
+            in_tiers[table.name] = operator, parameter
         kinds[table.name] = sharding_named(parameters[config.name])
     for path, name in found.items():
         in_module = {place.config.name for place in places.values() if place.path == path}
@@ -382,7 +394,9 @@ def from_torchrec(
             "task": parsed,
             "shards": shards,
             "provenance": Provenance(
-                neuroshard_version=__version__, algorithm="torchrec", notes=tuple(_notes(kinds, left_out))
+                neuroshard_version=__version__,
+                algorithm="torchrec",
+                notes=tuple(_notes(kinds, left_out, sharing_caches(in_tiers))),
             ),
         },
         "the sharding plan",
@@ -394,7 +408,7 @@ def from_torchrec(
     return plan
 
 
-def _notes(kinds: Mapping[str, Sharding], left_out: Mapping[str, Sequence[str]]) -> list[str]:
+def _notes(kinds: Mapping[str, Sharding], left_out: Mapping[str, Sequence[str]], sharing: Sequence[str]) -> list[str]:
     notes: dict[str, Sequence[str]] = {
         f"{one.on_hosts} ({one}): {{}}; to_torchrec accepts such tables for trainers whose hosts have as many ranks": [
             name for name, kind in kinds.items() if kind is one
@@ -402,6 +416,9 @@ def _notes(kinds: Mapping[str, Sharding], left_out: Mapping[str, Sequence[str]])
         for one in SHARDINGS
         if one.over_domains
     }
+    notes["one cache for several tables, among them {}: the plan has a cache of its own for each, and is priced so"] = (
+        sharing
+    )
     notes |= {
         f"{field} of {{}} left out: it has no effect on tables in device memory": of for field, of in left_out.items()
     }

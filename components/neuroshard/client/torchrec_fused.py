@@ -4,16 +4,17 @@ TorchRec takes a table's optimizer from its parameter, where apply_optimizer_in_
 `fused_params`, which no plan sees: a trainer says that one by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
-from neuroshard.client.torchrec_module import Collection, TablePlace
+from neuroshard.client.torchrec_module import Collection as Embeddings
+from neuroshard.client.torchrec_module import TablePlace
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import Plan, Shard, device_memory, shard_memory
+from neuroshard.core.plan import Plan, Shard, device_memory, host_memory, shard_memory
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.core.text import counted
@@ -51,7 +52,7 @@ class InBackward(NamedTuple):
 
 
 def in_backward(
-    collections: Mapping[str, Collection], places: Mapping[str, TablePlace], optimizer: str | None
+    collections: Mapping[str, Embeddings], places: Mapping[str, TablePlace], optimizer: str | None
 ) -> dict[str, InBackward]:
     """What is on the parameters of a plan's tables, by table, for those that have any.
 
@@ -95,8 +96,9 @@ def _name(kind: type[Any], said: object) -> str | None:
 def check_memory(
     plan: Plan, optimizers: Mapping[str, str], whose: str, dense_optimizer: DenseOptimizer | None = None
 ) -> None:
-    """Raise InvalidInput if a rank lacks memory for the weights, the state of these optimizers, by table, and what a step needs.
-    Of other tables the plan says what state they have, and of copies the `dense_optimizer`, by default the plan's."""
+    """Raise InvalidInput if a rank lacks memory for the weights, the state of these optimizers, by table, and what a step needs,
+    or a host for tables beyond HBM and the state that they keep there. Of other tables the plan says what state they have, and of
+    copies the `dense_optimizer`, by default the plan's."""
     dense = dense_optimizer or plan.task.dense_optimizer
     tables = []
     for table in plan.task.tables:
@@ -108,15 +110,23 @@ def check_memory(
         tables.append(table)
     task = plan.task.model_copy(update={"tables": tuple(tables), "dense_optimizer": dense})
     names = {*optimizers.values(), *([f"dense {dense}"] if dense and task.constraints.data_parallel else [])}
+    state = f" with the state of {' and '.join(sorted(names))}" if names else ""
+    way_out = "search a plan for " + ("tables that count it" if state else "what the trainer runs")
     ranks = zip(device_memory(task, plan.shards), plan.task.usable_bytes, strict=True)
     for rank, (needed, limit) in enumerate(ranks):
         if needed.total > limit:
             shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
             _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
-            state = f" with the state of {' and '.join(sorted(names))}" if names else ""
             raise InvalidInput(
                 f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{state}, most of it for table "
-                f"{largest!r}; search a plan for " + ("tables that count it" if state else "what the trainer runs")
+                f"{largest!r}; {way_out}"
+            )
+    of_host = task.host_memory_bytes or 0
+    for host, used in enumerate(host_memory(task, plan.shards)):
+        if used > of_host:
+            raise InvalidInput(
+                f"{whose}: host {host} needs {format_bytes(used)} of {format_bytes(of_host)}{state} for tables beyond HBM; "
+                f"{way_out}, or for more --host-memory"
             )
 
 
@@ -158,13 +168,17 @@ def warn_of_split_state(
 
 
 def warn_of_several(
-    applied: Mapping[str, InBackward], kinds: Mapping[str, Sharding], places: Mapping[str, TablePlace]
+    applied: Mapping[str, InBackward],
+    kinds: Mapping[str, Sharding],
+    places: Mapping[str, TablePlace],
+    own_operator: Collection[str] = (),
 ) -> None:
-    """Warn where tables that would share an operator have other optimizers or settings: TorchRec then runs one for each."""
+    """Warn where tables that would share an operator have other optimizers or settings: TorchRec then runs one for each. Tables
+    with an `own_operator` share none."""
     first: dict[tuple[object, ...], str] = {}
     apart: dict[str, list[str]] = {}  # by module
     for name, place in places.items():
-        if kinds[name].copied:
+        if kinds[name].copied or name in own_operator:
             continue
         other = first.setdefault((place.path, kinds[name], place.config.data_type, place.pooling), name)
         if applied.get(name) != applied.get(other):

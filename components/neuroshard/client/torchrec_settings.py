@@ -112,19 +112,33 @@ SETTINGS = (
         (
             "cache_algorithm",
             "cache_load_factor",
-            "cache_sets",
             "cache_reserved_memory",
+        ),
+        "caches over tables in host memory",
+        f"{NO_EFFECT}, which says them of each table that it caches, and wins",
+    ),
+    Setting(
+        FUSED,
+        (
+            "cache_sets",
             "cache_precision",
             "enforce_hbm",
             "prefetch_pipeline",
             "multipass_prefetch_config",
+        ),
+        "how large caches over tables in host memory are, and what they hold",
+        "refused for plans with cached tables where it is not theirs; no effect on others",
+    ),
+    Setting(
+        FUSED,
+        (
             "gather_uvm_cache_stats",
             "record_cache_metrics",
             "stats_reporter_config",
             "uvm_host_mapped",
         ),
-        "caches over tables in host memory",
-        f"{NO_EFFECT}, whose tables are in device memory; `compute_kernel=` of `to_torchrec` is warned of by itself",
+        "what is counted of caches; how host memory is mapped",
+        f"{NO_EFFECT}: costs are those without counters",
     ),
     Setting(
         FUSED,
@@ -219,13 +233,14 @@ SETTINGS = (
         HELD,
         ("compute_kernel",),
         "where a table lies, and who trains it",
-        "`fused` and, of data-parallel tables, `dense` are kept; all others refused, for plans hold tables in device memory",
+        "`fused` and, of data-parallel tables, `dense` are kept; with `host_memory_bytes=` also `fused_uvm` and "
+        "`fused_uvm_caching`; all others refused",
     ),
     Setting(
         HELD,
         ("cache_params", "enforce_hbm"),
         "nothing for tables in device memory",
-        "left out, with a note in the plan",
+        "left out, with a note in the plan; of cached tables the load factor is kept, and what no plan's cache has is refused",
     ),
     Setting(
         HELD,

@@ -1,73 +1,125 @@
 """The tiers of a plan's tables as TorchRec's compute kernels and cache parameters, and back. Needs torch and torchrec.
 
-TorchRec runs cached tables in one operator, with one cache for all, unless their cache parameters differ (torchrec 1.8, `group_tables`;
-the load factor alone does not count). A plan gives every cached table a cache of its own. So each gets another `reserved_memory`, a few
-bytes of HBM that its cache leaves free, and with it an operator of its own.
+TorchRec runs cached tables in one operator, with one cache for all, unless their cache parameters differ (torchrec 1.8,
+`group_tables`; the load factor alone does not count). A plan gives every cached table a cache of its own. So each gets another
+`reserved_memory`, a few bytes of HBM that its cache leaves free, and with it an operator of its own.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torchrec.distributed.types import CacheParams, ParameterSharding
+from torchrec.modules.embedding_configs import DataType
 
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
+from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.tiers import KERNELS, WAYS, Cache, Tier, load_factor
+from neuroshard.core.tiers import KERNELS, Cache, Tier, load_factor
+from neuroshard.core.value import shown
 
 TIERS: Mapping[str, Tier] = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
+def check_no_kernel(plan: Plan, compute_kernel: str | None) -> None:
+    """Raise UsageError where a `compute_kernel` is given for a plan that says the kernel of each table."""
+    rules = plan.task.constraints.beyond_hbm
+    if rules and compute_kernel is not None:
+        raise UsageError(
+            f"compute_kernel is {compute_kernel!r}, but the plan says of each table where it lies, and has "
+            f"{counted(len(rules), 'table')} ({first_few(list(rules))}) beyond HBM; leave compute_kernel out"
+        )
+
+
 def kernels(plan: Plan, compute_kernel: str, device_type: str) -> dict[str, tuple[str, CacheParams | None]]:
     """The compute kernel and the cache parameters of each table: those of its tier, or `compute_kernel` in a plan without tiers.
-
-    Raises UsageError where `compute_kernel` is not fused and the plan has tiers. Warns of tiers on ranks without GPUs.
-    """
+    Warns of tiers on ranks without GPUs."""
     rules, found = plan.task.constraints.beyond_hbm, dict[str, tuple[str, CacheParams | None]]()
-    if rules and compute_kernel != KERNELS["hbm"]:
-        raise UsageError(
-            f"compute_kernel is {compute_kernel!r}, but the plan says of each table where it lies, and {counted(len(rules), 'table')} "
-            f"({first_few(list(rules))}) beyond HBM; leave compute_kernel out"
-        )
     if rules and device_type == "cpu":
         warn(
-            f"the plan has {counted(len(rules), 'table')} ({first_few(list(rules))}) beyond HBM, and on CPUs TorchRec trains them in "
-            "host memory without a cache: it learns the same, but takes other time and memory than planned; train on GPUs, or search "
-            "without --host-memory"
+            f"the plan has {counted(len(rules), 'table')} ({first_few(list(rules))}) beyond HBM, and on CPUs TorchRec "
+            "trains them in host memory without a cache: it learns the same, but takes other time and memory than planned; train "
+            "on GPUs, or search without --host-memory"
         )
     for number, table in enumerate(plan.task.tables):
         rule = rules.get(table.name)
-        if rule is None or rule.tier is None:
-            found[table.name] = compute_kernel, None
-            continue
-        params = None
-        if rule.cached_rows is not None:
+        # TorchRec prefetches for all operators of a sharding type that has cached tables, and logs errors of others
+        params = CacheParams(algorithm=CacheAlgorithm.LRU, prefetch_pipeline=True) if _prefetches_rows(plan) else None
+        if rule is not None and rule.cached_rows is not None:
             params = CacheParams(
                 algorithm=CacheAlgorithm.LRU,
                 load_factor=load_factor(rule.cached_rows, table.rows),
                 reserved_memory=float(number + 1),
-                prefetch_pipeline=True if plan.task.pipeline == "prefetch" else None,
+                prefetch_pipeline=True if _prefetches_rows(plan) else None,
             )
-        found[table.name] = KERNELS[rule.tier], params
+        found[table.name] = compute_kernel if rule is None or rule.tier is None else KERNELS[rule.tier], params
     return found
 
 
-def tier_of(table: Table, parameter: ParameterSharding) -> dict[str, Any]:
-    """The fields of a TableRule that say where a table of a TorchRec plan lies; none for HBM.
+def _prefetches_rows(plan: Plan) -> bool:
+    return plan.task.pipeline == "prefetch" and bool(cached(plan))
 
-    Raises InvalidInput for a cache without a load factor: TorchRec then gives it that of other tables of its operator.
+
+def cached(plan: Plan) -> list[str]:
+    """The tables of a plan that are cached."""
+    return [name for name, rule in plan.task.constraints.beyond_hbm.items() if rule.tier == "cached"]
+
+
+def check_caches(settings: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
+    """Raise UsageError for a setting of an operator, by table, that gives it another cache than the plan's."""
+    tables = {table.name: table for table in plan.task.tables}
+    for name in cached(plan):
+        for key, value in settings[name].items():
+            if why := _other_cache(key, value, tables[name], plan.task.pipeline):
+                raise UsageError(
+                    f"table {name!r} is cached by the plan, and the sharders' fused_params have {key}={shown(value)}, {why}; "
+                    "leave it out"
+                )
+
+
+def _other_cache(key: str, value: Any, table: Table, pipeline: Pipeline | None) -> str:
+    """What a setting makes of a table's cache; empty if nothing, or what the plan says."""
+    if key == "cache_sets" and value:
+        return "which TorchRec gives every cache, whatever the plan's load factors"
+    if key == "enforce_hbm" and value:
+        return "which puts the whole table into HBM"
+    if key == "cache_precision" and value is not None and not same_precision(value, table.element_bytes):
+        return f"and the plan counts caches of {8 * table.element_bytes} bits an element"
+    if key in ("prefetch_pipeline", "multipass_prefetch_config") and value and pipeline != "prefetch":
+        return (
+            f"which keeps the rows of two batches in the cache, and the pipeline is {pipeline or 'not said'}; search with "
+            "--pipeline prefetch and say pipeline='prefetch', or"
+        )
+    return ""
+
+
+def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) -> dict[str, Any]:
+    """The fields of a TableRule that say where a table of a TorchRec plan lies, in a trainer with this pipeline; none for HBM.
+
+    Raises InvalidInput for a cache that is no plan's: without a load factor (TorchRec then gives it that of other tables of its
+    operator), with one out of range, not LRU, in another precision, or with other prefetching than the pipeline's.
     """
     tier = TIERS.get(parameter.compute_kernel, "hbm")
+    if tier == "hbm":
+        return {}
+    if parameter.enforce_hbm:
+        raise InvalidInput(
+            f"table {table.name!r} has kernel {parameter.compute_kernel} and enforce_hbm, which puts it into HBM all the same; "
+            f"set enforce_hbm to None, or compute_kernel to {KERNELS['hbm']!r}"
+        )
     if tier != "cached":
-        return {} if tier == "hbm" else {"tier": tier}
+        return {"tier": tier}
     params = parameter.cache_params
     if params is None or params.load_factor is None:
         raise InvalidInput(
-            f"table {table.name!r} has kernel {parameter.compute_kernel} and no load factor: TorchRec gives it the one of other tables "
-            "of its operator; set CacheParams(load_factor=…)"
+            f"table {table.name!r} has kernel {parameter.compute_kernel} and no load factor: TorchRec gives it the one of other "
+            "tables of its operator; set CacheParams(load_factor=…)"
         )
     if not 0 < params.load_factor <= 1:
         raise InvalidInput(
@@ -77,5 +129,38 @@ def tier_of(table: Table, parameter: ParameterSharding) -> dict[str, Any]:
         raise InvalidInput(
             f"table {table.name!r} has an {params.algorithm.name} cache, and plans have LRU caches; set LRU"
         )
-    rows = min(Cache(params.load_factor).slots(table.rows), table.rows)
-    return {"tier": tier, "cached_rows": max(rows // WAYS * WAYS, min(WAYS, table.rows))}
+    if params.precision is not None and not same_precision(params.precision, table.element_bytes):
+        raise InvalidInput(
+            f"table {table.name!r} has a cache in {params.precision.name}, and plans have caches in the precision of the "
+            f"weights, {8 * table.element_bytes} bits; set precision to None"
+        )
+    if bool(params.prefetch_pipeline) != (pipeline == "prefetch"):
+        raise InvalidInput(
+            f"table {table.name!r} has prefetch_pipeline {params.prefetch_pipeline} in its cache_params, and the pipeline is "
+            f"{pipeline}; say pipeline='prefetch' where the trainer prefetches, and set prefetch_pipeline accordingly"
+        )
+    return {"tier": tier, "cached_rows": min(Cache(params.load_factor).slots(table.rows), table.rows)}
+
+
+def same_precision(said: object, element_bytes: int) -> bool:
+    """Whether a cache in this type, FBGEMM's or TorchRec's, has elements of so many bytes."""
+    name = said.name if isinstance(said, SparseType | DataType) else ""
+    return name == {4: "FP32", 2: "FP16"}.get(element_bytes)
+
+
+def sharing_caches(parameters: Mapping[str, tuple[object, ParameterSharding]]) -> list[str]:
+    """Cached tables of a TorchRec plan that share one operator, and so one cache, with another. Of each table: what else tells
+    its operator, and its parameters."""
+    operators = {
+        name: (kind, *_of_the_group(parameter.cache_params))
+        for name, (kind, parameter) in parameters.items()
+        if TIERS.get(parameter.compute_kernel) == "cached"
+    }
+    tables = Counter(operators.values())
+    return [name for name, operator in operators.items() if tables[operator] > 1]
+
+
+def _of_the_group(params: CacheParams | None) -> Collection[object]:
+    """What TorchRec groups tables by, of cache parameters: all but the load factor, and statistics, which it does not read."""
+    fields = () if params is None else dataclasses.fields(params)
+    return tuple(str(getattr(params, field.name)) for field in fields if field.name not in ("load_factor", "stats"))

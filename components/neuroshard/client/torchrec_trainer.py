@@ -22,6 +22,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from neuroshard.client.torchrec_fused import NAMES
 from neuroshard.client.torchrec_module import Collection, TablePlace
 from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
+from neuroshard.client.torchrec_tiers import cached
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.part import Part
@@ -29,7 +30,7 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.step_memory import LOOKUP_BYTES, Pipeline
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_collections import weight_of
@@ -68,6 +69,11 @@ class Priced(NamedTuple):
     def fused(self) -> list[str]:
         """Tables that a fused operator trains."""
         return [name for name, kind in self.kinds.items() if not kind.copied]
+
+    @property
+    def own_operator(self) -> list[str]:
+        """Tables that share an operator with no other, since they are cached."""
+        return cached(self.plan)
 
     def busiest(self, names: Iterable[str], amount: Callable[[Table, Shard], float]) -> tuple[int, int]:
         """The rank that has most of something, and how much, if each shard of the named tables has this amount of it."""
@@ -200,7 +206,15 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
     if pipeline not in (None, task.pipeline):
         changed["pipeline"] = pipeline
         counted_for = "counts no memory of steps" if task.pipeline is None else f"is for pipeline {task.pipeline}"
-        warn(f"{whose} {counted_for}, and the trainer's pipeline is {pipeline}; search with --pipeline {pipeline}")
+        rows = ""
+        if pipeline == "prefetch" and (names := cached(plan)):
+            rows = (
+                f" (its caches of {counted(len(names), 'table')} ({first_few(names)}) are for the rows of a batch at a time, and "
+                "prefetching keeps those of two: rows without room are read from host memory)"
+            )
+        warn(
+            f"{whose} {counted_for}{rows}, and the trainer's pipeline is {pipeline}; search with --pipeline {pipeline}"
+        )
     if not changed:
         return plan
     task = task.model_copy(update=changed)
@@ -245,8 +259,11 @@ def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Pri
             "memory does not count; reserve it with --reserve"
         )
     if key == "uvm_non_rowwise_momentum":
+        beyond = priced.plan.task.constraints.beyond_hbm  # there it is anyway
         element = {
-            name: OPTIMIZER_BYTES[NAMES[given]][1] for name in names if (given := _optimizer(settings[name])) in NAMES
+            name: OPTIMIZER_BYTES[NAMES[given]][1]
+            for name in names
+            if (given := _optimizer(settings[name])) in NAMES and name not in beyond
         }
         rank, most = priced.busiest(element, lambda table, shard: shard.rows * shard.dim * element[table.name])
         return (
@@ -276,7 +293,8 @@ def _operators_apart(names: Sequence[str], priced: Priced) -> tuple[int, int]:
     """The rank that runs most operators more if each of these tables has its own, and how many more."""
     more = []
     for rank in range(priced.plan.task.devices):
-        here = [name for name in names if any(shard.device == rank for shard in priced.shards[name])]
+        together = set(names).difference(priced.own_operator)
+        here = [name for name in together if any(shard.device == rank for shard in priced.shards[name])]
         shared = {
             (place.path, priced.kinds[name], place.config.data_type, place.pooling)
             for name, place in priced.places.items()

@@ -36,8 +36,7 @@ def check_simplicity(share: float) -> float:
 class TableRule(Value):
     """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
     instead. None means no rule of its own. A `data_parallel` table is neither pinned nor cut: every device has a copy. `tier`
-    says where it lies (core/tiers.py); `cached_rows` how many of its rows a cache has room for, on all devices together.
-    """
+    says where it lies (core/tiers.py); `cached_rows` how many of its rows a cache has room for, over all its row blocks."""
 
     table: str
     devices: tuple[DeviceNumber, ...] | None = None

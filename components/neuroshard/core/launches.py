@@ -1,7 +1,7 @@
 """The operators and collectives that TorchRec runs for a plan in each step.
 
 TorchRec runs one embedding operator for each (collection x sharding type x element type x pooling), on each device that has
-tables of it, and one more for each cached table, whose cache is its own (client/torchrec_tiers.py); and for each (collection x
+tables of it, and one for each cached table, whose cache is its own (client/torchrec_tiers.py); and for each (collection x
 sharding type) three all-to-alls of the input (how many lookups go where, their lengths, the ids; a fourth for the weights of
 weighted lookups), one collective of the output forward and one backward (torchrec 1.8, distributed/embeddingbag.py and
 embedding.py; counted on gloo in tests/client/test_launches.py).

@@ -15,11 +15,12 @@ from neuroshard.core.part import Part
 Tier = Literal["hbm", "cached", "host"]
 KERNELS: dict[Tier, str] = {"hbm": "fused", "cached": "fused_uvm_caching", "host": "fused_uvm"}  # TorchRec's names
 
-WAYS = 32  # rows of a set of the cache (CUDA; HIP has 64)
+WAYS = 32  # rows of a set of the cache (CUDA; HIP has 64: there a cache may have a set of 32 more than counted)
 TAG_BYTES = 8  # of a cached row: which row it is
 TIME_BYTES = 8  # of a cached row, under LRU: when it was last read
 COUNT_BYTES = 8  # of every row that may be cached, under LFU: how often it was read
 LOCK_BYTES = 4  # of a cached row, where batches are fetched ahead
+ABOVE_WHOLE = 1 / 64  # of a row: FBGEMM rounds down, and so many shards of a table on a device do not make a row more
 MAP_BYTES = 4  # of every row that may be cached: which table it is of
 
 
@@ -44,9 +45,10 @@ class Cache:
 
 
 def load_factor(cached_rows: int, rows: int) -> float:
-    """The least share of a table's rows for which FBGEMM makes a cache of at least so many."""
+    """The share of a table's rows for which FBGEMM makes caches of at least so many, and of less than a set more for each block
+    that the rows are split into (of up to 32). Column shards of a table on one device share one, as large as theirs together."""
     sets = max(-(-cached_rows // WAYS), 1)
-    return min(((sets - 1) * WAYS + 1.5) / rows, 1.0)  # the half keeps int() on this side of a whole number
+    return min((sets * WAYS + ABOVE_WHOLE) / rows, 1.0)
 
 
 def operator_bytes(parts: Sequence[tuple[Part, Tier]], cache: Cache | None = None) -> TierBytes:
