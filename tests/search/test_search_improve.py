@@ -15,11 +15,11 @@ from neuroshard.search.improve import local_search
 from neuroshard.search.improve.candidates import candidates
 from neuroshard.search.improve.descent import descend
 from neuroshard.search.improve.local_search import LocalSearch
-from neuroshard.search.improve.moves import changes, price
+from neuroshard.search.improve.moves import Moves, changes, price
 from neuroshard.search.improve.neighborhood import Neighborhood
 from neuroshard.search.improve.perturb import perturbed
 from neuroshard.search.improve.swaps import Takes
-from neuroshard.search.infeasible.packing import pack
+from neuroshard.search.infeasible.packing import deals, pack
 from neuroshard.search.problem.filling import Shares
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.plans import Plans
@@ -315,6 +315,37 @@ def test_where_the_slowest_device_cannot_be_eased_the_columns_of_the_others_are_
     problem = Problem(task, model)
     better = improved(whole(problem, [0, 1, 1, 1, 1, 2, 3]))
     assert better.dims.max() == 128
+
+
+def test_a_move_cuts_a_table_into_shards_as_narrow_as_may_be(make_task, model):
+    task = make_task([(1000, 64, 50.0), (1000, 4, 0.1)], [1] * 2)
+    ruled = task.model_copy(update={"constraints": Constraints(min_dim=32)})
+    assert improved(whole(Problem(ruled, model), [0, 0])).widths[0].tolist() == [8, 8]
+
+
+def test_a_move_of_the_first_table_changes_it_on_two_devices():
+    of = np.array([0])
+    groups, devices, units = changes(Moves(of, of, of, of + 3, of + 1, of - 1, of), 0)
+    assert [groups.tolist(), devices.tolist(), units.tolist()] == [[0, 0], [0, 1], [-3, 3]]
+
+
+def test_tables_that_can_only_lie_as_they_do_are_not_perturbed(make_task, model):
+    tables = [(1000, 64, 20.0)] * 3
+    one, two = (Problem(make_task(tables, [1] * devices), model) for devices in (1, 2))
+    rng = np.random.default_rng(0)
+    alone, beside = whole(one, [0] * 3), whole(two, [0] * 3)
+    assert all(perturbed(alone, Objective.of(one), rng) is alone for _ in range(5))
+    assert any(perturbed(beside, Objective.of(two), rng) is not beside for _ in range(5))
+
+
+def test_a_packing_cuts_shards_as_narrow_as_may_be(make_task, model):
+    """The widest room is for three of the four units, the other for one."""
+    task = make_task([(1000, 16, 1.0)], [1] * 2).model_copy(update={"pipeline": "none"})
+    problem = Problem(task, model)
+    of = problem.nbytes[problem.first[0] + np.arange(5)]
+    problem.memory = np.array([of[3], of[1]])
+    dealt = [list(units) for units in deals(problem, 0, problem.memory)]
+    assert dealt == [[3, 1]]
 
 
 @pytest.mark.parametrize(("units", "expected"), [(1, (4, 0)), (3, (8, 4)), (5, (12, 8)), (9, (20, 16)), (32, (64, 64))])

@@ -220,12 +220,19 @@ def _proposed(problem: Problem, asked: Asked) -> list[State]:
 
 
 def _with_rows_split(problem: Problem, asked: Asked, plans: list[State]) -> list[State]:
-    """These plans, and proposed ones with rows split that keep the move budget, where rows may be split: where tables may be
-    copied, beside the copies of the cheapest of these plans. None if there are none of these."""
+    """These plans, and proposed ones with rows split that keep the move budget, where rows may be split. None if there are none
+    of these.
+
+    Where tables may be copied, rows are split beside the copies of the cheapest of these plans, and tables copied beside the
+    row-wise ones of the cheapest plan without copies: where one table outweighs all else, what copies save shows only then.
+    """
     if not plans or not _may_split_rows(problem):
         return plans
-    beside = min(plans, key=lambda plan: plan.cost).problem if problem.may_copy else problem
-    return [*plans, *_affordable(row_wise_plans(beside), asked.current)]
+    found = row_wise_plans(problem)
+    if problem.may_copy and problem.tuning.copies:
+        copies = plans_with_copies(found[0].problem)[: problem.tuning.greedy_plans] if found else []
+        found = [*row_wise_plans(min(plans, key=lambda plan: plan.cost).problem), *copies]
+    return [*plans, *_affordable(found, asked.current)]
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:

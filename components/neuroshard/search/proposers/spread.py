@@ -28,15 +28,12 @@ from neuroshard.search.proposers.greedy import first_plans
 def row_wise_plans(problem: Problem) -> list[State]:
     """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise. All are
     beside the tables that the problem has spread."""
-    groups, places, sets = problem.spread, problem.places, []
-    for split, over in _sets(problem.root):
-        others = ~np.isin(split, groups)
-        sets.append((np.concatenate([groups, split[others]]), np.concatenate([places, over[others]])))
-    return _first_plans(problem.root, sets)
+    return _first_plans(problem, _sets(problem.root))
 
 
 def plans_with_copies(problem: Problem) -> list[State]:
-    """A greedy plan for each number of tables that are copied; none where no table may be."""
+    """A greedy plan for each number of tables that are copied, beside those that the problem has spread; none where no table may
+    be."""
     options, way = problem.options, problem.options.copied
     if way < 0:
         return []
@@ -52,9 +49,11 @@ def plans_with_copies(problem: Problem) -> list[State]:
 
 
 def _first_plans(problem: Problem, sets: list[tuple[Ints, Ints]]) -> list[State]:
-    found = []
+    """The cheapest greedy plan with each of these sets, beside the groups that the problem has spread."""
+    found, spread, at = [], problem.spread, problem.places
     for groups, places in sets:
-        there = problem.with_spread(groups, places)
+        others = ~np.isin(groups, spread)
+        there = problem.root.with_spread(np.concatenate([spread, groups[others]]), np.concatenate([at, places[others]]))
         if there is not None:
             found += first_plans(there, 1)
     return sorted(found, key=lambda state: state.cost)
