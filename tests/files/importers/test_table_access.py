@@ -17,6 +17,7 @@ from neuroshard.core.table import Table
 from neuroshard.files.count_access import AccessCounter
 from neuroshard.files.importers.imported import Imported
 from neuroshard.files.importers.table_access import access_options, with_access, with_traces
+from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.files.traces import Lookups, Traces, write_traces
 
 with warnings.catch_warnings():
@@ -184,3 +185,23 @@ def test_batches_are_for_models() -> None:
         ns.tables([USER], batches=[], quiet=True)
     with pytest.raises(UsageError, match="batches are for a model"):
         ns.tables(Model(), batches=[], pooling_factors={"a": 3}, quiet=True)
+
+
+def test_the_command_counts_traces_and_takes_words_by_table(neuroshard, tmp_path: Path) -> None:
+    write_tables(tmp_path / "tables.json", (USER, ITEM))
+    path = traced(tmp_path / "trace", list(islice(sessions(3000, BATCH, rng(), active=80, stay=10), 20)))
+    command = ("tables", "--from", tmp_path / "tables.json", "-o", tmp_path / "out.json")
+    counting = ("--access-from", path, "--batch-size", BATCH, "--order", "shuffled")
+    done = neuroshard(*command, "--access", "item=zipf:1.2", *counting)
+    assert done.returncode == 0, done.stderr
+    (user, item), _ = read_tables(tmp_path / "out.json")
+    assert (user.access.stream.batches, user.access.stream.order) == (20, "shuffled")
+    assert item.access.source == "zipf:1.2"
+    assert "note: 1 table without a trace: item" in done.stderr
+    for wrong, said in (
+        (("--order", "time"), "--order is for --access-from"),
+        (("--access", "x"), "'x' is not an access"),
+    ):
+        refused = neuroshard(*command, *wrong)
+        assert refused.returncode == 2
+        assert said in refused.stderr
