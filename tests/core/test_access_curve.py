@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -59,9 +60,7 @@ def test_reuse_bins_follow_from_the_curve_where_there_are_none() -> None:
 
 
 def test_a_row_block_has_its_share_of_the_curve() -> None:
-    half = table(access=CURVE).part(500, 16)
-    assert half.access
-    assert half.access.stream
+    half: Any = table(access=CURVE).part(500, 16)
     assert half.access.group_rows == (0.5, 4.5)
     assert half.access.stream.missed_rows == (9.5, 2.5, 0.0)
     assert half.access.stream.cached_rows == (0, 25, 50)
