@@ -249,7 +249,12 @@ def test_a_live_plan_in_tiers_serves_while_the_hosts_have_the_memory(store):
 
 
 def test_a_live_plan_in_hbm_serves_a_task_whose_plan_is_in_tiers_if_it_fits(store):
-    assert decided(in_tiers({LARGE.name: ("cached", 4)}), COLUMNS, store).verdict == "kept"
+    apart = joined_by(2, 1)  # a host for each device, and no host has memory for all of the table
+    half = LARGE.rows * LARGE.dim * (LARGE.element_bytes + LARGE.optimizer_bytes_per_element) // 2
+    new = planned(in_tiers({LARGE.name: ("host", None)}), **apart, host_memory_bytes=half)
+    live = planned(COLUMNS, WHOLE, **apart)
+    assert max(new.host_memory()) == half
+    assert decided(new, live, store).verdict == "kept"
 
 
 def test_a_live_plan_in_tiers_is_priced_as_it_is():

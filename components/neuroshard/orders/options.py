@@ -134,7 +134,7 @@ class SearchOptions(_Needed, total=False):
             _some_bytes,
             "SIZE",
             field="host_memory_bytes",
-            models_yaml=True,
+            models_yaml=str | None,
         ),
     ]
     batch_size: Annotated[int | None, "Samples a step [default: the cost model's].", _task(int, least=1)]

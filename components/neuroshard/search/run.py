@@ -136,9 +136,9 @@ def _beyond_hbm(
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
     if own := [rule.table for rule in task.constraints.tables if rule.tier is not None]:
         raise UsageError(
-            f"constraints name the tier of {counted(len(own), 'table')} ({first_few(own)}), and HBM does not hold what the tables "
-            f"then need: {format_bytes(permitted.need_bytes)} of {format_bytes(sum(permitted.placeable_bytes))}. A search chooses "
-            "the tiers of all tables or of none: name those of more tables, or of none"
+            f"constraints name the tier of {counted(len(own), 'table')} ({first_few(own)}), and HBM does not hold what the "
+            f"tables then need: {format_bytes(permitted.need_bytes)} of {format_bytes(sum(permitted.placeable_bytes))}. A search "
+            "chooses the tiers of all tables or of none: name those of more tables, or of none"
         )
     if what := _against_tiers(permitted, settings, previous):
         raise UsageError(
