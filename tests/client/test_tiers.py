@@ -547,6 +547,7 @@ def test_programs_that_know_no_tiers_refuse_a_plan_that_has_some_by_its_format(m
 def test_a_plan_file_whose_tiers_cannot_be_is_refused(tiers: Tiers, task: dict[str, Any], facts: list[str]) -> None:
     held = ALL_IN_HBM.task.model_copy(update={"host_memory_bytes": 2**30, **task}).with_tiers(tiers)
     written = {**ALL_IN_HBM.model_dump(mode="json"), "task": held.model_dump(mode="json"), "task_digest": held.digest()}
+    written["format_version"] = 2
     with refused(InvalidInput, "plan.json", *facts):
         Plan.from_json(canonical_json(written), "plan.json")
 

@@ -9,9 +9,11 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
+from neuroshard.core.tiers import operator_bytes
 from neuroshard.core.value import Value
 
 
@@ -91,7 +93,7 @@ def changed_tiers(old: Plan, new: Plan) -> dict[str, int]:
     before = {table.name for table in old.task.tables}
     was, now = old.task.constraints.beyond_hbm, new.task.constraints.beyond_hbm
     return {
-        table.name: table.rows * table.dim * (table.element_bytes + table.optimizer_bytes_per_element)
+        table.name: operator_bytes([(Part.of(table), "host")]).host
         for table in new.task.tables
         if table.name in before and (table.name in was) != (table.name in now)
     }

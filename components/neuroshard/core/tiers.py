@@ -58,9 +58,10 @@ def operator_bytes(parts: Sequence[tuple[Part, Tier]], cache: Cache | None = Non
     """
     hbm = host = 0
     for part, tier in parts:
-        table = part.table
-        hbm += part.rows * table.optimizer_bytes_per_row
-        elements = part.rows * part.dim * (table.element_bytes + table.optimizer_bytes_per_element)
+        weights, state, *_ = part.memory()
+        by_row = part.rows * part.table.optimizer_bytes_per_row
+        hbm += by_row
+        elements = weights + state - by_row
         if tier == "hbm":
             hbm += elements
         else:
