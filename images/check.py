@@ -173,14 +173,18 @@ def night(inside: Any, kind: str, scratch: str = "/tmp") -> str:
         told = json.dumps({"inputs": {"parameterValues": values}, "outputs": {"outputFile": f"{scratch}/{name}.json"}})
         container = spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]
         inside(*(word.replace("{{$}}", told) for word in (*container["command"], *container["args"])))
-        return dict(json.loads(inside("sh", "-c", f"cat {scratch}/{name}.json || echo '{{}}'")).get("parameterValues", {}))
+        return dict(
+            json.loads(inside("sh", "-c", f"cat {scratch}/{name}.json || echo '{{}}'")).get("parameterValues", {})
+        )
 
     surveyed = step("survey")
     campaigns = surveyed["campaigns"]
     expect(len(campaigns) == 1, f"the survey found {len(campaigns)} kinds of hardware to measure here, not 1")
     if kind == "cpu":
         # the CronJob's command, with nobody there to answer: it has read the pipeline that it carries, and would ask for 10 min
-        told = inside("sh", "-c", "timeout 20 neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true")
+        told = inside(
+            "sh", "-c", "timeout 20 neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true"
+        )
         expect("does not answer" in told, f"neuroshard submit: {told.strip()[-200:]}")
         return f"surveyed {json.loads(campaigns[0])['hardware']['name']}; neuroshard submit reads its pipeline"
     [job] = step("augment", survey=surveyed["survey"])["jobs"]
