@@ -91,12 +91,14 @@ def test_the_search_goes_on_from_what_costs_little_more_and_keeps_the_cheapest(m
     problem = Problem(make_task([(1000, 64, 20.0)] * 8, [1, 1]), model)
     one = LocalSearch([whole(problem, [0, 1] * 4)], np.random.default_rng(0), Watch())
     first = one.best
-    little, much = (cast(State, SimpleNamespace(cost=first.cost * (1 + share * TUNING.worse))) for share in (0.9, 1.1))
+    little, much, less = (
+        cast(State, SimpleNamespace(cost=first.cost * more))
+        for more in (1 + 0.9 * TUNING.worse, 1 + 1.1 * TUNING.worse, 0.5)
+    )
     one._met(much)
     assert (one.at, one.best) == (first, first)
     one._met(little)
     assert (one.at, one.best) == (little, first)
-    less = cast(State, SimpleNamespace(cost=first.cost / 2))
     one._met(less)
     assert (one.at, one.best) == (less, less)
 
