@@ -33,7 +33,7 @@ from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import Tiers, divided
-from neuroshard.search.tiers.points import PartPoints
+from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, ThreeProblems, bound_by_sides
 
 WHOLE, DIVIDED = (
@@ -48,7 +48,6 @@ TOGGLE_CANDIDATES = 12  # the best by the estimate, of which one is drawn: a gue
 TWO_AT_A_TIME = 0.35  # share of the times that two change sides: a guess
 TOGGLE_LUCK = 2.5  # mean rank of the one that is drawn: a guess
 CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may be cut: a guess
-NARROWED = 4.0  # prices are refined between those of the relaxed plan, and this factor beyond: a guess
 ROOMS = (
     0.97,
     0.9,
@@ -196,7 +195,7 @@ def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHol
     with asked.watch.sharing(0.4):
         coarse = TierProblems(task, model, points.prices(), points, may)
         relaxed = find(coarse.anywhere, few).best
-        problems = TierProblems(task, model, _refined(coarse, relaxed), points, may)
+        problems = TierProblems(task, model, refined(coarse.prices, coarse.prices_of(relaxed)), points, may)
         relaxed = find(problems.anywhere, replace(few, watch=few.watch.anew())).best
     first = lower_bound(problems.anywhere, relaxed)
     plan, found = _first_plan(problems, relaxed, _first_choices(problems, relaxed, None), few, asked)
@@ -230,16 +229,6 @@ def _first_choices(problems: TierProblems, relaxed: State, sides: Sides | None) 
     """`_first_choice` with less and less HBM filled, until what is there can be packed."""
     for room in ROOMS:
         yield _first_choice(problems, relaxed, room, sides)
-
-
-def _refined(problems: TierProblems, relaxed: State) -> Floats:
-    """More prices around those that the devices of a plan have."""
-    prices, there = problems.prices, problems.prices_of(relaxed)
-    there = there[there > 0]
-    if not len(there):
-        return prices
-    near = np.geomspace(there.min() / NARROWED, there.max() * NARROWED, len(prices))
-    return np.unique(np.concatenate([prices[:1], near, prices[1::6], prices[-1:]]))
 
 
 def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
