@@ -1,10 +1,10 @@
-"""Plans of tables that HBM does not hold beside their peers: an integer programme, TorchRec's planner, a linear programme, a bound.
+"""Plans of tables beyond HBM beside peers: an integer programme, TorchRec's planner, a linear programme, and a bound.
 
     make bench-tiers ARGS="--tables-dir /path/to/table-sets"      (--quick: a task of each; --only milp,division; --tasks 6)
 
-`--tables-dir` holds meta-production-1935.json (see bench/search.py). Of its tables some are drawn by seed, fp16, each with a zipf
-exponent of 0.6 to 1.3; HBM holds 10, 25 or 50 % of them, and a device's batch is 512 to 4,096. All costs are by analytic:h100. Times
-are CPU seconds of one process with one thread.
+`--tables-dir` holds meta-production-1935.json (see bench/search.py). Of its tables some are drawn by seed, fp16, each with a
+zipf exponent of 0.6 to 1.3; HBM holds 10, 25 or 50 % of them, and a device's batch is 512 to 4,096. All costs are by
+analytic:h100. Times are CPU seconds of one process with one thread.
 """
 
 import argparse
@@ -117,7 +117,9 @@ def milp(settings: Settings) -> Section:
                 f"{median(one[2] for one in each):.2f} s",
             )
         )
-    question = "How far is our plan above the optimum of whole tables in tiers, by an integer programme that was solved to the end?"
+    question = (
+        "How far is our plan above the optimum of whole tables in tiers, by an integer programme solved to the end?"
+    )
     columns = ("our plan", "solved", "above: median", "most", "at most 1 % above", "programme's time", "ours")
     return Section(question, columns, rows)
 
@@ -159,8 +161,8 @@ def torchrec(settings: Settings) -> Section:
         )
     ]
     question = (
-        "What do plans of TorchRec's EmbeddingOffloadScaleupProposer cost, over ours, with its statistics filled from our curves, the "
-        "best of three load factors to start from?"
+        "What do plans of TorchRec's EmbeddingOffloadScaleupProposer cost over ours, its statistics filled from our curves, "
+        "the best of three first load factors?"
     )
     columns = ("tasks", "median", "worst for us", "best", "theirs fits our bytes", "its time", "ours")
     return Section(question, columns, rows)
@@ -197,7 +199,9 @@ def division(settings: Settings) -> Section:
             ms = sum(float(one.ms[0]) for one in chosen)
             above.append(ms / least_ms(each, free) - 1)
         rows.append((f"{share:.0%}", str(len(above)), f"{median(above):+.2%}", f"{max(above):+.2%}"))
-    question = "How much more ms do tables beyond HBM take on a device of 24 than by a linear programme over the hulls of their points?"
+    question = (
+        "How many ms more do 24 tables beyond HBM take on a device than by a linear programme over hulled points?"
+    )
     return Section(question, ("HBM", "tasks", "median", "most"), rows)
 
 

@@ -1,4 +1,4 @@
-"""Tables that HBM does not hold: how a device divides its HBM, what the search makes of it, and its bound, against exact optima."""
+"""Tables that HBM does not hold: how a device divides its HBM, and the search and its bound against exact optima."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_the_dual_of_a_device_is_never_above_its_optimum_and_within_2_percent(se
 
 
 def relaxed_ms(parts: list[Points], hbm: float) -> float:
-    """The least ms of parts that share so many bytes, each a mixture of its points: not above that of any choice of single points."""
+    """The least ms of parts that share so many bytes, each a mixture of its points: no choice of points takes less."""
     owner = np.repeat(np.arange(len(parts)), [len(part.ms) for part in parts])
     once = np.zeros((len(parts), len(owner)))
     once[owner, np.arange(len(owner))] = 1.0

@@ -1,9 +1,9 @@
 """Optima that plans of tables beyond HBM are held against: a mixed integer programme like RecShard's, and a linear one.
 
 RecShard (Sethi et al., ASPLOS 2022) places whole tables and chooses the share of each that is in HBM by a MILP over points of its
-access curve. Here a table has a tier and a device, and a cached one a convex combination of the points of its cache, by our price:
-the slowest device's forward and backward, each a maximum of two sums, and what tiers take. Collectives, which no linear programme
-has, are left out of both sides (`WithoutCollectives`).
+access curve. Here a table has a tier and a device, and a cached one a convex combination of the points of its cache, by our
+price: the slowest device's forward and backward, each a maximum of two sums, and what tiers take. Collectives, which no linear
+programme has, are left out of both sides (`WithoutCollectives`).
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,8 @@ class WithoutCollectives(Analytic):
 
 
 class Solved(NamedTuple):
-    """What a programme found: the plan's shards and tiers, its cost in ms by price_shards, and no plan's cost below `bound_ms`."""
+    """What a programme found: the plan's shards and tiers, its cost in ms by price_shards, and no plan's cost below
+    `bound_ms`."""
 
     shards: tuple[Shard, ...]
     tiers: Tiers
@@ -156,8 +157,10 @@ def _few(points: Points) -> list[int]:
 
 
 def least_ms(parts: Sequence[Points], free: float) -> float:
-    """The least sum of ms of parts beyond HBM that share `free` bytes beyond what all take in host memory, by a linear programme over
-    the hulls of their points."""
+    """The least ms of parts beyond HBM that share `free` bytes more than all take in host memory.
+
+    By a linear programme over the hulls of their points.
+    """
     costs, nbytes, owner = [], [], []
     for number, part in enumerate(parts):
         order = np.array([len(part.ms) - 1, *range(1, len(part.ms) - 1)])

@@ -85,8 +85,8 @@ class Bound:
 
 
 def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND, *, known_ms: float = 0.0) -> Bound:
-    """A lower bound on the cost of every plan that keeps the task's constraints on cuts; at most the cost of `plan`, which need not
-    be a plan of this problem. `known_ms` is a bound already."""
+    """A lower bound on the cost of every plan that keeps the task's constraints on cuts; at most the cost of `plan`, which need
+    not be a plan of this problem. `known_ms` is a bound already."""
     if not problem.model.bounded:
         return Bound(None, (NOT_BOUNDED,))
     problem.price(np.arange(1, len(problem.group)))

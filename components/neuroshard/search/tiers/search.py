@@ -1,9 +1,9 @@
 """Search plans of tables that HBM does not hold: which are beyond it, how they are cut, and on which devices.
 
-First every part may be in any tier, and devices divide their HBM as is cheapest: a relaxation, since a table is in one tier. Its plan
-says what a byte of HBM is worth on each device, and at these prices which tables would rather be in HBM, whole. Those stay there, as
-far as they fit; the others are cached or in host memory. A search finds a plan for them. Then single tables change sides, those
-that an estimate ranks best, as long as that helps.
+First every part may be in any tier, and devices divide their HBM as is cheapest: a relaxation, since a table is in one tier.
+Its plan says what a byte of HBM is worth on each device, and at these prices which tables would rather be in HBM, whole. Those
+stay there, as far as they fit; the others are cached or in host memory. A search finds a plan for them. Then single tables
+change sides, those that an estimate ranks best, as long as that helps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,7 +73,8 @@ def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
     if fullest > limit:
         raise Infeasible(
             f"tables beyond HBM need {format_bytes(fullest)} of the memory of host {used.index(fullest)}, which has "
-            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or devices"
+            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or "
+            "devices"
         )
 
 
@@ -98,11 +99,11 @@ class FoundTiers:
 
 
 class TierProblems:
-    """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in HBM
-    (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
+    """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in
+    HBM (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
 
-    A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards has all
-    of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
+    A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards
+    has all of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
     """
 
     def __init__(self, task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints, may: MayHold) -> None:
@@ -232,8 +233,8 @@ def _first_choices(problems: TierProblems, relaxed: State, sides: Sides | None) 
 
 
 def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
-    """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far as
-    they fit into this share of it, or else beyond it. Groups with a side are on it, if they fit."""
+    """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far
+    as they fit into this share of it, or else beyond it. Groups with a side are on it, if they fit."""
     worth, prices = np.zeros((len(problems.options), len(relaxed.widths))), problems.prices_of(relaxed)
     groups, devices = np.nonzero(relaxed.widths)
     shards = relaxed.problem.first[groups] + relaxed.widths[groups, devices]

@@ -1,8 +1,9 @@
 """A lower bound, and first choices, by which tables are in HBM and which are not.
 
-The relaxation in which every part of a table may be in any tier lets half of a large table be in HBM. So plans are distinguished by
-the side of single tables: all plans in which a table is in HBM, and all in which it is not. Either kind has a bound of its own, and
-the least of both is one for all plans. Tables are distinguished one after another, always in the kind of plans with the least bound.
+The relaxation in which every part of a table may be in any tier lets half of a large table be in HBM. So plans are
+distinguished by the side of single tables: all plans in which a table is in HBM, and all in which it is not. Either kind has a
+bound of its own, and the least of both is one for all plans. Tables are distinguished one after another, always in the kind of
+plans with the least bound.
 """
 
 import heapq
@@ -24,7 +25,8 @@ SIMPLE = BoundSettings(branches=False)  # with them a bound takes up to five tim
 
 @dataclass(frozen=True)
 class Sides:
-    """Plans in which the table groups `inside` (G,) are in HBM and those `beyond` (G,) are not, and the ms that none costs less than."""
+    """Plans in which the table groups `inside` (G,) are in HBM and those `beyond` (G,) are not, and the ms that none costs less
+    than."""
 
     inside: NDArray[np.bool_]
     beyond: NDArray[np.bool_]
@@ -72,8 +74,8 @@ def _tier_terms(problem: Problem) -> Floats:
 def bound_by_sides(
     problems: ThreeProblems, first: Bound, plan: State, most: int, expired: Callable[[], bool]
 ) -> tuple[Bound, Sides]:
-    """The bound after up to `most` tables were distinguished, and the plans with the least bound. `first` is the bound of all plans,
-    `plan` a plan in which each table has one tier."""
+    """The bound after up to `most` tables were distinguished, and the plans with the least bound. `first` is the bound of all
+    plans, `plan` a plan in which each table has one tier."""
     none = np.zeros(len(problems.anywhere.tables), dtype=bool)
     if first.ms is None:
         return first, Sides(none, none, 0.0)
