@@ -84,8 +84,9 @@ class Bound:
     why: tuple[str, ...]
 
 
-def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) -> Bound:
-    """A lower bound on the cost of every plan that keeps the task's constraints on cuts; at most the cost of `plan`."""
+def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND, *, known_ms: float = 0.0) -> Bound:
+    """A lower bound on the cost of every plan that keeps the task's constraints on cuts; at most the cost of `plan`, which need
+    not be a plan of this problem. `known_ms` is a bound already."""
     if not problem.model.bounded:
         return Bound(None, (NOT_BOUNDED,))
     problem.price(np.arange(1, len(problem.group)))
@@ -94,10 +95,10 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND) 
     grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
     cut_ms = problem.launches.least_reorder_ms()
-    ms = _Proof(problem, plan, settings, cut_ms).bound_ms(plan.cost)
+    ms = _Proof(problem, plan, settings, cut_ms).bound_ms(plan.cost, known_ms)
     uncut = problem.uncut() if cut_ms else None  # where cuts are free, the first bound is of all plans
     if uncut is not None:
-        ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost))
+        ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost, known_ms))
     copied = (STAY,) if problem.copied else ()
     wide = (HELD.format(max(one.widest for one in problem.wide.values())),) if problem.wide else ()
     return Bound(ms, (*(line.format(grows=grows, collectives=collectives) for line in why), *wide, *copied))
@@ -121,9 +122,9 @@ class _Proof:
         self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
         self.all_plans = self.heavy.raised(all_plans)
 
-    def bound_ms(self, cost_ms: float) -> float:
-        """The bound, given a plan of `cost_ms`: the least over all branches."""
-        low, best = self._of(self.all_plans, 0.0, cost_ms), cost_ms
+    def bound_ms(self, cost_ms: float, known_ms: float = 0.0) -> float:
+        """The bound, given a plan of `cost_ms` and a bound: the least over all branches."""
+        low, best = self._of(self.all_plans, known_ms, cost_ms), cost_ms
         # beside blocks on all devices no device is empty; beside those of a domain some may be
         distinguished = self.settings.branches and self.problem.options.everywhere
         row_wise = len(self.branches.order) if distinguished else 0

@@ -4,9 +4,9 @@ Dividing HBM is a convex problem: a part of a table takes fewer ms the more byte
 
     max over prices p of (sum over parts of min over their points (ms + p x bytes)) - p x HBM
 
-with p in ms a byte. So the vector of a part gets one term more for each of some prices, the least of ms + p x bytes. What a device
-takes more than in HBM is then a maximum of linear functions of the sum of its vectors: convex, as any other cost that a search, and
-its lower bound, can use. Fewer prices than all make it less than the optimum, never more.
+with p in ms a byte. So the vector of a part gets one term more for each of some prices, the least of ms + p x bytes. What a
+device takes more than in HBM is then a maximum of linear functions of the sum of its vectors: convex, as any other cost that a
+search, and its lower bound, can use. Fewer prices than all make it less than the optimum, never more.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,8 +21,9 @@ from neuroshard.search.tiers.points import PartPoints, Points
 
 
 class Divided(MoreTerms):
-    """`inner` for devices with `hbm` bytes each, by `prices` (M,) in ms a byte. Tables `whole` are in HBM, those `beyond` are not, and
-    those with `cached` rows have so many cached (0: they are in host memory), and each part of the others is in any tier."""
+    """`inner` for devices with `hbm` bytes each, by `prices` (M,) in ms a byte. Tables `whole` are in HBM, those `beyond` are
+    not, and those with `cached` rows have so many cached (0: they are in host memory), and each part of the others is in any
+    tier."""
 
     def __init__(
         self,

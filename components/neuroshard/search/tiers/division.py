@@ -1,11 +1,12 @@
 """How the devices of a plan divide their HBM: the tier of each table beyond HBM, and how many of its rows are cached.
 
 A table has one tier and one share of cached rows, wherever its shards are: TorchRec has one compute kernel and one load factor a
-table. So those with shards on several devices are chosen first. Then every device gives what it has left to its other tables, first
-to those that save most a byte.
+table. So those with shards on several devices are chosen first. Then every device gives what it has left to its other tables,
+first to those that save most a byte.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,7 +22,8 @@ Tiers = Mapping[str, tuple[Tier, int | None]]  # of tables, with the cached rows
 def divided(
     task: ShardingTask, shards: Sequence[Shard], beyond: Collection[str], cached: Tiers, points: PartPoints
 ) -> dict[str, tuple[Tier, int | None]]:
-    """The tiers of the tables `beyond` HBM, of which those `cached` have theirs already, where these are the shards of all tables.
+    """The tiers of the tables `beyond` HBM, of which those `cached` have theirs already, where these are the shards of all
+    tables.
 
     `task` has none of these tables in a tier.
     """
@@ -65,8 +67,8 @@ def _tier(rows: float, parts: int) -> tuple[Tier, int | None]:
 def _filled(parts: Sequence[Points], free: float) -> list[float]:
     """Cached rows of each part of a device whose caches have so many bytes beyond what all take in host memory.
 
-    Bytes go to the parts segment by segment of the convex hulls of their points, first where they save most. In the last segment, and
-    between host memory and a first cache, the rest makes as large a cache as fits.
+    Bytes go to the parts segment by segment of the convex hulls of their points, first where they save most. In the last
+    segment, and between host memory and a first cache, the rest makes as large a cache as fits.
     """
     segments, curves = [], []
     for number, part in enumerate(parts):
@@ -76,7 +78,7 @@ def _filled(parts: Sequence[Points], free: float) -> list[float]:
         nbytes, ms, rows = part.nbytes[points] - part.nbytes[-1], part.ms[points], part.rows[points]
         curves.append((nbytes, ms, rows))
         hull = convex_hull(nbytes, np.minimum.accumulate(ms))
-        for first, last in zip(hull, hull[1:], strict=False):
+        for first, last in pairwise(hull):
             saved = (ms[first] - ms[last]) / max(nbytes[last] - nbytes[first], 1.0)
             if saved > 0:
                 segments.append((-saved, number, float(nbytes[last])))

@@ -16,13 +16,15 @@ from neuroshard.core.tiers import LOCK_BYTES, MAP_BYTES, TAG_BYTES, TIME_BYTES
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.tiers import Caches, KnowsTiers
 
-PRICES = 40  # of a byte of HBM, between the first byte's and the last one's: an eighth of the range of 1e5 a factor of 1.33; a guess
+# Of a byte of HBM. Among so many the dual of a device was up to 3 % below its optimum, before prices near it were added
+PRICES = 40
+NARROWED = 4.0  # prices are refined between those that devices have, and this factor beyond: a guess
 CHEAPEST = 0.02  # share of all points that save less for their bytes than the cheapest price but 0; a guess
 
 
 class Points(NamedTuple):
-    """The tiers of a part: bytes of HBM (P,), ms more than in HBM (P,), and cached rows of the whole table (P,). The first is in HBM,
-    the last in host memory."""
+    """The tiers of a part: bytes of HBM (P,), ms more than in HBM (P,), and cached rows of the whole table (P,). The first is
+    in HBM, the last in host memory."""
 
     nbytes: Floats
     ms: Floats
@@ -82,3 +84,12 @@ class PartPoints:
         if not len(every):
             return np.zeros(1)
         return np.concatenate([[0.0], np.geomspace(np.quantile(every, CHEAPEST), every.max() * 1.5, PRICES)])
+
+
+def refined(prices: Floats, there: Floats) -> Floats:
+    """More prices around those `there`, which the devices of a plan have, and a sixth of the others."""
+    there = there[there > 0]
+    if not len(there):
+        return prices
+    near = np.geomspace(there.min() / NARROWED, there.max() * NARROWED, len(prices))
+    return np.unique(np.concatenate([prices[:1], near, prices[1::6], prices[-1:]]))

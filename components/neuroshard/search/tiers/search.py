@@ -1,12 +1,12 @@
 """Search plans of tables that HBM does not hold: which are beyond it, how they are cut, and on which devices.
 
-First every part may be in any tier, and devices divide their HBM as is cheapest: a relaxation, since a table is in one tier. Its plan
-says what a byte of HBM is worth on each device, and at these prices which tables would rather be in HBM, whole. Those stay there, as
-far as they fit; the others are cached or in host memory. A search finds a plan for them. Then single tables change sides, those
-that an estimate ranks best, as long as that helps.
+First every part may be in any tier, and devices divide their HBM as is cheapest: a relaxation, since a table is in one tier.
+Its plan says what a byte of HBM is worth on each device, and at these prices which tables would rather be in HBM, whole. Those
+stay there, as far as they fit; the others are cached or in host memory. A search finds a plan for them. Then single tables
+change sides, those that an estimate ranks best, as long as that helps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard, host_memory
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS
@@ -33,22 +34,23 @@ from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import Tiers, divided
-from neuroshard.search.tiers.points import PartPoints
+from neuroshard.search.tiers.points import PartPoints, refined
+from neuroshard.search.tiers.sides import Sides, ThreeProblems, bound_by_sides
 
-WHOLE, DIVIDED = (
-    0,
-    1,
-)  # the first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
+# The first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
+WHOLE, DIVIDED = 0, 1
 LEVELS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # shares of cached rows of large tables, an option each: a guess
-RELAXED_ROUNDS = 12  # of the relaxation: a guess
-TOGGLES = 40  # tables that change sides, one after another, where no time budget is given: a guess
+# Of the relaxation, and of first plans. 12 gave plans within 0.1 % on three tasks of 60 tables, and took half as long again
+RELAXED_ROUNDS = 4
+TOGGLES = 120  # tables that change sides, one after another, where no time budget is given: a guess
 ROUNDS_A_TOGGLE = 2  # of local search after each: a guess
 TOGGLE_CANDIDATES = 12  # the best by the estimate, of which one is drawn: a guess
 TWO_AT_A_TIME = 0.35  # share of the times that two change sides: a guess
 TOGGLE_LUCK = 2.5  # mean rank of the one that is drawn: a guess
 CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may be cut: a guess
-NARROWED = 4.0  # prices are refined between those of the relaxed plan, and this factor beyond: a guess
-ROOM = 0.97  # share of all HBM that tables in HBM may fill, so that they can be packed: a guess
+# Shares of all HBM that tables in it fill at first: the first that can be packed. Guesses
+ROOMS = (0.97, 0.9, 0.75, 0.5, 0.25, 0.0)
+SIDES_SHARDS = 6_000  # over the shards of the problem: the bound distinguishes so many tables, at least 1: a guess
 
 
 IN_ANY_TIER = (
@@ -68,7 +70,8 @@ def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
     if fullest > limit:
         raise Infeasible(
             f"tables beyond HBM need {format_bytes(fullest)} of the memory of host {used.index(fullest)}, which has "
-            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or devices"
+            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or "
+            "devices"
         )
 
 
@@ -93,11 +96,11 @@ class FoundTiers:
 
 
 class TierProblems:
-    """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in HBM
-    (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
+    """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in
+    HBM (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
 
-    A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards has all
-    of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
+    A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards
+    has all of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
     """
 
     def __init__(self, task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints, may: MayHold) -> None:
@@ -129,6 +132,11 @@ class TierProblems:
                 self.options.append(Problem(in_level, dividing(beyond=names, cached=rows), may=may))
         for problem in self.options:
             problem.price(np.arange(len(problem.group)))
+
+    @property
+    def sides(self) -> ThreeProblems:
+        """Those of which the bound is made."""
+        return ThreeProblems(self.anywhere, self.options[WHOLE], self.options[DIVIDED])
 
     def of(self, choice: Ints) -> Problem:
         """The problem in which each table group has its choice of the options (G,)."""
@@ -177,31 +185,53 @@ def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHol
     )
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
-        coarse = TierProblems(task, model, points.prices(), points, may)
-        relaxed = find(coarse.anywhere, few).best
-        problems = TierProblems(task, model, _refined(coarse, relaxed), points, may)
+        prices = points.prices()
+        problems = TierProblems(task, model, refined(prices, _mean_price(task, model, prices, points)), points, may)
         relaxed = find(problems.anywhere, replace(few, watch=few.watch.anew())).best
-    bound = lower_bound(problems.anywhere, relaxed)
-    choice = _first_choice(problems, relaxed)
-    found = find(problems.of(choice), replace(few, watch=asked.watch.anew()))
-    plan = _toggled(problems, problems.in_tiers(found.best, choice), asked, rng)
+    first = lower_bound(problems.anywhere, relaxed)
+    plan, found = _first_plan(problems, relaxed, _first_choices(problems, relaxed, None), few, asked)
+    most = max(SIDES_SHARDS // len(problems.anywhere.group), 1)
+    bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
+    if sides.inside.any() or sides.beyond.any():
+        other, other_found = _first_plan(problems, relaxed, _first_choices(problems, relaxed, sides), few, asked)
+        plan, found = min((plan, found), (other, other_found), key=lambda one: one[0].cost)
+    plan = _toggled(problems, plan, asked, rng)
     last = LocalSearch([plan.state], rng, asked.watch.anew()).run(asked.settings.most_rounds)
     return FoundTiers(min(plan, problems.in_tiers(last, plan.choice), key=lambda one: one.cost), found, bound)
 
 
-def _refined(problems: TierProblems, relaxed: State) -> Floats:
-    """More prices around those that the devices of a plan have."""
-    prices, there = problems.prices, problems.prices_of(relaxed)
-    there = there[there > 0]
-    if not len(there):
-        return prices
-    near = np.geomspace(there.min() / NARROWED, there.max() * NARROWED, len(prices))
-    return np.unique(np.concatenate([prices[:1], near, prices[1::6], prices[-1:]]))
+def _mean_price(task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints) -> Floats:
+    """What a byte of HBM is worth, in ms, if every device has an equal share of every table: (1,)."""
+    relaxed = Divided(model, task.placeable_bytes[0], prices, points)
+    terms = relaxed.of_parts(list(map(Part.of, task.placed)))
+    return relaxed.price_of(terms.sum(axis=0)[None] / task.devices)
 
 
-def _first_choice(problems: TierProblems, relaxed: State) -> Ints:
-    """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far as
-    they fit, or else beyond it."""
+def _first_plan(
+    problems: TierProblems, relaxed: State, choices: Iterable[Ints], few: Asked, asked: Asked
+) -> tuple[InTierPlan, Found]:
+    """A plan of the first of these choices for which there is one. Raises Infeasible where there is none."""
+    why = None
+    for choice in choices:
+        try:
+            found = find(problems.of(choice), replace(few, watch=asked.watch.anew()))
+        except Infeasible as error:
+            why = why or error
+            continue
+        return problems.in_tiers(found.best, choice), found
+    assert why is not None
+    raise why
+
+
+def _first_choices(problems: TierProblems, relaxed: State, sides: Sides | None) -> Iterator[Ints]:
+    """`_first_choice` with less and less HBM filled, until what is there can be packed."""
+    for room in ROOMS:
+        yield _first_choice(problems, relaxed, room, sides)
+
+
+def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
+    """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far
+    as they fit into this share of it, or else beyond it. Groups with a side are on it, if they fit."""
     worth, prices = np.zeros((len(problems.options), len(relaxed.widths))), problems.prices_of(relaxed)
     groups, devices = np.nonzero(relaxed.widths)
     shards = relaxed.problem.first[groups] + relaxed.widths[groups, devices]
@@ -214,7 +244,9 @@ def _first_choice(problems: TierProblems, relaxed: State) -> Ints:
     choice: Ints = 1 + worth[1:].argmin(axis=0)
     gain = worth[1:].min(axis=0) - worth[WHOLE]
     need = problems.need_bytes
-    room = ROOM * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
+    if sides is not None:
+        gain[sides.inside], gain[sides.beyond] = np.inf, -np.inf
+    room = share * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
     more = need[WHOLE] - need[choice, np.arange(len(choice))]
     for group in np.argsort(-gain / more, kind="stable").tolist():
         if gain[group] > 0 and more[group] <= room:
@@ -237,13 +269,41 @@ def _toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.ran
                     candidates[min(int(rng.exponential(TOGGLE_LUCK)), len(candidates) - 1)], change.shape
                 )
                 choice[group] = number
+            choice = _with_room(problems, choice, best.choice, change)
             there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
-            start = None if there is None else complete(there, best.state.widths.copy())
+            start = None if there is None else _start(there, best, choice)
             if start is not None:
                 found = LocalSearch([start], rng, asked.watch.anew()).run(ROUNDS_A_TOGGLE)
                 best = min(best, problems.in_tiers(found, choice), key=lambda plan: plan.cost)
             bar.advance(1, f"best {best.cost:.3f} ms")
     return best
+
+
+def _with_room(problems: TierProblems, choice: Ints, before: Ints, change: Floats) -> Ints:
+    """The choice in which so many other table groups leave HBM that the rest has room, those first that cost least a byte."""
+    need, each, choice = problems.need_bytes, np.arange(len(choice)), choice.copy()
+    room = sum(problems.task.placeable_bytes) - float(need[choice, each].sum())
+    if room >= 0:
+        return choice
+    out = 1 + change[1:].argmin(axis=0)
+    freed = need[WHOLE] - need[out, each]
+    may = (choice == WHOLE) & (before == WHOLE) & (freed > 0) & np.isfinite(change[out, each])
+    for group in np.argsort(np.where(may, change[out, each] / np.maximum(freed, 1.0), np.inf), kind="stable").tolist():
+        if room >= 0 or not may[group]:
+            break
+        choice[group] = out[group]
+        room += freed[group]
+    return choice
+
+
+def _start(problem: Problem, plan: InTierPlan, choice: Ints) -> State | None:
+    """A plan of the problem with the shards of another plan; groups of another option find new places if they have no room."""
+    kept = complete(problem, plan.state.widths.copy())
+    if kept is not None:
+        return kept
+    widths = plan.state.widths.copy()
+    widths[choice != plan.choice] = 0
+    return complete(problem, widths)
 
 
 def _change(problems: TierProblems, plan: InTierPlan) -> Floats:

@@ -1,0 +1,147 @@
+"""Tables that HBM does not hold: how a device divides its HBM, and the search and its bound against exact optima."""
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from bench.searching.peers_tiers import WithoutCollectives, least_ms, recshard
+from neuroshard.core.constraints import Constraints
+from neuroshard.core.part import Part
+from neuroshard.core.plan import Shard
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.network import for_task
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.tiers import with_tiers
+from neuroshard.search.algorithms import Asked
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tiers.divided import Divided
+from neuroshard.search.tiers.division import divided
+from neuroshard.search.tiers.points import PartPoints, Points, refined
+from neuroshard.search.tiers.search import search_tiers
+from neuroshard.search.watch import Watch
+
+FEW = SearchSettings(rounds=6)
+
+
+def drawn(seed: int, count: int, devices: int, share: float) -> ShardingTask:
+    """Zipf tables on devices whose HBM is such a share of what they need."""
+    rng = np.random.default_rng(seed)
+    tables = tuple(
+        Table(
+            name=f"t{number}",
+            rows=int(10 ** rng.uniform(4, 6.3)),
+            dim=int(rng.choice([16, 32, 64, 128])),
+            pooling_factor=float(rng.integers(1, 30)),
+            access=f"zipf:{rng.uniform(0.6, 1.3):.2f}",
+        )
+        for number in range(count)
+    )
+    roomy = ShardingTask(tables=tables, device_memory_bytes=(2**50,) * devices, batch_size=2048 * devices)
+    memory = int(share * roomy.need_bytes / devices)
+    return roomy.model_copy(update={"device_memory_bytes": (memory,) * devices, "host_memory_bytes": 2**44})
+
+
+def parts_of(task: ShardingTask) -> tuple[PartPoints, list[Points]]:
+    points = PartPoints(task, with_tiers(for_task(analytic_model("h100", task.batch_size), task)))
+    return points, points(list(map(Part.of, task.placed)))
+
+
+def whole_on_the_first(task: ShardingTask) -> list[Shard]:
+    return [Shard(table=t.name, column_offset=0, dim=t.dim, device=0, row_offset=0, rows=t.rows) for t in task.placed]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_hbm_is_divided_at_most_1_percent_above_the_linear_programme(seed, share):
+    task = drawn(seed, 30, 1, share)
+    points, each = parts_of(task)
+    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], {}, points)
+    chosen = [part.at(tiers[table.name][1] or 0) for table, part in zip(task.placed, each, strict=True)]
+    least = sum(float(part.nbytes[-1]) for part in each)
+    assert sum(float(one.nbytes[0]) for one in chosen) <= task.placeable_bytes[0]
+    assert sum(float(one.ms[0]) for one in chosen) <= 1.01 * least_ms(each, task.placeable_bytes[0] - least)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_dual_of_a_device_is_never_above_its_optimum_and_within_2_percent(seed, share):
+    task = drawn(seed, 12, 1, share)
+    points, each = parts_of(task)
+    parts = list(map(Part.of, task.placed))
+    hbm, optimum = task.placeable_bytes[0], relaxed_ms(each, task.placeable_bytes[0])
+    coarse = Divided(points.model, hbm, points.prices(), points)
+    terms = coarse.of_parts(parts).sum(axis=0)
+    assert float(coarse.terms_ms(terms)) <= optimum * (1 + 1e-6)
+    fine = Divided(points.model, hbm, refined(coarse.prices, coarse.price_of(terms[None])), points)
+    dual = float(fine.terms_ms(fine.of_parts(parts).sum(axis=0)))
+    assert 0.98 * optimum <= dual <= optimum * (1 + 1e-6)
+
+
+def relaxed_ms(parts: list[Points], hbm: float) -> float:
+    """The least ms of parts that share so many bytes, each a mixture of its points: no choice of points takes less."""
+    owner = np.repeat(np.arange(len(parts)), [len(part.ms) for part in parts])
+    once = np.zeros((len(parts), len(owner)))
+    once[owner, np.arange(len(owner))] = 1.0
+    nbytes = np.concatenate([part.nbytes for part in parts]) / hbm
+    found = linprog(np.concatenate([part.ms for part in parts]), nbytes[None], [1.0], once, np.ones(len(parts)))
+    assert found.status == 0
+    return float(found.fun)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_what_the_search_sees_of_a_plan_is_what_it_costs(share):
+    task = drawn(5, 16, 4, share)
+    model = for_task(analytic_model("h100", task.batch_size), task)
+    found = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {})
+    planned = task.with_tiers(found.plan.tiers)
+    prices = price_shards(model, planned, found.plan.shards)
+    assert prices is not None
+    assert prices.total_ms.max() == pytest.approx(found.plan.cost)
+    assert found.plan.state.cost == pytest.approx(found.plan.cost, rel=0.01)
+
+
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.1), (1, 0.25), (2, 0.5)])
+def test_whole_tables_are_planned_within_1_percent_of_the_optimum_and_the_bound_is_below_it(seed, share):
+    task = drawn(seed, 10, 3, share).model_copy(update={"constraints": Constraints(max_shards=1)})
+    model = WithoutCollectives("h100", task.batch_size)
+    optimum = recshard(task, model, 120.0)
+    assert optimum is not None
+    plan = search(task, model, SearchSettings())
+    assert plan.cost_ms <= 1.01 * optimum.cost_ms
+    assert plan.lower_bound_ms <= optimum.cost_ms * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_plan_is_below_the_bound(seed):
+    """Cuts are allowed: the bound is of all plans, so the cheapest of two searches is not below either's."""
+    task = drawn(seed, 10, 3, 0.25)
+    model = analytic_model("h100", task.batch_size)
+    plans = [search(task, model, SearchSettings(rounds=rounds, seed=rounds, try_row_wise=True)) for rounds in (1, 4)]
+    assert max(plan.lower_bound_ms for plan in plans) <= min(plan.cost_ms for plan in plans)
+
+
+def test_tables_that_fit_but_cannot_be_packed_go_to_host_memory():
+    """Three tables of 0.6 of a device fill 0.9 of two devices, but only two of them can be there."""
+    tables = tuple(
+        Table(name=f"t{n}", rows=100_000, dim=64, pooling_factor=p) for n, p in enumerate((9.0, 8.0, 7.0, 0.1))
+    )
+    memory = int(tables[0].memory_bytes / 0.6)
+    rules = Constraints(max_shards=1)
+    task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * 2, batch_size=8192, constraints=rules)
+    task = task.model_copy(update={"host_memory_bytes": 2**40})
+    plan = search(task, analytic_model("h100", task.batch_size), FEW)
+    assert {"t3"} < set(plan.task.constraints.beyond_hbm)
+
+
+def test_a_task_that_fits_into_hbm_is_planned_as_without_host_memory():
+    task = drawn(0, 12, 4, 1.3)
+    model = analytic_model("h100", task.batch_size)
+    plan, without = (search(one, model, FEW) for one in (task, task.model_copy(update={"host_memory_bytes": None})))
+    assert (plan.shards, plan.predicted_ms, plan.lower_bound_ms) == (
+        without.shards,
+        without.predicted_ms,
+        without.lower_bound_ms,
+    )
