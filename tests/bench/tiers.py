@@ -69,7 +69,7 @@ class Section(NamedTuple):
 
     question: str
     columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 def our_plan(task: ShardingTask, model: Analytic) -> tuple[float, float | None, float]:

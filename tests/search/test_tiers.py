@@ -12,6 +12,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.tiers import with_tiers
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -43,7 +44,7 @@ def drawn(seed: int, count: int, devices: int, share: float) -> ShardingTask:
 
 
 def parts_of(task: ShardingTask) -> tuple[PartPoints, list[Points]]:
-    points = PartPoints(task, for_task(analytic_model("h100", task.batch_size), task))
+    points = PartPoints(task, with_tiers(for_task(analytic_model("h100", task.batch_size), task)))
     return points, points(task.placed, np.array([table.dim for table in task.placed]))
 
 
@@ -98,7 +99,7 @@ def test_what_the_search_sees_of_a_plan_is_what_it_costs(share):
     prices = price_shards(model, planned, found.plan.shards)
     assert prices is not None
     assert prices.total_ms.max() == pytest.approx(found.plan.cost)
-    assert found.plan.state.cost == pytest.approx(found.plan.cost, rel=0.01)
+    assert 0.98 * found.plan.cost <= found.plan.state.cost <= found.plan.cost * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.1), (1, 0.25), (2, 0.5)])

@@ -15,12 +15,13 @@ from scipy.sparse import lil_matrix
 
 from neuroshard.core.plan import Shard
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import WAYS
+from neuroshard.core.tiers import WAYS, Tier
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.cache import convex_hull
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import Floats
+from neuroshard.costmodel.tiers import with_tiers
 from neuroshard.search.tiers.division import Tiers
 from neuroshard.search.tiers.points import PartPoints, Points
 
@@ -55,9 +56,9 @@ class Solved(NamedTuple):
 def recshard(task: ShardingTask, model: Analytic, time_limit_s: float) -> Solved | None:
     """The cheapest plan of whole tables; None where there is none, or the solver did not get to the end."""
     tables, devices, hbm = task.placed, task.devices, float(min(task.placeable_bytes))
-    model = for_task(model, task)
-    vectors = model.table_vectors(tables, np.array([table.dim for table in tables]))
-    points = PartPoints(task, model)(tables, np.array([table.dim for table in tables]))
+    priced = with_tiers(for_task(model, task))
+    vectors = priced.table_vectors(tables, np.array([table.dim for table in tables]))
+    points = PartPoints(task, priced)(tables, np.array([table.dim for table in tables]))
     columns: list[tuple[int, float, float, Floats, bool]] = []  # table, bytes, ms, vector, of a cache
     for number, of_table in enumerate(points):
         for at in _few(of_table):
@@ -124,25 +125,23 @@ def recshard(task: ShardingTask, model: Analytic, time_limit_s: float) -> Solved
     )
     if found.status != 0:
         return None
-    launches = float(model.compute_ms(np.zeros(vectors.shape[1])))
-    shards, tiers = [], {}
-    for number, table in enumerate(tables):
+    launches = float(priced.compute_ms(np.zeros(vectors.shape[1])))
+    shards, tiers = list[Shard](), dict[str, tuple[Tier, int | None]]()
+    for number, one in enumerate(tables):
         share = np.array([[found.x[n * devices + d] for d in range(devices)] for n in range(of_columns)])
         own = [n for n in range(of_columns) if columns[n][0] == number]
         device = int(share[own].sum(axis=0).argmax())
         weights = share[own, device] / share[own, device].sum()
-        at = _few(points[number])
-        shards.append(
-            Shard(table=table.name, column_offset=0, dim=table.dim, device=device, row_offset=0, rows=table.rows)
-        )
+        kept = _few(points[number])
+        shards.append(Shard(table=one.name, column_offset=0, dim=one.dim, device=device, row_offset=0, rows=one.rows))
         if weights[0] > 0.5:
             continue
         if weights[-1] > 0.5:
-            tiers[table.name] = ("host", None)
+            tiers[one.name] = ("host", None)
             continue
-        cached_rows = int(weights @ points[number].rows[at]) // WAYS * WAYS
-        tiers[table.name] = ("cached", cached_rows) if cached_rows else ("host", None)
-    prices = price_shards(model, task.with_tiers(tiers), shards)
+        cached_rows = int(weights @ points[number].rows[kept]) // WAYS * WAYS
+        tiers[one.name] = ("cached", cached_rows) if cached_rows else ("host", None)
+    prices = price_shards(priced, task.with_tiers(tiers), shards)
     assert prices is not None
     bound = float(found.mip_dual_bound) + launches
     return Solved(tuple(shards), tiers, float(prices.total_ms.max()), bound)
