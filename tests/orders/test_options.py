@@ -64,6 +64,7 @@ SAID = {
         "--domain 4 --network 50GB/s,0.06ms", ["50GB/s", "0.06ms"], {"domain": 4, "network": "50GB/s,0.06ms"}
     ),
     "collective_precision": Said("--collective-precision fp16", "fp16", {"collective_precision": "fp16:fp16"}),
+    "host_memory": Said("--host-memory 1TiB", 2**40, {"host_memory": "1TiB"}),
     "dense_optimizer": Said("--dense-optimizer sgd", "sgd", {"dense_optimizer": "sgd"}),
     "reserve": Said("--reserve 15%", "15%", of_all(reserve="15%")),
     "min_dim": Said("--min-dim 8", 8, of_all(min_dim=8)),
@@ -101,6 +102,7 @@ ILL = {
     "local_world_size": Said("--local-world-size 5", 5, {"local_world_size": 5}),
     "network": Said("--network 3", 3, {"network": "3"}),
     "collective_precision": Said("--collective-precision fp8", "fp8", {"collective_precision": "fp8"}),
+    "host_memory": Said("--host-memory much", "much", {"host_memory": "much"}),
     "dense_optimizer": Said("--dense-optimizer lion", "lion", {"dense_optimizer": "lion"}),
     "reserve": Said("--reserve 100%", "100%", of_all(reserve="100%")),
     "min_dim": Said("--min-dim 6", 6, of_all(min_dim=6)),

@@ -100,7 +100,7 @@ def test_what_the_search_sees_of_a_plan_is_what_it_costs(share):
     prices = price_shards(model, planned, found.plan.shards)
     assert prices is not None
     assert prices.total_ms.max() == pytest.approx(found.plan.cost)
-    assert found.plan.state.cost == pytest.approx(found.plan.cost, rel=0.01)
+    assert 0.98 * found.plan.cost <= found.plan.state.cost <= found.plan.cost * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.1), (1, 0.25), (2, 0.5)])

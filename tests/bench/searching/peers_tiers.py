@@ -57,9 +57,9 @@ class Solved(NamedTuple):
 def recshard(task: ShardingTask, model: Analytic, time_limit_s: float) -> Solved | None:
     """The cheapest plan of whole tables; None where there is none, or the solver did not get to the end."""
     tables, devices, hbm = task.placed, task.devices, float(min(task.placeable_bytes))
-    known = with_tiers(for_task(model, task))
+    priced = with_tiers(for_task(model, task))
     parts = list(map(Part.of, tables))
-    vectors, points = known.part_vectors(parts), PartPoints(task, known)(parts)
+    vectors, points = priced.part_vectors(parts), PartPoints(task, priced)(parts)
     columns: list[tuple[int, float, float, Floats, bool]] = []  # table, bytes, ms, vector, of a cache
     for number, of_table in enumerate(points):
         for at in _few(of_table):
@@ -126,23 +126,23 @@ def recshard(task: ShardingTask, model: Analytic, time_limit_s: float) -> Solved
     )
     if found.status != 0:
         return None
-    launches = float(known.compute_ms(np.zeros(vectors.shape[1])))
+    launches = float(priced.compute_ms(np.zeros(vectors.shape[1])))
     shards, tiers = list[Shard](), dict[str, tuple[Tier, int | None]]()
     for number, one in enumerate(tables):
         share = np.array([[found.x[n * devices + d] for d in range(devices)] for n in range(of_columns)])
         own = [n for n in range(of_columns) if columns[n][0] == number]
         device = int(share[own].sum(axis=0).argmax())
         weights = share[own, device] / share[own, device].sum()
-        places = _few(points[number])
+        kept = _few(points[number])
         shards.append(Shard(table=one.name, column_offset=0, dim=one.dim, device=device, row_offset=0, rows=one.rows))
         if weights[0] > 0.5:
             continue
         if weights[-1] > 0.5:
             tiers[one.name] = ("host", None)
             continue
-        cached_rows = int(weights @ points[number].rows[places]) // WAYS * WAYS
+        cached_rows = int(weights @ points[number].rows[kept]) // WAYS * WAYS
         tiers[one.name] = ("cached", cached_rows) if cached_rows else ("host", None)
-    prices = price_shards(model, task.with_tiers(tiers), shards)
+    prices = price_shards(priced, task.with_tiers(tiers), shards)
     assert prices is not None
     bound = float(found.mip_dual_bound) + launches
     return Solved(tuple(shards), tiers, float(prices.total_ms.max()), bound)

@@ -32,8 +32,8 @@ def row_wise_plans(problem: Problem) -> list[State]:
 
 
 def plans_with_copies(problem: Problem) -> list[State]:
-    """A greedy plan for each number of tables that are copied, beside those that the problem has spread; none where no table may
-    be."""
+    """A greedy plan for each number of tables that are copied, beside those that the problem has spread; and, where all others
+    may be split row-wise in one way, one in which they are. None where no table may be copied."""
     options, way = problem.options, problem.options.copied
     if way < 0:
         return []
@@ -45,7 +45,20 @@ def plans_with_copies(problem: Problem) -> list[State]:
         _counts(len(rows), problem.tuning.copies_one_by_one).tolist()
     )
     every = [options.groups[np.sort(order[:count])] for count in sorted(counts - {0})]
-    return _first_plans(problem, [(groups, np.full(len(groups), options.place_of(way))) for groups in every])
+    sets = [(groups, np.full(len(groups), options.place_of(way))) for groups in every]
+    return _first_plans(problem, [*sets, *(more for some in sets for more in _with_all_others_split(problem, *some))])
+
+
+def _with_all_others_split(problem: Problem, groups: Ints, places: Ints) -> list[tuple[Ints, Ints]]:
+    """These groups at these places, and all others split row-wise: over all devices and over domains, where they may be. Without
+    column shards outputs need not be put into order, which single tables do not show."""
+    options, others = problem.options, np.setdiff1d(np.flatnonzero(problem.whole), groups)
+    found = []
+    for way in (OVER_ALL, OVER_DOMAIN)[: 1 + options.over_domains] if np.isin(others, options.groups).all() else ():
+        if len(others) and options.allowed[options.positions(others), way].all():
+            at = _places(problem, others, np.full(len(others), way))
+            found.append((np.concatenate([groups, others]), np.concatenate([places, at])))
+    return found
 
 
 def _first_plans(problem: Problem, sets: list[tuple[Ints, Ints]]) -> list[State]:

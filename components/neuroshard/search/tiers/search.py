@@ -232,12 +232,8 @@ def _first_choices(problems: TierProblems, relaxed: State, sides: Sides | None) 
 def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
     """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far
     as they fit into this share of it, or else beyond it. Groups with a side are on it, if they fit."""
-    worth, prices = np.zeros((len(problems.options), len(relaxed.widths))), problems.prices_of(relaxed)
-    groups, devices = np.nonzero(relaxed.widths)
-    shards = relaxed.problem.first[groups] + relaxed.widths[groups, devices]
-    slope = np.stack([cast(Divided, relaxed.problem.model).slope_at(price) for price in prices])
-    for number, problem in enumerate(problems.options):
-        np.add.at(worth[number], groups, np.einsum("sk,sk->s", problem.vectors[shards], slope[devices]))
+    prices, model = problems.prices_of(relaxed), cast(Divided, relaxed.problem.model)
+    worth = _linear(problems, relaxed, np.stack([model.slope_at(price) for price in prices]))
     worth[DIVIDED, problems.large] = np.inf
     if len(problems.options) > 2:
         worth[2:, ~problems.large] = np.inf
@@ -312,13 +308,23 @@ def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
     state = plan.state
     slope = state.problem.model.compute_slope(state.sums)
     busy = (state.ready / state.ready.max()) ** 8
-    groups, devices = np.nonzero(state.widths)
-    shards = state.problem.first[groups] + state.widths[groups, devices]
-    change = np.zeros((len(problems.options), len(plan.choice)))
-    for number, problem in enumerate(problems.options):
-        more = problem.vectors[shards] - state.problem.vectors[shards]
-        np.add.at(change[number], groups, np.einsum("sk,sk->s", more, slope[devices]) * busy[devices])
+    worth = _linear(problems, state, slope * busy[:, None])
+    change: Floats = worth - worth[plan.choice, np.arange(len(plan.choice))]
     change[plan.choice, np.arange(len(plan.choice))] = np.inf
     change[DIVIDED, problems.wide] = np.inf
     change[2:, ~problems.large] = np.inf
     return change
+
+
+def _linear(problems: TierProblems, state: State, slope: Floats) -> Floats:
+    """What each table group of a plan takes by the slopes of its devices (D, K), in every option: (O, G)."""
+    groups, devices = np.nonzero(state.widths)
+    shards = state.problem.first[groups] + state.widths[groups, devices]
+    found = np.zeros((len(problems.options), len(state.widths)))
+    spread = list(zip(state.problem.spread, state.problem.places, strict=True))
+    for number, problem in enumerate(problems.options):
+        np.add.at(found[number], groups, np.einsum("sk,sk->s", problem.vectors[shards], slope[devices]))
+        for group, place in spread:
+            vectors = problem.options.load(np.array([group]), np.array([place])).vectors
+            found[number, group] = float((vectors * slope).sum())
+    return found
