@@ -10,14 +10,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from neuroshard import __version__
 from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, trains_on
@@ -32,6 +30,7 @@ from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.copies import check_copies, copies_note, may_be_copied, with_dense_optimizer
+from neuroshard.search.given import Given
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
@@ -41,7 +40,7 @@ from neuroshard.search.problem.spread import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.tiers.search import IN_ANY_TIER, check_host_memory, needs_tiers, search_tiers
+from neuroshard.search.tiers.plan import against_tiers, beyond_hbm, check_host_memory, needs_tiers
 from neuroshard.search.watch import Watch
 
 
@@ -67,31 +66,23 @@ def search(
     settings.check(from_a_plan=previous is not None)
     watch = watch or Watch(settings.time_budget_s)
     permitted, may = _permitted(task, cost_model, settings, previous)
+    given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
     if not needs_tiers(permitted):
         try:
-            return _in_hbm(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
+            return _in_hbm(given)
         except Infeasible:  # HBM has enough bytes, but no plan fits into it
-            if task.host_memory_bytes is None or _against_tiers(permitted, settings, previous):
+            if task.host_memory_bytes is None or against_tiers(given):
                 raise
-    return _beyond_hbm(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
+    return beyond_hbm(given)
 
 
-def _in_hbm(
-    task: ShardingTask,
-    permitted: ShardingTask,
-    may: MayHold,
-    cost_model: CostModel,
-    settings: SearchSettings,
-    watch: Watch,
-    previous: Plan | None,
-    trust: Trust,
-    notes: tuple[str, ...],
-) -> Plan:
+def _in_hbm(given: Given) -> Plan:
     """The plan of tables that HBM holds, but for those in a tier of their own."""
-    model = for_task(cost_model, permitted)
-    problem = feasible(permitted, model, settings.tuning, may=may)
+    task, settings, previous, watch = given.task, given.settings, given.previous, given.watch
+    model = for_task(given.cost_model, given.permitted)
+    problem = feasible(given.permitted, model, settings.tuning, may=given.may)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
-    said = [*notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
+    said = [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
 
     found, start, shards = _found(problem, settings, previous, watch, tries_row_wise=not task.may_split_rows)
     said += [*start.notes, *found.notes]
@@ -111,76 +102,15 @@ def _in_hbm(
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=found.improvements,
-        provenance=_provenance(cost_model, settings, trust, tuple(said)),
+        provenance=given.provenance(said),
     )
     if problem.copied:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
-    plan = say.with_notes(plan, *say.in_tiers(plan, cost_model))
-    plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, cost_model))
+    plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model))
+    plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, given.cost_model))
     if start.kept is None or previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, previous, start.kept))
-
-
-def _beyond_hbm(
-    task: ShardingTask,
-    permitted: ShardingTask,
-    may: MayHold,
-    cost_model: CostModel,
-    settings: SearchSettings,
-    watch: Watch,
-    previous: Plan | None,
-    trust: Trust,
-    notes: tuple[str, ...],
-) -> Plan:
-    """The plan of tables that HBM does not hold, some of them cached or in host memory."""
-    if own := [rule.table for rule in task.constraints.tables if rule.tier is not None]:
-        raise UsageError(
-            f"constraints name the tier of {counted(len(own), 'table')} ({first_few(own)}), and HBM does not hold what the "
-            f"tables then need: {format_bytes(permitted.need_bytes)} of {format_bytes(sum(permitted.placeable_bytes))}. A search "
-            "chooses the tiers of all tables or of none: name those of more tables, or of none"
-        )
-    if what := _against_tiers(permitted, settings, previous):
-        raise UsageError(
-            f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
-            f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
-        )
-    asked = Asked(settings, watch, None, tries_row_wise=not task.may_split_rows)
-    found = search_tiers(permitted, for_task(cost_model, permitted), asked, may)
-    splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
-    planned = permitted
-    if not task.may_split_rows and not splits_rows:
-        planned = planned.model_copy(update={"constraints": task.constraints})
-    planned = planned.with_tiers(found.plan.tiers)
-    model, shards = for_task(cost_model, planned), found.plan.shards
-    check_host_memory(planned, shards)
-    problem = Problem(planned, model, settings.tuning)
-    plan = make_plan(
-        problem,
-        placement_of(problem, shards, found.plan.state),
-        shards,
-        baselines={},
-        bound_ms=found.bound.ms,
-        bound_assumptions=(*found.bound.why, IN_ANY_TIER),
-        improvements=watch.improvements,
-        provenance=_provenance(cost_model, settings, trust, (*notes, *found.found.notes)),
-    )
-    more = (say.STOPPED,) if watch.stopped else ()
-    return say.with_notes(plan, *say.in_tiers(plan, cost_model), *say.caveats(plan, problem), *more)
-
-
-def _against_tiers(task: ShardingTask, settings: SearchSettings, previous: Plan | None) -> str | None:
-    """What was asked for that a search which chooses the tiers of tables does not do, in words."""
-    for what, so in (
-        (f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),
-        ("a search from a plan is", previous is not None),
-        ("a search that chooses what to copy is", settings.try_data_parallel),
-        (f"data-parallel tables ({first_few(sorted(task.constraints.data_parallel))}) are", bool(task.copied)),
-        ("a tier of its own is", any(rule.tier for rule in task.constraints.tables)),
-    ):
-        if so:
-            return what
-    return None
 
 
 def _permitted(
@@ -261,23 +191,6 @@ def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSett
         current = CurrentPlacement(problem, kept.plan, settings.move_budget_bytes)
         notes = (*notes, kept.note)
     return _Start(problem.with_less_memory(current.reserved_bytes), current, kept, notes)
-
-
-def _provenance(cost_model: CostModel, settings: SearchSettings, trust: Trust, notes: tuple[str, ...]) -> Provenance:
-    is_ours = settings.algorithm == LOCAL_SEARCH
-    return Provenance(
-        neuroshard_version=__version__,
-        algorithm=settings.algorithm,
-        seed=settings.seed,
-        rounds=settings.most_rounds if is_ours and settings.time_budget_s is None else None,
-        time_budget_s=settings.time_budget_s if is_ours else None,
-        cost_model=cost_model.name,
-        cost_model_backend=cost_model.backend,
-        cost_model_device=cost_model.device_name,
-        cost_model_error=trust.error,
-        instead=trust.instead,
-        notes=notes,
-    )
 
 
 def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:

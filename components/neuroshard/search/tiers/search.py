@@ -6,7 +6,7 @@ stay there, as far as they fit; the others are cached or in host memory. A searc
 change sides, those that an estimate ranks best, as long as that helps.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -15,10 +15,9 @@ import numpy as np
 
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Shard, host_memory
+from neuroshard.core.plan import Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS
-from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.costmodel.tiers import with_tiers
@@ -51,28 +50,6 @@ CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may 
 # Shares of all HBM that tables in it fill at first: the first that can be packed. Guesses
 ROOMS = (0.97, 0.9, 0.75, 0.5, 0.25, 0.0)
 SIDES_SHARDS = 6_000  # over the shards of the problem: the bound distinguishes so many tables, at least 1: a guess
-
-
-IN_ANY_TIER = (
-    "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
-)
-
-
-def needs_tiers(task: ShardingTask) -> bool:
-    """Whether the task has host memory for tables, and HBM does not hold them all."""
-    return task.host_memory_bytes is not None and task.need_bytes > sum(task.placeable_bytes)
-
-
-def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
-    """Raise Infeasible where a host has less memory than its tables need."""
-    used = host_memory(task, shards)
-    fullest, limit = max(used), task.host_memory_bytes or 0
-    if fullest > limit:
-        raise Infeasible(
-            f"tables beyond HBM need {format_bytes(fullest)} of the memory of host {used.index(fullest)}, which has "
-            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or "
-            "devices"
-        )
 
 
 @dataclass(frozen=True)

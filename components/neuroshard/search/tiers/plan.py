@@ -1,0 +1,91 @@
+"""The plan of a task whose tables HBM does not hold."""
+
+from collections.abc import Sequence
+
+from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.plan import Plan, Shard, host_memory
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted, first_few
+from neuroshard.core.units import format_bytes
+from neuroshard.costmodel.network import for_task
+from neuroshard.orders.options import LOCAL_SEARCH
+from neuroshard.search import notes as say
+from neuroshard.search.algorithms import Asked
+from neuroshard.search.given import Given
+from neuroshard.search.problem.layout import make_plan, placement_of
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.tiers.search import search_tiers
+
+IN_ANY_TIER = (
+    "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
+)
+
+
+def needs_tiers(task: ShardingTask) -> bool:
+    """Whether the task has host memory for tables, and HBM does not hold them all."""
+    return task.host_memory_bytes is not None and task.need_bytes > sum(task.placeable_bytes)
+
+
+def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
+    """Raise Infeasible where a host has less memory than its tables need."""
+    used = host_memory(task, shards)
+    fullest, limit = max(used), task.host_memory_bytes or 0
+    if fullest > limit:
+        raise Infeasible(
+            f"tables beyond HBM need {format_bytes(fullest)} of the memory of host {used.index(fullest)}, which has "
+            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or "
+            "devices"
+        )
+
+
+def beyond_hbm(given: Given) -> Plan:
+    """The plan of tables that HBM does not hold, some of them cached or in host memory."""
+    task, permitted, settings, watch = given.task, given.permitted, given.settings, given.watch
+    if own := [rule.table for rule in task.constraints.tables if rule.tier is not None]:
+        raise UsageError(
+            f"constraints name the tier of {counted(len(own), 'table')} ({first_few(own)}), and HBM does not hold what the "
+            f"tables then need: {format_bytes(permitted.need_bytes)} of {format_bytes(sum(permitted.placeable_bytes))}. A search "
+            "chooses the tiers of all tables or of none: name those of more tables, or of none"
+        )
+    if what := against_tiers(given):
+        raise UsageError(
+            f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
+            f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
+        )
+    asked = Asked(settings, watch, None, tries_row_wise=not task.may_split_rows)
+    found = search_tiers(permitted, for_task(given.cost_model, permitted), asked, given.may)
+    splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
+    planned = permitted
+    if not task.may_split_rows and not splits_rows:
+        planned = planned.model_copy(update={"constraints": task.constraints})
+    planned = planned.with_tiers(found.plan.tiers)
+    model, shards = for_task(given.cost_model, planned), found.plan.shards
+    check_host_memory(planned, shards)
+    problem = Problem(planned, model, settings.tuning)
+    plan = make_plan(
+        problem,
+        placement_of(problem, shards, found.plan.state),
+        shards,
+        baselines={},
+        bound_ms=found.bound.ms,
+        bound_assumptions=(*found.bound.why, IN_ANY_TIER),
+        improvements=watch.improvements,
+        provenance=given.provenance((*given.notes, *found.found.notes)),
+    )
+    more = (say.STOPPED,) if watch.stopped else ()
+    return say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
+
+
+def against_tiers(given: Given) -> str | None:
+    """What was asked for that a search which chooses the tiers of tables does not do, in words."""
+    task, settings = given.permitted, given.settings
+    for what, so in (
+        (f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),
+        ("a search from a plan is", given.previous is not None),
+        ("a search that chooses what to copy is", settings.try_data_parallel),
+        (f"data-parallel tables ({first_few(sorted(task.constraints.data_parallel))}) are", bool(task.copied)),
+        ("a tier of its own is", any(rule.tier for rule in task.constraints.tables)),
+    ):
+        if so:
+            return what
+    return None
