@@ -72,7 +72,7 @@ def test_a_part_of_a_table_takes_what_fbgemm_allocates(kind: EmbOptimType, preci
             optimizer_bytes_per_row=per_row,
             optimizer_bytes_per_element=per_element,
         )
-        assert Part(table, rows, dim, row_blocks=2).memory() == (operator.weights_dev.nbytes, state, 0)
+        assert Part(table, rows, dim, row_blocks=2).memory() == (operator.weights_dev.nbytes, state, 0, 0)
 
 
 def test_every_optimizer_has_bytes_and_may_be_named() -> None:

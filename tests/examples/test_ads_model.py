@@ -1,6 +1,7 @@
 """examples/ads_model.py: both planners plan its tables with the same lookups, and its dense layers go on under another plan."""
 
 import json
+import re
 import warnings
 from functools import cache
 from importlib import import_module
@@ -183,6 +184,6 @@ def test_dense_layers_go_on_under_another_plan(tmp_path: Path, reads: str, as_sa
         assert same == right, (logits, before[0], losses, before[1])
         if reads == "in the plan's order":
             (message,) = said
-            assert "was trained with the outputs of module 'sparse' in another order, 'shown_ad' where" in message
+            assert re.search(r"was trained with the outputs of module 'sparse' in another order, '\w+' where", message)
         elif reads == "in the model's order":
             assert said == []

@@ -210,6 +210,7 @@ def _pool(day: Day) -> tuple[Table, ...]:
                 update={
                     "name": f"{name}_{tables[i].name}",
                     "features": (),
+                    "access": None,  # of all rows
                     "rows": min(tables[i].rows, scale.most_rows),
                     "pooling_factor": min(max(tables[i].pooling_factor, 1.0), scale.most_pooling),
                 }
