@@ -19,8 +19,8 @@ from neuroshard.costmodel.protocol import CostModel, Floats
 from neuroshard.search.bound.branches import Branches
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.bound.settings import BOUND
+from neuroshard.search.problem.kinds import OVER_ALL
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_ALL
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search

@@ -22,9 +22,9 @@ from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import copies_ms, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.models.open import open_cost_model
+from neuroshard.search.problem.kinds import OVER_DOMAIN
 from neuroshard.search.problem.plans import Plans
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_DOMAIN
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings

@@ -15,9 +15,9 @@ from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.infeasible.packing import quick_plan
+from neuroshard.search.problem.kinds import OVER_DOMAIN
 from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_DOMAIN
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.proposers.spread import row_wise_plans

@@ -8,7 +8,7 @@ from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.orders.options import LOCAL_SEARCH
-from neuroshard.search.problem.spread import MayHold
+from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.settings import SearchSettings, Trust
 from neuroshard.search.watch import Watch
 

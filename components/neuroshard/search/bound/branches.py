@@ -15,8 +15,8 @@ from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.bound.cuts import Cuts
 from neuroshard.search.bound.settings import BoundSettings
+from neuroshard.search.problem.kinds import OVER_ALL
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_ALL
 
 
 @dataclass(frozen=True)

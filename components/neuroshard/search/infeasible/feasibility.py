@@ -14,8 +14,8 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import TRIED, GaveUp, pack, quick_plan
 from neuroshard.search.problem.column_shards import Placement, Widths
+from neuroshard.search.problem.kinds import OVER_ALL, MayHold
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_ALL, MayHold
 from neuroshard.search.tuning import TUNING, Tuning
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory, and on every device at most the bytes of a

@@ -26,8 +26,8 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.column_shards import Widths
+from neuroshard.search.problem.kinds import copies_of
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import copies_of
 
 ORDERED = 8  # shards of a table of which every order is tried: 2^8 subsets; of more, their order is kept
 

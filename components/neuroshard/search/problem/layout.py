@@ -8,8 +8,8 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
 from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.kinds import copies_of
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import copies_of
 from neuroshard.search.problem.state import State
 
 

@@ -16,8 +16,9 @@ from neuroshard.costmodel.network import sending_more, waiting_ms
 from neuroshard.costmodel.pricing import CopyPrices, LaunchMs
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.column_shards import ColumnShards, Placement
+from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.launches import NONE, LaunchCosts, distinct
-from neuroshard.search.problem.spread import MayHold, SpreadOptions, finite_vectors
+from neuroshard.search.problem.spread import SpreadOptions, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 

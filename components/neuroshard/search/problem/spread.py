@@ -1,110 +1,29 @@
 """Spread sharding options: a table has a piece on every device of a set, and is placed by choosing the set.
 
-An enumerator makes each kind. Row blocks are dealt out as by TorchRec's ROW_WISE, TABLE_ROW_WISE and GRID_SHARD; the last has
-what is left. Of a pooled table each block has sums for all samples, so it sends all columns, or more (`pricing.block_columns`);
-of a sequence what it looked up, which is taken to be the same on all. Over a domain, sums are added up inside it, and each device
-sends its share of them on (`pricing.HostColumns`). In a grid each domain has as many of the columns, and their rows are split
-over its devices. A copy looks its device's own samples up and sends nothing; its gradients are dense, and summed up over all
-devices.
+An enumerator makes each kind (`kinds.py`). Row blocks are dealt out as by TorchRec's ROW_WISE, TABLE_ROW_WISE and GRID_SHARD;
+the last has what is left. Of a pooled table each block has sums for all samples, so it sends all columns, or more
+(`pricing.block_columns`); of a sequence what it looked up, which is taken to be the same on all. Over a domain, sums are added
+up inside it, and each device sends its share of them on (`pricing.HostColumns`). In a grid each domain has as many of the
+columns, and their rows are split over its devices. A copy looks its device's own samples up and sends nothing; its gradients
+are dense, and summed up over all devices.
 """
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.operator_limits import widest_shard
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
-from neuroshard.core.sharding import DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, Sharding
-from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, columns_sent
-from neuroshard.costmodel.protocol import CostModel, Floats, Ints, trains_on
-
-MayHold = Mapping[Sharding, Collection[str]]  # names of the tables that may be held so
-OVER_ALL, OVER_DOMAIN = 0, 1  # the first kinds: row blocks on all devices and, where there are domains, on those of one
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A kind of spread options: `parts` of the columns of a table, the rows of each in `blocks`, on `devices` neighbouring
-    devices from one of `starts` on."""
-
-    sharding: Sharding
-    blocks: int
-    parts: int
-    devices: int
-    starts: tuple[int, ...]
-
-    def allows(self, table: Table, task: ShardingTask, model: CostModel, may: MayHold) -> bool:
-        """Whether a table may be held so. TorchRec has no table-row-wise sequences and cannot train every grid, the parts of a
-        grid are equally wide, and the operator holds no wider ones."""
-        permitted = table.name in may.get(self.sharding, ())
-        if not permitted or not self.sharding.splits_rows:
-            return permitted
-        constraints = task.constraints
-        least, most = constraints.allowed(constraints.rules().get(table.name), table.dim)
-        widest = widest_shard(table, trains_on(model)) or table.dim
-        width, rest = divmod(table.dim, self.parts)
-        wide_enough = self.parts == 1 or not (rest or width % DIM_STEP or width < max(least, table.narrowest_cut))
-        return (
-            constraints.may_use(self.sharding.name)
-            and (table.pooling != "none" or not self.sharding.over_domains)
-            and self.sharding.trains(table.optimizer_bytes_per_row, task.topology)
-            and wide_enough
-            and table.has_rows_for(self.blocks)
-            and (most is None or self.blocks * self.parts <= most)
-            and width <= widest
-        )
-
-    def width(self, table: Table) -> int:
-        """Columns of a piece."""
-        return max(table.dim // self.parts, DIM_STEP)
-
-    def part(self, table: Table, rows: int) -> Part:
-        """A piece of so many rows."""
-        return Part(table, rows, self.width(table), self.blocks, self.devices * self.sharding.copied)
-
-    def shards(self, table: Table, start: int) -> list[Shard]:
-        """The shards of a table on the devices from `start` on."""
-        if self.sharding.copied:
-            return copies_of([table], self.devices)
-        width, blocks = self.width(table), table.row_blocks(self.blocks)
-        return [
-            Shard(
-                table=table.name,
-                row_offset=first,
-                rows=rows,
-                column_offset=part * width,
-                dim=width,
-                device=start + part * self.blocks + number,
-            )
-            for part in range(self.parts)
-            for number, (first, rows) in enumerate(blocks)
-        ]
-
-
-def enumerated(task: ShardingTask, may: MayHold) -> tuple[Spread, ...]:
-    """The kinds of spread options of a task. Grids lie on neighbouring domains, and their number divides that of all."""
-    devices, topology, may_use = task.devices, task.topology, task.constraints.may_use
-    found = [Spread(ROW_WISE, devices, 1, devices, (0,))]
-    if topology is not None and topology.domains(devices) > 1 and (may_use("table-row-wise") or may_use("grid")):
-        domain, domains = topology.domain, topology.domains(devices)
-        found.append(Spread(TABLE_ROW_WISE, domain, 1, domain, tuple(range(0, devices, domain))))
-        found += [
-            Spread(GRID, domain, parts, domain * parts, tuple(range(0, devices, domain * parts)))
-            for parts in range(2, domains + 1)
-            if domains % parts == 0
-        ]
-    if may.get(DATA_PARALLEL):
-        found.append(Spread(DATA_PARALLEL, 1, 1, devices, (0,)))
-    return tuple(found)
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints
+from neuroshard.search.problem.kinds import MayHold, enumerated
 
 
 class Load(NamedTuple):
@@ -292,11 +211,6 @@ class SpreadOptions:
             rows = np.flatnonzero(places == place)
             found[rows, there] = np.where(which == 1, of_last[rows, there], of_piece[rows, there])
         return found
-
-
-def copies_of(tables: Sequence[Table], devices: int) -> list[Shard]:
-    """A shard of each of these tables on every device."""
-    return [Shard(table=t.name, rows=t.rows, dim=t.dim, device=device) for t in tables for device in range(devices)]
 
 
 def finite_vectors(model: CostModel, parts: Sequence[Part]) -> Floats:

@@ -19,8 +19,8 @@ from neuroshard.core.sharding import SHARDINGS
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.filling import whole_vectors
+from neuroshard.search.problem.kinds import OVER_ALL, OVER_DOMAIN
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.spread import OVER_ALL, OVER_DOMAIN
 from neuroshard.search.problem.state import State, column_ms
 from neuroshard.search.proposers.greedy import first_plans
 

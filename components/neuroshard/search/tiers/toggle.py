@@ -1,0 +1,83 @@
+"""Table groups change sides, one or two at a time: into HBM, beyond it, or to another share of cached rows."""
+
+import numpy as np
+
+from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.progress import progress
+from neuroshard.search.algorithms import Asked
+from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.problem.filling import complete
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
+
+TOGGLES = 120  # tables that change sides, one after another, where no time budget is given: a guess
+ROUNDS_A_TOGGLE = 2  # of local search after each: a guess
+TOGGLE_CANDIDATES = 12  # the best by the estimate, of which one is drawn: a guess
+TWO_AT_A_TIME = 0.35  # share of the times that two change sides: a guess
+TOGGLE_LUCK = 2.5  # mean rank of the one that is drawn: a guess
+
+
+def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.random.Generator) -> InTierPlan:
+    """The cheapest plan found by giving one or two table groups another option at a time."""
+    with progress("search tiers", total=TOGGLES, unit="tables") as bar:
+        for _ in range(TOGGLES):
+            if asked.watch.expired:
+                break
+            change = _change(problems, best)
+            candidates = np.argsort(change, axis=None, kind="stable")[:TOGGLE_CANDIDATES]
+            choice = best.choice.copy()
+            for _ in range(1 + (rng.random() < TWO_AT_A_TIME)):
+                number, group = np.unravel_index(
+                    candidates[min(int(rng.exponential(TOGGLE_LUCK)), len(candidates) - 1)], change.shape
+                )
+                choice[group] = number
+            choice = _with_room(problems, choice, best.choice, change)
+            there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
+            start = None if there is None else _start(there, best, choice)
+            if start is not None:
+                found = LocalSearch([start], rng, asked.watch.anew()).run(ROUNDS_A_TOGGLE)
+                best = min(best, problems.in_tiers(found, choice), key=lambda plan: plan.cost)
+            bar.advance(1, f"best {best.cost:.3f} ms")
+    return best
+
+
+def _with_room(problems: TierProblems, choice: Ints, before: Ints, change: Floats) -> Ints:
+    """The choice in which so many other table groups leave HBM that the rest has room, those first that cost least a byte."""
+    need, each, choice = problems.need_bytes, np.arange(len(choice)), choice.copy()
+    room = sum(problems.task.placeable_bytes) - float(need[choice, each].sum())
+    if room >= 0:
+        return choice
+    out = 1 + change[1:].argmin(axis=0)
+    freed = need[WHOLE] - need[out, each]
+    may = (choice == WHOLE) & (before == WHOLE) & (freed > 0) & np.isfinite(change[out, each])
+    for group in np.argsort(np.where(may, change[out, each] / np.maximum(freed, 1.0), np.inf), kind="stable").tolist():
+        if room >= 0 or not may[group]:
+            break
+        choice[group] = out[group]
+        room += freed[group]
+    return choice
+
+
+def _start(problem: Problem, plan: InTierPlan, choice: Ints) -> State | None:
+    """A plan of the problem with the shards of another plan; groups of another option find new places if they have no room."""
+    kept = complete(problem, plan.state.widths.copy())
+    if kept is not None:
+        return kept
+    widths = plan.state.widths.copy()
+    widths[choice != plan.choice] = 0
+    return complete(problem, widths)
+
+
+def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
+    """By a linear estimate, what each table group changes on the busy devices if it has another option: (O, G). Infinite where it
+    has it already, or may not."""
+    state = plan.state
+    slope = state.problem.model.compute_slope(state.sums)
+    busy = (state.ready / state.ready.max()) ** 8
+    worth = linear_ms(problems, state, slope * busy[:, None])
+    change: Floats = worth - worth[plan.choice, np.arange(len(plan.choice))]
+    change[plan.choice, np.arange(len(plan.choice))] = np.inf
+    change[DIVIDED, problems.wide] = np.inf
+    change[2:, ~problems.large] = np.inf
+    return change
