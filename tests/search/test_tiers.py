@@ -1,16 +1,22 @@
 """Tables that HBM does not hold: how a device divides its HBM, and the search and its bound against exact optima."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import linprog
 
 from bench.searching.peers_tiers import WithoutCollectives, least_ms, recshard
+from helpers.costs import random_model
 from neuroshard.core.constraints import Constraints
+from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import UsageError
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.tiers import with_tiers
@@ -145,3 +151,21 @@ def test_a_task_that_fits_into_hbm_is_planned_as_without_host_memory():
         without.predicted_ms,
         without.lower_bound_ms,
     )
+
+
+@pytest.mark.parametrize("rates", [0, len(THRESHOLDS)], ids=["convex", "bending"])
+def test_a_trained_model_of_gpus_prices_tiers_by_the_bus_of_their_datasheet(rates):
+    task = drawn(0, 12, 2, 0.3).model_copy(update={"batch_size": 65536})
+    nets = random_model(2, rates=rates)
+    bench = nets.manifest.bench.model_copy(
+        update={"backend": "cuda", "hardware": Hardware(kind="cuda", name="NVIDIA H100 80GB HBM3", memory_bytes=2**36)}
+    )
+    model = replace(nets, manifest=nets.manifest.model_copy(update={"bench": bench}))
+    plan = search(task, model, FEW)
+    prices = price_shards(model, plan.task, plan.shards)
+    assert plan.task.constraints.beyond_hbm
+    assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
+    assert plan.lower_bound_ms <= plan.cost_ms
+    assert any("not measured" in note for note in plan.provenance.notes)
+    with pytest.raises(UsageError, match="knows no memory beyond HBM"):
+        search(task, nets, FEW)  # of no GPU

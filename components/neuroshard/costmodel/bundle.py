@@ -23,7 +23,7 @@ from neuroshard.core.release import BUNDLE_FILES
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
-from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
+from neuroshard.costmodel.analytic import DATASHEETS, Analytic, analytic_for
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
 from neuroshard.costmodel.nets import Nets
@@ -31,6 +31,7 @@ from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, 
 from neuroshard.costmodel.protocol import Dips, Floats
 from neuroshard.costmodel.report import ModelReport
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
+from neuroshard.costmodel.tiers import BeyondHbm
 from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 from neuroshard.files.disk import read_bytes, writing
 
@@ -208,6 +209,20 @@ class TrainedCostModel:
         if net.waits:
             vectors[:, net.waiting] = self.input_ms * np.array([part.input_columns for part in parts])
         return vectors
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether it is of GPUs, which a bus joins to host memory. No training case has tables there: its rates are those of the
+        GPU's datasheet."""
+        return self.backend == "cuda" and self._datasheet.has_tiers
+
+    def beyond_hbm(self, parts: Sequence[Part]) -> BeyondHbm:
+        """As in tiers.KnowsTiers."""
+        return self._datasheet.beyond_hbm(parts)
+
+    @property
+    def _datasheet(self) -> Analytic:
+        return Analytic(analytic_for(self.manifest.bench.hardware)[0], self.batch_size)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         return self.nets.compute.ms(vector_sums)

@@ -17,7 +17,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.cache import CROWDED, miss_curve
-from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.protocol import CostModel, Dips, Floats
 
 CHORD = 6  # points of the chord of crowded caches
 MOST_CACHED = 0.98  # share of its rows up to which a table is cached: with more it may as well be in HBM
@@ -131,6 +131,16 @@ class MoreTerms:
     def compute_slope(self, vector_sums: Floats) -> Floats:
         inner, terms = vector_sums[..., : -self.terms], vector_sums[..., -self.terms :]
         return np.concatenate([self.inner.compute_slope(inner), self.terms_slope(terms)], axis=-1)
+
+    @property
+    def dips(self) -> Dips:
+        """As in protocol.Bending: those of `inner`, which the terms do not move."""
+        found: Dips = cast(Any, self.inner).dips
+        return Dips(np.concatenate([found.weight, np.zeros((self.terms, found.weight.shape[1]))]), found.bias)
+
+    def convex_below(self, low: Floats, high: Floats) -> CostModel:
+        """As in protocol.Bending."""
+        return self.changed(inner=cast(Any, self.inner).convex_below(low, high))
 
     def changed(self, **attributes: object) -> CostModel:
         """The same model with other values of some attributes."""
