@@ -11,7 +11,9 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
 
-TOGGLES = 120  # tables that change sides, one after another, where no time budget is given: a guess
+# How often tables change sides: as often as so many cells, table groups x devices, allow, and at most and at least so often. 120
+# for 60 tables on 8 devices took half of a search's time
+TOGGLE_CELLS, MOST_TOGGLES, LEAST_TOGGLES = 57_600, 120, 24
 ROUNDS_A_TOGGLE = 2  # of local search after each: a guess
 TOGGLE_CANDIDATES = 12  # the best by the estimate, of which one is drawn: a guess
 TWO_AT_A_TIME = 0.35  # share of the times that two change sides: a guess
@@ -20,8 +22,9 @@ TOGGLE_LUCK = 2.5  # mean rank of the one that is drawn: a guess
 
 def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.random.Generator) -> InTierPlan:
     """The cheapest plan found by giving one or two table groups another option at a time."""
-    with progress("search tiers", total=TOGGLES, unit="tables") as bar:
-        for _ in range(TOGGLES):
+    toggles = min(max(TOGGLE_CELLS // best.state.widths.size, LEAST_TOGGLES), MOST_TOGGLES)
+    with progress("search tiers", total=toggles, unit="tables") as bar:
+        for _ in range(toggles):
             if asked.watch.expired:
                 break
             change = _change(problems, best)
