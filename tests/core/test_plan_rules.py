@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from helpers.refusals import refused
+from neuroshard.core.access import stated_curve
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.part import Part
 from neuroshard.core.plan import PLAN_FORMAT, DeviceCost, Plan, Provenance, Shard, check_tiles
@@ -199,10 +200,17 @@ def test_a_plan_from_the_future_asks_for_an_upgrade():
         Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": newer}), "plan.json")
 
 
-def test_plans_that_say_nothing_of_tiers_are_of_the_format_that_older_programs_read():
+def test_plans_that_say_nothing_of_tiers_and_access_are_of_the_format_that_older_programs_read():
     plan = whole_plan()
     assert plan.format_version == 1
-    for task in (plan.task.model_copy(update={"host_memory_bytes": 2**40}), plan.task.with_tiers({"a": ("hbm", None)})):
+    read = plan.task.tables[0].model_copy(
+        update={"access": stated_curve("zipf:1.1", plan.task.tables[0].rows, 1.0, 64)}
+    )
+    for task in (
+        plan.task.model_copy(update={"host_memory_bytes": 2**40}),
+        plan.task.with_tiers({"a": ("hbm", None)}),
+        plan.task.model_copy(update={"tables": (read, *plan.task.tables[1:])}),
+    ):
         newer = Plan(task=task, shards=plan.shards, provenance=plan.provenance)
         assert newer.format_version == 2
         assert Plan.from_json(canonical_json(newer.model_dump(mode="json")), "plan.json") == newer

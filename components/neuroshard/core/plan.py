@@ -21,7 +21,7 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[2] = 2  # plans whose tasks say nothing of tiers are written as 1, which older programs read
+PLAN_FORMAT: Literal[2] = 2  # tasks without tiers and access curves are written as 1, which older programs read
 
 
 class Shard(Value):
@@ -129,7 +129,7 @@ class Plan(Value):
     @classmethod
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
-            version = PLAN_FORMAT if data["task"].says_tiers else 1
+            version = PLAN_FORMAT if data["task"].is_of_format_2 else 1
             return {"format_version": version, **data, "task_digest": data["task"].digest()}
         return data
 
@@ -148,9 +148,9 @@ class Plan(Value):
     def _valid(self) -> Self:
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
-        if self.task.says_tiers and self.format_version == 1:
+        if self.task.is_of_format_2 and self.format_version == 1:
             raise ValueError(
-                "the plan's task names tiers or host memory, which format_version 1 does not know; it is 2"
+                "the plan's task names tiers, host memory or access curves, which format_version 1 does not know; it is 2"
             )
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:

@@ -92,9 +92,10 @@ class ShardingTask(Value):
                 )
 
     @property
-    def says_tiers(self) -> bool:
-        """Whether it names host memory, or the tier of a table."""
-        return self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
+    def is_of_format_2(self) -> bool:
+        """Whether it names host memory, the tier of a table or an access curve, which readers of plans of format 1 would drop."""
+        named = self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
+        return named or any(table.access is not None for table in self.tables)
 
     @property
     def devices(self) -> int:
