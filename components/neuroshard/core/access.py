@@ -20,10 +20,8 @@ MOST_POINTS = 4096
 MOST_LOOKUPS_A_BATCH = 1e18
 MAX_EXPONENT = 10.0
 LOOSE = 1e-4  # how far sums may be off, as numbers are written with six digits
-FEWEST_EXACT, WIDTH = (
-    8,
-    3,
-)  # Zipf ranks below 8 are groups of their own, later groups are a third wide: 0.1 points of misses
+# Zipf ranks below 8 are groups of their own, later groups are a third wide: 0.1 points of misses
+FEWEST_EXACT, WIDTH = 8, 3
 
 Count = Annotated[Number, Field(ge=0, le=2.0**40)]
 

@@ -44,6 +44,11 @@ class Cache:
         return max(-(-int(rows * self.load_factor) // WAYS), 1) * WAYS
 
 
+def slot_bytes(*, lfu: bool = False, prefetch: bool = False) -> int:
+    """Bytes of HBM for a cached row, beside the row."""
+    return TAG_BYTES + (0 if lfu else TIME_BYTES) + (LOCK_BYTES if prefetch else 0)
+
+
 def load_factor(cached_rows: int, rows: int) -> float:
     """The share of a table's rows for which FBGEMM makes caches of at least so many, and of less than a set more for each block
     that the rows are split into (of up to 32). Column shards of a table on one device share one, as large as theirs together."""
@@ -72,7 +77,7 @@ def operator_bytes(parts: Sequence[tuple[Part, Tier]], cache: Cache | None = Non
     if cache is None:
         raise ValueError(f"table {cached[0].table.name!r} is cached, but nothing says how many of its rows are")
     rows = sum(part.rows for part in cached)
-    slot = max(part.dim * part.table.element_bytes for part in cached) + TAG_BYTES
-    slot += (0 if cache.lfu else TIME_BYTES) + (LOCK_BYTES if cache.prefetch else 0)
+    slot = max(part.dim * part.table.element_bytes for part in cached)
+    slot += slot_bytes(lfu=cache.lfu, prefetch=cache.prefetch)
     counts = (rows + 1) * COUNT_BYTES if cache.lfu else 0
     return TierBytes(hbm + cache.slots(rows) * slot + rows * MAP_BYTES + counts, host)

@@ -22,16 +22,13 @@ from numpy.typing import NDArray
 from neuroshard.core.access import StreamMisses
 from neuroshard.core.reuse import uniform_bins
 from neuroshard.core.table import Table
+from neuroshard.core.tiers import WAYS, slot_bytes
 from neuroshard.files.access import row_groups
 
 Floats = NDArray[np.float64]
 
-WAYS = 32  # slots of a set in FBGEMM's cache on NVIDIA GPUs
-SLOT_BYTES = 16  # of HBM beside a cached row: its tag and its time, 8 bytes each
-MAP_BYTES = 4  # of HBM for every row of a cached table: FBGEMM's map from rows to tables
-CROWDED = (
-    1.5  # a cache of fewer times a batch's distinct rows has conflicts; of 3 with prefetch, which locks two batches
-)
+# A cache of fewer times a batch's distinct rows has conflicts; of 3 with prefetch, which locks two batches
+CROWDED = 1.5
 
 _STEPS_AN_OCTAVE = 8  # of the LRU time; chords between are at most 0.1 % of the misses too high
 _FEWEST_BATCHES = 2.0**-6
@@ -246,7 +243,7 @@ class Caches:
         owner = np.concatenate([np.full(len(hull.cached_rows) - 1, n) for n, hull in enumerate(self.hulls)])
         rows = np.concatenate([np.diff(hull.cached_rows) for hull in self.hulls])
         saved = np.concatenate([-np.diff(hull.missed_rows) for hull in self.hulls])
-        cost, gain = rows * (self.row_bytes[owner] + SLOT_BYTES), saved * self.row_bytes[owner]
+        cost, gain = rows * (self.row_bytes[owner] + slot_bytes()), saved * self.row_bytes[owner]
         kept = np.flatnonzero(gain > 0)
         order = kept[np.argsort(-gain[kept] / cost[kept], kind="stable")]
         self._owner, self._rows = owner[order], rows[order]
@@ -279,5 +276,5 @@ class Caches:
             part = max(hbm_bytes - before, 0.0) / (float(self._cost[whole]) - before)
             cached[self._owner[whole]] += part * self._rows[whole]
         missed = np.array([float(hull.missed(rows)) for hull, rows in zip(self.hulls, cached, strict=True)])
-        used = float(cached @ (self.row_bytes + SLOT_BYTES))
+        used = float(cached @ (self.row_bytes + slot_bytes()))
         return Shared(cached, missed, used, float(missed @ self.row_bytes))

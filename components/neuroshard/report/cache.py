@@ -13,8 +13,9 @@ import numpy as np
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing, counted, wrapped
+from neuroshard.core.tiers import MAP_BYTES, Cache, slot_bytes
 from neuroshard.core.units import format_bytes
-from neuroshard.costmodel.cache import CROWDED, MAP_BYTES, SLOT_BYTES, WAYS, Caches, MissCurve, miss_curve
+from neuroshard.costmodel.cache import CROWDED, Caches, MissCurve, miss_curve
 
 LOAD_FACTORS = (0.01, 0.05, 0.1, 0.2, 0.5)
 MISSED_SHARES = (0.01, 0.05, 0.2)
@@ -77,7 +78,7 @@ def slots(rows: int, load_factor: float) -> int:
     """Rows that FBGEMM caches at a load factor: whole sets of 32, at least one; at most the table's rows count."""
     if load_factor == 0:
         return 0
-    return min(max(-(-int(rows * load_factor) // WAYS), 1) * WAYS, rows)
+    return min(Cache(load_factor).slots(rows), rows)
 
 
 def _of_table(table: Table, curve: MissCurve, batch_size: int, load_factors: Sequence[float]) -> dict[str, Any]:
@@ -198,7 +199,7 @@ def _model_lines(data: dict[str, Any]) -> list[str]:
         missed, hbm = format_bytes(need["missed_bytes"]), format_bytes(need["hbm_bytes"])
         lines.append(f"{need['missed_share']:8.0%}  {missed:>20}  {hbm:>10}  {share:14.1%}")
     apart = (
-        f"A cached row is counted with {SLOT_BYTES} bytes for its slot. The maps of rows and row-wise optimizer state take "
+        f"A cached row is counted with {slot_bytes()} bytes for its slot. The maps of rows and row-wise optimizer state take "
         f"{format_bytes(model['apart_bytes'])} more."
     )
     return [*lines, "", *wrapped(apart, width=80, indent=0)]

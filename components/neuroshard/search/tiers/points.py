@@ -12,7 +12,7 @@ import numpy as np
 
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import LOCK_BYTES, MAP_BYTES, TAG_BYTES, TIME_BYTES
+from neuroshard.core.tiers import MAP_BYTES, slot_bytes
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.tiers import Caches, KnowsTiers
 
@@ -64,7 +64,7 @@ class PartPoints:
         table, caches, whole = part.table, self.caches[part.table.name], self.task.memory(part)
         share = part.rows / table.rows
         least = part.rows * table.optimizer_bytes_per_row + whole.step
-        slot = part.dim * table.element_bytes + TAG_BYTES + TIME_BYTES + LOCK_BYTES * self.prefetch
+        slot = part.dim * table.element_bytes + slot_bytes(prefetch=self.prefetch)
         cached = share * caches.rows * slot + part.rows * MAP_BYTES
         ms = share * caches.missed * missed_ms + caches.spilt * host_ms + cached_ms + self.model.operator_ms
         return Points(
