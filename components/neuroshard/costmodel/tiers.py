@@ -119,9 +119,7 @@ class MoreTerms:
         return cast(Floats, cast(Any, self.inner).waiting_ms(vector_sums[..., : -self.terms]))
 
     def part_vectors(self, parts: Sequence[Part]) -> Floats:
-        vectors = self.inner.part_vectors(parts)
-        self.inner_terms = vectors.shape[-1]
-        return np.concatenate([vectors, self.of_parts(parts)], axis=-1)
+        return np.concatenate([self.inner.part_vectors(parts), self.of_parts(parts)], axis=-1)
 
     def compute_ms(self, vector_sums: Floats) -> Floats:
         inner, terms = vector_sums[..., : -self.terms], vector_sums[..., -self.terms :]

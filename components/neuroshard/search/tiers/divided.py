@@ -15,7 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from neuroshard.core.part import Part
-from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.costmodel.tiers import MoreTerms
 from neuroshard.search.tiers.points import PartPoints, Points
 
@@ -64,13 +64,18 @@ class Divided(MoreTerms):
         np.put_along_axis(slope, at, np.take_along_axis(ms, at, axis=-1) > 0, axis=-1)
         return slope
 
-    def slope_at(self, price: float) -> Floats:
-        """The gradient (K,) of what tiers take on a device where a byte is worth so much; nothing of what `inner` takes."""
-        slope = np.zeros(self.inner_terms + self.terms)
-        slope[self.inner_terms + int(np.abs(self.prices - price).argmin())] = 1.0
-        return slope
-
     def price_of(self, vector_sums: Floats) -> Floats:
         """What a byte of HBM is worth on each device, in ms: (D, K) -> (D,). 0 where there is enough."""
+        return np.asarray(self.prices[self._price_number(vector_sums)])
+
+    def worth_of_bytes(self, vector_sums: Floats) -> Floats:
+        """The slope of ms + price x bytes at that price; nothing of what `inner` takes: (D, K) -> (D, K)."""
+        slope = np.zeros_like(vector_sums)
+        at = self._price_number(vector_sums) - self.terms
+        np.put_along_axis(slope, at[..., None] + vector_sums.shape[-1], 1.0, axis=-1)
+        return slope
+
+    def _price_number(self, vector_sums: Floats) -> Ints:
+        """Which of the prices holds on each device; the first, 0, where there is enough HBM."""
         ms = vector_sums[..., -self.terms :] - self.prices * self.hbm
-        return np.asarray(np.where(ms.max(axis=-1) > 0, self.prices[ms.argmax(axis=-1)], 0.0))
+        return np.where(ms.max(axis=-1) > 0, ms.argmax(axis=-1), 0)

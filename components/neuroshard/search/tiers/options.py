@@ -96,10 +96,6 @@ class TierProblems:
         vectors = self.anywhere.vectors[self.anywhere.whole]
         return float(self.anywhere.model.compute_ms(vectors.sum(axis=0) / self.anywhere.devices))
 
-    def prices_of(self, state: State) -> Floats:
-        """What a byte of HBM is worth on each device of a plan: (D,)."""
-        return cast(Divided, state.problem.model).price_of(state.sums)
-
     def in_tiers(self, state: State, choice: Ints) -> InTierPlan:
         """A plan with its HBM divided, as it is then priced."""
         shards, groups = lay_out(state), zip(self.anywhere.tables, choice.tolist(), strict=True)

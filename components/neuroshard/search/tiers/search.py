@@ -100,8 +100,8 @@ def _first_choices(problems: TierProblems, relaxed: State, sides: Sides | None) 
 def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
     """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far
     as they fit into this share of it, or else beyond it. Groups with a side are on it, if they fit."""
-    prices, model = problems.prices_of(relaxed), cast(Divided, relaxed.problem.model)
-    worth = linear_ms(problems, relaxed, np.stack([model.slope_at(price) for price in prices]))
+    model = cast(Divided, relaxed.problem.model)
+    worth = linear_ms(problems, relaxed, model.worth_of_bytes(relaxed.sums))
     worth[DIVIDED, problems.large] = np.inf
     if len(problems.options) > 2:
         worth[2:, ~problems.large] = np.inf
