@@ -61,7 +61,7 @@ def knows_tiers(model: CostModel) -> TypeGuard[KnowsTiers]:
 
 
 @dataclass(frozen=True, eq=False)
-class Caches:
+class CacheSizes:
     """Caches of a whole table: `rows` kept (P,), from 0 on; rows `missed` a batch (P,); and the share of its lookups that
     conflicts leave in host memory (P,), `spilt`.
     """
@@ -71,7 +71,7 @@ class Caches:
     spilt: Floats
 
     @classmethod
-    def of(cls, table: Table, batch_size: int, *, prefetch: bool = False) -> "Caches":
+    def of(cls, table: Table, batch_size: int, *, prefetch: bool = False) -> "CacheSizes":
         """At a global batch size; with `prefetch` two batches are in the cache at a time."""
         curve, most = miss_curve(table, batch_size).hull(), MOST_CACHED * table.rows
         crowded = min(CROWDED * (1 + prefetch) * curve.distinct_rows, most)
@@ -81,9 +81,14 @@ class Caches:
         spilt = np.concatenate([1 - share, np.zeros(len(roomy))])
         return cls(np.concatenate([share * crowded, roomy]), np.concatenate(missed), spilt)
 
-    def at(self, rows: float) -> tuple[float, float]:
-        """Rows missed a batch by a cache of so many, and the share that is spilt."""
-        return float(np.interp(rows, self.rows, self.missed)), float(np.interp(rows, self.rows, self.spilt))
+    def at(self, rows: float) -> "CacheSizes":
+        """The one cache of so many rows."""
+        return CacheSizes(np.array([rows]), *(np.interp([rows], self.rows, of) for of in (self.missed, self.spilt)))
+
+    def ms(self, part: Part, operator_ms: float, cached_ms: float, missed_ms: float, host_ms: float) -> Floats:
+        """What a part of the table takes more than in HBM (P,): an operator of its own, and as `BeyondHbm` says of the part."""
+        share = part.rows / part.table.rows
+        return operator_ms + cached_ms + share * self.missed * missed_ms + self.spilt * host_ms
 
 
 class MoreTerms:
@@ -156,7 +161,7 @@ class InTiers(MoreTerms):
         self.tables = {table.name: table for table in task.tables if table.name in self.rules}
         prefetch = task.pipeline == "prefetch"
         self.caches = {
-            name: Caches.of(table, task.batch_size, prefetch=prefetch)
+            name: CacheSizes.of(table, task.batch_size, prefetch=prefetch)
             for name, table in self.tables.items()
             if self.rules[name].tier == "cached"
         }
@@ -174,9 +179,8 @@ class InTiers(MoreTerms):
             if cached_rows is None:
                 terms[number] = host_ms
                 continue
-            missed, spilt = self.caches[part.table.name].at(cached_rows)
-            missed *= part.rows / part.table.rows
-            terms[number] = self.inner.operator_ms + cached_ms + missed * missed_ms + spilt * host_ms
+            cache = self.caches[part.table.name].at(cached_rows)
+            terms[number] = cache.ms(part, self.inner.operator_ms, cached_ms, missed_ms, host_ms)
         return terms
 
     def terms_ms(self, terms: Floats) -> Floats:

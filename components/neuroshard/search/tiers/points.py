@@ -14,7 +14,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import MAP_BYTES, slot_bytes
 from neuroshard.costmodel.protocol import Floats
-from neuroshard.costmodel.tiers import Caches, KnowsTiers
+from neuroshard.costmodel.tiers import CacheSizes, KnowsTiers
 
 # Of a byte of HBM. Among so many the dual of a device was up to 3 % below its optimum, before prices near it were added
 PRICES = 40
@@ -45,7 +45,7 @@ class PartPoints:
         self.task, self.model, self.prefetch = task, model, task.pipeline == "prefetch"
         self.tables = {table.name: table for table in task.placed}
         self.caches = {
-            name: Caches.of(table, task.batch_size, prefetch=self.prefetch) for name, table in self.tables.items()
+            name: CacheSizes.of(table, task.batch_size, prefetch=self.prefetch) for name, table in self.tables.items()
         }
         self._known: dict[tuple[str, int, int], Points] = {}
 
@@ -66,7 +66,7 @@ class PartPoints:
         least = part.rows * table.optimizer_bytes_per_row + whole.step
         slot = part.dim * table.element_bytes + slot_bytes(prefetch=self.prefetch)
         cached = share * caches.rows * slot + part.rows * MAP_BYTES
-        ms = share * caches.missed * missed_ms + caches.spilt * host_ms + cached_ms + self.model.operator_ms
+        ms = caches.ms(part, self.model.operator_ms, cached_ms, missed_ms, host_ms)
         return Points(
             np.concatenate([[whole.total], cached + least, [least]]),
             np.concatenate([[0.0], ms, [host_ms]]),
