@@ -168,8 +168,11 @@ def table(name: str, question: str, columns: list[str], rows: Sequence[tuple[str
 
 
 def operator(folder: Path) -> Iterator[Figure]:
-    """Forward and backward of every row: tables in the GPU's memory, behind a cache there, and in host memory."""
+    """Forward and backward of every row: tables in the GPU's memory, behind a cache there, and in host memory. The rows without
+    HBM are those without a cache, once more: for FBGEMM both are the same."""
     for row in json.loads((folder / "fbgemm_h100_tbe.json").read_text()):
+        if "no_hbm" in row["label"]:
+            continue
         where, used = "in HBM" if "_gpu_" in row["label"] else "in host memory", "no"
         if row["caching"]:
             where = f"cached, {row['cache_footprint_ratio']} of the rows read"
