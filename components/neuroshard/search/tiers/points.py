@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import MAP_BYTES, slot_bytes
+from neuroshard.core.tiers import MAP_BYTES, WAYS, slot_bytes
 from neuroshard.costmodel.cache import convex_hull
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.tiers import CacheSizes, KnowsTiers
@@ -133,6 +133,7 @@ class PartPoints:
         least = part.rows * table.optimizer_bytes_per_row + whole.step
         cached = share * caches.rows * self.slot(part) + part.rows * MAP_BYTES
         ms = caches.ms(part, self.model.operator_ms, cached_ms, missed_ms, host_ms)
+        ms = np.where(caches.rows < WAYS, np.maximum(ms, host_ms), ms)  # in a set at least, or in host memory
         return Points(
             np.concatenate([[whole.total], cached + least, [least]]),
             np.concatenate([[0.0], ms, [host_ms]]),
