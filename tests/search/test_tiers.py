@@ -4,22 +4,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from bench.searching.peers_tiers import WithoutCollectives, least_ms, recshard
 from helpers.costs import random_model
+from neuroshard.core.access import AccessCurve, StreamMisses
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Shard
+from neuroshard.core.plan import Shard, device_memory
+from neuroshard.core.plan import parts_of as parts_of_shards
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.cache import miss_curve
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
-from neuroshard.costmodel.tiers import with_tiers
+from neuroshard.costmodel.tiers import CacheSizes, with_tiers
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -64,11 +67,113 @@ def whole_on_the_first(task: ShardingTask) -> list[Shard]:
 def test_hbm_is_divided_at_most_1_percent_above_the_linear_programme(seed, share):
     task = drawn(seed, 30, 1, share)
     points, each = parts_of(task)
-    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], {}, points)
+    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], {}, points, np.zeros(1))
     chosen = [part.at(tiers[table.name][1] or 0) for table, part in zip(task.placed, each, strict=True)]
     least = sum(float(part.nbytes[-1]) for part in each)
     assert sum(float(one.nbytes[0]) for one in chosen) <= task.placeable_bytes[0]
     assert sum(float(one.ms[0]) for one in chosen) <= 1.01 * least_ms(each, task.placeable_bytes[0] - least)
+
+
+def cliffs(name: str, rng: np.random.Generator) -> Table:
+    """A table that loops read, each over its own number of rows: an LRU cache that holds a little less of them holds none."""
+    rows, pooling = int(10 ** rng.uniform(5, 6.5)), float(rng.integers(2, 20))
+    distinct = min(0.6 * pooling * 4096, 0.3 * rows)
+    loops = np.unique((rows * rng.uniform(0.05, 0.9, size=3)).round())
+    left = 0.95 * distinct * (1 - np.cumsum(rng.dirichlet(np.ones(4))[: len(loops)]))
+    before = np.append(0.97 * distinct, left[:-1])
+    stream = StreamMisses(
+        order="time",
+        batches=1000,
+        distinct_rows=distinct,
+        first_touches=0.01 * distinct,
+        cached_rows=(0.0, *np.ravel(np.column_stack([loops - 1, loops])).tolist()),
+        missed_rows=(0.98 * distinct, *np.ravel(np.column_stack([before, left])).tolist()),
+    )
+    access = AccessCurve(batch_size=4096, group_rows=(rows,), lookups_per_row=(pooling * 4096 / rows,), stream=stream)
+    return Table(name=name, rows=rows, dim=int(rng.choice([16, 32, 64, 128])), pooling_factor=pooling, access=access)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_hbm_is_divided_among_tables_of_loops_as_well_as_an_integer_programme_does(seed, share):
+    """Their misses fall in cliffs, which no mixture of two caches smooths."""
+    rng = np.random.default_rng(seed)
+    tables = tuple(cliffs(f"t{number}", rng) for number in range(12))
+    roomy = ShardingTask(tables=tables, device_memory_bytes=(2**50,), batch_size=4096, host_memory_bytes=2**44)
+    task = roomy.model_copy(update={"device_memory_bytes": (int(share * roomy.need_bytes),)})
+    points, each = parts_of(task)
+    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], {}, points, np.zeros(1))
+    chosen = [part.at(tiers[table.name][1] or 0) for table, part in zip(task.placed, each, strict=True)]
+    room = task.placeable_bytes[0]
+    assert sum(float(one.nbytes[0]) for one in chosen) <= room
+    assert sum(float(one.ms[0]) for one in chosen) <= 1.002 * best_points_ms(each, room)
+
+
+def best_points_ms(parts: list[Points], hbm: float) -> float:
+    """The least ms of parts beyond HBM, each at one of its points."""
+    owner = np.repeat(np.arange(len(parts)), [len(part.ms) - 1 for part in parts])
+    once = np.zeros((len(parts), len(owner)))
+    once[owner, np.arange(len(owner))] = 1.0
+    nbytes = np.concatenate([part.nbytes[1:] for part in parts]) / hbm
+    found = milp(
+        np.concatenate([part.ms[1:] for part in parts]),
+        constraints=[LinearConstraint(nbytes[None], -np.inf, 1.0), LinearConstraint(once, 1.0, 1.0)],
+        integrality=np.ones(len(owner)),
+        bounds=Bounds(0, 1),
+        options={"mip_rel_gap": 1e-3},
+    )
+    assert found.status == 0
+    return float(found.fun)
+
+
+def test_a_plan_costs_what_its_caches_miss_and_not_what_a_mixture_of_two_caches_would():
+    table = cliffs("t", np.random.default_rng(0))
+    rows = int(table.access.stream.cached_rows[1]) // 32 * 32  # just before a cliff
+    curve, caches = miss_curve(table, 4096), CacheSizes.of(table, 4096)
+    assert float(curve.hull().missed(rows)) < 0.9 * float(curve.missed(rows))
+    assert float(caches.at(rows).missed[0]) == pytest.approx(float(curve.missed(rows)), rel=0.02)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cached_rows_of_a_table_on_two_devices_are_those_that_the_slowest_device_wants(seed, share):
+    """Against all of its points, each with the best division of the rest; its row blocks are of unequal size."""
+    task = drawn(seed, 13, 2, share)
+    task = task.model_copy(update={"constraints": Constraints(row_wise=True)})
+    points, _ = parts_of(task)
+    first, *others = task.placed
+    half = first.rows // 2 + 17
+    blocks = [(0, half, 0), (half, first.rows - half, 1)]
+    shards = [
+        Shard(table=first.name, column_offset=0, dim=first.dim, device=device, row_offset=offset, rows=rows)
+        for offset, rows, device in blocks
+    ]
+    shards += [
+        Shard(table=t.name, column_offset=0, dim=t.dim, device=n % 2, row_offset=0, rows=t.rows)
+        for n, t in enumerate(others)
+    ]
+    names, busy = [table.name for table in task.placed], np.array([0.3, 0.1])
+    tiers = divided(task, shards, names, {}, points, busy)
+    assert all(
+        memory.total <= hbm
+        for memory, hbm in zip(device_memory(task.with_tiers(tiers), shards), task.usable_bytes, strict=True)
+    )
+
+    def slowest_ms(of_first: int) -> float:
+        parts = parts_of_shards(task, shards)
+        on = [[part for shard, part in zip(shards, parts, strict=True) if shard.device == device] for device in (0, 1)]
+        total = []
+        for device, some in enumerate(on):
+            own, *rest = points(some)
+            at = own.at(of_first)
+            room = task.usable_bytes[device] - float(at.nbytes[0]) - sum(float(one.nbytes[-1]) for one in rest)
+            if room < 0:
+                return np.inf
+            total.append(busy[device] + float(at.ms[0]) + least_ms(rest, room))
+        return max(total)
+
+    rows = points([Part.of(first)])[0].rows[1::3].astype(int).tolist()
+    assert slowest_ms(tiers[first.name][1] or 0) <= 1.02 * min(map(slowest_ms, rows))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])

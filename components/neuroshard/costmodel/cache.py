@@ -215,6 +215,43 @@ def convex_hull(x: Floats, y: Floats) -> NDArray[np.intp]:
     return np.array(hull)
 
 
+class WaterFilling:
+    """A budget given out over N convex curves: each next bit of it goes where it saves most, which is the optimum.
+
+    The curves are (P,) sizes that rise and what is left at each, as on a lower convex hull. `least` is what their first sizes
+    take together; a curve is not filled further where that saves nothing.
+    """
+
+    def __init__(self, curves: Sequence[tuple[Floats, Floats]]) -> None:
+        self.first = np.array([float(size[0]) for size, _ in curves])
+        self.least = float(self.first.sum())
+        size, left = (np.concatenate([curve[axis] for curve in curves]) for axis in (0, 1))
+        owner = np.repeat(np.arange(len(curves)), [len(curve[0]) for curve in curves])
+        each = np.flatnonzero(owner[1:] == owner[:-1])  # a segment from each place but the last of a curve
+        taken, saved = size[each + 1] - size[each], left[each] - left[each + 1]
+        kept = np.flatnonzero(saved > 0)
+        order = kept[np.argsort(-saved[kept] / np.maximum(taken[kept], _NEVER), kind="stable")]
+        self.owner, self.taken = owner[each[order]], taken[order]
+        self.spent = np.cumsum(np.append(self.least, self.taken))  # up to each segment
+        self.left = np.cumsum(np.append(left[np.flatnonzero(np.diff(owner, prepend=-1))].sum(), -saved[order]))
+
+    def sizes(self, budget: float) -> tuple[Floats, int]:
+        """The best sizes (N,) for a budget of at least `least`, and how many segments are whole in them."""
+        whole = int(np.searchsorted(self.spent[1:], budget, side="right"))
+        sizes: Floats = self.first + np.bincount(self.owner[:whole], self.taken[:whole], len(self.first))
+        if whole < len(self.owner):
+            sizes[self.owner[whole]] += max(budget - float(self.spent[whole]), 0.0)
+        return sizes, whole
+
+    def left_at(self, budget: Floats | float) -> Floats:
+        """What is left in all at the best sizes, shape of `budget`."""
+        return np.asarray(np.interp(budget, self.spent, self.left))
+
+    def budget_for(self, left: float) -> float:
+        """The least budget that leaves no more than this; where none does, all that saves something."""
+        return float(np.interp(-left, -self.left, self.spent))
+
+
 @dataclass(frozen=True, eq=False)
 class Shared:
     """HBM given out over the caches of N tables: `cached_rows` (N,), `missed_rows` a batch (N,), and the bytes of both.
@@ -240,41 +277,16 @@ class Caches:
         self.row_bytes = np.array(row_bytes, dtype=np.float64)
         self.hulls = [curve.hull() for curve in curves]
         self.distinct_bytes = float(sum(h.distinct_rows * b for h, b in zip(self.hulls, self.row_bytes, strict=True)))
-        owner = np.concatenate([np.full(len(hull.cached_rows) - 1, n) for n, hull in enumerate(self.hulls)])
-        rows = np.concatenate([np.diff(hull.cached_rows) for hull in self.hulls])
-        saved = np.concatenate([-np.diff(hull.missed_rows) for hull in self.hulls])
-        cost, gain = rows * (self.row_bytes[owner] + slot_bytes()), saved * self.row_bytes[owner]
-        kept = np.flatnonzero(gain > 0)
-        order = kept[np.argsort(-gain[kept] / cost[kept], kind="stable")]
-        self._owner, self._rows = owner[order], rows[order]
-        self._cost, self._left = np.cumsum(cost[order]), self.distinct_bytes - np.cumsum(gain[order])
+        each = list(zip(self.hulls, (self.row_bytes + slot_bytes()).tolist(), self.row_bytes.tolist(), strict=True))
+        self._filling = WaterFilling([(h.cached_rows * slot, h.missed_rows * row) for h, slot, row in each])
 
     def with_hbm(self, hbm_bytes: float) -> Shared:
         """The best use of so many bytes of HBM, or of fewer where more would save nothing."""
-        return self._shared(int(np.searchsorted(self._cost, hbm_bytes, side="right")), hbm_bytes)
-
-    def for_misses(self, share: float) -> Shared:
-        """The fewest bytes of HBM with which at most this share of the distinct bytes of a batch is missed."""
-        target = share * self.distinct_bytes
-        if not len(self._left) or target >= self.distinct_bytes:
-            return self._shared(0, 0.0)
-        whole = int(np.searchsorted(-self._left, -target, side="left"))
-        left = [self.distinct_bytes, *self._left][whole]
-        before, after = (
-            (0.0 if whole == 0 else float(self._cost[whole - 1])),
-            float(self._cost[min(whole, len(self._cost) - 1)]),
-        )
-        gained = left - float(self._left[min(whole, len(self._left) - 1)])
-        return self._shared(whole, before + (after - before) * (left - target) / gained if gained > 0 else before)
-
-    def _shared(self, whole: int, hbm_bytes: float) -> Shared:
-        """The first segments whole, and of the next what is left of the bytes."""
-        cached = np.zeros(len(self.hulls))
-        np.add.at(cached, self._owner[:whole], self._rows[:whole])
-        if whole < len(self._owner):
-            before = 0.0 if whole == 0 else float(self._cost[whole - 1])
-            part = max(hbm_bytes - before, 0.0) / (float(self._cost[whole]) - before)
-            cached[self._owner[whole]] += part * self._rows[whole]
+        cached = self._filling.sizes(hbm_bytes)[0] / (self.row_bytes + slot_bytes())
         missed = np.array([float(hull.missed(rows)) for hull, rows in zip(self.hulls, cached, strict=True)])
         used = float(cached @ (self.row_bytes + slot_bytes()))
         return Shared(cached, missed, used, float(missed @ self.row_bytes))
+
+    def for_misses(self, share: float) -> Shared:
+        """The fewest bytes of HBM with which at most this share of the distinct bytes of a batch is missed."""
+        return self.with_hbm(self._filling.budget_for(share * self.distinct_bytes))

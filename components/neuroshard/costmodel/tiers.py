@@ -16,6 +16,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.tiers import WAYS
 from neuroshard.costmodel.cache import CROWDED, miss_curve
 from neuroshard.costmodel.protocol import CostModel, Dips, Floats
 
@@ -62,8 +63,9 @@ def knows_tiers(model: CostModel) -> TypeGuard[KnowsTiers]:
 
 @dataclass(frozen=True, eq=False)
 class CacheSizes:
-    """Caches of a whole table: `rows` kept (P,), from 0 on; rows `missed` a batch (P,); and the share of its lookups that
-    conflicts leave in host memory (P,), `spilt`.
+    """Caches of a whole table: `rows` kept (P,), from 0 on, in whole sets; rows `missed` a batch (P,); and the share of its
+    lookups that conflicts leave in host memory (P,), `spilt`. Misses fall as they are, not as their hull does: what a plan takes
+    is not what a mixture of two caches would.
     """
 
     rows: Floats
@@ -73,9 +75,11 @@ class CacheSizes:
     @classmethod
     def of(cls, table: Table, batch_size: int, *, prefetch: bool = False) -> "CacheSizes":
         """At a global batch size; with `prefetch` two batches are in the cache at a time."""
-        curve, most = miss_curve(table, batch_size).hull(), MOST_CACHED * table.rows
-        crowded = min(CROWDED * (1 + prefetch) * curve.distinct_rows, most)
-        roomy = np.append(curve.cached_rows[(curve.cached_rows > crowded) & (curve.cached_rows < most)], most)
+        curve, most = miss_curve(table, batch_size), MOST_CACHED * table.rows
+        most = most // WAYS * WAYS or most  # of a table of fewer rows than a set, these
+        crowded = min(np.ceil(CROWDED * (1 + prefetch) * curve.distinct_rows / WAYS) * WAYS, most)
+        in_sets = np.unique(curve.cached_rows // WAYS * WAYS)
+        roomy = np.append(in_sets[(in_sets > crowded) & (in_sets < most)], most)
         share = np.linspace(0.0, 1.0, CHORD)
         missed = [share * float(curve.missed(crowded)), curve.missed(roomy)]
         spilt = np.concatenate([1 - share, np.zeros(len(roomy))])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import lil_matrix
 
 from neuroshard.core.part import Part
@@ -18,11 +18,11 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS, Tier
 from neuroshard.costmodel.analytic import Analytic
-from neuroshard.costmodel.cache import convex_hull
+from neuroshard.costmodel.cache import convex_hull, miss_curve
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import Floats
-from neuroshard.costmodel.tiers import with_tiers
+from neuroshard.costmodel.tiers import BeyondHbm, with_tiers
 from neuroshard.search.tiers.division import Tiers
 from neuroshard.search.tiers.points import PartPoints, Points
 
@@ -42,6 +42,21 @@ class WithoutCollectives(Analytic):
 
     def _transfer_ms(self, device_dims: Floats, way: int) -> Floats:
         return np.zeros_like(np.asarray(device_dims, dtype=np.float64))
+
+
+class MissedBytes(Analytic):
+    """A model that counts bytes of rows that a batch reads from host memory, and calls them ms."""
+
+    operator_ms = 0.0
+
+    def for_task(self, task: ShardingTask, *, waiting: bool) -> Analytic:
+        return self
+
+    def beyond_hbm(self, parts: Sequence[Part]) -> BeyondHbm:
+        read = [miss_curve(part.table, self.batch_size).distinct_rows * part.rows / part.table.rows for part in parts]
+        row = np.array([float(part.dim * part.table.element_bytes) for part in parts])
+        nothing = np.zeros(len(parts))
+        return BeyondHbm(nothing, row, np.array(read) * row, nothing, nothing)
 
 
 class Solved(NamedTuple):
@@ -156,22 +171,34 @@ def _few(points: Points) -> list[int]:
     return [0, *hull[kept].tolist(), len(points.ms) - 1]
 
 
-def least_ms(parts: Sequence[Points], free: float) -> float:
+def least_ms(parts: Sequence[Points], free: float, *, whole: bool = False) -> float:
     """The least ms of parts beyond HBM that share `free` bytes more than all take in host memory.
 
-    By a linear programme over the hulls of their points.
+    By a linear programme over the hulls of their points, in which a part may be half cached and half in host memory, with half
+    of a map of its rows; with `whole` by an integer programme, in which it is one or the other: no division takes less.
     """
-    costs, nbytes, owner = [], [], []
+    costs, nbytes, owner, in_host = list[float](), list[float](), list[int](), list[bool]()
     for number, part in enumerate(parts):
         order = np.array([len(part.ms) - 1, *range(1, len(part.ms) - 1)])
         size, ms = part.nbytes[order] - part.nbytes[-1], part.ms[order]
-        hull = convex_hull(size, np.minimum.accumulate(ms))
+        hull = (
+            np.append(0, 1 + convex_hull(size[1:], ms[1:])) if whole else convex_hull(size, np.minimum.accumulate(ms))
+        )
         costs += ms[hull].tolist()
         nbytes += size[hull].tolist()
         owner += [number] * len(hull)
-    each = np.zeros((len(parts), len(owner)))
-    each[owner, np.arange(len(owner))] = 1.0
+        in_host += [True, *[False] * (len(hull) - 1)]
+    once = np.zeros((len(parts), len(owner)))
+    once[owner, np.arange(len(owner))] = 1.0
     unit = max(free, 1.0)
-    found = linprog(costs, A_ub=[np.array(nbytes) / unit], b_ub=[free / unit], A_eq=each, b_eq=np.ones(len(parts)))
+    found = milp(
+        costs,
+        constraints=[
+            LinearConstraint(np.array([nbytes]) / unit, -np.inf, free / unit),
+            LinearConstraint(once, 1.0, 1.0),
+        ],
+        integrality=np.array(in_host) & whole,
+        options={"mip_rel_gap": 1e-6},
+    )
     assert found.status == 0, found.message
     return float(found.fun)

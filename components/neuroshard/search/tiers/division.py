@@ -1,61 +1,118 @@
 """How the devices of a plan divide their HBM: the tier of each table beyond HBM, and how many of its rows are cached.
 
 A table has one tier and one share of cached rows, wherever its shards are: TorchRec has one compute kernel and one load factor a
-table. So those with shards on several devices are chosen first. Then every device gives what it has left to its other tables,
-first to those that save most a byte.
+table. So those in several shards are chosen first, by what the slowest devices then take. Then every device gives what it has
+left to its other tables, as is cheapest.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard, parts_of
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS, Tier
-from neuroshard.costmodel.cache import convex_hull
-from neuroshard.search.tiers.points import PartPoints, Points
+from neuroshard.costmodel.cache import WaterFilling
+from neuroshard.costmodel.protocol import Floats
+from neuroshard.search.tiers.points import Curve, PartPoints
+
+GAP = 1e-3  # relative, of a division's ms above its bound, at which it is good enough: a guess
+MOST_BRANCHES = 40  # of the division of a device: a guess
+MOST_SWEEPS = 3  # over the tables in several shards: a guess
+SOFT = 16  # the norm of the devices' ms that stands for the slowest, so that the others count a little: a guess
 
 Tiers = Mapping[str, tuple[Tier, int | None]]  # of tables, with the cached rows
 
 
 def divided(
-    task: ShardingTask, shards: Sequence[Shard], beyond: Collection[str], cached: Tiers, points: PartPoints
+    task: ShardingTask,
+    shards: Sequence[Shard],
+    beyond: Collection[str],
+    first: Mapping[str, int],
+    points: PartPoints,
+    busy_ms: Floats,
 ) -> dict[str, tuple[Tier, int | None]]:
-    """The tiers of the tables `beyond` HBM, of which those `cached` have theirs already, where these are the shards of all
-    tables.
+    """The tiers of the tables `beyond` HBM, where these are the shards of all tables.
 
-    `task` has none of these tables in a tier.
+    Of tables in several shards, `first` may say with how many cached rows to begin; without, they begin in host memory. `task`
+    has none of these tables in a tier. `busy_ms` (D,) is what each device takes with all of its tables in HBM.
     """
-    found, free = dict(cached), np.array(task.usable_bytes, dtype=np.float64)
-    parts: dict[str, list[tuple[int, Points]]] = {name: [] for name in beyond if name not in cached}
+    free, parts = np.array(task.usable_bytes, dtype=np.float64), dict[str, list[tuple[int, Part]]]()
     of_shards = parts_of(task, shards)
-    each = zip(shards, of_shards, task.with_tiers(cached).memories(of_shards), strict=True)
-    for shard, part, memory in each:
-        if shard.table in parts:
-            [of_part] = points([part])
-            parts[shard.table].append((shard.device, of_part))
-            free[shard.device] -= of_part.nbytes[-1]  # every table has at least a place in host memory
+    for shard, part, memory in zip(shards, of_shards, task.memories(of_shards), strict=True):
+        if shard.table in beyond:
+            parts.setdefault(shard.table, []).append((shard.device, part))
+            free[shard.device] -= points([part])[0].nbytes[-1]  # every table has at least a place in host memory
         else:
             free[shard.device] -= memory.total
-    alone: dict[int, list[str]] = {}
+    alone: list[list[Part]] = [[] for _ in range(task.devices)]
+    several = {}
     for name, some in parts.items():
         if len(some) == 1:
-            alone.setdefault(some[0][0], []).append(name)
-            continue
-        ms, need = np.zeros(len(some[0][1].ms)), np.zeros((len(some[0][1].ms), task.devices))
-        for device, of_part in some:
-            ms += of_part.ms
-            need[:, device] += of_part.nbytes - of_part.nbytes[-1]
-        ms[0] = np.inf
-        fits = np.all(need <= free / 2, axis=1)  # half is left for the others
-        at = int(np.where(fits, ms, np.inf).argmin())
-        free -= need[at]
-        found[name] = _tier(float(some[0][1].rows[at]), len(some))
-    for device, names in alone.items():
-        rows = _filled([parts[name][0][1] for name in names], float(free[device]))
-        found |= {name: _tier(of, 1) for name, of in zip(names, rows, strict=True)}
+            alone[some[0][0]].append(some[0][1])
+        else:
+            several[name] = _Several.of(some, first.get(name, 0), points, task.devices)
+    curves = [list(map(points.curve, some)) for some in alone]
+    found = {name: _tier(rows, len(parts[name])) for name, rows in _of_several(several, curves, free, busy_ms).items()}
+    for there, of_there, room in zip(alone, curves, free.tolist(), strict=True):
+        sizes = _filled(of_there, room).tolist() if there else []
+        for part, of_part, size in zip(there, points(there), sizes, strict=True):
+            found[part.table.name] = _tier(of_part.rows_of(size), 1)
     return found
+
+
+class _Several(NamedTuple):
+    """What the shards of a table take, by the rows that it caches (P,): bytes of HBM more than in host memory and ms of each
+    device, (P, D). The first is where it begins."""
+
+    rows: Floats
+    nbytes: Floats
+    ms: Floats
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[int, Part]], first: int, points: PartPoints, devices: int) -> "_Several":
+        each = points([part for _, part in parts])
+        rows = np.append(first, each[0].rows[1:])
+        nbytes, ms = np.zeros((len(rows), devices)), np.zeros((len(rows), devices))
+        for (device, part), one in zip(parts, each, strict=True):
+            begin = one.at(first)
+            nbytes[:, device] += np.append(begin.nbytes, one.nbytes[1:]) - one.nbytes[-1]
+            nbytes[1:-1, device] += WAYS * points.slot(part)  # FBGEMM makes a block's last set whole
+            ms[:, device] += np.append(begin.ms, one.ms[1:])
+        return cls(rows, nbytes, ms)
+
+
+def _of_several(
+    several: Mapping[str, _Several], curves: Sequence[Sequence[Curve]], free: Floats, busy_ms: Floats
+) -> dict[str, float]:
+    """Cached rows of tables in several shards, whose bytes are taken from those `free` (D,) beyond what all tables take in host
+    memory.
+
+    Their devices give the rest to the `curves` of their other tables, as the hulls of these have it. One table after another has
+    the rows that are best for the slowest devices, until none changes.
+    """
+    at = dict.fromkeys(several, 0)
+    fillings = {device: WaterFilling([curve.hulled for curve in some]) for device, some in enumerate(curves) if some}
+    free -= sum(of.nbytes[0] for of in several.values())
+    ms = busy_ms + sum(of.ms[0] for of in several.values())
+    for _ in range(MOST_SWEEPS):
+        before = dict(at)
+        for name, of in several.items():
+            now = at[name]
+            room, total = free + of.nbytes[now] - of.nbytes, ms - of.ms[now] + of.ms
+            for device, filling in fillings.items():
+                total[:, device] += filling.left_at(room[:, device])
+            slowest = np.linalg.norm(total / total.max(), ord=SOFT, axis=1)
+            slowest[1:][(room[1:] < 0).any(axis=1)] = np.inf
+            at[name] = best = int(slowest.argmin())
+            free += of.nbytes[now] - of.nbytes[best]
+            ms += of.ms[best] - of.ms[now]
+        if at == before:
+            break
+    return {name: float(of.rows[at[name]]) for name, of in several.items()}
 
 
 def _tier(rows: float, parts: int) -> tuple[Tier, int | None]:
@@ -64,32 +121,46 @@ def _tier(rows: float, parts: int) -> tuple[Tier, int | None]:
     return ("cached", whole) if whole else ("host", None)
 
 
-def _filled(parts: Sequence[Points], free: float) -> list[float]:
-    """Cached rows of each part of a device whose caches have so many bytes beyond what all take in host memory.
+def _filled(parts: Sequence[Curve], free: float) -> Floats:
+    """Bytes of HBM for each part of a device (N,), which has so many beyond what all take in host memory: at the least ms.
 
-    Bytes go to the parts segment by segment of the convex hulls of their points, first where they save most. In the last
-    segment, and between host memory and a first cache, the rest makes as large a cache as fits.
+    By branch and bound. The bound is that of the hulls; in it all parts but one are at places of their curves. Where that one is
+    between two places with nothing between them, or above the hull, it is either below or above, a branch each.
     """
-    segments, curves = [], []
-    for number, part in enumerate(parts):
-        points = np.array(
-            [len(part.ms) - 1, *range(1, len(part.ms) - 1)]
-        )  # host memory, then caches from small to large
-        nbytes, ms, rows = part.nbytes[points] - part.nbytes[-1], part.ms[points], part.rows[points]
-        curves.append((nbytes, ms, rows))
-        hull = convex_hull(nbytes, np.minimum.accumulate(ms))
-        for first, last in pairwise(hull):
-            saved = (ms[first] - ms[last]) / max(nbytes[last] - nbytes[first], 1.0)
-            if saved > 0:
-                segments.append((-saved, number, float(nbytes[last])))
-    found, used, full = np.zeros(len(parts)), np.zeros(len(parts)), np.zeros(len(parts), dtype=bool)
-    for _, number, after in sorted(segments):
-        if full[number]:
+    best, least = np.zeros(len(parts)), float(sum(part.ms[0] for part in parts))
+    branches, count = [(-np.inf, 0, tuple(parts))], 0
+    while branches and count < MOST_BRANCHES:
+        bound, _, curves = heappop(branches)
+        if bound >= least * (1 - GAP):
+            break
+        count += 1
+        filling = WaterFilling([curve.hulled for curve in curves])
+        if filling.least > free:
             continue
-        nbytes, ms, rows = curves[number]
-        room = free - used.sum() + used[number]
-        full[number] = after > room
-        size = min(after, room)
-        if np.interp(size, nbytes[1:], ms[1:]) < ms[0] and size > nbytes[1]:  # else host memory is as good
-            found[number], used[number] = np.interp(size, nbytes[1:], rows[1:]), size
-    return [float(rows) for rows in found]
+        bound, (sizes, whole) = float(filling.left_at(free)), filling.sizes(free)
+        if bound >= least * (1 - GAP):
+            continue
+        found = _of_caches(parts, filling, whole, free)
+        ms = sum(part.at(size) for part, size in zip(parts, found.tolist(), strict=True))
+        best, least = min((best, least), (found, ms), key=lambda one: one[1])
+        if whole < len(filling.owner):
+            torn = int(filling.owner[whole])
+            for number, branch in enumerate(curves[torn].branches(float(sizes[torn]))):
+                heappush(branches, (bound, 2 * count + number, (*curves[:torn], branch, *curves[torn + 1 :])))
+    return best
+
+
+def _of_caches(parts: Sequence[Curve], filling: WaterFilling, whole: int, free: float) -> Floats:
+    """Sizes (N,) that caches have: the first segments whole, and of the next ones what fits and saves something."""
+    sizes, full = filling.sizes(float(filling.spent[whole]))[0], set[int]()
+    room = free - float(filling.spent[whole])
+    for number, taken in zip(filling.owner[whole:].tolist(), filling.taken[whole:].tolist(), strict=True):
+        if room <= 0:
+            break
+        size, part = float(sizes[number]), parts[number]
+        if number not in full and part.at(size + min(taken, room)) < part.at(size):
+            sizes[number] += min(taken, room)
+            room -= min(taken, room)
+        if taken > room:
+            full.add(number)
+    return sizes

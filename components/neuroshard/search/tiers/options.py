@@ -100,12 +100,13 @@ class TierProblems:
         """A plan with its HBM divided, as it is then priced."""
         shards, groups = lay_out(state), zip(self.anywhere.tables, choice.tolist(), strict=True)
         held = {tables[0].name: number for tables, number in groups if number != WHOLE}
-        cached = {}
+        first = {}
         for name, number in held.items():
             if number != DIVIDED:
-                rule = self.options[number].task.constraints.beyond_hbm[name]
-                cached[name] = rule.tier, rule.cached_rows
-        tiers = divided(self.task, shards, held, cached, self.points)
+                first[name] = self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
+        model = cast(Divided, state.problem.model)
+        busy_ms = state.ready - model.terms_ms(state.sums[:, -model.terms :])
+        tiers = divided(self.task, shards, held, first, self.points, busy_ms)
         prices = price_shards(self.cost_model, self.task.with_tiers(tiers), shards)
         assert prices is not None
         return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()))

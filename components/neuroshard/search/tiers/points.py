@@ -6,19 +6,23 @@ in host memory       row-wise state                                       its lo
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import MAP_BYTES, slot_bytes
+from neuroshard.core.tiers import MAP_BYTES, WAYS, slot_bytes
+from neuroshard.costmodel.cache import convex_hull
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.tiers import CacheSizes, KnowsTiers
 
 # Of a byte of HBM. Among so many the dual of a device was up to 3 % below its optimum, before prices near it were added
 PRICES = 40
 NARROWED = 4.0  # prices are refined between those that devices have, and this factor beyond: a guess
+ROUNDING = 1e-9  # relative: so far apart are two ms that are the same
 CHEAPEST = 0.02  # share of all points that save less for their bytes than the cheapest price but 0; a guess
 
 
@@ -37,6 +41,55 @@ class Points(NamedTuple):
         cached = self.rows[1:-1]
         return Points(*(np.array([np.interp(rows, cached, of[1:-1])]) for of in self))
 
+    def rows_of(self, nbytes: float) -> float:
+        """Cached rows in so many bytes of HBM more than in host memory; none where that is as good."""
+        cached = self.nbytes[1:-1] - self.nbytes[-1]
+        if nbytes < cached[0] or np.interp(nbytes, cached, self.ms[1:-1]) >= self.ms[-1]:
+            return 0.0
+        return float(np.interp(nbytes, cached, self.rows[1:-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A part beyond HBM: bytes of HBM more than in host memory (P,), and ms (P,): of host memory, then of caches from small to
+    large. There is a cache of any size between two of them, and none between host memory and the first. `hull` are the places of
+    the lower convex hull."""
+
+    nbytes: Floats
+    ms: Floats
+    hull: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, nbytes: Floats, ms: Floats) -> "Curve":
+        return cls(nbytes, ms, convex_hull(nbytes, ms))
+
+    @property
+    def hulled(self) -> tuple[Floats, Floats]:
+        """Bytes and ms of the hull."""
+        return self.nbytes[self.hull], self.ms[self.hull]
+
+    def at(self, nbytes: float) -> float:
+        """The least ms in so many bytes, of a curve that begins in host memory."""
+        if nbytes < self.nbytes[1]:
+            return float(self.ms[0])
+        return min(float(np.interp(nbytes, self.nbytes[1:], self.ms[1:])), float(self.ms[0]))
+
+    def branches(self, nbytes: float) -> list["Curve"]:
+        """The parts of the curve below and above so many bytes, where the hull is below the curve; none where it is not."""
+        size, ms = self.hulled
+        edge = min(max(int(np.searchsorted(size, nbytes, side="right")) - 1, 0), len(size) - 2)
+        below, above = int(self.hull[edge]), int(self.hull[edge + 1])
+        if below == 0 and self.nbytes[0] == 0:
+            split = (0, 1) if nbytes > 0 else None
+        elif float(np.interp(nbytes, self.nbytes, self.ms)) > float(np.interp(nbytes, size, ms)) * (1 + ROUNDING):
+            near = int(np.clip(np.searchsorted(self.nbytes, nbytes), below + 1, above - 1))
+            split = near, near
+        else:
+            split = None
+        if split is None:
+            return []
+        return [Curve.of(self.nbytes[some], self.ms[some]) for some in (slice(split[0] + 1), slice(split[1], None))]
+
 
 class PartPoints:
     """The points of the parts of a task's tables, each computed once."""
@@ -48,6 +101,7 @@ class PartPoints:
             name: CacheSizes.of(table, task.batch_size, prefetch=self.prefetch) for name, table in self.tables.items()
         }
         self._known: dict[tuple[str, int, int], Points] = {}
+        self._curves: dict[tuple[str, int, int], Curve] = {}
 
     def __call__(self, parts: Sequence[Part]) -> list[Points]:
         """Of (N,) parts."""
@@ -60,13 +114,26 @@ class PartPoints:
                 self._known[key] = self._points(parts[number], cached_ms, missed_ms, host_ms)
         return [self._known[key] for key in keys]
 
+    def curve(self, part: Part) -> Curve:
+        """Of the points of a part beyond HBM."""
+        key = (part.table.name, part.rows, part.dim)
+        if key not in self._curves:
+            [of] = self([part])
+            order = np.array([len(of.ms) - 1, *range(1, len(of.ms) - 1)])
+            self._curves[key] = Curve.of(of.nbytes[order] - of.nbytes[-1], of.ms[order])
+        return self._curves[key]
+
+    def slot(self, part: Part) -> int:
+        """Bytes of HBM for a cached row of a part."""
+        return part.dim * part.table.element_bytes + slot_bytes(prefetch=self.prefetch)
+
     def _points(self, part: Part, cached_ms: float, missed_ms: float, host_ms: float) -> Points:
         table, caches, whole = part.table, self.caches[part.table.name], self.task.memory(part)
         share = part.rows / table.rows
         least = part.rows * table.optimizer_bytes_per_row + whole.step
-        slot = part.dim * table.element_bytes + slot_bytes(prefetch=self.prefetch)
-        cached = share * caches.rows * slot + part.rows * MAP_BYTES
+        cached = share * caches.rows * self.slot(part) + part.rows * MAP_BYTES
         ms = caches.ms(part, self.model.operator_ms, cached_ms, missed_ms, host_ms)
+        ms = np.where(caches.rows < WAYS, np.maximum(ms, host_ms), ms)  # in a set at least, or in host memory
         return Points(
             np.concatenate([[whole.total], cached + least, [least]]),
             np.concatenate([[0.0], ms, [host_ms]]),
