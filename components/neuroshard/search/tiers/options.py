@@ -43,12 +43,14 @@ class TierProblems:
     """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in
     HBM (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
 
+    Tables whose tier a rule names are there in all of them; table groups that have others are `chosen` (G,).
+
     A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards
     has all of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
     """
 
     def __init__(self, task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints, may: MayHold) -> None:
-        hbm, names = task.placeable_bytes, [table.name for table in task.placed]
+        hbm, names = task.placeable_bytes, [table.name for table in task.without_tier]
         if len(set(hbm)) > 1:
             raise UsageError(
                 "devices have different memory for tables: beyond HBM all must have as much; say one --memory for all"
@@ -57,7 +59,7 @@ class TierProblems:
         in_host = task.with_tiers(dict.fromkeys(names, ("host", None)))
 
         def dividing(**given: Any) -> CostModel:
-            return cast(CostModel, Divided(model, hbm[0], prices, points, **given))
+            return cast(CostModel, Divided(points.model, hbm[0], prices, points, **given))
 
         self.anywhere = feasible(in_host, dividing(), may=may)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
@@ -66,9 +68,12 @@ class TierProblems:
         self.large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
         self.wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
         self.large |= self.wide
+        self.chosen = np.array([any(t.name in points.tables for t in tables) for tables in self.anywhere.tables])
+        self.large &= self.chosen
         self.options = [whole, outside]
         if self.large.any():
-            some = [tables[0] for tables, is_large in zip(outside.tables, self.large, strict=True) if is_large]
+            large = (tables for tables, is_large in zip(outside.tables, self.large, strict=True) if is_large)
+            some = [table for tables in large for table in tables if table.name in points.tables]
             for share in LEVELS:
                 rows = {table.name: int(share * table.rows) // WAYS * WAYS for table in some}
                 held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
@@ -99,7 +104,8 @@ class TierProblems:
     def in_tiers(self, state: State, choice: Ints) -> InTierPlan:
         """A plan with its HBM divided, as it is then priced."""
         shards, groups = lay_out(state), zip(self.anywhere.tables, choice.tolist(), strict=True)
-        held = {tables[0].name: number for tables, number in groups if number != WHOLE}
+        beyond = ((table.name, number) for tables, number in groups for table in tables if number != WHOLE)
+        held = {name: number for name, number in beyond if name in self.points.tables}
         cached = {}
         for name, number in held.items():
             if number != DIVIDED:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Shard, host_memory
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked
+from neuroshard.search.copies import copies_note
 from neuroshard.search.given import Given
 from neuroshard.search.problem.layout import make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
@@ -22,8 +22,13 @@ IN_ANY_TIER = (
 
 
 def needs_tiers(task: ShardingTask) -> bool:
-    """Whether the task has host memory for tables, and HBM does not hold them all."""
-    return task.host_memory_bytes is not None and task.need_bytes > sum(task.placeable_bytes)
+    """Whether HBM does not hold all tables of the task, and some may go to host memory."""
+    return may_choose(task) and task.need_bytes > sum(task.placeable_bytes)
+
+
+def may_choose(task: ShardingTask) -> bool:
+    """Whether the task has host memory, and tables whose tier no rule names."""
+    return task.host_memory_bytes is not None and bool(task.without_tier)
 
 
 def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
@@ -41,19 +46,13 @@ def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
 def beyond_hbm(given: Given) -> Plan:
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
     task, permitted, settings, watch = given.task, given.permitted, given.settings, given.watch
-    if own := [rule.table for rule in task.constraints.tables if rule.tier is not None]:
-        raise UsageError(
-            f"constraints name the tier of {counted(len(own), 'table')} ({first_few(own)}), and HBM does not hold what the "
-            f"tables then need: {format_bytes(permitted.need_bytes)} of {format_bytes(sum(permitted.placeable_bytes))}. A search "
-            "chooses the tiers of all tables or of none: name those of more tables, or of none"
-        )
     if what := against_tiers(given):
         raise UsageError(
             f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
     asked = Asked(settings, watch, None, tries_row_wise=not task.may_split_rows)
-    found = search_tiers(permitted, for_task(given.cost_model, permitted), asked, given.may)
+    found = search_tiers(permitted, given.cost_model, asked, given.may)
     splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
     planned = permitted
     if not task.may_split_rows and not splits_rows:
@@ -72,19 +71,19 @@ def beyond_hbm(given: Given) -> Plan:
         improvements=watch.improvements,
         provenance=given.provenance((*given.notes, *found.found.notes)),
     )
+    if problem.copied:
+        plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     more = (say.STOPPED,) if watch.stopped else ()
     return say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
 
 
 def against_tiers(given: Given) -> str | None:
     """What was asked for that a search which chooses the tiers of tables does not do, in words."""
-    task, settings = given.permitted, given.settings
+    settings = given.settings
     for what, so in (
         (f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),
         ("a search from a plan is", given.previous is not None),
         ("a search that chooses what to copy is", settings.try_data_parallel),
-        (f"data-parallel tables ({first_few(sorted(task.constraints.data_parallel))}) are", bool(task.copied)),
-        ("a tier of its own is", any(rule.tier for rule in task.constraints.tables)),
     ):
         if so:
             return what

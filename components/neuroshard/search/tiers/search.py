@@ -15,6 +15,7 @@ import numpy as np
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.costmodel.tiers import with_tiers
 from neuroshard.search.algorithms import Asked, Found, find
@@ -47,14 +48,14 @@ class FoundTiers:
 def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHold) -> FoundTiers:
     """The best plan found, where the task's tables do not all fit into HBM. Raises Infeasible where HBM does not even hold what
     tables need there that are in host memory, and UsageError where the model knows no tiers."""
-    points = PartPoints(task, with_tiers(model))
+    points = PartPoints(task, with_tiers(for_task(model, task)))
     few = replace(
         asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0), watch=asked.watch.anew()
     )
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
         prices = points.prices()
-        problems = TierProblems(task, model, refined(prices, _mean_price(task, model, prices, points)), points, may)
+        problems = TierProblems(task, model, refined(prices, _mean_price(task, prices, points)), points, may)
         relaxed = find(problems.anywhere, replace(few, watch=few.watch.anew())).best
     first = lower_bound(problems.anywhere, relaxed)
     plan, found = _first_plan(problems, relaxed, _first_choices(problems, relaxed, None), few, asked)
@@ -68,9 +69,9 @@ def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHol
     return FoundTiers(min(plan, problems.in_tiers(last, plan.choice), key=lambda one: one.cost), found, bound)
 
 
-def _mean_price(task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints) -> Floats:
+def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Floats:
     """What a byte of HBM is worth, in ms, if every device has an equal share of every table: (1,)."""
-    relaxed = Divided(model, task.placeable_bytes[0], prices, points)
+    relaxed = Divided(points.model, task.placeable_bytes[0], prices, points)
     terms = relaxed.of_parts(list(map(Part.of, task.placed)))
     return relaxed.price_of(terms.sum(axis=0)[None] / task.devices)
 
@@ -105,15 +106,15 @@ def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: S
     worth[DIVIDED, problems.large] = np.inf
     if len(problems.options) > 2:
         worth[2:, ~problems.large] = np.inf
-    choice: Ints = 1 + worth[1:].argmin(axis=0)
+    choice: Ints = np.where(problems.chosen, 1 + worth[1:].argmin(axis=0), WHOLE)
     gain = worth[1:].min(axis=0) - worth[WHOLE]
     need = problems.need_bytes
     if sides is not None:
         gain[sides.inside], gain[sides.beyond] = np.inf, -np.inf
     room = share * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
     more = need[WHOLE] - need[choice, np.arange(len(choice))]
-    for group in np.argsort(-gain / more, kind="stable").tolist():
-        if gain[group] > 0 and more[group] <= room:
+    for group in np.argsort(-gain / np.maximum(more, 1.0), kind="stable").tolist():
+        if problems.chosen[group] and gain[group] > 0 and more[group] <= room:
             choice[group] = WHOLE
             room -= more[group]
     return choice

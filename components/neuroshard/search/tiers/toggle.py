@@ -28,7 +28,11 @@ def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.rand
             if asked.watch.expired:
                 break
             change = _change(problems, best)
-            candidates = np.argsort(change, axis=None, kind="stable")[:TOGGLE_CANDIDATES]
+            candidates = np.argsort(change, axis=None, kind="stable")[
+                : min(TOGGLE_CANDIDATES, np.isfinite(change).sum())
+            ]
+            if not len(candidates):
+                break
             choice = best.choice.copy()
             for _ in range(1 + (rng.random() < TWO_AT_A_TIME)):
                 number, group = np.unravel_index(
@@ -83,4 +87,5 @@ def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
     change[plan.choice, np.arange(len(plan.choice))] = np.inf
     change[DIVIDED, problems.wide] = np.inf
     change[2:, ~problems.large] = np.inf
+    change[:, ~problems.chosen] = np.inf
     return change
