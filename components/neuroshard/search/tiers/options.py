@@ -21,6 +21,7 @@ from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import Tiers, divided
 from neuroshard.search.tiers.points import PartPoints
 from neuroshard.search.tiers.sides import ThreeProblems
+from neuroshard.search.watch import Watch
 
 # The first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
 WHOLE, DIVIDED = 0, 1
@@ -115,6 +116,12 @@ class TierProblems:
         prices = price_shards(self.cost_model, self.task.with_tiers(tiers), shards)
         assert prices is not None
         return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()))
+
+    def found(self, state: State, choice: Ints, watch: Watch, within: Watch) -> InTierPlan:
+        """`in_tiers` of what a search `within` found, which the `watch` notes."""
+        plan = self.in_tiers(state, choice)
+        watch.note(plan.cost, within.steps)
+        return plan
 
     @cached_property
     def need_bytes(self) -> Floats:

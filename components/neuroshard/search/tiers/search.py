@@ -49,24 +49,24 @@ def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHol
     """The best plan found, where the task's tables do not all fit into HBM. Raises Infeasible where HBM does not even hold what
     tables need there that are in host memory, and UsageError where the model knows no tiers."""
     points = PartPoints(task, with_tiers(for_task(model, task)))
-    few = replace(
-        asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0), watch=asked.watch.anew()
-    )
+    few = replace(asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0))
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
         prices = points.prices()
         problems = TierProblems(task, model, refined(prices, _mean_price(task, prices, points)), points, may)
-        relaxed = find(problems.anywhere, replace(few, watch=few.watch.anew())).best
+        relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
     first = lower_bound(problems.anywhere, relaxed)
-    plan, found = _first_plan(problems, relaxed, _first_choices(problems, relaxed, None), few, asked)
+    plan, found = _first_plan(problems, _first_choices(problems, relaxed, None), few)
     most = max(SIDES_SHARDS // len(problems.anywhere.group), 1)
     bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
-    if sides.inside.any() or sides.beyond.any():
-        other, other_found = _first_plan(problems, relaxed, _first_choices(problems, relaxed, sides), few, asked)
+    if (sides.inside.any() or sides.beyond.any()) and not asked.watch.expired:
+        other, other_found = _first_plan(problems, _first_choices(problems, relaxed, sides), few)
         plan, found = min((plan, found), (other, other_found), key=lambda one: one[0].cost)
     plan = toggled(problems, plan, asked, rng)
-    last = LocalSearch([plan.state], rng, asked.watch.anew()).run(asked.settings.most_rounds)
-    return FoundTiers(min(plan, problems.in_tiers(last, plan.choice), key=lambda one: one.cost), found, bound)
+    quiet = asked.watch.quiet()
+    last = LocalSearch([plan.state], rng, quiet).run(asked.settings.most_rounds)
+    plan = min(plan, problems.found(last, plan.choice, asked.watch, quiet), key=lambda one: one.cost)
+    return FoundTiers(plan, found, bound)
 
 
 def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Floats:
@@ -76,18 +76,16 @@ def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Float
     return relaxed.price_of(terms.sum(axis=0)[None] / task.devices)
 
 
-def _first_plan(
-    problems: TierProblems, relaxed: State, choices: Iterable[Ints], few: Asked, asked: Asked
-) -> tuple[InTierPlan, Found]:
+def _first_plan(problems: TierProblems, choices: Iterable[Ints], few: Asked) -> tuple[InTierPlan, Found]:
     """A plan of the first of these choices for which there is one. Raises Infeasible where there is none."""
-    why = None
+    why, quiet = None, few.watch.quiet()
     for choice in choices:
         try:
-            found = find(problems.of(choice), replace(few, watch=asked.watch.anew()))
+            found = find(problems.of(choice), replace(few, watch=quiet))
         except Infeasible as error:
             why = why or error
             continue
-        return problems.in_tiers(found.best, choice), found
+        return problems.found(found.best, choice, few.watch, quiet), found
     assert why is not None
     raise why
 

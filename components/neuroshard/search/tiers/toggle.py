@@ -43,8 +43,9 @@ def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.rand
             there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
             start = None if there is None else _start(there, best, choice)
             if start is not None:
-                found = LocalSearch([start], rng, asked.watch.anew()).run(ROUNDS_A_TOGGLE)
-                best = min(best, problems.in_tiers(found, choice), key=lambda plan: plan.cost)
+                quiet = asked.watch.quiet()
+                last = LocalSearch([start], rng, quiet).run(ROUNDS_A_TOGGLE)
+                best = min(best, problems.found(last, choice, asked.watch, quiet), key=lambda plan: plan.cost)
             bar.advance(1, f"best {best.cost:.3f} ms")
     return best
 
