@@ -12,9 +12,12 @@ from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.copies import copies_note
 from neuroshard.search.given import Given
+from neuroshard.search.infeasible.feasibility import any_plan, feasible
+from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.layout import make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.tiers.search import search_tiers
+from neuroshard.search.tiers.options import StartFrom
+from neuroshard.search.tiers.search import FoundTiers, search_tiers
 
 IN_ANY_TIER = (
     "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
@@ -51,8 +54,7 @@ def beyond_hbm(given: Given) -> Plan:
             f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
-    asked = Asked(settings, watch, None, tries_row_wise=not task.may_split_rows)
-    found = search_tiers(permitted, given.cost_model, asked, given.may)
+    found, before = _found(given)
     splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
     planned = permitted
     if not task.may_split_rows and not splits_rows:
@@ -60,7 +62,8 @@ def beyond_hbm(given: Given) -> Plan:
     planned = planned.with_tiers(found.plan.tiers)
     model, shards = for_task(given.cost_model, planned), found.plan.shards
     check_host_memory(planned, shards)
-    problem = Problem(planned, model, settings.tuning)
+    kept = None if before is None else before.kept
+    problem = Problem(planned, model, settings.tuning, cut_before=() if kept is None else kept.cut)
     plan = make_plan(
         problem,
         placement_of(problem, shards, found.plan.state),
@@ -69,12 +72,40 @@ def beyond_hbm(given: Given) -> Plan:
         bound_ms=found.bound.ms,
         bound_assumptions=(*found.bound.why, IN_ANY_TIER),
         improvements=watch.improvements,
-        provenance=given.provenance((*given.notes, *found.found.notes)),
+        provenance=given.provenance((*given.notes, *found.notes, *found.found.notes)),
     )
     if problem.copied:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     more = (say.STOPPED,) if watch.stopped else ()
-    return say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
+    plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
+    if before is None or kept is None:
+        return plan
+    return say.with_notes(plan, *say.state_changed(plan, before.plan, kept))
+
+
+def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
+    """What the search finds, and from where. Where shards whose cuts are kept lie so that TorchRec would mix them up, it searches
+    again with these where they were."""
+    task, settings, previous = given.permitted, given.settings, given.previous
+    asked = Asked(settings, given.watch, None, tries_row_wise=not given.task.may_split_rows)
+    if previous is None:
+        return search_tiers(task, given.cost_model, asked, given.may), None
+    stay = frozenset[str]()
+    while True:
+        kept = KeptCuts(task, previous, given.cost_model, stay) if settings.keep_optimizer_state else None
+        before = StartFrom(previous, settings.move_budget_bytes, kept)
+        try:
+            found = search_tiers(task, given.cost_model, asked, given.may, before)
+        except Infeasible:
+            in_host = task.with_tiers({table.name: ("host", None) for table in task.without_tier})
+            if kept is None or settings.move_budget_bytes is not None:
+                raise
+            any_plan(feasible(in_host, for_task(given.cost_model, in_host)))  # raises where there is none without cuts
+            raise Infeasible(kept.no_plan) from None
+        mixed_up = frozenset[str]() if kept is None else kept.mixed_up(found.plan.shards) - stay
+        if not mixed_up:
+            return found, before
+        stay |= mixed_up
 
 
 def against_tiers(given: Given) -> str | None:
@@ -82,7 +113,6 @@ def against_tiers(given: Given) -> str | None:
     settings = given.settings
     for what, so in (
         (f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),
-        ("a search from a plan is", given.previous is not None),
         ("a search that chooses what to copy is", settings.try_data_parallel),
     ):
         if so:

@@ -24,9 +24,10 @@ from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
-from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
+from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, StartFrom, TierProblems, linear_ms
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
+from neuroshard.search.tiers.start import start_plan
 from neuroshard.search.tiers.toggle import toggled
 
 # Of the relaxation, and of first plans. 12 gave plans within 0.1 % on three tasks of 60 tables, and took half as long again
@@ -38,35 +39,58 @@ SIDES_SHARDS = 6_000  # over the shards of the problem: the bound distinguishes 
 
 @dataclass(frozen=True)
 class FoundTiers:
-    """The best plan found, how the search got there, and the bound."""
+    """The best plan found, how the search got there, the bound, and notes on the plan that it started from."""
 
     plan: InTierPlan
     found: Found
     bound: Bound
+    notes: tuple[str, ...] = ()
 
 
-def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHold) -> FoundTiers:
-    """The best plan found, where the task's tables do not all fit into HBM. Raises Infeasible where HBM does not even hold what
-    tables need there that are in host memory, and UsageError where the model knows no tiers."""
-    points = PartPoints(task, with_tiers(for_task(model, task)))
+def search_tiers(
+    task: ShardingTask, model: CostModel, asked: Asked, may: MayHold, before: StartFrom | None = None
+) -> FoundTiers:
+    """The best plan found, where the task's tables do not all fit into HBM, from the plan `before` if there is one. Raises
+    Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move, and
+    UsageError where the model knows no tiers."""
+    searched = task if before is None or before.kept is None else before.kept.task
+    points = PartPoints(searched, with_tiers(for_task(model, searched)))
     few = replace(asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0))
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
         prices = points.prices()
-        problems = TierProblems(task, model, refined(prices, _mean_price(task, prices, points)), points, may)
+        prices = refined(prices, _mean_price(searched, prices, points))
+        problems = TierProblems(task, model, prices, points, may, before)
+        asked, few = (replace(one, current=problems.current) for one in (asked, few))
         relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
     first = lower_bound(problems.anywhere, relaxed)
-    plan, found = _first_plan(problems, _first_choices(problems, relaxed, None), few)
+    start = None if before is None else start_plan(problems, before, _worth(problems, relaxed), asked.watch)
+    plan, found = _first_plan(problems, _first_choices(problems, relaxed, None, start), few)
     most = max(SIDES_SHARDS // len(problems.anywhere.group), 1)
     bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
     if (sides.inside.any() or sides.beyond.any()) and not asked.watch.expired:
-        other, other_found = _first_plan(problems, _first_choices(problems, relaxed, sides), few)
+        other, other_found = _first_plan(problems, _first_choices(problems, relaxed, sides, start), few)
         plan, found = min((plan, found), (other, other_found), key=lambda one: one[0].cost)
     plan = toggled(problems, plan, asked, rng)
+    if start is not None:  # where little may move, other tiers where tables are now may be all that helps
+        plan = min(plan, toggled(problems, start, asked, rng), key=lambda one: one.cost)
     quiet = asked.watch.quiet()
-    last = LocalSearch([plan.state], rng, quiet).run(asked.settings.most_rounds)
+    last = LocalSearch([plan.state], rng, quiet, problems.current).run(asked.settings.most_rounds)
     plan = min(plan, problems.found(last, plan.choice, asked.watch, quiet), key=lambda one: one.cost)
-    return FoundTiers(plan, found, bound)
+    if start is not None and plan.cost > start.cost * (1 - start.state.problem.tuning.worth_moving):
+        plan = start  # nothing moves for next to no gain
+    if before is not None and before.kept is not None and before.kept.cut:
+        bound = _bound(task, model, prices, may, plan, few)
+    return FoundTiers(plan, found, bound, problems.notes)
+
+
+def _bound(task: ShardingTask, model: CostModel, prices: Floats, may: MayHold, plan: InTierPlan, few: Asked) -> Bound:
+    """A bound on all plans, where a search had only those that keep column cuts."""
+    points = PartPoints(task, with_tiers(for_task(model, task)))
+    problem = TierProblems(task, model, prices, points, may).anywhere
+    relaxed = find(problem, replace(few, watch=few.watch.quiet(), current=None)).best
+    bound = lower_bound(problem, relaxed)
+    return bound if bound.ms is None else replace(bound, ms=min(bound.ms, plan.cost))
 
 
 def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Floats:
@@ -90,29 +114,41 @@ def _first_plan(problems: TierProblems, choices: Iterable[Ints], few: Asked) -> 
     raise why
 
 
-def _first_choices(problems: TierProblems, relaxed: State, sides: Sides | None) -> Iterator[Ints]:
-    """`_first_choice` with less and less HBM filled, until what is there can be packed."""
+def _first_choices(
+    problems: TierProblems, relaxed: State, sides: Sides | None, start: InTierPlan | None
+) -> Iterator[Ints]:
+    """`_first_choice` with less and less HBM filled, until what is there can be packed; then the choice of the plan to start
+    from, for others may ask to move too much."""
     for room in ROOMS:
         yield _first_choice(problems, relaxed, room, sides)
+    if start is not None:
+        yield start.choice
 
 
 def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
     """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far
     as they fit into this share of it, or else beyond it. Groups with a side are on it, if they fit."""
-    model = cast(Divided, relaxed.problem.model)
-    worth = linear_ms(problems, relaxed, model.worth_of_bytes(relaxed.sums))
-    worth[DIVIDED, problems.large] = np.inf
-    if len(problems.options) > 2:
-        worth[2:, ~problems.large] = np.inf
+    worth = _worth(problems, relaxed)
     choice: Ints = np.where(problems.chosen, 1 + worth[1:].argmin(axis=0), WHOLE)
     gain = worth[1:].min(axis=0) - worth[WHOLE]
     need = problems.need_bytes
     if sides is not None:
         gain[sides.inside], gain[sides.beyond] = np.inf, -np.inf
     room = share * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
+    need = problems.of_owner(need)
     more = need[WHOLE] - need[choice, np.arange(len(choice))]
     for group in np.argsort(-gain / np.maximum(more, 1.0), kind="stable").tolist():
-        if problems.chosen[group] and gain[group] > 0 and more[group] <= room:
-            choice[group] = WHOLE
+        if choice[group] != WHOLE and gain[group] > 0 and more[group] <= room:
+            choice[problems.owner == problems.owner[group]] = WHOLE
             room -= more[group]
     return choice
+
+
+def _worth(problems: TierProblems, relaxed: State) -> Floats:
+    """What each option of each table group takes at the prices of the relaxed plan, in ms: (O, G). Infinite where it is none."""
+    model = cast(Divided, relaxed.problem.model)
+    worth = linear_ms(problems, relaxed, model.worth_of_bytes(relaxed.sums))
+    worth[DIVIDED, problems.large] = np.inf
+    if len(problems.options) > 2:
+        worth[2:, ~problems.large] = np.inf
+    return worth
