@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS, Tier
@@ -21,6 +22,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import Tiers, divided
+from neuroshard.search.tiers.hosts import HostPrices, InShares, bytes_over
 from neuroshard.search.tiers.points import PartPoints
 from neuroshard.search.tiers.sides import ThreeProblems
 from neuroshard.search.watch import Watch
@@ -46,13 +48,20 @@ class StartFrom:
 
 @dataclass(frozen=True)
 class InTierPlan:
-    """A plan of table groups with these options (G,), its shards, the tiers of its tables, and what it costs in ms."""
+    """A plan of table groups with these options (G,), its shards, the tiers of its tables, and what it costs in ms. It needs
+    `over` bytes more of hosts than there are."""
 
     state: State
     choice: Ints
     shards: tuple[Shard, ...]
     tiers: Tiers
     cost: float
+    over: int = 0
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """By which plans are compared: first they must fit."""
+        return self.over, self.cost
 
 
 class TierProblems:
@@ -73,6 +82,7 @@ class TierProblems:
         points: PartPoints,
         may: MayHold,
         before: StartFrom | None = None,
+        hosts: HostPrices | None = None,
     ) -> None:
         self.kept = None if before is None else before.kept
         searched, pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
@@ -87,17 +97,18 @@ class TierProblems:
         )  # of those that are in pieces too
         in_host = searched.with_tiers(dict.fromkeys(names, ("host", None)))
 
-        def dividing(**given: Any) -> CostModel:
-            return cast(CostModel, Divided(points.model, hbm[0], prices, points, **given))
+        def dividing(task: ShardingTask, **given: Any) -> CostModel:
+            inner = points.model if hosts is None else cast(CostModel, InShares(points.model, task, hosts))
+            return cast(CostModel, Divided(inner, hbm[0], prices, points, **given))
 
         def problem_of(task: ShardingTask, model: CostModel) -> Problem:
             return Problem(task, model, may=may, pieces=pieces)
 
-        self.anywhere = feasible(in_host, dividing(), may=may, pieces=pieces)
+        self.anywhere = feasible(in_host, dividing(searched), may=may, pieces=pieces)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
         self.current = None if before is None else before.placement(self.anywhere)
-        whole = problem_of(searched, dividing(whole=names))
-        outside = problem_of(in_host, dividing(beyond=names))
+        whole = problem_of(searched, dividing(searched, whole=names))
+        outside = problem_of(in_host, dividing(in_host, beyond=names))
         self.large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
         self.wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
         self.owner = self._owners()
@@ -117,7 +128,7 @@ class TierProblems:
                 rows = {table.name: int(share * table.rows) // WAYS * WAYS for table in some}
                 held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
                 in_level = in_host.with_tiers(cast(Any, held))
-                self.options.append(problem_of(in_level, dividing(beyond=names, cached=rows)))
+                self.options.append(problem_of(in_level, dividing(in_level, beyond=names, cached=rows)))
         for problem in self.options:
             problem.price(np.arange(len(problem.group)))
         if self.current is not None and (reserved := self.current.reserved_bytes).any():
@@ -175,15 +186,35 @@ class TierProblems:
         if self.kept is not None:
             shards = self.kept.shards(shards)
         tiers = divided(self.task, shards, [t.name for t in self.task.tables if t.name in held], cached, self.of_tables)
-        prices = price_shards(self.cost_model, self.task.with_tiers(tiers), shards)
+        planned = self.task.with_tiers(tiers)
+        prices = price_shards(self.cost_model, planned, shards)
         assert prices is not None
-        return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()))
+        over = bytes_over(planned, shards) if self.hosts_are_short else 0
+        return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()), over)
 
     def found(self, state: State, choice: Ints, watch: Watch, within: Watch) -> InTierPlan:
         """`in_tiers` of what a search `within` found, which the `watch` notes."""
         plan = self.in_tiers(state, choice)
-        watch.note(plan.cost, within.steps)
+        if not plan.over:
+            watch.note(plan.cost, within.steps)
         return plan
+
+    @property
+    def hosts_are_short(self) -> bool:
+        """Whether a host has too little memory for all tables."""
+        return float(self.host_bytes.max(axis=0).sum()) > (self.task.host_memory_bytes or 0)
+
+    @cached_property
+    def host_bytes(self) -> Floats:
+        """Host memory that each table group needs, by option: (O, G)."""
+        found = [
+            [
+                sum(memory.host for memory in problem.task.memories(list(map(Part.of, tables))))
+                for tables in problem.tables
+            ]
+            for problem in self.options
+        ]
+        return np.array(found, dtype=np.float64)
 
     @cached_property
     def need_bytes(self) -> Floats:

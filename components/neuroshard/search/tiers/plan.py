@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard, host_memory
+from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.orders.options import LOCAL_SEARCH
@@ -14,6 +17,7 @@ from neuroshard.search.copies import copies_note
 from neuroshard.search.given import Given
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.kept_cuts import KeptCuts
+from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.tiers.options import StartFrom
@@ -26,12 +30,8 @@ IN_ANY_TIER = (
 
 def needs_tiers(task: ShardingTask) -> bool:
     """Whether HBM does not hold all tables of the task, and some may go to host memory."""
-    return may_choose(task) and task.need_bytes > sum(task.placeable_bytes)
-
-
-def may_choose(task: ShardingTask) -> bool:
-    """Whether the task has host memory, and tables whose tier no rule names."""
-    return task.host_memory_bytes is not None and bool(task.without_tier)
+    may_choose = task.host_memory_bytes is not None and bool(task.without_tier)
+    return may_choose and task.need_bytes > sum(task.placeable_bytes)
 
 
 def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
@@ -40,9 +40,25 @@ def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
     fullest, limit = max(used), task.host_memory_bytes or 0
     if fullest > limit:
         raise Infeasible(
-            f"tables beyond HBM need {format_bytes(fullest)} of the memory of host {used.index(fullest)}, which has "
-            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or "
-            "devices"
+            f"no plan was found in which tables beyond HBM need less than {format_bytes(fullest, 'up')} of the memory of host "
+            f"{used.index(fullest)}, which has {format_bytes(limit)} for them; give {format_bytes(fullest - limit, 'up')} "
+            "more of --host-memory, or more --memory or devices"
+        )
+
+
+def _check_bytes(task: ShardingTask, may: MayHold) -> None:
+    """Raise Infeasible where hosts have too little memory, together, for what HBM does not hold, wherever tables lie. A table
+    that leaves HBM needs as much of a host as it needs less of HBM."""
+    if may.get(DATA_PARALLEL):  # copies may need less
+        return
+    hosts = task.devices // task.devices_of_host
+    named = sum(memory.host for memory in task.memories(list(map(Part.of, task.placed))))
+    have, least = hosts * (task.host_memory_bytes or 0), task.need_bytes - sum(task.placeable_bytes) + named
+    if least > have:
+        raise Infeasible(
+            f"devices have {format_bytes(sum(task.placeable_bytes))} of HBM for tables, of which at least "
+            f"{format_bytes(least, 'up')} must be in host memory; {counted(hosts, 'host')} have {format_bytes(have)} for them: "
+            f"give {format_bytes(-(-(least - have) // hosts), 'up')} more of --host-memory, or more --memory or devices"
         )
 
 
@@ -54,6 +70,7 @@ def beyond_hbm(given: Given) -> Plan:
             f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
+    _check_bytes(permitted, given.may)
     found, before = _found(given)
     splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
     planned = permitted

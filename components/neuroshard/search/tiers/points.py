@@ -84,7 +84,7 @@ class PartPoints:
             order = np.argsort(one.nbytes, kind="stable")
             saved = -np.diff(one.ms[order]) / np.maximum(np.diff(one.nbytes[order]), 1.0)
             found.append(saved[saved > 0])
-        every = np.concatenate(found)
+        every = np.concatenate([np.zeros(0), *found])
         if not len(every):
             return np.zeros(1)
         return np.concatenate([[0.0], np.geomspace(np.quantile(every, CHEAPEST), every.max() * 1.5, PRICES)])

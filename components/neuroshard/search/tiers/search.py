@@ -24,14 +24,17 @@ from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
+from neuroshard.search.tiers.hosts import HostPrices
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, StartFrom, TierProblems, linear_ms
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
 from neuroshard.search.tiers.start import start_plan
 from neuroshard.search.tiers.toggle import toggled
+from neuroshard.search.watch import Watch
 
 # Of the relaxation, and of first plans. 12 gave plans within 0.1 % on three tasks of 60 tables, and took half as long again
 RELAXED_ROUNDS = 4
+HOSTS_TRIED = 5  # times as many rounds, for hosts that have little memory: a guess
 # Shares of all HBM that tables in it fill at first: the first that can be packed. Guesses
 ROOMS = (0.97, 0.9, 0.75, 0.5, 0.25, 0.0)
 SIDES_SHARDS = 6_000  # over the shards of the problem: the bound distinguishes so many tables, at least 1: a guess
@@ -50,9 +53,27 @@ class FoundTiers:
 def search_tiers(
     task: ShardingTask, model: CostModel, asked: Asked, may: MayHold, before: StartFrom | None = None
 ) -> FoundTiers:
-    """The best plan found, where the task's tables do not all fit into HBM, from the plan `before` if there is one. Raises
-    Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move, and
-    UsageError where the model knows no tiers."""
+    """The best plan found, where the task's tables do not all fit into HBM, from the plan `before` if there is one. If it needs
+    more of a host than there is, a second search pays for that.
+
+    Raises Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move,
+    and UsageError where the model knows no tiers."""
+    found = _searched(task, model, asked, may, before)
+    if not found.plan.over:
+        return found
+    within = _searched(task, model, asked, may, before, HostPrices.of(task, found.plan.cost))
+    return replace(within, bound=found.bound)
+
+
+def _searched(
+    task: ShardingTask,
+    model: CostModel,
+    asked: Asked,
+    may: MayHold,
+    before: StartFrom | None,
+    hosts: HostPrices | None = None,
+) -> FoundTiers:
+    """The same, whatever hosts have; with `hosts` there is no bound of all plans."""
     searched = task if before is None or before.kept is None else before.kept.task
     points = PartPoints(searched, with_tiers(for_task(model, searched)))
     few = replace(asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0))
@@ -60,24 +81,35 @@ def search_tiers(
     with asked.watch.sharing(0.4):
         prices = points.prices()
         prices = refined(prices, _mean_price(searched, prices, points))
-        problems = TierProblems(task, model, prices, points, may, before)
+        problems = TierProblems(task, model, prices, points, may, before, hosts)
         asked, few = (replace(one, current=problems.current) for one in (asked, few))
         relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
     first = lower_bound(problems.anywhere, relaxed)
     start = None if before is None else start_plan(problems, before, _worth(problems, relaxed), asked.watch)
     plan, found = _first_plan(problems, _first_choices(problems, relaxed, None, start), few)
-    most = max(SIDES_SHARDS // len(problems.anywhere.group), 1)
+    most = max(SIDES_SHARDS // len(problems.anywhere.group), 1) if hosts is None else 0
     bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
     if (sides.inside.any() or sides.beyond.any()) and not asked.watch.expired:
         other, other_found = _first_plan(problems, _first_choices(problems, relaxed, sides, start), few)
-        plan, found = min((plan, found), (other, other_found), key=lambda one: one[0].cost)
+        plan, found = min((plan, found), (other, other_found), key=lambda one: one[0].rank)
+    if plan.over and hosts is None:
+        return FoundTiers(plan, found, bound, problems.notes)  # improved with a price of host memory
+    for _ in range(HOSTS_TRIED if plan.over else 0):  # whatever the time: a plan must fit
+        fits = LocalSearch([plan.state], rng, Watch(), problems.current).run(RELAXED_ROUNDS)
+        plan = min(plan, problems.found(fits, plan.choice, asked.watch, Watch()), key=lambda one: one.rank)
+        if not plan.over:
+            break
     plan = toggled(problems, plan, asked, rng)
     if start is not None:  # where little may move, other tiers where tables are now may be all that helps
-        plan = min(plan, toggled(problems, start, asked, rng), key=lambda one: one.cost)
+        plan = min(plan, toggled(problems, start, asked, rng), key=lambda one: one.rank)
     quiet = asked.watch.quiet()
     last = LocalSearch([plan.state], rng, quiet, problems.current).run(asked.settings.most_rounds)
-    plan = min(plan, problems.found(last, plan.choice, asked.watch, quiet), key=lambda one: one.cost)
-    if start is not None and plan.cost > start.cost * (1 - start.state.problem.tuning.worth_moving):
+    plan = min(plan, problems.found(last, plan.choice, asked.watch, quiet), key=lambda one: one.rank)
+    if (
+        start is not None
+        and start.over <= plan.over
+        and plan.cost > start.cost * (1 - start.state.problem.tuning.worth_moving)
+    ):
         plan = start  # nothing moves for next to no gain
     if before is not None and before.kept is not None and before.kept.cut:
         bound = _bound(task, model, prices, may, plan, few)
@@ -137,8 +169,11 @@ def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: S
     room = share * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
     need = problems.of_owner(need)
     more = need[WHOLE] - need[choice, np.arange(len(choice))]
+    on_hosts, owned = problems.host_bytes[choice, np.arange(len(choice))].sum(), problems.of_owner(problems.host_bytes)
+    of_hosts = (problems.task.host_memory_bytes or 0) * (problems.task.devices // problems.task.devices_of_host)
     for group in np.argsort(-gain / np.maximum(more, 1.0), kind="stable").tolist():
-        if choice[group] != WHOLE and gain[group] > 0 and more[group] <= room:
+        if choice[group] != WHOLE and (gain[group] > 0 or on_hosts > of_hosts) and more[group] <= room:
+            on_hosts -= owned[choice[group], group] - owned[WHOLE, group]
             choice[problems.owner == problems.owner[group]] = WHOLE
             room -= more[group]
     return choice

@@ -45,7 +45,7 @@ def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.rand
             if start is not None and (current is None or current.within_budget(start.problem, start.widths)):
                 quiet = asked.watch.quiet()
                 last = LocalSearch([start], rng, quiet, current).run(ROUNDS_A_TOGGLE)
-                best = min(best, problems.found(last, choice, asked.watch, quiet), key=lambda plan: plan.cost)
+                best = min(best, problems.found(last, choice, asked.watch, quiet), key=lambda plan: plan.rank)
             bar.advance(1, f"best {best.cost:.3f} ms")
     return best
 
