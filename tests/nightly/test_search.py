@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from helpers.costs import random_model, random_tables
 from helpers.plans import NOW
 from helpers.refusals import refused
+from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.moves import changed_state, moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
@@ -25,10 +27,15 @@ from neuroshard.store.folder import FolderStore
 
 @pytest.fixture
 def plan_of(tmp_path):
-    model = random_model(2, 4)
-    save_cost_model(tmp_path / "model", model)
-    store = FolderStore(tmp_path / "store")
-    publish_model(tmp_path / "model", store, now=NOW, asked=PublishRule(max_error=None))
+    store, model = FolderStore(tmp_path / "store"), random_model(2, 4)
+
+    def publish(other):
+        nonlocal model
+        model = other
+        save_cost_model(tmp_path / model.manifest.hardware_fingerprint, model)
+        publish_model(tmp_path / model.manifest.hardware_fingerprint, store, now=NOW, asked=PublishRule(max_error=None))
+
+    publish(model)
     write_tables(tmp_path / "tables.json", random_tables(9))
 
     def made(seed: int = 0, nodes: Topology | None = None, margin: float = 0.0, **asked):
@@ -44,6 +51,7 @@ def plan_of(tmp_path):
         return found
 
     plan: Any = made
+    plan.publish = publish
     plan.write_tables = lambda tables: write_tables(tmp_path / "tables.json", tables)
     plan.deploy = lambda found: deploy(found, store, "ads", now=NOW)
     return plan
@@ -157,6 +165,26 @@ def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):
     kept = plan_of(seed=1, move_budget="1KiB")
     assert moved_bytes(first, kept) == 0
     assert kept.shards == first.shards
+
+
+def test_nets_of_gpus_plan_a_night_beyond_hbm_from_the_live_plan(plan_of, tmp_path):
+    """A live plan in HBM, today little of it, and nothing that may move: tables change tiers where they are."""
+    nets = random_model(2, 4)
+    h100 = Hardware(kind="cuda", name="NVIDIA H100 80GB HBM3", memory_bytes=2**36)
+    bench = nets.manifest.bench.model_copy(update={"backend": "cuda", "hardware": h100})
+    plan_of.publish(
+        replace(
+            nets, manifest=nets.manifest.model_copy(update={"bench": bench, "hardware_fingerprint": h100.fingerprint})
+        )
+    )
+    live = plan_of()
+    plan_of.deploy(live)
+    most = max(live.memory_bytes())
+    for asked in ({"move_budget": "0"}, {"keep_optimizer_state": True}):
+        plan = plan_of(memory=str(most // 2), host_memory="1TiB", **asked)
+        assert plan.task.constraints.beyond_hbm
+        assert not changed_state(live, plan)
+        assert moved_bytes(live, plan) == 0 or "move_budget" not in asked
 
 
 def test_a_model_may_have_host_memory(plan_of):

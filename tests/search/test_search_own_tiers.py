@@ -1,4 +1,4 @@
-"""Tiers that constraints name are obeyed or refused by name; and host memory changes nothing where HBM holds all tables."""
+"""Tiers that constraints name are obeyed; and host memory changes nothing where HBM holds all tables."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints
-from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -58,19 +58,6 @@ def test_a_tier_that_a_rule_names_is_obeyed(algorithm: str) -> None:
     assert tiers(plan) == {"t4": ("host", None), "t3": ("cached", 4096)}
     assert any("2 tables of 5 beyond HBM: 1 cached, 1 in host memory" in note for note in plan.provenance.notes)
     assert plan.format_version == 2
-
-
-def test_a_tier_is_refused_by_name_where_a_search_would_choose_tiers() -> None:
-    asked = task(memory=128 * MIB).with_tiers({"t4": ("hbm", None)})
-    with refused(UsageError, "1 table (t4)", "of 256.0 MiB", "name those of more tables, or of none"):
-        planned(asked)
-
-
-def test_data_parallel_tables_are_refused_where_a_search_would_choose_tiers() -> None:
-    small = Table(name="small", rows=10, dim=64, pooling_factor=5.0)
-    asked = task(memory=128 * MIB).model_copy(update={"tables": (*TABLES, small)}).with_copies(["small"])
-    with refused(UsageError, "data-parallel tables (small)", "--host-memory"):
-        planned(asked)
 
 
 def test_hosts_without_room_for_named_tiers_are_refused() -> None:

@@ -1,8 +1,10 @@
 """From one plan to another: which columns of which table go from where to where, and how many bytes that is.
 
-What a device already holds stays. Rows and tables that the old plan does not have are initialised, not moved; so is a table
-whose number of columns changed, since its old vectors cannot be used. Of a table that either plan copies to every device, only
-weights count: its copies are trained by the dense optimizer, whose state no sharded table has (client/torchrec_optimizer.py).
+What a device already holds stays. Bytes in host memory go from device to device too, also in one host: each rank is a process
+that allocates the memory of its own tables. Rows and tables that the old plan does not have are initialised, not moved; so is a
+table whose number of columns changed, since its old vectors cannot be used. Of a table that either plan copies to every device,
+only weights count: its copies are trained by the dense optimizer, whose state no sharded table has
+(client/torchrec_optimizer.py).
 """
 
 from bisect import bisect_left, bisect_right

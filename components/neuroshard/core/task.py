@@ -210,6 +210,12 @@ class ShardingTask(Value):
         return tuple(table for table in self.tables if table.name not in names)
 
     @property
+    def without_tier(self) -> tuple[Table, ...]:
+        """Those of the placed tables whose tier no rule names."""
+        named = {rule.table for rule in self.constraints.tables if rule.tier is not None}
+        return tuple(table for table in self.placed if table.name not in named)
+
+    @property
     def copies_bytes(self) -> int:
         """What the copies of data-parallel tables take of every device."""
         return sum(self.memory(Part.of(table, copies=self.devices)).total for table in self.copied)

@@ -15,10 +15,10 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted, first_few
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, trains_on
+from neuroshard.costmodel.tiers import InTiers, in_tiers
 from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
@@ -33,7 +33,7 @@ from neuroshard.search.copies import check_copies, copies_note, may_be_copied, w
 from neuroshard.search.given import Given
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.kept_cuts import WAY_OUT, KeptCuts
+from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
@@ -227,15 +227,15 @@ def _copies_not_chosen(settings: SearchSettings) -> tuple[str, ...]:
 
 def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
+    model = problem.model
+    if isinstance(model, InTiers):  # of tiers that rules name; the pieces have rules of their own
+        model = in_tiers(model.inner, kept.task)
     try:
-        searched = feasible(kept.task, problem.model, problem.tuning, may=problem.may, pieces=kept.pieces)
+        searched = feasible(kept.task, model, problem.tuning, may=problem.may, pieces=kept.pieces)
         any_plan(searched)
     except Infeasible:
         any_plan(problem)  # raises where nothing fits without the option either
-        raise Infeasible(
-            "no plan was found that keeps the column cuts of the plan to start from, those of "
-            f"{counted(len(kept.tables), 'table')} ({first_few(kept.tables)}); {WAY_OUT}, without which tables fit"
-        ) from None
+        raise Infeasible(kept.no_plan) from None
     return searched
 
 

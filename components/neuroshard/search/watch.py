@@ -93,6 +93,12 @@ class Watch:
         other.began, other.ends, other._reported = self.began, self.ends, self._reported
         return other
 
+    def quiet(self) -> "Watch":
+        """The same for a search whose plans are none of the task's: the caller does not hear of them."""
+        other = self.anew()
+        other.on_improvement = None
+        return other
+
     @property
     def stopped(self) -> bool:
         """Whether somebody asked the search to stop."""

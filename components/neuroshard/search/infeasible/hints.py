@@ -184,13 +184,12 @@ class _Trials:
 
     def host_memory(self) -> Iterator[str]:
         """Host memory, which a search would put tables into, if HBM holds what they need there even so."""
-        hbm, ruled = self.task.placeable_bytes, any(rule.tier for rule in self.task.constraints.tables)
         if self.task.host_memory_bytes is not None or not knows_tiers(self.model):
             return
-        if ruled or self.task.copied or len(set(hbm)) > 1:  # no search chooses tiers for these
+        if len(set(self.task.placeable_bytes)) > 1:  # no search chooses tiers for these
             return
         task = self.task.model_copy(update={"host_memory_bytes": MAX_MEMORY_BYTES})
-        task = task.with_tiers({table.name: ("host", None) for table in task.placed})
+        task = task.with_tiers({table.name: ("host", None) for table in task.without_tier})
         if _sound(task) and quick_plan(Problem(task, self.model)) is not None:
             yield "let tables lie in host memory (--host-memory SIZE)"
 

@@ -15,7 +15,7 @@ from neuroshard.core.operator_limits import held, widest_shard
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
 from neuroshard.costmodel.protocol import CostModel, trains_on
 
 WAY_OUT = "leave out --keep-optimizer-state"
@@ -71,7 +71,8 @@ class KeptCuts:
                 pieces.append(_piece(table, name, columns))
                 before.append(_piece(was, name, columns))
                 devices = _where(table, columns, shards, rule, task.devices) if table.name in stay else rule.devices
-                rules[name] = TableRule(table=name, devices=devices, max_shards=1)
+                in_tier = {"tier": rule.tier, "cached_rows": rule.cached_rows}
+                rules[name] = TableRule(table=name, devices=devices, max_shards=1, **in_tier)
         in_pieces = constraints.model_copy(update={"tables": tuple(rules.values())})
         self._device = trains_on(model)
         self.task = task.model_copy(update={"tables": tuple(pieces), "constraints": in_pieces})
@@ -92,9 +93,21 @@ class KeptCuts:
         )
 
     @property
+    def no_plan(self) -> str:
+        """That nothing was found that keeps the cuts, in words."""
+        return (
+            "no plan was found that keeps the column cuts of the plan to start from, those of "
+            f"{counted(len(self.tables), 'table')} ({first_few(self.tables)}); {WAY_OUT}, without which tables fit"
+        )
+
+    @property
     def pieces(self) -> Collection[str]:
         """Names of the task's tables that are shards of cut tables."""
         return self._of.keys()
+
+    def table_of(self, name: str) -> str:
+        """The table of a piece, or the name itself."""
+        return self._of.get(name, (name, 0))[0]
 
     def shards(self, in_pieces: Sequence[Shard]) -> tuple[Shard, ...]:
         """The shards of a plan for the pieces as those of the tables."""

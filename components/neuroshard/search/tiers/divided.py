@@ -23,7 +23,8 @@ from neuroshard.search.tiers.points import PartPoints, Points
 class Divided(MoreTerms):
     """`inner` for devices with `hbm` bytes each, by `prices` (M,) in ms a byte. Tables `whole` are in HBM, those `beyond` are
     not, and those with `cached` rows have so many cached (0: they are in host memory), and each part of the others is in any
-    tier."""
+    tier. Tables whose tier a rule names are there: `inner` has what that takes, and here only their bytes count. Copies are of
+    no device, and their bytes are no part of `hbm`."""
 
     def __init__(
         self,
@@ -41,14 +42,15 @@ class Divided(MoreTerms):
 
     def of_parts(self, parts: Sequence[Part]) -> Floats:
         found = np.zeros((len(parts), self.terms))
-        for number, (part, points) in enumerate(zip(parts, self.points(parts), strict=True)):
+        placed = [(number, part) for number, part in enumerate(parts) if not part.copies]
+        for (number, part), points in zip(placed, self.points([part for _, part in placed]), strict=True):
             some = self.permitted(part.table.name, points)
             found[number] = (some.ms + self.prices[:, None] * some.nbytes).min(axis=1)
         return found
 
     def permitted(self, name: str, points: Points) -> Points:
         """Of the points of a part of a table, those that it may have."""
-        if name in self.whole:
+        if name in self.whole or name not in self.points.tables:
             return Points(*(of[:1] for of in points))
         if name in self.cached:
             return points.at(self.cached[name])

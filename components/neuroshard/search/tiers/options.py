@@ -7,20 +7,25 @@ from typing import Any, cast
 import numpy as np
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.plan import Shard
+from neuroshard.core.part import Part
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.infeasible.feasibility import feasible
+from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import Tiers, divided
+from neuroshard.search.tiers.hosts import HostPrices, InShares, bytes_over
 from neuroshard.search.tiers.points import PartPoints
 from neuroshard.search.tiers.sides import ThreeProblems
+from neuroshard.search.watch import Watch
 
 # The first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
 WHOLE, DIVIDED = 0, 1
@@ -29,53 +34,123 @@ CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may 
 
 
 @dataclass(frozen=True)
+class StartFrom:
+    """The plan to start from, with the bytes that may move, and the column cuts that are `kept` of it, if so."""
+
+    plan: Plan
+    budget_bytes: int | None
+    kept: KeptCuts | None
+
+    def placement(self, problem: Problem) -> CurrentPlacement:
+        """Where the tables of a problem, or their pieces, are in it."""
+        return CurrentPlacement(problem, self.plan if self.kept is None else self.kept.plan, self.budget_bytes)
+
+
+@dataclass(frozen=True)
 class InTierPlan:
-    """A plan of table groups with these options (G,), its shards, the tiers of its tables, and what it costs in ms."""
+    """A plan of table groups with these options (G,), its shards, the tiers of its tables, and what it costs in ms. It needs
+    `over` bytes more of hosts than there are."""
 
     state: State
     choice: Ints
     shards: tuple[Shard, ...]
     tiers: Tiers
     cost: float
+    over: int = 0
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """By which plans are compared: first they must fit."""
+        return self.over, self.cost
 
 
 class TierProblems:
     """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in
     HBM (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
 
+    Tables whose tier a rule names are there in all of them; table groups that have others are `chosen` (G,).
+
     A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards
     has all of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
     """
 
-    def __init__(self, task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints, may: MayHold) -> None:
-        hbm, names = task.placeable_bytes, [table.name for table in task.placed]
+    def __init__(
+        self,
+        task: ShardingTask,
+        model: CostModel,
+        prices: Floats,
+        points: PartPoints,
+        may: MayHold,
+        before: StartFrom | None = None,
+        hosts: HostPrices | None = None,
+    ) -> None:
+        self.kept = None if before is None else before.kept
+        searched, pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
+        hbm, names = task.placeable_bytes, [table.name for table in searched.without_tier]
         if len(set(hbm)) > 1:
             raise UsageError(
                 "devices have different memory for tables: beyond HBM all must have as much; say one --memory for all"
             )
         self.task, self.cost_model, self.prices, self.points = task, model, prices, points
-        in_host = task.with_tiers(dict.fromkeys(names, ("host", None)))
+        self.of_tables = (
+            points if self.kept is None else PartPoints(task, points.model)
+        )  # of those that are in pieces too
+        in_host = searched.with_tiers(dict.fromkeys(names, ("host", None)))
 
-        def dividing(**given: Any) -> CostModel:
-            return cast(CostModel, Divided(model, hbm[0], prices, points, **given))
+        def dividing(task: ShardingTask, **given: Any) -> CostModel:
+            inner = points.model if hosts is None else cast(CostModel, InShares(points.model, task, hosts))
+            return cast(CostModel, Divided(inner, hbm[0], prices, points, **given))
 
-        self.anywhere = feasible(in_host, dividing(), may=may)
+        def problem_of(task: ShardingTask, model: CostModel) -> Problem:
+            return Problem(task, model, may=may, pieces=pieces)
+
+        self.anywhere = feasible(in_host, dividing(searched), may=may, pieces=pieces)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
-        whole = Problem(task, dividing(whole=names), may=may)
-        outside = Problem(in_host, dividing(beyond=names), may=may)
+        self.current = None if before is None else before.placement(self.anywhere)
+        whole = problem_of(searched, dividing(searched, whole=names))
+        outside = problem_of(in_host, dividing(in_host, beyond=names))
         self.large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
         self.wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
+        self.owner = self._owners()
+        self.wide |= np.bincount(self.owner)[self.owner] > 1
         self.large |= self.wide
+        self.in_level_only = self.wide.copy()  # not DIVIDED: cut anyway, or now
+        if self.current is not None:
+            self.in_level_only |= np.count_nonzero(self.current.widths(), axis=1) > 1
+        self.large |= self.in_level_only
+        self.chosen = np.array([any(t.name in points.tables for t in tables) for tables in self.anywhere.tables])
+        self.large &= self.chosen
         self.options = [whole, outside]
         if self.large.any():
-            some = [tables[0] for tables, is_large in zip(outside.tables, self.large, strict=True) if is_large]
+            large = (tables for tables, is_large in zip(outside.tables, self.large, strict=True) if is_large)
+            some = [table for tables in large for table in tables if table.name in points.tables]
             for share in LEVELS:
                 rows = {table.name: int(share * table.rows) // WAYS * WAYS for table in some}
                 held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
                 in_level = in_host.with_tiers(cast(Any, held))
-                self.options.append(Problem(in_level, dividing(beyond=names, cached=rows), may=may))
+                self.options.append(problem_of(in_level, dividing(in_level, beyond=names, cached=rows)))
         for problem in self.options:
             problem.price(np.arange(len(problem.group)))
+        if self.current is not None and (reserved := self.current.reserved_bytes).any():
+            self.anywhere, *self.options = (one.with_less_memory(reserved) for one in (self.anywhere, *self.options))
+
+    def _owners(self) -> Ints:
+        """A number for each table group (G,), the same for pieces of a table whose cuts are kept: a table has one tier."""
+        names = [tables[0].name for tables in self.anywhere.tables]
+        owners = names if self.kept is None else [self.kept.table_of(name) for name in names]
+        return np.unique(owners, return_inverse=True)[1]
+
+    def of_owner(self, of_groups: Floats) -> Floats:
+        """What is of each table group, summed up over all that have its owner: (O, G)."""
+        if len(self.owner) > self.owner.max(initial=0) + 1:
+            of_groups = np.stack([np.bincount(self.owner, one)[self.owner] for one in of_groups])
+        return of_groups
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What changed since the plan to start from, and what is kept of it."""
+        changed = () if self.current is None else self.current.notes
+        return changed if self.kept is None else (*changed, self.kept.note)
 
     @property
     def sides(self) -> ThreeProblems:
@@ -98,18 +173,50 @@ class TierProblems:
 
     def in_tiers(self, state: State, choice: Ints) -> InTierPlan:
         """A plan with its HBM divided, as it is then priced."""
-        shards, groups = lay_out(state), zip(self.anywhere.tables, choice.tolist(), strict=True)
-        held = {tables[0].name: number for tables, number in groups if number != WHOLE}
-        first = {}
-        for name, number in held.items():
-            if number != DIVIDED:
-                first[name] = self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
+        shards, groups = lay_out(state, self.current), zip(self.anywhere.tables, choice.tolist(), strict=True)
+        beyond = ((table.name, number) for tables, number in groups for table in tables if number != WHOLE)
+        held, first = set[str](), dict[str, int]()
+        for name, number in beyond:
+            if name in self.points.tables:
+                of = name if self.kept is None else self.kept.table_of(name)
+                held.add(of)
+                if number != DIVIDED:
+                    first[of] = self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
+        if self.kept is not None:
+            shards = self.kept.shards(shards)
         model = cast(Divided, state.problem.model)
         busy_ms = state.ready - model.terms_ms(state.sums[:, -model.terms :])
-        tiers = divided(self.task, shards, held, first, self.points, busy_ms)
-        prices = price_shards(self.cost_model, self.task.with_tiers(tiers), shards)
+        names = [table.name for table in self.task.tables if table.name in held]
+        tiers = divided(self.task, shards, names, first, self.of_tables, busy_ms)
+        planned = self.task.with_tiers(tiers)
+        prices = price_shards(self.cost_model, planned, shards)
         assert prices is not None
-        return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()))
+        over = bytes_over(planned, shards) if self.hosts_are_short else 0
+        return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()), over)
+
+    def found(self, state: State, choice: Ints, watch: Watch, within: Watch) -> InTierPlan:
+        """`in_tiers` of what a search `within` found, which the `watch` notes."""
+        plan = self.in_tiers(state, choice)
+        if not plan.over:
+            watch.note(plan.cost, within.steps)
+        return plan
+
+    @property
+    def hosts_are_short(self) -> bool:
+        """Whether a host has too little memory for all tables."""
+        return float(self.host_bytes.max(axis=0).sum()) > (self.task.host_memory_bytes or 0)
+
+    @cached_property
+    def host_bytes(self) -> Floats:
+        """Host memory that each table group needs, by option: (O, G)."""
+        found = [
+            [
+                sum(memory.host for memory in problem.task.memories(list(map(Part.of, tables))))
+                for tables in problem.tables
+            ]
+            for problem in self.options
+        ]
+        return np.array(found, dtype=np.float64)
 
     @cached_property
     def need_bytes(self) -> Floats:
@@ -128,4 +235,4 @@ def linear_ms(problems: TierProblems, state: State, slope: Floats) -> Floats:
         for group, place in spread:
             vectors = problem.options.load(np.array([group]), np.array([place])).vectors
             found[number, group] = float((vectors * slope).sum())
-    return found
+    return problems.of_owner(found)

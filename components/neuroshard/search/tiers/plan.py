@@ -3,18 +3,25 @@
 from collections.abc import Sequence
 
 from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard, host_memory
+from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted, first_few
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked
+from neuroshard.search.copies import copies_note
 from neuroshard.search.given import Given
+from neuroshard.search.infeasible.feasibility import any_plan, feasible
+from neuroshard.search.problem.kept_cuts import KeptCuts
+from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.tiers.search import search_tiers
+from neuroshard.search.tiers.options import StartFrom
+from neuroshard.search.tiers.search import FoundTiers, search_tiers
 
 IN_ANY_TIER = (
     "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
@@ -22,8 +29,9 @@ IN_ANY_TIER = (
 
 
 def needs_tiers(task: ShardingTask) -> bool:
-    """Whether the task has host memory for tables, and HBM does not hold them all."""
-    return task.host_memory_bytes is not None and task.need_bytes > sum(task.placeable_bytes)
+    """Whether HBM does not hold all tables of the task, and some may go to host memory."""
+    may_choose = task.host_memory_bytes is not None and bool(task.without_tier)
+    return may_choose and task.need_bytes > sum(task.placeable_bytes)
 
 
 def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
@@ -32,28 +40,38 @@ def check_host_memory(task: ShardingTask, shards: Sequence[Shard]) -> None:
     fullest, limit = max(used), task.host_memory_bytes or 0
     if fullest > limit:
         raise Infeasible(
-            f"tables beyond HBM need {format_bytes(fullest)} of the memory of host {used.index(fullest)}, which has "
-            f"{format_bytes(limit)} for them; give {format_bytes(fullest - limit)} more of --host-memory, or more --memory or "
-            "devices"
+            f"no plan was found in which tables beyond HBM need less than {format_bytes(fullest, 'up')} of the memory of host "
+            f"{used.index(fullest)}, which has {format_bytes(limit)} for them; give {format_bytes(fullest - limit, 'up')} "
+            "more of --host-memory, or more --memory or devices"
+        )
+
+
+def _check_bytes(task: ShardingTask, may: MayHold) -> None:
+    """Raise Infeasible where hosts have too little memory, together, for what HBM does not hold, wherever tables lie. A table
+    that leaves HBM needs as much of a host as it needs less of HBM."""
+    if may.get(DATA_PARALLEL):  # copies may need less
+        return
+    hosts = task.devices // task.devices_of_host
+    named = sum(memory.host for memory in task.memories(list(map(Part.of, task.placed))))
+    have, least = hosts * (task.host_memory_bytes or 0), task.need_bytes - sum(task.placeable_bytes) + named
+    if least > have:
+        raise Infeasible(
+            f"devices have {format_bytes(sum(task.placeable_bytes))} of HBM for tables, of which at least "
+            f"{format_bytes(least, 'up')} must be in host memory; {counted(hosts, 'host')} have {format_bytes(have)} for them: "
+            f"give {format_bytes(-(-(least - have) // hosts), 'up')} more of --host-memory, or more --memory or devices"
         )
 
 
 def beyond_hbm(given: Given) -> Plan:
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
     task, permitted, settings, watch = given.task, given.permitted, given.settings, given.watch
-    if own := [rule.table for rule in task.constraints.tables if rule.tier is not None]:
-        raise UsageError(
-            f"constraints name the tier of {counted(len(own), 'table')} ({first_few(own)}), and HBM does not hold what the "
-            f"tables then need: {format_bytes(permitted.need_bytes)} of {format_bytes(sum(permitted.placeable_bytes))}. A search "
-            "chooses the tiers of all tables or of none: name those of more tables, or of none"
-        )
     if what := against_tiers(given):
         raise UsageError(
             f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
-    asked = Asked(settings, watch, None, tries_row_wise=not task.may_split_rows)
-    found = search_tiers(permitted, for_task(given.cost_model, permitted), asked, given.may)
+    _check_bytes(permitted, given.may)
+    found, before = _found(given)
     splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
     planned = permitted
     if not task.may_split_rows and not splits_rows:
@@ -61,7 +79,8 @@ def beyond_hbm(given: Given) -> Plan:
     planned = planned.with_tiers(found.plan.tiers)
     model, shards = for_task(given.cost_model, planned), found.plan.shards
     check_host_memory(planned, shards)
-    problem = Problem(planned, model, settings.tuning)
+    kept = None if before is None else before.kept
+    problem = Problem(planned, model, settings.tuning, cut_before=() if kept is None else kept.cut)
     plan = make_plan(
         problem,
         placement_of(problem, shards, found.plan.state),
@@ -70,21 +89,48 @@ def beyond_hbm(given: Given) -> Plan:
         bound_ms=found.bound.ms,
         bound_assumptions=(*found.bound.why, IN_ANY_TIER),
         improvements=watch.improvements,
-        provenance=given.provenance((*given.notes, *found.found.notes)),
+        provenance=given.provenance((*given.notes, *found.notes, *found.found.notes)),
     )
+    if problem.copied:
+        plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     more = (say.STOPPED,) if watch.stopped else ()
-    return say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
+    plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
+    if before is None or kept is None:
+        return plan
+    return say.with_notes(plan, *say.state_changed(plan, before.plan, kept))
+
+
+def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
+    """What the search finds, and from where. Where shards whose cuts are kept lie so that TorchRec would mix them up, it searches
+    again with these where they were."""
+    task, settings, previous = given.permitted, given.settings, given.previous
+    asked = Asked(settings, given.watch, None, tries_row_wise=not given.task.may_split_rows)
+    if previous is None:
+        return search_tiers(task, given.cost_model, asked, given.may), None
+    stay = frozenset[str]()
+    while True:
+        kept = KeptCuts(task, previous, given.cost_model, stay) if settings.keep_optimizer_state else None
+        before = StartFrom(previous, settings.move_budget_bytes, kept)
+        try:
+            found = search_tiers(task, given.cost_model, asked, given.may, before)
+        except Infeasible:
+            in_host = task.with_tiers({table.name: ("host", None) for table in task.without_tier})
+            if kept is None or settings.move_budget_bytes is not None:
+                raise
+            any_plan(feasible(in_host, for_task(given.cost_model, in_host)))  # raises where there is none without cuts
+            raise Infeasible(kept.no_plan) from None
+        mixed_up = frozenset[str]() if kept is None else kept.mixed_up(found.plan.shards) - stay
+        if not mixed_up:
+            return found, before
+        stay |= mixed_up
 
 
 def against_tiers(given: Given) -> str | None:
     """What was asked for that a search which chooses the tiers of tables does not do, in words."""
-    task, settings = given.permitted, given.settings
+    settings = given.settings
     for what, so in (
         (f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),
-        ("a search from a plan is", given.previous is not None),
         ("a search that chooses what to copy is", settings.try_data_parallel),
-        (f"data-parallel tables ({first_few(sorted(task.constraints.data_parallel))}) are", bool(task.copied)),
-        ("a tier of its own is", any(rule.tier for rule in task.constraints.tables)),
     ):
         if so:
             return what

@@ -92,11 +92,12 @@ class Curve:
 
 
 class PartPoints:
-    """The points of the parts of a task's tables, each computed once."""
+    """The points of the parts of a task's placed tables, each computed once. Of `tables` a search chooses the tier; those whose
+    tier a rule names have one point, with the bytes that they take there."""
 
     def __init__(self, task: ShardingTask, model: KnowsTiers) -> None:
         self.task, self.model, self.prefetch = task, model, task.pipeline == "prefetch"
-        self.tables = {table.name: table for table in task.placed}
+        self.tables = {table.name: table for table in task.without_tier}
         self.caches = {
             name: CacheSizes.of(table, task.batch_size, prefetch=self.prefetch) for name, table in self.tables.items()
         }
@@ -107,6 +108,9 @@ class PartPoints:
         """Of (N,) parts."""
         keys = [(part.table.name, part.rows, part.dim) for part in parts]
         new = {key: number for number, key in enumerate(keys) if key not in self._known}
+        for key in [key for key in new if key[0] not in self.tables]:
+            held = self.task.memory(parts[new.pop(key)]).total
+            self._known[key] = Points(np.array([float(held)]), np.zeros(1), np.zeros(1))
         if new:
             more = self.model.beyond_hbm([parts[number] for number in new.values()])
             each = zip(new.items(), more.cached_ms.tolist(), more.missed.tolist(), more.host_ms.tolist(), strict=True)
@@ -147,7 +151,7 @@ class PartPoints:
             order = np.argsort(one.nbytes, kind="stable")
             saved = -np.diff(one.ms[order]) / np.maximum(np.diff(one.nbytes[order]), 1.0)
             found.append(saved[saved > 0])
-        every = np.concatenate(found)
+        every = np.concatenate([np.zeros(0), *found])
         if not len(every):
             return np.zeros(1)
         return np.concatenate([[0.0], np.geomspace(np.quantile(every, CHEAPEST), every.max() * 1.5, PRICES)])

@@ -28,19 +28,24 @@ def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.rand
             if asked.watch.expired:
                 break
             change = _change(problems, best)
-            candidates = np.argsort(change, axis=None, kind="stable")[:TOGGLE_CANDIDATES]
+            candidates = np.argsort(change, axis=None, kind="stable")[
+                : min(TOGGLE_CANDIDATES, np.isfinite(change).sum())
+            ]
+            if not len(candidates):
+                break
             choice = best.choice.copy()
             for _ in range(1 + (rng.random() < TWO_AT_A_TIME)):
                 number, group = np.unravel_index(
                     candidates[min(int(rng.exponential(TOGGLE_LUCK)), len(candidates) - 1)], change.shape
                 )
-                choice[group] = number
+                choice[problems.owner == problems.owner[group]] = number
             choice = _with_room(problems, choice, best.choice, change)
             there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
-            start = None if there is None else _start(there, best, choice)
-            if start is not None:
-                found = LocalSearch([start], rng, asked.watch.anew()).run(ROUNDS_A_TOGGLE)
-                best = min(best, problems.in_tiers(found, choice), key=lambda plan: plan.cost)
+            start, current = None if there is None else _start(there, best, choice), problems.current
+            if start is not None and (current is None or current.within_budget(start.problem, start.widths)):
+                quiet = asked.watch.quiet()
+                last = LocalSearch([start], rng, quiet, current).run(ROUNDS_A_TOGGLE)
+                best = min(best, problems.found(last, choice, asked.watch, quiet), key=lambda plan: plan.rank)
             bar.advance(1, f"best {best.cost:.3f} ms")
     return best
 
@@ -52,13 +57,15 @@ def _with_room(problems: TierProblems, choice: Ints, before: Ints, change: Float
     if room >= 0:
         return choice
     out = 1 + change[1:].argmin(axis=0)
+    need = problems.of_owner(need)
     freed = need[WHOLE] - need[out, each]
     may = (choice == WHOLE) & (before == WHOLE) & (freed > 0) & np.isfinite(change[out, each])
     for group in np.argsort(np.where(may, change[out, each] / np.maximum(freed, 1.0), np.inf), kind="stable").tolist():
         if room >= 0 or not may[group]:
             break
-        choice[group] = out[group]
-        room += freed[group]
+        if choice[group] == WHOLE:
+            choice[problems.owner == problems.owner[group]] = out[group]
+            room += freed[group]
     return choice
 
 
@@ -83,4 +90,5 @@ def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
     change[plan.choice, np.arange(len(plan.choice))] = np.inf
     change[DIVIDED, problems.wide] = np.inf
     change[2:, ~problems.large] = np.inf
+    change[:, ~problems.chosen] = np.inf
     return change

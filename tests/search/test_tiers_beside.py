@@ -1,0 +1,107 @@
+"""What stands beside tiers that a search chooses: tiers that rules name, other rules, and copies of tables."""
+
+import numpy as np
+import pytest
+
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.plan import Plan
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.tiers import Tier
+from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.search.algorithms import Asked
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tiers.search import search_tiers
+from neuroshard.search.watch import Watch
+from search.test_tiers import drawn
+
+FEW = SearchSettings(rounds=4)
+DRAWN = [(0, 12, 2, 0.3), (1, 16, 4, 0.1), (2, 20, 4, 0.5)]  # seed, tables, devices, share of HBM
+Named = dict[str, tuple[Tier | None, int | None]]
+
+
+def planned(task: ShardingTask, settings: SearchSettings = FEW) -> Plan:
+    """The plan, which a Plan checks: rules, HBM of each device, memory of each host. Its price is that of its shards, and its
+    tables are beyond HBM."""
+    model = analytic_model("h100", task.batch_size)
+    plan = search(task, model, settings)
+    prices = price_shards(model, plan.task, plan.shards)
+    assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
+    assert plan.lower_bound_ms <= plan.cost_ms
+    assert plan.task.constraints.beyond_hbm
+    return plan
+
+
+def tiers(plan: Plan) -> Named:
+    return {name: (rule.tier, rule.cached_rows) for name, rule in plan.task.constraints.rules().items()}
+
+
+def some_named(task: ShardingTask) -> Named:
+    """A tier of each kind; of the tables with least lookups a byte the smallest is in HBM, and one with most is not."""
+    by_use = sorted(task.tables, key=lambda table: table.memory_bytes / table.pooling_factor)
+    rarely = min(by_use[len(by_use) // 2 :], key=lambda table: table.memory_bytes)
+    return {by_use[0].name: ("host", None), by_use[1].name: ("cached", 64), rarely.name: ("hbm", None)}
+
+
+@pytest.mark.parametrize(("seed", "count", "devices", "share"), DRAWN)
+def test_tiers_that_rules_name_stand_and_the_search_chooses_the_others(seed, count, devices, share):
+    task = drawn(seed, count, devices, share)
+    named = some_named(task)
+    plan = planned(task.with_tiers(named))
+    found = tiers(plan)
+    assert {name: found[name] for name in named} == named
+    assert len(plan.task.constraints.beyond_hbm) > 2
+
+
+@pytest.mark.parametrize(("seed", "count", "devices", "share"), DRAWN)
+def test_what_the_search_sees_of_a_plan_with_named_tiers_is_what_it_costs(seed, count, devices, share):
+    task = drawn(seed, count, devices, share).with_tiers({"t0": ("host", None), "t1": ("cached", 512)})
+    model = analytic_model("h100", task.batch_size)
+    found = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {})
+    prices = price_shards(model, task.with_tiers(found.plan.tiers), found.plan.shards)
+    assert prices.total_ms.max() == pytest.approx(found.plan.cost)
+    assert 0.97 * found.plan.cost <= found.plan.state.cost <= found.plan.cost * (1 + 1e-6)
+
+
+def test_a_named_tier_may_be_cut_pinned_and_kept_together():
+    task = drawn(3, 12, 4, 0.3)
+    rules = (
+        TableRule(table="t0", tier="host", devices=(1, 2)),
+        TableRule(table="t1", tier="cached", cached_rows=320, max_shards=2),
+        TableRule(table="t2", tier="host"),
+    )
+    plan = planned(
+        task.model_copy(update={"constraints": Constraints(tables=rules, together=(("t2", "t3"), ("t4", "t5")))})
+    )
+    found = tiers(plan)
+    assert (found["t0"], found["t1"], found["t2"]) == (("host", None), ("cached", 320), ("host", None))
+
+
+def test_tables_kept_together_go_beyond_hbm_together_with_no_device_too_full():
+    """Two sets that no device's HBM holds."""
+    task = drawn(0, 12, 2, 0.2)
+    by_size = sorted(task.tables, key=lambda table: -table.memory_bytes)
+    sets = tuple(tuple(table.name for table in by_size[n : n + 3]) for n in (0, 3))
+    plan = planned(task.model_copy(update={"constraints": Constraints(together=sets)}))
+    beyond = plan.task.constraints.beyond_hbm
+    assert all(name in beyond for name in sets[0])
+
+
+def test_where_all_tiers_are_named_nothing_is_left_to_choose():
+    task = drawn(0, 8, 2, 0.3)
+    named: Named = {table.name: ("hbm", None) for table in task.tables}
+    with pytest.raises(Exception, match="short"):
+        search(task.with_tiers(named), analytic_model("h100", task.batch_size), FEW)
+
+
+@pytest.mark.parametrize(("seed", "count", "devices", "share"), DRAWN)
+def test_a_data_parallel_table_is_in_hbm_on_every_device_beside_tables_beyond_it(seed, count, devices, share):
+    task = drawn(seed, count, devices, share)
+    smallest = min(task.tables, key=lambda table: table.memory_bytes).name
+    task = task.with_copies([smallest])
+    plan = planned(task)
+    assert [shard.device for shard in plan.shards if shard.table == smallest] == list(range(devices))
+    assert smallest not in plan.task.constraints.beyond_hbm
+    assert any("1 table data-parallel" in note for note in plan.provenance.notes)
+    assert min(np.array(plan.task.usable_bytes) - plan.memory_bytes()) >= 0
