@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -489,6 +489,8 @@ def taken_over(host_memory_bytes: int | None = 2**30, pipeline: str | None = Non
         ({"cache_params": CacheParams(algorithm=CacheAlgorithm.LRU)}, ["no load factor"]),
         ({"cache_params": CacheParams(load_factor=0.0)}, ["0", "above 0"]),
         ({"cache_params": CacheParams(load_factor=1.5)}, ["1.5", "at most 1"]),
+        ({"cache_params": CacheParams(load_factor=cast(Any, "0.2"))}, ["'0.2'", "a number above 0"]),
+        ({"cache_params": CacheParams(load_factor=True)}, ["True", "a number above 0"]),
         ({"cache_params": CacheParams(load_factor=0.2, algorithm=CacheAlgorithm.LFU)}, ["LFU", "LRU"]),
         ({"cache_params": CacheParams(load_factor=0.2, precision=DataType.FP16)}, ["FP16", "32 bits"]),
         ({"cache_params": CacheParams(load_factor=0.2, prefetch_pipeline=True)}, ["prefetch_pipeline", "None"]),

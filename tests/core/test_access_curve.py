@@ -100,6 +100,17 @@ def stream(**fields: object) -> dict[str, object]:
         (stream(cached_rows=[0, 50, 50]), r"cached_rows\[2\] is 50 after 50; it must rise"),
         (stream(cached_rows=[0, 50, 1001]), "counts 1,001 cached rows, but the table has 1,000"),
         (stream(missed_rows=[19, 5, 6]), r"missed_rows\[2\] is 6 after 5; it must never rise"),
+        (stream(cached_rows=[0, 3, 100]), "has 14 hits a batch in a cache of 3 rows, which has one a row at most"),
+        (stream(cached_rows=[5], missed_rows=[0]), "has 19 hits a batch in a cache of 5 rows"),
+        (
+            {
+                "batch_size": 1000,
+                "group_rows": [1000],
+                "lookups_per_row": [3],
+                "stream": STREAM | {"distinct_rows": 2000, "first_touches": 1981},
+            },
+            "counts 2,000 distinct rows, but the table has 1,000 rows",
+        ),
         (stream(missed_rows=[20, 5, 0]), "misses 21 rows a batch, but a batch has 20 distinct rows"),
         (stream(distinct_rows=31, missed_rows=[30, 5, 0]), "31 distinct rows a batch, but a batch has 30 lookups"),
         (stream(order="random"), "must be 'time' or 'shuffled', not 'random'"),
@@ -109,6 +120,10 @@ def stream(**fields: object) -> dict[str, object]:
 def test_a_curve_that_cannot_be_is_refused_in_one_line(access: object, said: str) -> None:
     with pytest.raises(InvalidInput, match=rf"^[^\n]*{said}[^\n]*$"):
         table(access=access)
+
+
+def test_a_sampled_stream_may_have_more_hits_than_rows_since_both_are_estimates() -> None:
+    assert b'"sampled":0.5' in table(access=stream(cached_rows=[0, 3, 100], sampled=0.5)).canonical_json()
 
 
 def test_an_unknown_distribution_is_refused_in_python_too() -> None:

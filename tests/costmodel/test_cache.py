@@ -163,6 +163,18 @@ def test_what_a_stream_reads_for_the_first_time_no_cache_holds_but_the_whole_tab
     assert curve.first_touches == 100
 
 
+@pytest.mark.parametrize("batch", [BATCH, 3 * BATCH])
+def test_a_cache_is_warm_when_all_rows_that_a_stream_reads_are_in_it(batch: int) -> None:
+    stream = {
+        "order": "time", "batches": 9, "distinct_rows": 850.0, "first_touches": 0.0,
+        "cached_rows": [0, 850, 880, 900], "missed_rows": [850.0, 20.0, 10.0, 0.0],
+    }  # fmt: skip
+    access = {"batch_size": BATCH, "group_rows": [900], "lookups_per_row": [BATCH / 900], "stream": stream}
+    curve = miss_curve(table(access), batch)
+    assert 1 < curve.warm_up(900) < 100
+    assert curve.warm_up(0.5 * ROWS) == curve.warm_up(ROWS) == curve.warm_up(900)
+
+
 def test_the_hull_goes_below_a_kink_and_nothing_else() -> None:
     x, y = np.array([0.0, 1, 2, 3, 4]), np.array([10.0, 9, 2, 1, 0])
     assert convex_hull(x, y).tolist() == [0, 2, 4]

@@ -156,6 +156,23 @@ def test_without_domains_there_are_no_table_row_wise_tables() -> None:
         assert all(len(devices) == DEVICES for devices in split(plan).values())
 
 
+@pytest.mark.parametrize("types", [None, ("grid", "table-row-wise")])
+def test_in_domains_of_one_device_no_rows_are_split_and_a_plan_costs_what_its_shards_do(
+    types: tuple[str, ...] | None,
+) -> None:
+    """Column shards would else be priced as a grid, with its collectives."""
+    model, alone = Analytic("h100", BATCH_SIZE), Topology(domain=1, local_world_size=1)
+    task = task_of(hot_tables(0), types).model_copy(update={"topology": alone})
+    plan = search(task, model, TRY)
+    prices = price_shards(model, plan.task, plan.shards)
+    assert prices is not None
+    assert plan.predicted_ms == pytest.approx(prices.total_ms)
+    assert all(len(devices) == DEVICES for devices in split(plan).values())
+    if types is not None:
+        assert not split(plan)
+        assert any("table-row-wise: domains have one device each" in note for note in plan.provenance.notes)
+
+
 def test_a_search_from_a_plan_keeps_tables_in_their_domain() -> None:
     model, task = Analytic("h100", BATCH_SIZE), task_of(hot_tables(2))
     first = search(task, model, TRY)

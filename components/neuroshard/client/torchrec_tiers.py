@@ -121,9 +121,10 @@ def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) ->
             f"table {table.name!r} has kernel {parameter.compute_kernel} and no load factor: TorchRec gives it the one of other "
             "tables of its operator; set CacheParams(load_factor=…)"
         )
-    if not 0 < params.load_factor <= 1:
+    factor: object = params.load_factor  # TorchRec checks no types
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise InvalidInput(
-            f"table {table.name!r} has load factor {params.load_factor:g}; it must be above 0 and at most 1"
+            f"table {table.name!r} has load factor {shown(factor)}; it must be a number above 0 and at most 1"
         )
     if params.algorithm not in (None, CacheAlgorithm.LRU):
         raise InvalidInput(

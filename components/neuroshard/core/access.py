@@ -70,7 +70,19 @@ class StreamMisses(Value):
             raise ValueError(
                 f"misses {missed:g} rows a batch, but a batch has {self.distinct_rows:g} distinct rows; count the stream again"
             )
+        if self.sampled == 1:  # else both are estimates
+            self._check_hits()
         return self
+
+    def _check_hits(self) -> None:
+        """Raise ValueError where a cache has more hits a batch than rows."""
+        for cached, missed in zip(self.cached_rows, self.missed_rows, strict=True):
+            hits = self.distinct_rows - self.first_touches - missed
+            if hits > cached + LOOSE * (self.distinct_rows + 1):
+                raise ValueError(
+                    f"has {hits:g} hits a batch in a cache of {cached:g} rows, which has one a row at most; count the stream "
+                    "again"
+                )
 
     def of_rows(self, share: float) -> Self:
         """The same of a share of the table's rows, spread evenly over it, as a block of rows is where ids are hashed."""

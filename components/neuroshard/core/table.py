@@ -311,10 +311,10 @@ def _check_access(access: AccessCurve, rows: int, pooling_factor: float) -> None
         raise ValueError(
             f"access has {access.rows:,.0f} rows that are read, but the table has {rows:,}; leave access out, or count it again"
         )
-    if access.stream is not None and access.stream.cached_rows[-1] > rows * (1 + LOOSE):
-        raise ValueError(
-            f"access counts {access.stream.cached_rows[-1]:,.0f} cached rows, but the table has {rows:,} rows"
-        )
+    if access.stream is not None:
+        for what, counted in (("cached", access.stream.cached_rows[-1]), ("distinct", access.stream.distinct_rows)):
+            if counted > rows * (1 + LOOSE):
+                raise ValueError(f"access counts {counted:,.0f} {what} rows, but the table has {rows:,} rows")
     a_sample = access.lookups / access.batch_size
     if not math.isclose(a_sample, pooling_factor, rel_tol=AGREEING, abs_tol=1e-9):
         raise ValueError(

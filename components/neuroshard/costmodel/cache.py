@@ -155,7 +155,8 @@ def _of_stream(rows: float, stream: StreamMisses, by_rates: MissCurve, batches: 
         missed = np.concatenate([missed, tail, np.zeros(len(cached) - len(missed) - len(tail))])
     missed[-1] = 0.0
     times, touched = _working_set(cached, missed, by_rates)
-    at = np.interp(cached, touched, times)
+    read = cached[np.argmax(missed <= _NEVER)]  # no cache holds more rows than are ever read
+    at = np.interp(np.minimum(cached, read), touched, times)
     if batches != 1:
         missed = np.interp(at + batches, times, touched) - cached
         missed = np.minimum.accumulate(np.append(np.maximum(missed[:-1], 0.0), 0.0))

@@ -49,9 +49,10 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
         )
     asked = problem.task.constraints.sharding_types or ()
     if "table-row-wise" in asked and not problem.options.over_domains and problem.task.devices > 1:
-        notes.append(
-            "no table can be table-row-wise: all devices are one domain (--domain says how many share fast links)"
-        )
+        topology = problem.task.topology
+        alone = topology is not None and topology.domain == 1
+        why = "domains have one device each" if alone else "all devices are one domain"
+        notes.append(f"no table can be table-row-wise: {why} (--domain says how many share fast links)")
     task = problem.task
     untrained = [table.name for table in task.tables if not GRID.trains(table.optimizer_bytes_per_row, task.topology)]
     if "grid" in asked and untrained:

@@ -75,10 +75,11 @@ class Spread:
 
 
 def enumerated(task: ShardingTask, may: MayHold) -> tuple[Spread, ...]:
-    """The kinds of spread options of a task. Grids lie on neighbouring domains, and their number divides that of all."""
+    """The kinds of spread options of a task. Grids lie on neighbouring domains, and their number divides that of all. In domains
+    of one device there are no blocks of rows."""
     devices, topology, may_use = task.devices, task.topology, task.constraints.may_use
     found = [Spread(ROW_WISE, devices, 1, devices, (0,))]
-    if topology is not None and topology.domains(devices) > 1 and (may_use("table-row-wise") or may_use("grid")):
+    if topology is not None and 1 < topology.domain < devices and (may_use("table-row-wise") or may_use("grid")):
         domain, domains = topology.domain, topology.domains(devices)
         found.append(Spread(TABLE_ROW_WISE, domain, 1, domain, tuple(range(0, devices, domain))))
         found += [
