@@ -125,6 +125,9 @@ def test_an_operator_that_computes_something_else_is_found(monkeypatch: pytest.M
 
     monkeypatch.setattr("neuroshard.gpu_day.operators._step", step)
     assert all(each.good for each in check("cpu"))
+    assert not any(", cached" in each.what for each in check("cpu"))
+    beyond = [each.what for each in check("cuda") if each.what.endswith((", cached", ", host"))]
+    assert len(beyond) == len(set(beyond)) == 12
     assert not any(each.good for each in check("broken") if "fp32" in each.what)
 
 

@@ -187,13 +187,13 @@ def test_augment_draws_them_and_leaves_all_other_cases_as_they_are(
 ) -> None:
     write_tables(tmp_path / "tables.json", tables_beyond())
     drawing = ("augment", tmp_path / "tables.json", "--compute-cases", 20, "--collective-cases", 4, "--devices", 2)
-    for name, more in (("plain", ()), ("more", ("--tier-cases", 12))):
-        done = neuroshard(*drawing, "--memory", "80GiB", "-o", tmp_path / name, *more)
+    for name, options in (("plain", ()), ("more", ("--tier-cases", 12))):
+        done = neuroshard(*drawing, "--memory", "80GiB", "-o", tmp_path / name, *options)
         assert done.returncode == 0, done.stderr
         assert ("12 cases beyond HBM" in done.stdout + done.stderr) == (name == "more")
-    plain, more = (read_cases(tmp_path / name) for name in ("plain", "more"))
-    assert more.model_copy(update={"tiers": ()}) == plain
-    assert len(more.tiers) == 12
+    plain, drawn = (read_cases(tmp_path / name) for name in ("plain", "more"))
+    assert drawn.model_copy(update={"tiers": ()}) == plain
+    assert len(drawn.tiers) == 12
 
 
 def test_measuring_them_needs_few_packages() -> None:

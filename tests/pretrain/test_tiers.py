@@ -88,7 +88,18 @@ def test_too_few_cases_leave_the_datasheet_and_say_so() -> None:
     )  # fmt: skip
     gap = learn_tiers(costs.model_copy(update={"tiers": failed})).gaps[0]
     assert "48 of 48 failed, the first: 'out of memory (4 GiB)'" in gap
-    assert learn_tiers(costs.model_copy(update={"tiers": ()})) == (None, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("backend", "gap"),
+    [
+        ("cuda", "nothing beyond HBM was measured: tables there are priced by the datasheet's bus"),
+        ("cpu", "backend cpu has no tiers: plans by this cost model have no table beyond HBM"),
+    ],
+)
+def test_a_model_of_no_such_cases_says_what_that_means(backend: str, gap: str) -> None:
+    bench = gpu_bench().model_copy(update={"backend": backend})
+    assert learn_tiers(Costs(bench=bench, compute=(), collective=())) == (None, {}, (gap,))
 
 
 def of_gpu(costs: Costs, beyond: Costs) -> Costs:

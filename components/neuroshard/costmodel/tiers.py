@@ -205,7 +205,7 @@ def in_tiers(model: CostModel, task: ShardingTask) -> CostModel:
 def with_tiers(model: CostModel) -> KnowsTiers:
     """The model, which knows tiers. Raises UsageError where it does not."""
     if not knows_tiers(model):
-        why = ": backend cpu has no tiers" if model.backend == "cpu" else ""
+        why = f": backend {model.backend} has no tiers" if model.backend in ("cpu", "synthetic") else ""
         raise UsageError(
             f"cost model {model.name} ({model.device_name}) knows no memory beyond HBM{why}; plan with analytic:h100 or another "
             "GPU's datasheet, or without --host-memory"

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from neuroshard.core.case import TierCase
-from neuroshard.core.cost import Costs, TierCost
+from neuroshard.core.cost import BackendName, Costs, TierCost
 from neuroshard.core.label import teaches
 from neuroshard.core.part import Part
 from neuroshard.core.table import OPTIMIZER_BYTES
@@ -48,10 +48,10 @@ class _Case(NamedTuple):
 
 
 def learn_tiers(costs: Costs) -> Learned:
-    """The constants that the costs beyond HBM show. None, without a gap, where no case was measured."""
+    """The constants that the costs beyond HBM show; None, and a gap, where too few cases were measured."""
     rows = [(case, cost) for case, cost in costs.tiers if teaches(cost)]
     if not costs.tiers:
-        return Learned(None, {}, ())
+        return Learned(None, {}, (_nothing(costs.bench.backend),))
     some = {tier: {train: _cases(rows, tier, train, costs) for train in (True, False)} for tier in FEWEST}
     lacking = [tier for tier, fewest in FEWEST.items() if len(some[tier][True]) < fewest]
     if lacking:
@@ -78,6 +78,12 @@ def learn_tiers(costs: Costs) -> Learned:
         for tier, both in passes.items()
     }
     return Learned(found, errors, ())
+
+
+def _nothing(backend: BackendName) -> str:
+    if backend != "cuda":
+        return f"backend {backend} has no tiers: plans by this cost model have no table beyond HBM"
+    return "nothing beyond HBM was measured: tables there are priced by the datasheet's bus"
 
 
 def _gap(lacking: Sequence[BeyondHbmTier], known: dict[BeyondHbmTier, int], costs: Costs) -> str:
