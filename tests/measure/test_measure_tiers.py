@@ -126,6 +126,16 @@ def test_they_are_measured_once_each_and_read_back(
     assert (again.now, len(on_tiers)) == (0, 30)
 
 
+def test_a_draw_may_have_nothing_else(with_tiers: Cases, tmp_path: Path, on_tiers: list[TierCase]) -> None:
+    """As a nightly run draws for a kind of GPU that has been measured in all else."""
+    write_cases(tmp_path / "only", with_tiers.model_copy(update={"compute": (), "collective": ()}))
+    summary = run(
+        tmp_path / "only", tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512, budget_seconds=600)
+    )
+    assert (summary.planned, summary.measured, summary.left) == (30, 30, 0)
+    assert len(read_costs(tmp_path / "costs").tiers) == len(on_tiers) == 30
+
+
 def test_an_error_is_a_row(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Synthetic, case: TierCase, round_: int) -> TierCost:
         return TierCost(case_id=case.case_id, round=round_, error="out of memory")

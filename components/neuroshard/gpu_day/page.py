@@ -26,12 +26,12 @@ def render(day: Day) -> str:
     error = model["error_on_unseen_tables"]
     lines += [f"Error on tables never seen: {_share(error)}."]
     lines += [f"- {stand_in}" for stand_in in model["stand_ins"]]
-    lines += [f"Tables beyond HBM: {_beyond_hbm(day, costs['no_tiers'])}."]
+    lines += [f"Tables beyond HBM: {_beyond_hbm(day, costs.get('no_tiers', ''))}."]
     lines += [
         f"- {tier}: {_share(of['mape'])} off on {of['values']} cases held out; by the datasheet {_share(of['datasheet_mape'])}"
-        for tier, of in model["beyond_hbm"].items()
+        for tier, of in model.get("beyond_hbm", {}).items()
     ]
-    lines += [f"- {gap}" for gap in model["gaps"]]
+    lines += [f"- {gap}" for gap in model.get("gaps", ())]
     sheet = day.read("datasheet")
     lines += [
         f"Measured over {sheet['sheet']}{'' if sheet['own'] else ' (not of this device)'}, {sheet['cases']} table sets: "

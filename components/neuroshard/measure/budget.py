@@ -18,8 +18,9 @@ TRIAL_SETS = 3  # to time first; the first one does not count, since it also dra
 FEWEST_REPEATS = 2
 # Table sets, all-to-alls of each number of ranks, and tables beyond HBM. Beyond these, more repeats help more than more cases.
 ENOUGH = {"compute": 400, "collective": 60, "tiers": 24}
-# Of the time that is left after the least. Nets of all-to-alls need fewer cases, and the constants beyond HBM have had enough.
-TIME_SHARES = {"compute": 0.65, "collective": 0.3, "tiers": 0.05}
+# Of the time that is left after the least, in proportion. Nets of all-to-alls need fewer cases, and the constants beyond HBM
+# have had enough.
+TIME_SHARES = {"compute": 0.7, "collective": 0.3, "tiers": 0.05}
 PART = 20  # steps of one kind in a row, so that workers do not change at every step …
 PART_APART = 120  # … and where a change ends processes and starts others
 
