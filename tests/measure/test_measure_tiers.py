@@ -17,7 +17,7 @@ from neuroshard.core.case import Cases, TierCase
 from neuroshard.core.cost import TierCost
 from neuroshard.core.errors import InvalidInput, MeasureError
 from neuroshard.files.cases import read_cases, write_cases
-from neuroshard.files.costs import read_costs
+from neuroshard.files.costs import CostWriter, read_costs
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.budget import TIERS, ranks_of, trial
@@ -144,6 +144,16 @@ def test_an_error_is_a_row(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Synthetic, "beyond_hbm", failing)
     assert run(folder, tmp_path / "costs", "synthetic", SETTINGS).errors == 30
     assert {cost.error for _, cost in read_costs(tmp_path / "costs").tiers} == {"out of memory"}
+
+
+def test_a_row_that_counts_other_tables_than_its_cases_is_named(with_tiers: Cases, tmp_path: Path) -> None:
+    case = with_tiers.tiers[0]
+    cost = tier_cost(case, gpu_bench(), TRUTH, np.random.default_rng(0), 0.0)
+    more = cost.model_copy(update={name: (*getattr(cost, name), 1.0) for name in ("distinct_rows", "missed_rows")})
+    with CostWriter(tmp_path / "costs", gpu_bench(), with_tiers.tables) as writer:
+        writer.add_tier(case, more)
+    with refused(InvalidInput, "tiers-00000.parquet row 0", f"but the case has {len(case.tables)}"):
+        read_costs(tmp_path / "costs")
 
 
 def test_shares_are_merged(with_tiers: Cases, folder: Path, tmp_path: Path, on_tiers: list[TierCase]) -> None:

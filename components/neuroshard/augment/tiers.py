@@ -16,13 +16,8 @@ from neuroshard.core.case import TierCase
 from neuroshard.core.table import Table
 
 TIER_CASES: Final = 48  # for each kind of GPU: a minute or two of it, by our guess
-MISSED_SHARES: Final = (
-    0.0,
-    0.05,
-    0.2,
-    0.5,
-    1.0,
-)  # of a batch's distinct rows: a cache that holds them all, to one without use
+# Of a batch's distinct rows: of a cache that holds them all, to one that is of no use
+MISSED_SHARES: Final = (0.0, 0.05, 0.2, 0.5, 1.0)
 HOST_EVERY, TEST_EVERY = 3, 4  # with the number of shares, these have no common divisor: all kinds of cases occur
 ONE_TABLE_SHARE: Final = 0.5
 MOST_TABLES: Final = 4

@@ -358,13 +358,16 @@ def _read_folder(folder: Path) -> Costs:
     seen: set[tuple[str, int]] = set()
     for row, where in _rows(folder, "compute", COMPUTE_FIELDS, seen):
         compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(row, where)))
-    tiers = [
-        (
-            tier_case_from_row(row, base, where),
-            TierCost.parse({**row, **_lists(row, "distinct_rows", "missed_rows")}, where),
-        )
-        for row, where in _rows(folder, "tiers", TIER_FIELDS, seen)
-    ]
+    tiers: list[tuple[TierCase, TierCost]] = []
+    for row, where in _rows(folder, "tiers", TIER_FIELDS, seen):
+        tier_case = tier_case_from_row(row, base, where)
+        tier_cost = TierCost.parse({**row, **_lists(row, "distinct_rows", "missed_rows")}, where)
+        if tier_cost.error is None and len(tier_cost.distinct_rows) != len(tier_case.tables):
+            raise InvalidInput(
+                f"{where}: distinct_rows of {len(tier_cost.distinct_rows)} tables, but the case has {len(tier_case.tables)}; "
+                "measure it again"
+            )
+        tiers.append((tier_case, tier_cost))
     for row, where in _rows(folder, "collective", COLLECTIVE_FIELDS, seen):
         lists = _lists(row, *COLLECTIVE_LISTS)
         collective.append((collective_case_from_row(row, where), CollectiveCost.parse({**row, **lists}, where)))
