@@ -57,8 +57,8 @@ class Fresh(TableBatchedEmbedding):
         self.lookups = TableLookups(self.settings.seed, self.settings.traces, cache_bytes=0)
         return super().steps(case)
 
-    def _operator(self, tables: Sequence[Table], rows: Sequence[int]) -> Any:
-        operator: Any = super()._operator(tables, rows)
+    def operator(self, tables: Sequence[Table], rows: Sequence[int], *tier: Any) -> Any:
+        operator = super().operator(tables, rows, *tier)
         operator.init_embedding_weights_uniform(
             -0.01, 0.01
         )  # memory that was never written is one page of zeros, which the cache holds

@@ -194,7 +194,7 @@ def compare_operators(_: int, held: tuple[Table, ...], optimizer: str) -> tuple[
     lookups = [part for sharded in made.module.values() for lookup in sharded._lookups for part in lookup.modules()]
     theirs = [one for one in lookups if isinstance(one, SplitTableBatchedEmbeddingBagsCodegen)]
     sets = TableBatchedEmbedding("cpu", 0, MeasureSettings(batch_size=8, optimizer=optimizer), None, 2**20, 2**20)
-    ours = [sets._operator(group, [table.rows for table in group]) for group in fused_groups(held)]
+    ours = [sets.operator(group, [table.rows for table in group]) for group in fused_groups(held)]
     return [facts_of(one) for one in theirs], [facts_of(one) for one in ours]
 
 

@@ -136,7 +136,7 @@ def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
         writer.add_compute(compute[0], timed(compute[0]))
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        assert writer.done == {"compute": {(compute[0].case_id, 0)}, "collective": set()}
+        assert writer.done == {"compute": {(compute[0].case_id, 0)}, "collective": set(), "tiers": set()}
         for case in compute[:2]:
             writer.add_compute(case, timed(case, 9.9))
     assert [cost.forward_ms for _, cost in read_costs(tmp_path).compute] == [1.5, 9.9]

@@ -16,6 +16,7 @@ from helpers.costs import random_model
 from helpers.nodes import node
 from helpers.plans import NOW
 from helpers.refusals import refused
+from helpers.tier_costs import TRUTH
 from neuroshard.cli import app
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import StoreError
@@ -33,7 +34,7 @@ from neuroshard.fleet.labels import kinds_of
 from neuroshard.fleet.node import Node
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.models.published import list_published
-from neuroshard.models.serving import Wanted, known_models
+from neuroshard.models.serving import Wanted, known_models, serves, usable
 from neuroshard.store.bundles import find_hardware, models_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.track import live_or_none
@@ -295,3 +296,15 @@ def test_this_machine_has_a_cpu() -> None:
 )
 def test_what_cannot_be_is_one_line(arguments: list[str], message: str) -> None:
     assert message in str(command(*arguments).exception)
+
+
+def test_a_model_that_learned_nothing_beyond_hbm(store: FolderStore) -> None:
+    """It is asked for where plans have host memory, and plans can be searched without it."""
+    make_live(store, kind().hardware)
+    one = stands(store, kind(), tiers=True)
+    assert (one.state, one.to_measure) == ("tiers not measured", True)
+    assert "datasheet's bus" in one.why
+    [known] = known_models(store)[0].values()
+    assert usable(serves(known, Wanted(tiers=True), NOW))
+    make_live(store, kind().hardware, tiers=TRUTH.model_dump(mode="json"))
+    assert stands(store, kind(), tiers=True).state == "covered"

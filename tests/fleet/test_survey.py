@@ -10,6 +10,7 @@ from helpers.costs import random_model
 from helpers.nodes import mixed_fleet, node
 from helpers.plans import NOW
 from helpers.refusals import refused
+from helpers.tier_costs import TRUTH
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.release import ModelRelease
@@ -229,3 +230,27 @@ def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:
         [kind] = [kind for kind in there.kinds if kind.hardware.name == name]
         assert got.hardware == {"ads": kind.fingerprint}
     assert "may be any of" in found(there, {}, spec(hardware="a100")).no_plan["ads"]
+
+
+def test_a_kind_whose_plans_have_host_memory_is_measured_beyond_hbm_once() -> None:
+    """Its live cost model learned nothing of that, and serves all the same; other models' nights stay as they are."""
+    there, live = fleet(node("a")), known(hardware())
+    beyond = spec(host_memory="1TiB")
+    [campaign] = found(there, live, beyond).campaigns
+    assert campaign.tiers
+    [one] = found(there, live, beyond).kinds
+    assert (one.state, one.lacks) == ("tiers not measured", ("tiers not measured",))
+    assert "host memory" in one.why
+    [(key, of)] = live.items()
+    assert of.model is not None
+    manifest = of.model.manifest.model_copy(update={"tiers": TRUTH})
+    learned = {key: of._replace(model=replace(of.model, manifest=manifest))}
+    assert found(there, learned, beyond).campaigns == ()
+    assert found(there, live).campaigns == ()
+    assert not found(there, {}).campaigns[0].tiers
+    assert found(there, {}, spec(), spec(name="feed", host_memory="1TiB")).campaigns[0].tiers
+
+
+def test_hardware_without_tiers_is_never_measured_beyond_hbm() -> None:
+    there = backends_view(fleet(node("a")), "synthetic")
+    assert not found(there, {}, spec(host_memory="1TiB", hardware="")).campaigns[0].tiers

@@ -11,8 +11,10 @@ from neuroshard.core.release import ModelRelease, Release, Sealed
 from neuroshard.core.value import decode_json
 from neuroshard.costmodel.bundle import load_cost_model, save_cost_model
 from neuroshard.costmodel.given import GivenCosts, load_given
+from neuroshard.costmodel.manifest import Manifest
 from neuroshard.files.cases import CasesManifest, read_cases, write_cases
 from neuroshard.files.constraints import ConstraintsFile, read_constraints
+from neuroshard.files.costs import read_costs
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables, write_tables
 
@@ -85,3 +87,30 @@ def test_pointers(name: str, kind: type[Sealed]) -> None:
     data = (GOLDEN / name).read_bytes()
 
     assert kind.from_json(data, name).canonical_json() == data
+
+
+def test_cases_and_costs_beyond_hbm(tmp_path: Path) -> None:
+    cases = read_cases(GOLDEN / "cases-tiers-1")
+    write_cases(tmp_path, cases)
+
+    assert (tmp_path / "cases.json").read_bytes() == (GOLDEN / "cases-tiers-1" / "cases.json").read_bytes()
+    assert read_cases(tmp_path) == cases
+    assert [(case.tier, case.missed_share, case.split, case.batch_size) for case in cases.tiers] == [
+        ("cached", 0.2, "test_sets", None),
+        ("host", 0.0, "train", 512),
+    ]
+    (one, cost), (other, failed) = read_costs(GOLDEN / "costs-tiers-1").tiers
+    assert (one, other) == cases.tiers
+    assert cost.times_ms == (3.5, 2.25, 0.5, 1.75)
+    assert (cost.distinct_rows, cost.missed_rows, cost.disturbed) == ((800.0, 4000.5), (160.0, 800.25), True)
+    assert failed.error == "out of memory"
+
+
+def test_a_cost_model_with_constants_beyond_hbm() -> None:
+    data = (GOLDEN / "model-tiers-1.json").read_bytes()
+    manifest = Manifest.parse(decode_json(data, ""), "")
+
+    assert manifest.canonical_json() == data
+    assert manifest.tiers is not None
+    assert (manifest.tiers.cases, manifest.tiers.cached_forward.table_ms) == (36, 0.08)
+    assert {tier: errors.mape for tier, errors in manifest.report.tiers.items()} == {"cached": 0.03125, "host": None}

@@ -78,6 +78,7 @@ def test_a_day_that_is_cut_off_again_and_again_does_everything_once(
     page = (tmp_path / "page.md").read_text()
     assert "24 of 24 kinds" in page
     assert f"| {THEIRS} |" in page
+    assert "Tables beyond HBM: none was measured, as a CPU has no tiers." in page
 
 
 def test_costs_are_done_once_nothing_is_left_whatever_the_machine_cannot_measure(
@@ -89,7 +90,15 @@ def test_costs_are_done_once_nothing_is_left_whatever_the_machine_cannot_measure
     def measure(*arguments: object) -> RunSummary:
         costs = Costs(bench=BENCH, compute=(), collective=())
         return RunSummary.of(
-            costs, planned=2000, measured=next(measured), now_by_ranks={}, impossible=200, seconds=1.0, drift_case_ms=()
+            costs,
+            planned=2000,
+            measured=next(measured),
+            now_by_ranks={},
+            impossible=200,
+            without_tiers=0,
+            no_tiers="",
+            seconds=1.0,
+            drift_case_ms=(),
         )
 
     monkeypatch.setattr(stages, "measure", measure)
@@ -116,6 +125,9 @@ def test_an_operator_that_computes_something_else_is_found(monkeypatch: pytest.M
 
     monkeypatch.setattr("neuroshard.gpu_day.operators._step", step)
     assert all(each.good for each in check("cpu"))
+    assert not any(", cached" in each.what for each in check("cpu"))
+    beyond = [each.what for each in check("cuda") if each.what.endswith((", cached", ", host"))]
+    assert len(beyond) == len(set(beyond)) == 12
     assert not any(each.good for each in check("broken") if "fp32" in each.what)
 
 

@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from neuroshard.augment.tiers import TIER_CASES
 from neuroshard.core.case import Cases, ComputeCase
+from neuroshard.core.cost import Hardware
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.files.tables import write_tables
-from neuroshard.nightly.augment import renamed, roles, tables_of
-from neuroshard.orders.nightly import ModelSpec
+from neuroshard.nightly.augment import Lacking, _drawn, _put, lacking, read_draws, renamed, roles, tables_of
+from neuroshard.orders.nightly import Campaign, ModelSpec, Request
+from neuroshard.store.folder import FolderStore
 
 
 def spec(name: str, path: str) -> ModelSpec:
@@ -85,3 +88,47 @@ def test_where_all_that_fits_is_held_out_tables_of_earlier_draws_are_trained_on(
     )
     unseen, pool = roles((TALL[0], SMALL), [drawn], 2**20, np.random.default_rng(0))
     assert (unseen, pool) == ({"ads/small"}, (TALL[0], SMALL, OTHER))
+
+
+def campaign(tiers: bool) -> Campaign:
+    gpu = Hardware(kind="cuda", name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2**30)
+    return Campaign(
+        hardware=gpu,
+        folder="f",
+        pods=1,
+        devices=8,
+        resource="",
+        node_selector={},
+        tolerations=(),
+        measurable=(2,),
+        tiers=tiers,
+    )
+
+
+REQUEST = Request(compute_cases=20, collective_cases=4, batch_size=65536, seed=0, backend="cuda")
+
+
+def test_cases_beyond_hbm_are_drawn_once_and_only_where_plans_need_them():
+    tables = tuple(Table(name=f"ads/t{i}", rows=10**6 + i, dim=64, pooling_factor=2.0 + i) for i in range(8))
+    everything = lacking(campaign(True), REQUEST, tables, [])
+    assert (everything.tiers, lacking(campaign(False), REQUEST, tables, []).tiers) == (TIER_CASES, 0)
+
+    first = _drawn(campaign(True), REQUEST, tables, [], everything, 1)
+    assert len(first.tiers) == TIER_CASES
+    plain = _drawn(campaign(False), REQUEST, tables, [], lacking(campaign(False), REQUEST, tables, []), 1)
+    assert first.model_copy(update={"tiers": ()}) == plain
+
+    assert not lacking(campaign(True), REQUEST, tables, [first])
+    only = lacking(campaign(True), REQUEST, tables, [plain])
+    assert (bool(only), only) == (True, Lacking(0, {}, TIER_CASES))
+    second = _drawn(campaign(True), REQUEST, tables, [plain], only, 2)
+    assert (second.compute, second.collective, len(second.tiers)) == ((), (), TIER_CASES)
+    assert not lacking(campaign(True), REQUEST, tables, [plain, second])
+
+
+def test_a_draw_beyond_hbm_is_whole_in_the_store(tmp_path):
+    tables = (Table(name="ads/t", rows=10**6, dim=64, pooling_factor=2.0),)
+    drawn = _drawn(campaign(True), REQUEST, tables, [], Lacking(0, {}, 5), 1)
+    store = FolderStore(tmp_path)
+    _put(drawn, store, "f", 1)
+    assert read_draws(store, "f") == {1: drawn}

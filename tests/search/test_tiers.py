@@ -8,6 +8,7 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from bench.searching.peers_tiers import WithoutCollectives, least_ms, recshard
 from helpers.costs import random_model
+from helpers.tier_costs import TRUTH
 from neuroshard.core.access import AccessCurve, StreamMisses
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.cost import Hardware
@@ -22,7 +23,9 @@ from neuroshard.costmodel.cache import miss_curve
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.report import TierErrors
 from neuroshard.costmodel.tiers import CacheSizes, with_tiers
+from neuroshard.report.origin import Fact, model_facts
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -272,5 +275,32 @@ def test_a_trained_model_of_gpus_prices_tiers_by_the_bus_of_their_datasheet(rate
     assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
     assert plan.lower_bound_ms <= plan.cost_ms
     assert any("not measured" in note for note in plan.provenance.notes)
-    with pytest.raises(UsageError, match="knows no memory beyond HBM"):
+    with pytest.raises(UsageError, match=r"knows no memory beyond HBM.*: backend synthetic has no tiers"):
         search(task, nets, FEW)  # of no GPU
+
+
+NO_CACHE_PAYS = TRUTH.model_copy(update={"cached_forward": TRUTH.cached_forward.model_copy(update={"table_ms": 50.0})})
+
+
+@pytest.mark.parametrize("measured", [TRUTH, NO_CACHE_PAYS], ids=["usual", "no cache pays"])
+def test_a_model_that_was_measured_beyond_hbm_prices_tiers_by_that(measured):
+    """Plan, prices, bound and notes, also where the constants are unlike those of any datasheet."""
+    task = drawn(0, 12, 2, 0.3).model_copy(update={"batch_size": 65536})
+    nets = random_model(2)
+    bench = nets.manifest.bench.model_copy(
+        update={"backend": "cuda", "hardware": Hardware(kind="cuda", name="NVIDIA H100 80GB HBM3", memory_bytes=2**36)}
+    )
+    report = nets.report.model_copy(update={"tiers": {"cached": TierErrors(train_cases=24, values=8, mape=0.031)}})
+    fields = {"bench": bench, "tiers": measured.model_copy(update={"cases": 36}), "report": report}
+    model = replace(nets, manifest=nets.manifest.model_copy(update=fields))
+    plan = search(task, model, FEW)
+    rules = plan.task.constraints.beyond_hbm
+    assert plan.cost_ms == pytest.approx(float(price_shards(model, plan.task, plan.shards).total_ms.max()))
+    assert 0 < plan.lower_bound_ms <= plan.cost_ms
+    said = "as measured beyond HBM on NVIDIA H100 80GB HBM3 (36 cases; off on cases held out: cached 3.1%)"
+    assert any(note.endswith(f"of a device's step, {said}") for note in plan.provenance.notes)
+    assert not any("not measured" in note for note in plan.provenance.notes if "beyond HBM" in note)
+    assert {rule.tier for rule in rules.values()} >= {"host"}
+    if measured is NO_CACHE_PAYS:
+        assert {rule.tier for rule in rules.values()} == {"host"}
+    assert Fact("tables beyond HBM", said) in model_facts(model)

@@ -1,4 +1,4 @@
-"""Room 1: tables -> cases, which are random table sets that fit a device, and random all-to-alls between devices.
+"""Room 1: tables -> cases: random table sets that fit a device, random all-to-alls between devices, and tables beyond HBM.
 
     neuroshard augment tables.json --compute-cases 2000 --collective-cases 400 --devices 4 --memory 32GiB -o cases/
 
@@ -15,6 +15,7 @@ import numpy as np
 from neuroshard.augment.draw import Draw
 from neuroshard.augment.pools import Pool, fitting, hold_out
 from neuroshard.augment.settings import AugmentSettings
+from neuroshard.augment.tiers import draw_tiers
 from neuroshard.core.case import TEST_SETS_SHARE, VALID_SHARE, Cases, CollectiveCase, ComputeCase, Split
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible
@@ -87,6 +88,7 @@ def augment(
         tables=tuple(tables),
         compute=tuple(compute),
         collective=tuple(collective),
+        tiers=draw_tiers(tables, settings),
         max_dim=max(seen.max_dim, unseen.max_dim),
         seed=settings.seed,
     )

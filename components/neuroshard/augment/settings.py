@@ -8,6 +8,7 @@ from neuroshard.core.table import DIM_STEP, MAX_DIM
 from neuroshard.core.task import MAX_DEVICES
 
 MOST_CASES = 10_000_000  # a hundred times the paper's
+MOST_TIER_CASES = 10_000
 MOST_TABLES = 100_000  # all tables of a large task on one device
 
 
@@ -19,6 +20,8 @@ class AugmentSettings:
     `memory_bytes`. `max_dim` is the widest shard drawn; a table that is wider also comes in its own width and its halves.
     `test_share` of the tables is kept for the split `test_tables`. In training and validation, `vary_share` of the shards have
     other rows and pooling factors than their table.
+
+    `tier_cases` are of tables beyond HBM, which only GPUs measure.
 
     `plan_share` of the compute cases are what one device holds in a random plan for one of the numbers of `devices`; the others
     are random sets of 1 to 15 tables. Where a device has more tables on average, a fifth of the sets have more, up to 1.3 times
@@ -37,6 +40,7 @@ class AugmentSettings:
     vary_share: float = 0.5
     plan_share: float = 0.75
     batch_sizes: tuple[int, ...] = ()
+    tier_cases: int = 0
     seed: int
 
     def __post_init__(self) -> None:
@@ -53,6 +57,10 @@ class AugmentSettings:
             raise UsageError(f"a set must have at least 1 table, not {self.max_tables}")
         if not 0 <= self.max_delay_ms <= MOST_MS:
             raise UsageError(f"the latest start must be from 0 to {MOST_MS:,.0f} ms, not {self.max_delay_ms:g}")
+        if self.tier_cases > MOST_TIER_CASES:
+            raise UsageError(
+                f"at most {MOST_TIER_CASES:,} cases beyond HBM can be drawn, not {self.tier_cases:,}: they give a few constants"
+            )
         if max(self.compute_cases, self.collective_cases) > MOST_CASES or (self.max_tables or 0) > MOST_TABLES:
             raise UsageError(
                 f"at most {MOST_CASES:,} table sets and as many all-to-alls can be drawn, of {MOST_TABLES:,} tables each, not "

@@ -13,6 +13,8 @@ from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import parse_bytes, parse_counts, parse_duration, parse_share
 
 if TYPE_CHECKING:
+    from neuroshard.core.case import Cases
+    from neuroshard.core.cost import Costs
     from neuroshard.measure.network import NetworkFigures
 
 
@@ -30,6 +32,10 @@ def augment(
     collective_cases: Annotated[
         int, typer.Option(min=0, help="All-to-alls to measure, over all numbers of devices.")
     ] = 400,
+    tier_cases: Annotated[
+        int,
+        typer.Option(min=0, help="Cases of tables beyond HBM, cached and in host memory; GPUs only: 48 are enough."),
+    ] = 0,
     max_dim: Annotated[int, typer.Option(help="Widest shard to measure.")] = 128,
     max_tables: Annotated[
         int | None, typer.Option(min=1, help="Most tables in a set [default: 15, and more where a device has more].")
@@ -60,6 +66,7 @@ def augment(
     settings = AugmentSettings(
         compute_cases=compute_cases,
         collective_cases=collective_cases,
+        tier_cases=tier_cases,
         devices=parse_counts(devices, "--devices"),
         memory_bytes=parse_bytes(memory),
         max_dim=max_dim,
@@ -71,9 +78,9 @@ def augment(
     )
     cases = run(tables_json, out, settings, acquire_for=acquire)
     if as_json:
-        say_json({"out": str(out), "table_sets": len(cases.compute), "all_to_alls": len(cases.collective)})
+        say_json({"out": str(out), **_counts(cases)})
     else:
-        say(f"{out}: {counted(len(cases.compute), 'table set')}, {counted(len(cases.collective), 'all-to-all')}")
+        say(f"{out}: {_said(cases)}")
 
 
 VERIFYING = {"verify", "count", "timeout", "traces", "as_json", "quiet"}  # the options of `measure --verify`
@@ -186,10 +193,22 @@ def merge(
 
     costs = run(folders, out)
     if as_json:
-        say_json({"out": str(out), "table_sets": len(costs.compute), "all_to_alls": len(costs.collective)})
+        say_json({"out": str(out), **_counts(costs)})
         return
-    sets, all_to_alls = counted(len(costs.compute), "table set"), counted(len(costs.collective), "all-to-all")
-    say(f"{out}: {sets} and {all_to_alls} of {counted(len(folders), 'folder')}")
+    say(f"{out}: {_said(costs)} of {counted(len(folders), 'folder')}")
+
+
+def _counts(some: "Cases | Costs") -> dict[str, int]:
+    """How many cases, or rows, there are of each kind."""
+    counts = {"table_sets": len(some.compute), "all_to_alls": len(some.collective)}
+    return counts | ({"beyond_hbm": len(some.tiers)} if some.tiers else {})
+
+
+def _said(some: "Cases | Costs") -> str:
+    said = [counted(len(some.compute), "table set"), counted(len(some.collective), "all-to-all")]
+    if some.tiers:
+        said.append(f"{counted(len(some.tiers), 'case')} beyond HBM")
+    return ", ".join(said)
 
 
 @command(

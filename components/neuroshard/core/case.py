@@ -1,4 +1,4 @@
-"""What to measure: sets of tables on one device, and all-to-alls between devices."""
+"""What to measure: sets of tables on one device, all-to-alls between devices, and tables beyond HBM."""
 
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from neuroshard.core.table import Table
+from neuroshard.core.tiers import BeyondHbmTier
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
 # train and valid: sets of training tables. test_sets: unseen sets of those. test_tables: only tables never in the others.
@@ -85,11 +86,38 @@ class CollectiveCase(Value):
         return sha256(canonical_json([list(self.device_dims), list(self.start_delays_ms)]))[:16]
 
 
+class TierCase(Value):
+    """Tables that one device holds in another tier (core/tiers.py), measured beside the same tables in HBM.
+
+    A cached table is an operator of its own, and each batch misses `missed_share` of the distinct rows that it reads. A table
+    gets more rows where the batches need more. `batch_size` is as in ComputeCase.
+    """
+
+    tables: Annotated[tuple[Table, ...], Field(min_length=1)]
+    tier: BeyondHbmTier
+    missed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    split: Split = "train"
+    batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
+
+    @model_validator(mode="after")
+    def _misses_of_a_cache(self) -> Self:
+        if self.tier == "host" and self.missed_share:
+            raise ValueError(f"missed_share {self.missed_share:g} in host memory: only a cache misses rows")
+        return self
+
+    @cached_property
+    def case_id(self) -> str:
+        """16 hex digits of what is measured; the split does not count."""
+        facts = [self.tier, self.missed_share, self.batch_size, *map(_shape, self.tables)]
+        return sha256(canonical_json(facts))[:16]
+
+
 class Cases(Value):
     """A whole case set, as `augment` writes it and `measure` reads it. Case ids are distinct."""
 
     tables: tuple[Table, ...]  # the base tables that the cases were made from
     compute: tuple[ComputeCase, ...]
     collective: tuple[CollectiveCase, ...]
+    tiers: tuple[TierCase, ...] = ()
     max_dim: int
     seed: int

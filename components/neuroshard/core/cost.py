@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.case import CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
@@ -204,6 +204,42 @@ class CollectiveCost(Value):
         return self.model_copy(update=times)
 
 
+class TierCost(Value):
+    """ms of one TierCase and, measured right after it, of the same tables in HBM; or error.
+
+    Labels are as in ComputeCost. `distinct_rows` are those that a batch reads of each table, and `missed_rows` those of them that
+    were not in its cache: FBGEMM counted them, in batches that were not timed.
+    """
+
+    case_id: str
+    round: int = Field(0, ge=0)
+    forward_ms: Milliseconds | None = None
+    backward_ms: Milliseconds | None = None
+    hbm_forward_ms: Milliseconds | None = None
+    hbm_backward_ms: Milliseconds | None = None
+    distinct_rows: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    missed_rows: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    error: str | None = None
+    disturbed: bool = False
+
+    @model_validator(mode="after")
+    def _times_or_error(self) -> Self:
+        check_times_or_error(self.case_id, self.forward_ms, self.backward_ms, self.error)
+        check_times_or_error(self.case_id, self.hbm_forward_ms, self.hbm_backward_ms, self.error)
+        if len(self.distinct_rows) != len(self.missed_rows):
+            raise ValueError(
+                f"case {self.case_id} has {len(self.distinct_rows)} distinct_rows, but {len(self.missed_rows)} missed_rows"
+            )
+        return self
+
+    @property
+    def times_ms(self) -> tuple[float, float, float, float]:
+        """Forward and backward beyond HBM, then both in HBM. Ask only where there is no error."""
+        times = (self.forward_ms, self.backward_ms, self.hbm_forward_ms, self.hbm_backward_ms)
+        assert None not in times
+        return times  # type: ignore[return-value]
+
+
 def check_times_or_error(case_id: str, forward: object, backward: object, error: str | None) -> None:
     """A cost is both times, or an error, and not both. Raises ValueError."""
     if (forward is None) != (backward is None) or (forward is None) == (error is None):
@@ -222,3 +258,4 @@ class Costs(Value):
     collective: tuple[tuple[CollectiveCase, CollectiveCost], ...]
     tables: tuple[Table, ...] = ()
     device_counts: tuple[int, ...] = ()
+    tiers: tuple[tuple[TierCase, TierCost], ...] = ()

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import Generic, TypeVar
 
 from neuroshard.core.case import CollectiveCase, ComputeCase
-from neuroshard.core.cost import CollectiveCost, ComputeCost
+from neuroshard.core.cost import CollectiveCost, ComputeCost, TierCost
 
 LEAST_MS = 1e-9  # a millionth of a nanosecond
 
@@ -26,13 +26,15 @@ class Rounds(Generic[Case, Cost]):
     costs: tuple[Cost, ...]
 
 
-def teaches(cost: ComputeCost | CollectiveCost) -> bool:
+def teaches(cost: ComputeCost | CollectiveCost | TierCost) -> bool:
     """Whether a net can learn from this cost: not from an error, nor from 0 ms or hardly more, which only a broken clock
     measures, and by which nothing can be divided."""
     if cost.error is not None:
         return False
     if isinstance(cost, ComputeCost):
         return cost.total_ms >= LEAST_MS
+    if isinstance(cost, TierCost):
+        return min(cost.times_ms) >= LEAST_MS
     return all(ms >= LEAST_MS for ms in (*(cost.forward_ms or ()), *(cost.backward_ms or ())))
 
 

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from neuroshard.core.part import Part
 
 Tier = Literal["hbm", "cached", "host"]
+BeyondHbmTier = Literal["cached", "host"]
 KERNELS: dict[Tier, str] = {"hbm": "fused", "cached": "fused_uvm_caching", "host": "fused_uvm"}  # TorchRec's names
 
 WAYS = 32  # rows of a set of the cache (CUDA; HIP has 64: there a cache may have a set of 32 more than counted)

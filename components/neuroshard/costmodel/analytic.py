@@ -311,9 +311,9 @@ class Analytic:
         output = self.batch_size * vectors * columns * OUTPUT_BYTES
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)
         between = distinct * (row + output / np.maximum(lookups, 1))  # bytes that pass before a row comes back
-        again, row_missed = lookups - distinct, _missed(between, sheet.cache_bytes)
+        again, row_missed = lookups - distinct, missed_share(between, sheet.cache_bytes)
         bags = np.minimum(self.batch_size * vectors, lookups)
-        gradient_missed = _missed(output, sheet.cache_bytes)
+        gradient_missed = missed_share(output, sheet.cache_bytes)
         forward = distinct * row + again * row * row_missed + output + lookups * INDEX_BYTES
         gradients_again = np.maximum(lookups * gradient - output, 0.0) * gradient_missed
         backward = 2 * distinct * (row + state_row) + gradients_again + output + lookups * passes * SORT_BYTES
@@ -341,6 +341,11 @@ class Analytic:
         """Whether the device has memory beyond its own."""
         return self.sheet.bus > 0
 
+    @property
+    def tiers_from(self) -> str:
+        """As in tiers.KnowsTiers."""
+        return "by the rates of a datasheet's bus, not measured"
+
     def beyond_hbm(self, parts: Sequence[Part]) -> BeyondHbm:
         """What (N,) parts of tables take more beyond HBM.
 
@@ -354,7 +359,7 @@ class Analytic:
         columns = widths_of(parts)
         row = rounded_up(columns * element, sheet.sector_bytes)
         output = self.batch_size * vectors * columns * OUTPUT_BYTES
-        lost = _missed(distinct * (row + output / np.maximum(lookups, 1)), sheet.cache_bytes)
+        lost = missed_share(distinct * (row + output / np.maximum(lookups, 1)), sheet.cache_bytes)
         in_place = sheet.bus * sheet.in_place_share
         updated, places = distinct * columns * state / in_place, np.zeros_like(lookups)
         return BeyondHbm(
@@ -466,6 +471,6 @@ def analytic_model(name: str, batch_size: int | None) -> Analytic:
     return Analytic(name, batch_size)
 
 
-def _missed(between: Floats, cache_bytes: float) -> Floats:
+def missed_share(between: Floats, cache_bytes: float) -> Floats:
     """The share of reads that find their bytes pushed out of the cache, by the bytes that passed since the last read."""
     return np.asarray(between / (between + cache_bytes))

@@ -21,16 +21,19 @@ from neuroshard.core.part import Part
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import BUNDLE_FILES
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
 from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.costmodel.all_to_all_net import AllToAllNet, Transfers
 from neuroshard.costmodel.analytic import DATASHEETS, Analytic, analytic_for
 from neuroshard.costmodel.features import FEATURE_VERSION, FEATURES, FEWEST_FEATURES, OLDEST_FEATURES, split_features
 from neuroshard.costmodel.manifest import MODEL_FORMAT, Manifest, TrainedFrom
+from neuroshard.costmodel.measured_tiers import beyond_hbm
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, Network, input_ms_per_column
 from neuroshard.costmodel.protocol import Dips, Floats
 from neuroshard.costmodel.report import ModelReport
 from neuroshard.costmodel.tensors import from_tensors, to_tensors
+from neuroshard.costmodel.tier_constants import MeasuredTiers
 from neuroshard.costmodel.tiers import BeyondHbm
 from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 from neuroshard.files.disk import read_bytes, writing
@@ -212,13 +215,27 @@ class TrainedCostModel:
 
     @property
     def has_tiers(self) -> bool:
-        """Whether it is of GPUs, which a bus joins to host memory. No training case has tables there: its rates are those of the
-        GPU's datasheet."""
-        return self.backend == "cuda" and self._datasheet.has_tiers
+        """Whether it is of GPUs, which a bus joins to host memory."""
+        return self.backend == "cuda" and (self.manifest.tiers is not None or self._datasheet.has_tiers)
+
+    @property
+    def tiers_from(self) -> str:
+        """As in tiers.KnowsTiers."""
+        measured = self.manifest.tiers
+        if measured is None:
+            return self._datasheet.tiers_from
+        off = [f"{tier} {one.mape:.1%}" for tier, one in sorted(self.report.tiers.items()) if one.mape is not None]
+        return (
+            f"as measured beyond HBM on {self.device_name} ({counted(measured.cases, 'case')}"
+            + (f"; off on cases held out: {', '.join(off)}" if off else "")
+            + ")"
+        )
 
     def beyond_hbm(self, parts: Sequence[Part]) -> BeyondHbm:
-        """As in tiers.KnowsTiers."""
-        return self._datasheet.beyond_hbm(parts)
+        """As in tiers.KnowsTiers: as measured, else by the rates of the GPU's datasheet."""
+        if self.manifest.tiers is None:
+            return self._datasheet.beyond_hbm(parts)
+        return beyond_hbm(self.manifest.tiers, parts, self.batch_size, self._datasheet.sheet)
 
     @property
     def _datasheet(self) -> Analytic:
@@ -299,6 +316,7 @@ def cost_model(
     max_dim: int,
     batch_sizes: tuple[int, ...],
     device_counts: tuple[int, ...],
+    tiers: MeasuredTiers | None = None,
 ) -> TrainedCostModel:
     """A cost model of these nets, with a manifest that holds the sha256 of their weights."""
     manifest = Manifest(
@@ -313,6 +331,7 @@ def cost_model(
         tensors_sha256=sha256(to_tensors(nets)),
         report=report,
         provenance=provenance,
+        tiers=tiers,
     )
     return TrainedCostModel(manifest, nets, manifest.main_batch_size)
 

@@ -1,14 +1,15 @@
 """model.json: what a trained cost model was trained on, what it predicts, and how far it can be trusted."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.table import MAX_DIM
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.value import Value
+from neuroshard.core.value import Value, without_defaults
 from neuroshard.costmodel.report import ModelReport
+from neuroshard.costmodel.tier_constants import MeasuredTiers
 
 MODEL_FORMAT: Final = 1
 
@@ -42,6 +43,11 @@ class Manifest(Value):
     tensors_sha256: str
     report: ModelReport
     provenance: TrainedFrom
+    tiers: MeasuredTiers | None = None  # what tables beyond HBM take more; None where that was not measured
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"tiers": None})
 
     @property
     def main_batch_size(self) -> int:

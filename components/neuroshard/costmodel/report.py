@@ -1,13 +1,14 @@
 """How far a cost model can be trusted: its errors on held-out cases, and the noise of the labels, which no model can beat."""
 
 from textwrap import wrap
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from neuroshard.core.case import Split
 from neuroshard.core.text import counted
-from neuroshard.core.value import Value
+from neuroshard.core.tiers import BeyondHbmTier
+from neuroshard.core.value import Value, without_defaults
 
 # Tables in a set, from and to: few, some, many, and beyond what the paper measured.
 SET_SIZES: Final[tuple[tuple[int, int | None], ...]] = ((1, 3), (4, 8), (9, 15), (16, None))
@@ -89,11 +90,24 @@ class NetReport(Value):
         return self.kind if self.devices is None else f"{self.kind}, {self.devices} devices"
 
 
+class TierErrors(Value):
+    """Tables in a tier beyond HBM: how many cases the constants were fitted to, and how far they are off on `values` others.
+
+    `mape` is the mean |predicted / measured - 1| of forward and backward, `datasheet_mape` that of the datasheet that the
+    constants replace; None without such cases, or where the datasheet states no bus.
+    """
+
+    train_cases: int
+    values: int
+    mape: float | None
+    datasheet_mape: float | None = None
+
+
 class ModelReport(Value):
     """Reports of all nets, the number of rows `left_out` of training (an error, or 0 ms), and the `gaps`: what is missing.
 
     `stand_ins` has a sentence for each part of which too little was measured; the scaled analytic model answers for it.
-    `compute_stands_in` is true if table sets are such a part.
+    `compute_stands_in` is true if table sets are such a part. `tiers` are empty where nothing beyond HBM was learned.
     """
 
     nets: tuple[NetReport, ...]
@@ -101,6 +115,11 @@ class ModelReport(Value):
     gaps: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
     compute_stands_in: bool = False
+    tiers: dict[BeyondHbmTier, TierErrors] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"tiers": {}})
 
     @property
     def unseen_tables_error(self) -> float | None:
@@ -137,6 +156,11 @@ class ModelReport(Value):
         lines = ["error on cases held back       values     MAPE       R2      tau        MSE/ms2"]
         for net in self.nets:
             lines += _net_lines(net)
+        if self.tiers:
+            lines += [
+                "beyond HBM, measured beside the same tables in HBM",
+                *map(_tier_line, sorted(self.tiers.items())),
+            ]
         notes = [f"stand-in: {part}; measure more cases to learn it" for part in self.stand_ins]
         notes += [f"note: {gap}" for gap in self.gaps]
         if self.left_out:
@@ -154,6 +178,7 @@ class ModelReport(Value):
             found |= {f"{name}_covered_{split}": covered.share for split, covered in net.coverage.items()}
             if net.label_noise is not None:
                 found[f"{name}_label_noise"] = net.label_noise.mape
+        found |= {f"beyond_hbm_{tier}_mape": one.mape for tier, one in self.tiers.items() if one.mape is not None}
         return found
 
 
@@ -177,6 +202,15 @@ def _net_lines(net: NetReport) -> list[str]:
     else:
         lines.append(f"  {'measuring again (noise)':<28}{net.label_noise.values:>7,}  {net.label_noise.mape:>7.1%}")
     return lines
+
+
+def _tier_line(of_tier: tuple[BeyondHbmTier, TierErrors]) -> str:
+    tier, errors = of_tier
+    name = f"  {'cached' if tier == 'cached' else 'in host memory'} ({counted(errors.train_cases, 'case')})"
+    if errors.mape is None:
+        return f"{name:<30}no case was held out"
+    sheet = "" if errors.datasheet_mape is None else f"  by the datasheet {errors.datasheet_mape:.1%}"
+    return f"{name:<30}{errors.values:>7,}  {errors.mape:>7.1%}{sheet}"
 
 
 def _figures(errors: Errors) -> str:

@@ -52,6 +52,10 @@ class KnowsTiers(CostModel, Protocol):
     def has_tiers(self) -> bool:
         """Whether its device has memory beyond its own."""
 
+    @property
+    def tiers_from(self) -> str:
+        """Where its figures beyond HBM are from, as the end of a sentence."""
+
     def beyond_hbm(self, parts: Sequence[Part]) -> BeyondHbm:
         """What (N,) parts of tables take more beyond HBM."""
 
@@ -205,8 +209,9 @@ def in_tiers(model: CostModel, task: ShardingTask) -> CostModel:
 def with_tiers(model: CostModel) -> KnowsTiers:
     """The model, which knows tiers. Raises UsageError where it does not."""
     if not knows_tiers(model):
+        why = f": backend {model.backend} has no tiers" if model.backend in ("cpu", "synthetic") else ""
         raise UsageError(
-            f"cost model {model.name} ({model.device_name}) knows no memory beyond HBM; plan with analytic:h100 or another GPU's "
-            "datasheet, or without --host-memory"
+            f"cost model {model.name} ({model.device_name}) knows no memory beyond HBM{why}; plan with analytic:h100 or another "
+            "GPU's datasheet, or without --host-memory"
         )
     return model

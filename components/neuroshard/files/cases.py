@@ -1,4 +1,4 @@
-"""The folder that `augment` writes and `measure` reads: cases.json, compute.parquet, collective.parquet.
+"""The folder that `augment` writes and `measure` reads: cases.json, compute.parquet, collective.parquet; tiers.parquet if any.
 
 A compute case is a row of lists with an entry a table: name, rows, dim, pooling_factor. The rest of a table (reuse bins, bytes,
 pooling) is that of the base table of this name in cases.json. cases.json is written last: a folder without it is unfinished.
@@ -10,16 +10,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, ValidationError
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, MAX_DIM, MAX_ROWS, MOST_LOOKUPS, Table
-from neuroshard.core.value import Value, check_format, decode_json, explain, shown
+from neuroshard.core.value import Value, check_format, decode_json, explain, shown, without_defaults
 from neuroshard.files import parquet
 from neuroshard.files.disk import disk_errors, only_writer, read_bytes, write_bytes, writing
 
-_Case = TypeVar("_Case", ComputeCase, CollectiveCase)
+_Case = TypeVar("_Case", ComputeCase, CollectiveCase, TierCase)
 
 COMPUTE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("case_id", pa.string()),
@@ -36,17 +36,28 @@ COLLECTIVE_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
     ("device_dims", pa.list_(pa.int64())),
     ("start_delays_ms", pa.list_(pa.float64())),
 ]
+# missing in folders without cases beyond HBM
+TIER_CASE_FIELDS: list[tuple[str, pa.DataType]] = [
+    *COMPUTE_CASE_FIELDS,
+    ("tier", pa.string()),
+    ("missed_share", pa.float64()),
+]
 
 
 class CasesManifest(Value):
-    """cases.json: the base tables, and the numbers of cases in the two Parquet files."""
+    """cases.json: the base tables, and the numbers of cases in the Parquet files."""
 
     format_version: Literal[1] = 1
     tables: tuple[Table, ...]
     compute_cases: int
     collective_cases: int
+    tier_cases: int = 0
     max_dim: Annotated[int, Field(gt=0, le=MAX_DIM)]
     seed: int
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"tier_cases": 0})
 
 
 def write_cases(folder: Path, cases: Cases) -> None:
@@ -58,6 +69,7 @@ def write_cases(folder: Path, cases: Cases) -> None:
         tables=cases.tables,
         compute_cases=len(cases.compute),
         collective_cases=len(cases.collective),
+        tier_cases=len(cases.tiers),
         max_dim=cases.max_dim,
         seed=cases.seed,
     )
@@ -66,8 +78,11 @@ def write_cases(folder: Path, cases: Cases) -> None:
     with only_writer(folder, "cases"):
         with disk_errors(folder, "write to it"):
             (folder / "cases.json").unlink(missing_ok=True)
+            (folder / "tiers.parquet").unlink(missing_ok=True)
         write_rows(folder / "compute.parquet", compute, COMPUTE_CASE_FIELDS)
         write_rows(folder / "collective.parquet", collective, COLLECTIVE_CASE_FIELDS)
+        if cases.tiers:
+            write_rows(folder / "tiers.parquet", list(map(tier_case_row, cases.tiers)), TIER_CASE_FIELDS)
         write_bytes(folder / "cases.json", manifest.canonical_json())
 
 
@@ -89,15 +104,25 @@ def read_cases(folder: Path) -> Cases:
         collective_case_from_row(row, f"{collective_path} row {index}")
         for index, row in enumerate(read_rows(collective_path, COLLECTIVE_CASE_FIELDS))
     ]
+    tiers_path = folder / "tiers.parquet"
+    tiers = [
+        tier_case_from_row(row, base, f"{tiers_path} row {index}")
+        for index, row in enumerate(read_rows(tiers_path, TIER_CASE_FIELDS) if manifest.tier_cases else ())
+    ]
     if (len(compute), len(collective)) != (manifest.compute_cases, manifest.collective_cases):
         raise InvalidInput(
             f"{path}: says {manifest.compute_cases} compute and {manifest.collective_cases} collective cases, but the Parquet "
             f"files hold {len(compute)} and {len(collective)}; make the cases again"
         )
+    if len(tiers) != manifest.tier_cases:
+        raise InvalidInput(
+            f"{path}: says {manifest.tier_cases} cases beyond HBM, but {tiers_path.name} holds {len(tiers)}; make the cases again"
+        )
     return Cases(
         tables=manifest.tables,
         compute=tuple(compute),
         collective=tuple(collective),
+        tiers=tuple(tiers),
         max_dim=manifest.max_dim,
         seed=manifest.seed,
     )
@@ -115,6 +140,12 @@ def compute_case_row(case: ComputeCase) -> dict[str, Any]:
     }
 
 
+def tier_case_row(case: TierCase) -> dict[str, Any]:
+    of_set = ComputeCase(tables=case.tables, split=case.split, batch_size=case.batch_size)
+    own = {"case_id": case.case_id, "tier": case.tier, "missed_share": case.missed_share}
+    return {**compute_case_row(of_set), **own}
+
+
 def collective_case_row(case: CollectiveCase) -> dict[str, Any]:
     return {
         "case_id": case.case_id,
@@ -126,6 +157,20 @@ def collective_case_row(case: CollectiveCase) -> dict[str, Any]:
 
 def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> ComputeCase:
     """A row of lists as a ComputeCase, completed by the tables in `base`. Raises InvalidInput."""
+    tables = _tables_from_row(row, base, where)
+    try:
+        case = ComputeCase(tables=tables, split=row["split"], batch_size=row["batch_size"])
+    except ValidationError as error:
+        raise InvalidInput(f"{where}: {explain(error)}") from None
+    return check_case_id(case, row, where)
+
+
+def tier_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> TierCase:
+    """The same of a TierCase."""
+    return check_case_id(TierCase.parse({**row, "tables": _tables_from_row(row, base, where)}, where), row, where)
+
+
+def _tables_from_row(row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> tuple[Table, ...]:
     columns = (row["table"], row["rows"], row["dim"], row["pooling_factor"])
     if any(column is None or None in column for column in columns) or len(set(map(len, columns))) > 1:
         raise InvalidInput(f"{where}: table, rows, dim and pooling_factor are not lists of one length, without nulls")
@@ -141,12 +186,11 @@ def compute_case_from_row(row: Mapping[str, Any], base: Mapping[str, Table], whe
                 raise InvalidInput(
                     f"{where}: table {table.name!r} has {table.rows} rows, dim {table.dim}, pooling {table.pooling_factor}"
                 )
-        case = ComputeCase(tables=tuple(tables), split=row["split"], batch_size=row["batch_size"])
     except KeyError as error:
         raise InvalidInput(f"{where}: table {error} is not among the base tables") from None
     except ValidationError as error:
         raise InvalidInput(f"{where}: {explain(error)}") from None
-    return check_case_id(case, row, where)
+    return tuple(tables)
 
 
 def collective_case_from_row(row: Mapping[str, Any], where: str) -> CollectiveCase:

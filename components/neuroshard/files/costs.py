@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import pyarrow as pa
 from pydantic import Field
 
-from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.case import CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, slowness
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, TierCost, slowness
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.label import teaches
 from neuroshard.core.table import Table
@@ -28,17 +28,20 @@ from neuroshard.core.value import Value, check_format, decode_json, shown
 from neuroshard.files.cases import (
     COLLECTIVE_CASE_FIELDS,
     COMPUTE_CASE_FIELDS,
+    TIER_CASE_FIELDS,
     collective_case_from_row,
     collective_case_row,
     compute_case_from_row,
     compute_case_row,
     read_rows,
+    tier_case_from_row,
+    tier_case_row,
     write_rows,
 )
 from neuroshard.files.disk import disk_errors, is_lock_of, read_bytes, take_lock, write_bytes
 
 _Case = TypeVar("_Case")
-_Cost = TypeVar("_Cost", ComputeCost, CollectiveCost)
+_Cost = TypeVar("_Cost", ComputeCost, CollectiveCost, TierCost)
 
 BROKEN = ".broken"  # suffix of a part that could not be read
 FLUSH_SECONDS = 5.0  # the first row after so long is written, with those before it; a killed run loses what came after
@@ -66,6 +69,19 @@ COLLECTIVE_FIELDS = [
     ("backward_median_ms", pa.list_(pa.float64())),
     ("error", pa.string()),
 ]
+TIER_FIELDS = [
+    *TIER_CASE_FIELDS,
+    ("round", pa.int32()),
+    ("forward_ms", pa.float64()),
+    ("backward_ms", pa.float64()),
+    ("hbm_forward_ms", pa.float64()),
+    ("hbm_backward_ms", pa.float64()),
+    ("distinct_rows", pa.list_(pa.float64())),
+    ("missed_rows", pa.list_(pa.float64())),
+    ("error", pa.string()),
+    ("disturbed", pa.bool_()),
+]
+FIELDS = {"compute": COMPUTE_FIELDS, "collective": COLLECTIVE_FIELDS, "tiers": TIER_FIELDS}  # of the parts of each kind
 # empty where unknown
 COLLECTIVE_LISTS = ("forward_spread_ms", "backward_spread_ms", "forward_median_ms", "backward_median_ms")
 
@@ -93,9 +109,9 @@ class CostWriter:
     ) -> None:
         self.folder = folder
         self.manifest = CostsManifest(bench=bench, tables=tables, device_counts=device_counts)
-        self.rows: dict[str, list[dict[str, Any]]] = {"compute": [], "collective": []}
-        self.done: dict[str, set[tuple[str, int]]] = {"compute": set(), "collective": set()}
-        self.succeeded: dict[str, set[tuple[str, int]]] = {"compute": set(), "collective": set()}
+        self.rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FIELDS}
+        self.done: dict[str, set[tuple[str, int]]] = {kind: set() for kind in FIELDS}
+        self.succeeded: dict[str, set[tuple[str, int]]] = {kind: set() for kind in FIELDS}
         self.disturbed: dict[str, list[bool]] = {}  # of the measurements of each table set
         self.flushed_at = time.monotonic()
         self.lock = _lock(folder)
@@ -108,7 +124,7 @@ class CostWriter:
     def _begin_or_continue(self) -> None:
         path = self.folder / "costs.json"
         if not path.exists():
-            if stray := [*_parts(self.folder, "compute"), *_parts(self.folder, "collective")]:
+            if stray := [part for kind in FIELDS for part in _parts(self.folder, kind)]:
                 raise InvalidInput(
                     f"{self.folder}: has {stray[0].name} of an unknown bench, and no costs.json; give another -o"
                 )
@@ -119,7 +135,7 @@ class CostWriter:
         if extended != begun:
             write_bytes(path, extended.canonical_json())
         self.manifest = extended
-        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)):
+        for kind, fields in FIELDS.items():
             for part in _parts(self.folder, kind):
                 try:
                     rows = list(read_rows(part, fields))
@@ -151,6 +167,9 @@ class CostWriter:
     def add_collective(self, case: CollectiveCase, cost: CollectiveCost) -> None:
         self._add("collective", {**collective_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
 
+    def add_tier(self, case: TierCase, cost: TierCost) -> None:
+        self._add("tiers", {**tier_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
+
     def _add(self, kind: str, row: dict[str, Any]) -> None:
         key = (row["case_id"], row["round"])
         if key not in self.done[kind]:
@@ -169,7 +188,7 @@ class CostWriter:
                 f"{self.folder}: was deleted or moved while costs were written to it; measure again, or, if it was moved, "
                 "continue with -o and its new name"
             )
-        for kind, fields in (("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)):
+        for kind, fields in FIELDS.items():
             if self.rows[kind]:
                 # a part's name is never used again
                 taken = [*_parts(self.folder, kind), *_parts(self.folder, kind, BROKEN)]
@@ -281,6 +300,7 @@ def _joined(costs: Costs, more: Costs, where: str) -> Costs:
         collective=_labels_first(_with_rounds(*(_calmer_all_to_alls(bench.calm_all_to_all_ms, each) for each in both))),
         tables=tuple({table.name: table for table in (*more.tables, *costs.tables)}.values()),
         device_counts=tuple(sorted({*costs.device_counts, *more.device_counts})),
+        tiers=_labels_first(_with_rounds(costs.tiers, more.tiers)),
     )
 
 
@@ -338,8 +358,18 @@ def _read_folder(folder: Path) -> Costs:
     seen: set[tuple[str, int]] = set()
     for row, where in _rows(folder, "compute", COMPUTE_FIELDS, seen):
         compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(row, where)))
+    tiers: list[tuple[TierCase, TierCost]] = []
+    for row, where in _rows(folder, "tiers", TIER_FIELDS, seen):
+        tier_case = tier_case_from_row(row, base, where)
+        tier_cost = TierCost.parse({**row, **_lists(row, "distinct_rows", "missed_rows")}, where)
+        if tier_cost.error is None and len(tier_cost.distinct_rows) != len(tier_case.tables):
+            raise InvalidInput(
+                f"{where}: distinct_rows of {len(tier_cost.distinct_rows)} tables, but the case has {len(tier_case.tables)}; "
+                "measure it again"
+            )
+        tiers.append((tier_case, tier_cost))
     for row, where in _rows(folder, "collective", COLLECTIVE_FIELDS, seen):
-        lists = {name: row[name] or () for name in COLLECTIVE_LISTS}
+        lists = _lists(row, *COLLECTIVE_LISTS)
         collective.append((collective_case_from_row(row, where), CollectiveCost.parse({**row, **lists}, where)))
     return Costs(
         bench=manifest.bench,
@@ -347,7 +377,13 @@ def _read_folder(folder: Path) -> Costs:
         collective=_labels_first(collective),
         tables=manifest.tables,
         device_counts=manifest.device_counts,
+        tiers=_labels_first(tiers),
     )
+
+
+def _lists(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Some columns of lists, empty where a row has none."""
+    return {name: row[name] or () for name in names}
 
 
 def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Cost], ...]:
@@ -366,9 +402,9 @@ def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Co
     return tuple(ordered)
 
 
-def _worth(cost: ComputeCost | CollectiveCost) -> int:
+def _worth(cost: ComputeCost | CollectiveCost | TierCost) -> int:
     """How good a row is as a label: 0 nothing that a net learns from, 1 a disturbed measurement, 2 any other."""
-    return 0 if not teaches(cost) else 1 if isinstance(cost, ComputeCost) and cost.disturbed else 2
+    return 0 if not teaches(cost) else 1 if not isinstance(cost, CollectiveCost) and cost.disturbed else 2
 
 
 def _rows(

@@ -101,6 +101,7 @@ def survey(
             measurable=measurable(kind, ranks) if own else (),
             columns=max((_columns(spec, tables.get(spec.name, ())) for spec in own), default=0),
             tables=tuple(table for spec in own for table in tables.get(spec.name, ())),
+            tiers=kind.hardware.kind == "cuda" and any(spec.order.has_host_memory for spec in own),
         )
     kinds = coverage(fleet.kinds, known, now=now, wanted=wanted)
     campaigns = tuple(_campaign(one, wanted[one.kind.fingerprint], specs, settings) for one in kinds if one.to_measure)
@@ -180,5 +181,6 @@ def _campaign(one: KindCoverage, wanted: Wanted, specs: Sequence[ModelSpec], set
         tolerations=kind.tolerations,
         ranks=ranks,
         measurable=measurable(kind, ranks),
+        tiers=wanted.tiers,
         oldest_seconds=wanted.max_age_seconds if "model too old" in one.lacks else None,
     )

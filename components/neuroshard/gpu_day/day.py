@@ -22,6 +22,7 @@ class Scale:
     most_pooling: float
     compute_cases: int = 2000
     collective_cases: int = 200
+    tier_cases: int = 48  # beyond HBM
     tasks: int = 30
     rounds: int = 7  # of all devices of all plans of a task
     epochs: int | None = None  # of training, at most
@@ -29,8 +30,8 @@ class Scale:
 
 SCALES = {
     "cuda": Scale("cuda", 65536, 16384, "40GiB", 20_000_000, 200.0),
-    "cpu": Scale("cpu", 1024, 512, "2GiB", 30_000, 60.0, 200, 40, 3, 3),
-    "synthetic": Scale("synthetic", 65536, 16384, "40GiB", 20_000_000, 200.0, 200, 40, 2, 3),
+    "cpu": Scale("cpu", 1024, 512, "2GiB", 30_000, 60.0, 200, 40, 12, 3, 3),
+    "synthetic": Scale("synthetic", 65536, 16384, "40GiB", 20_000_000, 200.0, 200, 40, 12, 2, 3),
 }
 
 

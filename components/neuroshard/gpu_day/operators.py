@@ -1,9 +1,15 @@
-"""FBGEMM's operator on a device compared with the same operator on the CPU: outputs, and weights after a step."""
+"""FBGEMM's operator on a device compared with the same operator on the CPU: outputs, and weights after a step.
+
+On a GPU also with tables beyond HBM, cached and in host memory. A CPU has no such tiers: FBGEMM would take them for host memory.
+"""
 
 import warnings
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
+
+from neuroshard.core.tiers import Tier
+from neuroshard.measure.timing.fbgemm import PLACES
 
 if TYPE_CHECKING:
     import torch
@@ -11,7 +17,11 @@ if TYPE_CHECKING:
 ROWS, DIMS, BATCH, MOST_LOOKUPS = 1000, (4, 32, 128), 64, 6
 LEARNING_RATE = 0.1
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2}  # sums are taken in another order
-KINDS = tuple(product(("sum", "mean", "none"), ("fp32", "fp16"), (False, True), ("sgd", "rowwise_adagrad", "adagrad")))
+OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")
+Kind = tuple[str, str, bool, str, Tier]  # pooling, element type, weighted, optimizer, tier
+KINDS: tuple[Kind, ...] = tuple(product(("sum", "mean", "none"), ("fp32", "fp16"), (False, True), OPTIMIZERS, ("hbm",)))
+BEYOND_HBM: tuple[Kind, ...] = tuple(product(("sum",), ("fp32", "fp16"), (False,), OPTIMIZERS, ("cached", "host")))
+CACHE_SETS = 16  # of 32 rows: fewer than a batch reads, so that rows are missed, and some find no slot
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,17 @@ class Checked:
 def check(device: str) -> list[Checked]:
     """Every kind of operator that plans are priced for, on `device` (cuda, or cpu against itself)."""
     found = []
-    for pooling, element, weighted, optimizer in KINDS:
+    for pooling, element, weighted, optimizer, tier in KINDS + (() if device == "cpu" else BEYOND_HBM):
         what = f"{pooling}, {element}, {'weighted' if weighted else 'unweighted'}, {optimizer}"
+        what += "" if tier == "hbm" else f", {tier}"
         if weighted and pooling != "sum":
             continue  # TorchRec allows weights only with sums
         try:
             with warnings.catch_warnings(action="ignore"):
-                here, there = (_step(on, pooling, element, weighted, optimizer) for on in (device, "cpu"))
+                here, there = (
+                    _step(on, pooling, element, weighted, optimizer, in_tier)
+                    for on, in_tier in ((device, tier), ("cpu", "hbm"))
+                )
         except Exception as error:  # a kind that this build of FBGEMM lacks is a result, not a failure
             found.append(
                 Checked(what, float("inf"), TOLERANCE[element], f"{type(error).__name__}: {error}".splitlines()[0])
@@ -48,7 +62,9 @@ def check(device: str) -> list[Checked]:
     return found
 
 
-def _step(device: str, pooling: str, element: str, weighted: bool, optimizer: str) -> "list[torch.Tensor]":
+def _step(
+    device: str, pooling: str, element: str, weighted: bool, optimizer: str, tier: Tier = "hbm"
+) -> "list[torch.Tensor]":
     """A step of three tables on `device`: its output, and each table's weights after it, all copied to the CPU.
 
     Where nothing is pooled, the tables have one width.
@@ -62,7 +78,8 @@ def _step(device: str, pooling: str, element: str, weighted: bool, optimizer: st
     )
 
     on_cpu = device == "cpu"
-    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+    gpu = (EmbeddingLocation[PLACES[tier]], ComputeDevice.CUDA)
+    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else gpu
     dims = [DIMS[-1]] * len(DIMS) if pooling == "none" else list(DIMS)
     types = {
         "sgd": EmbOptimType.EXACT_SGD,
@@ -78,6 +95,7 @@ def _step(device: str, pooling: str, element: str, weighted: bool, optimizer: st
         weights_precision=SparseType(element),
         output_dtype=SparseType.FP32,
         stochastic_rounding=False,
+        cache_sets=CACHE_SETS if tier == "cached" else 0,
         device=torch.device(device),
     )
     generator = torch.Generator().manual_seed(0)
@@ -89,4 +107,6 @@ def _step(device: str, pooling: str, element: str, weighted: bool, optimizer: st
     of_samples = torch.rand(len(indices), generator=generator).to(device) if weighted else None
     output = operator(indices.to(device), offsets.to(device), per_sample_weights=of_samples)
     output.backward(torch.randn(output.shape, generator=generator).to(device))
+    if tier == "cached":
+        operator.flush()  # rows that only the cache has so far
     return [output.detach().cpu(), *(weights.detach().cpu() for weights in operator.split_embedding_weights())]

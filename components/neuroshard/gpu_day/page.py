@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from neuroshard.files.costs import read_manifest
+from neuroshard.core.text import counted
+from neuroshard.files.costs import read_costs, read_manifest
 from neuroshard.gpu_day.day import Day
 
 
@@ -23,8 +24,14 @@ def render(day: Day) -> str:
         costs["repeatability"] is not None
     )
     error = model["error_on_unseen_tables"]
-    lines += [f"Error on tables never seen: {'not known' if error is None else format(error, '.1%')}."]
+    lines += [f"Error on tables never seen: {_share(error)}."]
     lines += [f"- {stand_in}" for stand_in in model["stand_ins"]]
+    lines += [f"Tables beyond HBM: {_beyond_hbm(day, costs.get('no_tiers', ''))}."]
+    lines += [
+        f"- {tier}: {_share(of['mape'])} off on {of['values']} cases held out; by the datasheet {_share(of['datasheet_mape'])}"
+        for tier, of in model.get("beyond_hbm", {}).items()
+    ]
+    lines += [f"- {gap}" for gap in model.get("gaps", ())]
     sheet = day.read("datasheet")
     lines += [
         f"Measured over {sheet['sheet']}{'' if sheet['own'] else ' (not of this device)'}, {sheet['cases']} table sets: "
@@ -43,6 +50,17 @@ def render(day: Day) -> str:
         f"Predicted over measured: {plans['predicted_over_measured']:+.1%}, absolute {plans['absolute']:.1%}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _beyond_hbm(day: Day, no_tiers: str) -> str:
+    if no_tiers:
+        return f"none was measured, as {no_tiers}"
+    rows = read_costs(day.folder / "costs").tiers
+    return f"{counted(len(rows), 'case')} measured, {counted(sum(bool(cost.error) for _, cost in rows), 'error')}"
+
+
+def _share(value: float | None) -> str:
+    return "not known" if value is None else format(value, ".1%")
 
 
 def _row(name: str, of: dict[str, Any]) -> str:

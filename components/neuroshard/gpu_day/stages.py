@@ -93,6 +93,7 @@ def cases(day: Day) -> Any:
         day,
         *("augment", "tables.json", "-o", "cases", "--memory", day.scale.memory),
         *("--compute-cases", day.scale.compute_cases, "--collective-cases", collective_cases),
+        *("--tier-cases", day.scale.tier_cases),
         *("--batch-sizes", f"{day.scale.other_batch_size},{day.scale.batch_size}"),
         *("--devices", ",".join(map(str, counts))),
     )
@@ -105,7 +106,12 @@ def costs(day: Day) -> Any:
         settings = MeasureSettings(batch_size=day.scale.batch_size, budget_seconds=day.left_s - LEAST_SECONDS / 2)
         found = measure(day.folder / "cases", day.folder / "costs", day.scale.backend, settings)
         if not found.left:
-            return {"measured": found.measured, "errors": found.errors, "repeatability": found.compute_repeatability}
+            return {
+                "measured": found.measured,
+                "errors": found.errors,
+                "repeatability": found.compute_repeatability,
+                "no_tiers": found.no_tiers,
+            }
         day.say(f"costs: {found.measured} of {found.planned} measured")
     raise OutOfTime
 
@@ -139,7 +145,12 @@ def model(day: Day) -> Any:
     report = pretrain(
         day.folder / "costs", day.folder / "model", ranks=(TASK_DEVICES,), epochs=day.scale.epochs
     ).manifest.report
-    return {"error_on_unseen_tables": report.unseen_tables_error, "stand_ins": list(report.stand_ins)}
+    return {
+        "error_on_unseen_tables": report.unseen_tables_error,
+        "stand_ins": list(report.stand_ins),
+        "beyond_hbm": {tier: errors.model_dump(mode="json") for tier, errors in report.tiers.items()},
+        "gaps": list(report.gaps),
+    }
 
 
 def plans(day: Day) -> Any:

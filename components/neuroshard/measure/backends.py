@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware, TierCost
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import DeviceCost
 
@@ -62,6 +62,7 @@ class Backend(Protocol):
 
     bench: Bench
     most_devices: int | None  # of the largest all-to-all here; None for any
+    no_tiers: str  # why no table lies beyond HBM here; empty where it may
     repeats: int  # of each case from now on; a run lowers it to fit its budget
     # Memory does not hold the processes for table sets and those for all-to-alls together, so a change between them is slow.
     apart: bool
@@ -78,6 +79,10 @@ class Backend(Protocol):
 
     def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
         """The cost of an all-to-all. Raises WorkerLost, MeasureError."""
+
+    def beyond_hbm(self, case: TierCase, round_: int) -> TierCost:
+        """The cost of tables beyond HBM. Out of memory is a cost with an error. Raises WorkerLost, MeasureError; ask only where
+        there are tiers."""
 
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
         """What each device takes in a step, while all take theirs at the same time: each with its table set, or none.

@@ -7,18 +7,20 @@ it cannot guess cases that it never saw. Beyond ENOUGH, what does not fit is lef
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from neuroshard.core.case import CollectiveCase
+from neuroshard.core.case import CollectiveCase, TierCase
 from neuroshard.core.text import counted
 from neuroshard.measure.schedule import DRIFT, Step
 
-Ranks = int  # of an all-to-all, or SETS: steps of as many ranks take about equally long
+Ranks = int  # of an all-to-all, or SETS or TIERS: steps of as many ranks take about equally long
 SETS: Ranks = 0
+TIERS: Ranks = -1  # of tables beyond HBM
 TRIAL_SETS = 3  # to time first; the first one does not count, since it also draws lookups and touches memory
 FEWEST_REPEATS = 2
-# Table sets, and all-to-alls of each number of ranks. Beyond these, more repeats help more than more cases.
-ENOUGH = {"compute": 400, "collective": 60}
-# Of the time that is left after the least. Nets of all-to-alls need fewer cases.
-TIME_SHARES = {"compute": 0.7, "collective": 0.3}
+# Table sets, all-to-alls of each number of ranks, and tables beyond HBM. Beyond these, more repeats help more than more cases.
+ENOUGH = {"compute": 400, "collective": 60, "tiers": 24}
+# Of the time that is left after the least, in proportion. Nets of all-to-alls need fewer cases, and the constants beyond HBM
+# have had enough.
+TIME_SHARES = {"compute": 0.7, "collective": 0.3, "tiers": 0.05}
 PART = 20  # steps of one kind in a row, so that workers do not change at every step …
 PART_APART = 120  # … and where a change ends processes and starts others
 
@@ -35,7 +37,7 @@ class Bought:
     usual_repeats: int
 
     def __str__(self) -> str:
-        what = {"compute": "table sets", "collective": "all-to-alls"}
+        what = {"compute": "table sets", "collective": "all-to-alls", "tiers": "tables beyond HBM"}
         measured = [
             f"{self.expected[kind]:,} of {counted(self.asked[kind], 'measurement')} of {nouns}"
             for kind, nouns in what.items()
@@ -49,7 +51,9 @@ class Bought:
 
 
 def ranks_of(step: Step) -> Ranks:
-    """An all-to-all's number of ranks, or SETS."""
+    """An all-to-all's number of ranks, SETS, or TIERS."""
+    if isinstance(step.case, TierCase):
+        return TIERS
     return len(step.case.device_dims) if isinstance(step.case, CollectiveCase) else SETS
 
 
@@ -90,7 +94,7 @@ def buy(
         steps = [*least, *_by_value(others, cost, PART_APART if apart else PART)]
         affordable = _affordable(steps, cost, seconds)
         asked, expected = _count(steps), _count(affordable)
-        enough = {"compute": ENOUGH["compute"], "collective": ENOUGH["collective"] * len(at.keys() - {SETS})}
+        enough = {**ENOUGH, "collective": ENOUGH["collective"] * len(at.keys() - {SETS, TIERS})}
         if all(expected[kind] >= min(count, asked[kind]) for kind, count in enough.items()):
             break
     return Bought(repeats, tuple(steps), expected, asked, seconds, usual_repeats)

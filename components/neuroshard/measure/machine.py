@@ -27,6 +27,10 @@ class Machine(Protocol):
     def install(self) -> str:
         """How to install FBGEMM."""
 
+    @property
+    def no_tiers(self) -> str:
+        """Why no table lies beyond HBM here; empty where it may."""
+
     def hardware(self) -> Hardware:
         """The same for every machine of this kind. Raises MeasureError where there is no such device."""
 
@@ -69,6 +73,7 @@ class CpuMachine:
 
     kind: Literal["cpu"] = "cpu"
     install = install_command("measure")
+    no_tiers = "a CPU has no tiers"
 
     def hardware(self) -> Hardware:
         return devices.cpu()
@@ -133,6 +138,7 @@ class CudaMachine:
     """The NVIDIA GPUs of this machine."""
 
     kind: Literal["cuda"] = "cuda"
+    no_tiers = ""
     install = f"{pip()} install fbgemm-gpu==1.8.0 for torch 2.13, fbgemm-gpu==1.6.0 for torch 2.11"
 
     def hardware(self) -> Hardware:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard import system
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, TierCost
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.operator_limits import fault_of_tables
 from neuroshard.core.plan import DeviceCost
@@ -35,7 +35,7 @@ from neuroshard.measure.timing.all_to_all import (
 )
 from neuroshard.measure.timing.harness import collective_cost
 from neuroshard.measure.timing.steps import TimeSteps
-from neuroshard.measure.timing.table_sets import ProbeCpu, TimeTableSets
+from neuroshard.measure.timing.table_sets import ProbeCpu, TimeBeyondHbm, TimeTableSets
 from neuroshard.measure.workers.processes import WorkerLost, WorkerPool, tried
 
 # otherwise gloo resolves this host's name, which fails in some containers
@@ -68,7 +68,7 @@ class RealDevices:
             raise MeasureError(lacks)
         self.machine, self.settings = machine, settings
         bench = bench_of(machine, cases, settings, begun)
-        self.most_devices = machine.most_devices()
+        self.most_devices, self.no_tiers = machine.most_devices(), machine.no_tiers
         counts = {len(case.device_dims) for case in cases.collective}
         self.counts = tuple(sorted(n for n in counts if self.most_devices is None or n <= self.most_devices))
 
@@ -148,6 +148,16 @@ class RealDevices:
         calm, now = self.bench.calm_all_to_all_ms.get(str(len(answers))), reference_ms(answers)
         cost = collective_cost(case, round_, [one.forward for one in answers], [one.backward for one in answers])
         return cost.scaled(calm / now, case.waiting_ms) if calm and now else cost
+
+    def beyond_hbm(self, case: TierCase, round_: int) -> TierCost:
+        if self.no_tiers:
+            raise MeasureError(self.no_tiers)
+        if fault := fault_of_tables(case.tables, self.machine.kind):
+            return TierCost(case_id=case.case_id, round=round_, error=fault)
+        self._make_room_for(self.set_workers)
+        # on one GPU, as those of a host would share its memory
+        cost: TierCost = self.set_workers.ask(TimeBeyondHbm(case, round_, self.repeats), count=1)[0]
+        return cost
 
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
         if any(case and fault_of_tables(case.tables, self.machine.kind) for case in sets):

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, TierCost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
@@ -31,7 +31,7 @@ MOST_ROUNDS = 20  # with more, the error of a label no longer comes from chance
 STILL_DISTURBED = 10  # repeated measurements in a row that were disturbed again: the rest waits for a later run
 LOST_IN_A_ROW = 3  # cases whose workers were lost: from there on the machine may be at fault, and the run checks that
 
-Cost = ComputeCost | CollectiveCost
+Cost = ComputeCost | CollectiveCost | TierCost
 
 
 def measure(
@@ -80,13 +80,13 @@ def _succeeds(step: Step | None, backend: Backend) -> bool:
 
 
 def in_chunks(steps: Sequence[Step], concurrency: Callable[[], int]) -> Iterator[list[Step]]:
-    """The steps in order, up to `concurrency` table sets in a chunk. An all-to-all or the drift case is a chunk alone.
+    """The steps in order, up to `concurrency` table sets in a chunk. Any other case and the drift case are chunks alone.
 
     `concurrency` is called at every step, since it falls while table sets take long.
     """
     chunk: list[Step] = []
     for step in steps:
-        alone = step.kind == "collective" or step.round_ == DRIFT
+        alone = step.kind != "compute" or step.round_ == DRIFT
         if chunk and (alone or len(chunk) >= concurrency()):
             yield chunk
             chunk = []
@@ -114,12 +114,14 @@ def _measured(step: Step, backend: Backend) -> Cost:
     case, round_ = step.case, max(step.round_, 0)
     if isinstance(case, ComputeCase):
         return tried(lambda: backend.compute(case, round_))
+    if isinstance(case, TierCase):
+        return tried(lambda: backend.beyond_hbm(case, round_))
     return tried(lambda: backend.all_to_all(case, round_))
 
 
 def _failed(step: Step, error: str) -> Cost:
-    kind = ComputeCost if isinstance(step.case, ComputeCase) else CollectiveCost
-    return kind(case_id=step.case.case_id, round=max(step.round_, 0), error=error)
+    kinds: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": CollectiveCost, "tiers": TierCost}
+    return kinds[step.kind](case_id=step.case.case_id, round=max(step.round_, 0), error=error)
 
 
 def run(
@@ -154,7 +156,8 @@ def run(
         CostWriter(out, opened.bench, cases.tables, _device_counts(cases)) as writer,
     ):
         planned = schedule(_share_of(cases, share), settings.seed, rounds)
-        possible = planned.only(lambda step: has_devices(step, opened.most_devices))
+        possible = planned.only(lambda step: can_measure(step, opened))
+        left_out = [step for step in planned.steps if not can_measure(step, opened)]
         left = possible.only(lambda step: (step.case.case_id, step.round_) not in writer.done[step.kind])
         this_run = _Run(writer, opened, deadline, possible.steps)
         this_run.measure_all(left)
@@ -164,7 +167,9 @@ def run(
         planned=_rows(possible.steps),
         measured=_rows(possible.steps) - _rows(left.steps) + this_run.rows,
         now_by_ranks={kind: len(seconds) for kind, seconds in sorted(this_run.seconds_of.items())},
-        impossible=_rows(planned.steps) - _rows(possible.steps),
+        impossible=sum(step.kind == "collective" for step in left_out),
+        without_tiers=sum(step.kind == "tiers" for step in left_out),
+        no_tiers=opened.no_tiers,
         seconds=time.monotonic() - began,
         drift_case_ms=this_run.drift_case_ms,
     )
@@ -189,7 +194,7 @@ def _begun(out: Path, backend: str) -> Bench | None:
 
 def _share_of(cases: Cases, share: tuple[int, int]) -> Cases:
     first, of = share
-    own = {"compute": cases.compute[first - 1 :: of], "collective": cases.collective[first - 1 :: of]}
+    own = {kind: getattr(cases, kind)[first - 1 :: of] for kind in ("compute", "collective", "tiers")}
     return cases.model_copy(update=own)
 
 
@@ -277,9 +282,11 @@ class _Run:
             self.writer.add_compute(step.case, cost)
         elif isinstance(step.case, CollectiveCase) and isinstance(cost, CollectiveCost):
             self.writer.add_collective(step.case, cost)
+        elif isinstance(step.case, TierCase) and isinstance(cost, TierCost):
+            self.writer.add_tier(step.case, cost)
         self.rows += 1
         self.errors += cost.error is not None
-        self.disturbed += isinstance(cost, ComputeCost) and cost.disturbed
+        self.disturbed += not isinstance(cost, CollectiveCost) and cost.disturbed
         self.bar.advance(1, f"{counted(self.errors, 'error')}, {self.disturbed / self.rows:.0%} disturbed")
 
 
@@ -311,6 +318,9 @@ def _rows(steps: Sequence[Step]) -> int:
     return sum(step.round_ != DRIFT for step in steps)
 
 
-def has_devices(step: Step, most_devices: int | None) -> bool:
-    """Whether a backend with `most_devices` (None: any number) has enough devices for the step."""
-    return isinstance(step.case, ComputeCase) or most_devices is None or len(step.case.device_dims) <= most_devices
+def can_measure(step: Step, backend: Backend) -> bool:
+    """Whether a backend has the devices or the tiers that the step needs."""
+    if isinstance(step.case, TierCase):
+        return not backend.no_tiers
+    most = backend.most_devices
+    return isinstance(step.case, ComputeCase) or most is None or len(step.case.device_dims) <= most

@@ -21,9 +21,10 @@ from neuroshard.core.case import (
     CollectiveCase,
     ComputeCase,
     Split,
+    TierCase,
 )
 
-Case = ComputeCase | CollectiveCase
+Case = ComputeCase | CollectiveCase | TierCase
 _Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
@@ -39,6 +40,7 @@ LEAST_ALL_TO_ALLS: dict[Split, int] = {
     "test_sets": 3,
     "test_tables": 0,
 }  # of each number of ranks
+LEAST_TIERS = 24  # beyond HBM: what the few constants need that are fitted to them
 LEAST_BLOCKS = 4  # of table sets and all-to-alls in the least
 DRIFT = -1  # the round of the drift case, which is not written to the costs
 
@@ -51,7 +53,9 @@ class Step:
     round_: int
 
     @property
-    def kind(self) -> Literal["compute", "collective"]:
+    def kind(self) -> Literal["compute", "collective", "tiers"]:
+        if isinstance(self.case, TierCase):
+            return "tiers"
         return "compute" if isinstance(self.case, ComputeCase) else "collective"
 
 
@@ -80,31 +84,31 @@ def schedule(cases: Cases, seed: int, rounds: int = 1) -> Schedule:
     drawn_sets = [cases.compute[i] for i in rng.permutation(len(cases.compute))]
     drawn_all_to_alls = [cases.collective[i] for i in rng.permutation(len(cases.collective))]
     least_sets, least_all_to_alls = _least_sets(drawn_sets), _least_all_to_alls(drawn_all_to_alls)
-    first = {case.case_id for case in least_sets} | {case.case_id for case in least_all_to_alls}
+    drawn_tiers = [cases.tiers[i] for i in rng.permutation(len(cases.tiers))]
+    least_tiers = drawn_tiers[:LEAST_TIERS]
+    first = {case.case_id for some in (least_sets, least_all_to_alls, least_tiers) for case in some}
 
     def rest(steps: Sequence[Step]) -> list[Step]:
         return [step for step in steps if step.round_ != 0 or step.case.case_id not in first]
 
     compute, collective = (_in_rounds(some, rounds) for some in (drawn_sets, drawn_all_to_alls))
     drift_case = [Step(step.case, DRIFT) for step in compute[:1]]
-    once_sets, once_all_to_alls = ([Step(case, 0) for case in some] for some in (least_sets, least_all_to_alls))
+    tiers = [Step(case, round_) for round_ in range(rounds) for case in drawn_tiers]
+    once = ([Step(case, 0) for case in some] for some in (least_sets, least_all_to_alls, least_tiers))
+    kinds = (compute, collective, tiers)
     return Schedule(
-        least=_in_blocks(drift_case, once_sets, once_all_to_alls, LEAST_BLOCKS),
-        others=_in_blocks(drift_case, rest(compute), rest(collective), -(-max(len(compute), len(collective)) // BLOCK)),
+        least=_in_blocks(drift_case, list(once), LEAST_BLOCKS),
+        others=_in_blocks(drift_case, list(map(rest, kinds)), -(-max(map(len, kinds)) // BLOCK)),
     )
 
 
-def _in_blocks(
-    drift_case: Sequence[Step], compute: Sequence[Step], collective: Sequence[Step], blocks: int
-) -> tuple[Step, ...]:
-    """The steps in `blocks` blocks: the drift case, a part of the table sets, and a part of the all-to-alls."""
+def _in_blocks(drift_case: Sequence[Step], kinds: Sequence[Sequence[Step]], blocks: int) -> tuple[Step, ...]:
+    """The steps in `blocks` blocks: the drift case, and a part of each kind."""
     order: list[Step] = []
     for block in range(blocks):
-        parts = [
-            steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks] for steps in (compute, collective)
-        ]
+        parts = [steps[block * len(steps) // blocks : (block + 1) * len(steps) // blocks] for steps in kinds]
         if any(parts):
-            order += [*drift_case, *parts[0], *parts[1]]
+            order += [*drift_case, *(step for part in parts for step in part)]
     return tuple(order)
 
 

@@ -19,9 +19,13 @@ class RunSummary:
 
     planned: int
     measured: int  # by this run and those before it
-    now_by_ranks: Mapping[int, int]  # by this run: table sets under 0, all-to-alls under their number of ranks
+    now_by_ranks: Mapping[
+        int, int
+    ]  # by this run: table sets under 0, tables beyond HBM under -1, all-to-alls under their number of ranks
     errors: int  # among the measured
     impossible: int  # all-to-alls among more ranks than this machine can have
+    without_tiers: int  # cases beyond HBM that were left out, and why there are …
+    no_tiers: str  # … no tiers here; empty where there are
     seconds: float  # of this run
     compute_repeatability: float | None
     forward_collective_repeatability: float | None
@@ -38,6 +42,8 @@ class RunSummary:
         measured: int,
         now_by_ranks: Mapping[int, int],
         impossible: int,
+        without_tiers: int,
+        no_tiers: str,
         seconds: float,
         drift_case_ms: Sequence[float],
     ) -> "RunSummary":
@@ -47,9 +53,10 @@ class RunSummary:
             planned=planned,
             measured=measured,
             now_by_ranks=now_by_ranks,
-            errors=sum(bool(cost.error) for _, cost in costs.compute)
-            + sum(bool(cost.error) for _, cost in costs.collective),
+            errors=sum(bool(cost.error) for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows),
             impossible=impossible,
+            without_tiers=without_tiers,
+            no_tiers=no_tiers,
             seconds=seconds,
             compute_repeatability=compute_repeatability(costs),
             forward_collective_repeatability=forward,
@@ -88,6 +95,8 @@ class RunSummary:
             text.append(f"{disturbed} measured while the machine was disturbed, and marked so")
         if self.impossible:
             text.append(f"{counted(self.impossible, 'all-to-all')} left out, of more ranks than this machine can have")
+        if self.without_tiers:
+            text.append(f"{counted(self.without_tiers, 'case')} beyond HBM left out: {self.no_tiers}")
         for name, value in (
             ("compute", self.compute_repeatability),
             ("forward all-to-alls", self.forward_collective_repeatability),
@@ -103,7 +112,11 @@ class RunSummary:
 def _kinds(by_ranks: Mapping[int, int]) -> str:
     """`310 table sets, 62 all-to-alls of 4 ranks`."""
     return ", ".join(
-        f"{counted(count, 'all-to-all')} of {ranks:,} ranks" if ranks else counted(count, "table set")
+        f"{counted(count, 'all-to-all')} of {ranks:,} ranks"
+        if ranks > 0
+        else f"{counted(count, 'case')} beyond HBM"
+        if ranks < 0
+        else counted(count, "table set")
         for ranks, count in by_ranks.items()
     )
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from neuroshard import __version__
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware, TierCost
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.part import Part
 from neuroshard.core.plan import DeviceCost
@@ -24,6 +24,7 @@ class Synthetic:
     """Costs by the formula. The same seed, case and round give the same cost, in any order."""
 
     most_devices: int | None = None
+    no_tiers = "the formula of backend synthetic has no tiers"
     concurrency = 1
     apart = False
 
@@ -75,6 +76,9 @@ class Synthetic:
         )
         timings = self._measured(case.case_id, round_, truth)
         return collective_cost(case, round_, timings[: len(dims)], timings[len(dims) :])
+
+    def beyond_hbm(self, case: TierCase, round_: int) -> TierCost:
+        raise MeasureError(self.no_tiers)
 
     def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
         return None

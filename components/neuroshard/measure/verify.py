@@ -18,7 +18,7 @@ from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.bench import with_hidden_facts
-from neuroshard.measure.run import has_devices, measure
+from neuroshard.measure.run import Cost, can_measure, measure
 from neuroshard.measure.schedule import Step
 from neuroshard.progress import progress
 
@@ -94,7 +94,7 @@ def run(
         notes = _same_kind(costs.bench, opened.bench, folder)
         # all-to-alls last, since table sets are measured several at once
         steps = sorted((Step(case, VERIFYING) for case, _ in chosen), key=lambda step: step.kind != "compute")
-        possible = [step for step in steps if has_devices(step, opened.most_devices)]
+        possible = [step for step in steps if can_measure(step, opened)]
         with progress(f"verify on {opened.bench.hardware.name}", len(possible), "cases") as bar:
             for step, cost in measure(possible, opened):
                 if cost.error:
@@ -139,9 +139,7 @@ def _same_kind(bench: Bench, here: Bench, folder: Path) -> tuple[str, ...]:
     return () if one == other else (f"the bench is not quite the same: {difference(one, other)}",)
 
 
-def _compare(
-    label: ComputeCost | CollectiveCost, again: ComputeCost | CollectiveCost, into: dict[str, list[float]]
-) -> None:
+def _compare(label: ComputeCost | CollectiveCost, again: Cost, into: dict[str, list[float]]) -> None:
     if isinstance(label, ComputeCost) and isinstance(again, ComputeCost):
         into["compute"] += _differences([label.total_ms], [again.total_ms])
         if not label.disturbed and not again.disturbed:

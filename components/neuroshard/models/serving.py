@@ -29,6 +29,7 @@ Lack = Literal[
     "model too old",
     "error too high",
     "partly learned",
+    "tiers not measured",
 ]
 DAY_SECONDS = 86400.0
 
@@ -37,7 +38,8 @@ class Wanted(NamedTuple):
     """What plans need of the cost model of a kind of hardware. The defaults need nothing.
 
     `ranks` are the numbers of devices that plans are for, `measurable` those whose all-to-all this hardware can measure.
-    `columns` is the width of the widest shard that a plan cannot avoid. `tables` are those of the plans.
+    `columns` is the width of the widest shard that a plan cannot avoid. `tables` are those of the plans. `tiers` says that plans
+    may put tables beyond HBM, on hardware that can measure that.
     """
 
     batch_size: int | None = None
@@ -45,6 +47,7 @@ class Wanted(NamedTuple):
     measurable: tuple[int, ...] = ()
     columns: int = 0
     tables: tuple[Table, ...] = ()
+    tiers: bool = False
     max_error: float | None = None
     max_age_seconds: float | None = None
 
@@ -108,6 +111,7 @@ def serves(known: Known, wanted: Wanted, now: datetime) -> tuple[Shortfall, ...]
         *_columns(model, wanted),
         *_kinds(model, wanted),
         *_parts(model),
+        *_tiers(model, wanted),
         *_age(release, wanted, now),
     ]
     error = release.error
@@ -159,6 +163,13 @@ def _kinds(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
 
 def _parts(model: TrainedCostModel) -> list[Shortfall]:
     return [Shortfall("partly learned", "; ".join(model.stand_ins), usable=True)] if model.stand_ins else []
+
+
+def _tiers(model: TrainedCostModel, wanted: Wanted) -> list[Shortfall]:
+    if not wanted.tiers or model.manifest.tiers is not None:
+        return []
+    why = "it learned nothing of tables beyond HBM, and plans have host memory for some: it prices them by a datasheet's bus"
+    return [Shortfall("tiers not measured", why, usable=True)]
 
 
 def _age(release: ModelRelease, wanted: Wanted, now: datetime) -> list[Shortfall]:

@@ -19,6 +19,7 @@ import numpy as np
 from neuroshard.augment.pools import fitting, hold_out, trait
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
+from neuroshard.augment.tiers import TIER_CASES, draw_tiers
 from neuroshard.core.case import FEWEST_TRAIN_ALL_TO_ALLS, TRAIN_SHARE, Cases, ComputeCase
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
@@ -44,7 +45,12 @@ from neuroshard.store.patience import PatientStore, open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.tables import load_tables
 
-FILES = ("compute.parquet", "collective.parquet", "cases.json")  # the last file shows that the draw is whole
+FILES = (
+    "compute.parquet",
+    "collective.parquet",
+    "tiers.parquet",
+    "cases.json",
+)  # the last shows that the draw is whole
 TEST_SHARE = AugmentSettings.test_share  # of the kinds of tables, as augment holds out
 FEWEST_ALL_TO_ALLS = round(
     1.6 * FEWEST_TRAIN_ALL_TO_ALLS
@@ -58,13 +64,15 @@ VERSION_ENDING, ENDING_LENGTH = re.compile(f"{VERSION_MARK}[0-9a-f]{{{DIGITS}}}$
 
 
 class Lacking(NamedTuple):
-    """What no draw has yet of a request: the number of table sets, and of all-to-alls by number of devices."""
+    """What no draw has yet of a request: the number of table sets, of all-to-alls by number of devices, and of cases beyond
+    HBM."""
 
     compute: int
     collective: Mapping[int, int]
+    tiers: int = 0
 
     def __bool__(self) -> bool:
-        return self.compute > 0 or any(self.collective.values())
+        return self.compute > 0 or any(self.collective.values()) or self.tiers > 0
 
 
 def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[Job]:
@@ -115,7 +123,9 @@ def extend(store: PatientStore, campaign: Campaign, request: Request, tables: Se
             raise InvalidInput("the tables of no model can be read, so no cases can be drawn")
         number = max((0, *earlier, *measuring(store, campaign.folder).numbers)) + 1
         cases = _drawn(campaign, request, named, list(earlier.values()), missing, number)
-        if cases.compute or cases.collective:  # without either, every new case would repeat an earlier one
+        if (
+            cases.compute or cases.collective or cases.tiers
+        ):  # without either, every new case would repeat an earlier one
             _put(cases, store, campaign.folder, number)
 
 
@@ -149,12 +159,14 @@ def _measured_cases(store: Store, folder: str, shares: Sequence[Share]) -> Cases
             read.append(read_costs(Path(scratch)))
     compute = {case.case_id: case for costs in read for case, _ in costs.compute}
     collective = {case.case_id: case for costs in read for case, _ in costs.collective}
-    if not compute and not collective:
+    tiers = {case.case_id: case for costs in read for case, _ in costs.tiers}
+    if not compute and not collective and not tiers:
         return None
     return Cases(
         tables=tuple({table.name: table for costs in read for table in costs.tables}.values()),
         compute=tuple(compute.values()),
         collective=tuple(collective.values()),
+        tiers=tuple(tiers.values()),
         max_dim=max((table.dim for case in compute.values() for table in case.tables), default=DIM_STEP),
         seed=0,  # of no draw: these were not drawn
     )
@@ -180,7 +192,9 @@ def lacking(campaign: Campaign, request: Request, tables: Sequence[Table], earli
     }
     if campaign.more and not compute and not collective and drawn < MOST_DRAWN * request.compute_cases:
         compute = max(round(MORE_SHARE * request.compute_cases), 1)
-    return Lacking(compute, collective)
+    # few constants are learned from them, so once they are drawn they are enough, whatever tables come later
+    tiers = TIER_CASES if campaign.tiers and not any(cases.tiers for cases in earlier) else 0
+    return Lacking(compute, collective, tiers)
 
 
 def _drawn(
@@ -195,18 +209,18 @@ def _drawn(
     rng = np.random.default_rng([request.seed, number])
     unseen, pool = roles(tables, earlier, campaign.hardware.memory_bytes, rng)
 
-    def part(compute: int, collective: int, devices: tuple[int, ...]) -> Cases:
-        return augment(
-            pool,
-            AugmentSettings(
-                compute_cases=compute,
-                collective_cases=collective,
-                devices=devices,
-                memory_bytes=campaign.hardware.memory_bytes,
-                seed=int(rng.integers(2**31)),
-            ),
-            held_out=unseen,
+    def settings(compute: int, collective: int, devices: tuple[int, ...], tiers: int = 0) -> AugmentSettings:
+        return AugmentSettings(
+            compute_cases=compute,
+            collective_cases=collective,
+            devices=devices,
+            memory_bytes=campaign.hardware.memory_bytes,
+            tier_cases=tiers,
+            seed=int(rng.integers(2**31)),
         )
+
+    def part(compute: int, collective: int, devices: tuple[int, ...]) -> Cases:
+        return augment(pool, settings(compute, collective, devices), held_out=unseen)
 
     parts = []
     if missing.compute:
@@ -218,7 +232,8 @@ def _drawn(
         tables=tuple(pool),
         compute=tuple(case for part in parts for case in part.compute if case.case_id not in known),
         collective=tuple(case for part in parts for case in part.collective if case.case_id not in known),
-        max_dim=max(part.max_dim for part in parts),
+        tiers=draw_tiers(pool, settings(0, 0, (1,), missing.tiers)) if missing.tiers else (),
+        max_dim=max((part.max_dim for part in parts), default=DIM_STEP),
         seed=request.seed,
     )
 
@@ -304,7 +319,7 @@ def _put(cases: Cases, store: Store, folder: str, number: int) -> None:
     prefix = f"{folder}/{cases_of(number)}"
     with tempfile.TemporaryDirectory(prefix="neuroshard-cases-") as scratch:
         write_cases(Path(scratch), cases)
-        files = {name: Path(scratch, name).read_bytes() for name in FILES}
+        files = {name: path.read_bytes() for name in FILES if (path := Path(scratch, name)).exists()}
     for name, data in files.items():
         if len(data) > MOST_BYTES:
             raise InvalidInput(

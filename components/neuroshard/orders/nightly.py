@@ -100,7 +100,8 @@ class Campaign(Value):
 
     Runs whose costs can be compared have one `folder`, so that each continues the one before. `ranks` are the numbers of
     devices that plans on this hardware are for, `measurable` those whose all-to-all is to be measured. With `more`, more cases
-    than requested are drawn, since those gave no good cost model. Costs older than `oldest_seconds` are set aside.
+    than requested are drawn, since those gave no good cost model. With `tiers`, cases beyond HBM are drawn too. Costs older than
+    `oldest_seconds` are set aside.
     """
 
     hardware: Hardware
@@ -113,6 +114,7 @@ class Campaign(Value):
     ranks: tuple[Rank, ...] = ()
     measurable: tuple[Rank, ...] = ()
     more: bool = False
+    tiers: bool = False
     oldest_seconds: Seconds | None = None
 
 

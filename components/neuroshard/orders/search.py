@@ -60,6 +60,11 @@ class SearchOrder:
         found: Topology | None = self.task["topology"]
         return found
 
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether tables may lie beyond HBM."""
+        return self.task["host_memory_bytes"] is not None
+
     def near_ranks(self, topology: Topology | None) -> int:
         """The ranks of an all-to-all that a cost model must know, with the `topology` of the nodes unless it has its own."""
         return near_ranks(self.devices, self.topology or topology)

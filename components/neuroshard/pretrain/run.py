@@ -44,6 +44,7 @@ from neuroshard.pretrain.labels import (
 )
 from neuroshard.pretrain.metrics import mape
 from neuroshard.pretrain.stand_in import completed, sets_error
+from neuroshard.pretrain.tiers import learn_tiers
 from neuroshard.pretrain.train import one_thread
 
 FEW_SETS: Final = 150  # with fewer training sets, the scaled analytic model may still predict better than a net
@@ -140,6 +141,7 @@ def pretrain(
     check_unseen(case for case, _ in costs.compute)
     check_one_time_a_device(costs.collective)
     training = Training(seed, epochs, monotone, start, checkpoints)
+    beyond = learn_tiers(costs)
 
     with one_thread():
         known = completed(costs, seed)
@@ -160,10 +162,16 @@ def pretrain(
         costs.bench,
         ModelReport(
             nets=(report, *all_to_all_reports),
-            left_out=sum(not teaches(cost) for rows in (costs.compute, costs.collective) for _, cost in rows),
-            gaps=() if device_counts else ("no all-to-all was asked for: plans for one device only",),
+            left_out=sum(
+                not teaches(cost) for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows
+            ),
+            gaps=(
+                *(() if device_counts else ("no all-to-all was asked for: plans for one device only",)),
+                *beyond.gaps,
+            ),
             stand_ins=known.stand_ins,
             compute_stands_in=known.drawn_sets,
+            tiers=beyond.errors,
         ),
         TrainedFrom(
             neuroshard_version=__version__,
@@ -175,6 +183,7 @@ def pretrain(
         max_dim=max_dim,
         batch_sizes=batch_sizes,
         device_counts=device_counts,
+        tiers=beyond.tiers,
     )
 
 

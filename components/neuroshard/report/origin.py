@@ -10,6 +10,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import decode_json
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.files.disk import read_bytes
 from neuroshard.report.numbers import source
 
@@ -65,6 +66,7 @@ def model_facts(model: CostModel) -> list[Fact]:
         *_bench(bench),
         Fact("batch sizes", ", ".join(f"{size:,}" for size in manifest.batch_sizes)),
         Fact("devices of all-to-alls", ", ".join(map(str, manifest.device_counts)) or "none"),
+        *((Fact("tables beyond HBM", model.tiers_from),) if knows_tiers(model) else ()),
         *(Fact("missing", gap) for gap in manifest.report.gaps),
     ]
 

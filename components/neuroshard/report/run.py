@@ -217,7 +217,7 @@ def report_of(
     if model is not None and (Path(model) / MANIFEST).is_file():
         read[f"{Path(model).name}/{MANIFEST}"] = sha256(read_bytes(Path(model) / MANIFEST))
     for folder in costs:
-        parts = sorted(folder.glob("co*-*.parquet"))
+        parts = sorted(folder.glob("*-*.parquet"))
         digests = "".join(sha256(read_bytes(part)) for part in parts)
         read[f"the sha256 of {len(parts)} parts of {folder.name}"] = sha256(digests.encode())
     found = None if live is None else open_live(live, plan)

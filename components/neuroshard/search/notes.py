@@ -17,7 +17,7 @@ from neuroshard.costmodel.cache import miss_curve
 from neuroshard.costmodel.network import CODEC_BYTES, for_task
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.costmodel.tiers import InTiers
+from neuroshard.costmodel.tiers import InTiers, KnowsTiers
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -128,7 +128,7 @@ def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
     notes = [
         f"{counted(len(rules), 'table')} of {len(tables)} beyond HBM: {len(cached)} cached, "
         f"{len(rules) - len(cached)} in host memory ({format_bytes(host)} of it in all); that takes up to {ms.max():.3f} ms of a "
-        "device's step, by the rates of a datasheet's bus, not measured"
+        f"device's step, {cast(KnowsTiers, model.inner).tiers_from}"
     ]
     if cached:
         warm = max(

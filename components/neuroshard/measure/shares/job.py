@@ -120,6 +120,7 @@ def _own_cases(store: Store, campaign: Campaign, share: Share, scratch: Path, ou
         update={
             "compute": tuple(case for case in cases.compute[first - 1 :: of] if case.case_id not in done),
             "collective": tuple(case for case in cases.collective[first - 1 :: of] if case.case_id not in done),
+            "tiers": tuple(case for case in cases.tiers[first - 1 :: of] if case.case_id not in done),
         }
     )
     write_cases(out, Cases.model_validate(own))
@@ -131,7 +132,7 @@ def _measured(store: Store, campaign: Campaign, share: Share, scratch: Path) -> 
         costs = read_costs(_fetched(store, campaign, share, scratch / "others"))
     except InvalidInput:
         return set()
-    return {cost.case_id for _, cost in costs.compute} | {cost.case_id for _, cost in costs.collective}
+    return {cost.case_id for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows}
 
 
 def merge_shares(campaign: Campaign, store_url: str, out: Path, *, single_writer: bool = False) -> None:
@@ -161,7 +162,7 @@ def _readable(store: Store, campaign: Campaign, shares: Sequence[Share], scratch
         except InvalidInput as error:
             set_aside_share(store, campaign.folder, share, str(error).replace(str(scratch), ""))
             continue
-        if costs.compute or costs.collective:
+        if costs.compute or costs.collective or costs.tiers:
             found[share] = folder
     return found
 

@@ -31,6 +31,8 @@ def run(folders: Sequence[Path], out: Path) -> Costs:
             writer.add_compute(compute_case, compute_cost)
         for collective_case, collective_cost in costs.collective:
             writer.add_collective(collective_case, collective_cost)
+        for tier_case, tier_cost in costs.tiers:
+            writer.add_tier(tier_case, tier_cost)
     return costs
 
 

@@ -4,7 +4,7 @@ One operator serves all tables of a device that have the same element type, pool
 of sequences those of one width. A table of several features is looked up once for each.
 Forward checks that ids are within their tables, as it does for TorchRec by default, and runs the operators of a device one after
 another, as a trainer does. So does backward, which includes the optimizer that FBGEMM fuses into it. Weights are on the device
-that is measured: HOST for the CPU, DEVICE for CUDA.
+that is measured: HOST for the CPU, DEVICE for CUDA; beyond HBM (timing/beyond_hbm.py) MANAGED_CACHING or MANAGED.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +14,10 @@ import numpy as np
 
 from neuroshard import system
 from neuroshard.core.case import ComputeCase
+from neuroshard.core.errors import MeasureError
 from neuroshard.core.part import Part
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
+from neuroshard.core.tiers import Tier
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.memory_quotas import MOST_LOOKUP_BYTES, MemoryQuotas
 from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
@@ -31,6 +33,8 @@ GRADIENT = 1e-3
 WEIGHT = 0.5
 MOMENT = 1.0
 SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
+
+PLACES: dict[Tier, str] = {"hbm": "DEVICE", "cached": "MANAGED_CACHING", "host": "MANAGED"}  # FBGEMM's, on a GPU
 
 ALIGNED = 16  # floats in a cache line; torch begins each of its own buffers on one
 MOST_OPERATORS = 256  # of a device: for fp32 or fp16, sums or means, weighted or not; for sequences of each width
@@ -98,10 +102,10 @@ class TableBatchedEmbedding:
         groups = fused_groups(case.tables)
         cap = case_cap(case.tables, self.settings.optimizer, self.limit)
         rows = [[capped_rows(table, self.settings.optimizer, cap) for table in tables] for tables in groups]
-        operators = [self._operator(*group) for group in zip(groups, rows, strict=True)]
+        operators = [self.operator(*group) for group in zip(groups, rows, strict=True)]
         batches = [self._batch(*group, batch_size) for group in zip(groups, rows, strict=True)]
         gradients = [
-            torch.full(_output_shape(tables, batch, batch_size), GRADIENT, device=self.device.torch)
+            torch.full(output_shape(tables, len(batch[0]), batch_size), GRADIENT, device=self.device.torch)
             for tables, batch in zip(groups, batches, strict=True)
         ]
 
@@ -113,9 +117,11 @@ class TableBatchedEmbedding:
 
         return forward, backward
 
-    def _operator(self, tables: Sequence[Table], rows: Sequence[int]) -> "torch.nn.Module":
+    def operator(self, tables: Sequence[Table], rows: Sequence[int], tier: Tier = "hbm", cache_sets: int = 0) -> Any:
+        """FBGEMM's operator (a torch.nn.Module) of these tables, cut to `rows`, all in one tier; cached ones behind a cache of
+        so many sets."""
         from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm, EmbeddingLocation, PoolingMode
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
             ComputeDevice,
             SplitTableBatchedEmbeddingBagsCodegen,
@@ -128,12 +134,20 @@ class TableBatchedEmbedding:
         }
         optimizer = self.settings.optimizer
         on_host = self.device.torch.type == "cpu"
+        if on_host and tier != "hbm":
+            raise MeasureError("a CPU has no tiers")
         place = (
-            (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_host else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
+            (EmbeddingLocation.HOST, ComputeDevice.CPU)
+            if on_host
+            else (EmbeddingLocation[PLACES[tier]], ComputeDevice.CUDA)
         )
         # fbgemm-gpu 1.6 does not know the argument preallocated_host_buffers, so it is left out on CUDA
         buffers = {"preallocated_host_buffers": self.buffers.take(tables, rows, optimizer)} if self.buffers else {}
-        operator: torch.nn.Module = SplitTableBatchedEmbeddingBagsCodegen(
+        cache: dict[str, Any] = {}
+        if tier == "cached":  # the counters' memory; who counts switches them on
+            algorithm = CacheAlgorithm.LRU
+            cache = {"cache_algorithm": algorithm, "cache_sets": cache_sets, "gather_uvm_cache_stats": True}
+        operator = SplitTableBatchedEmbeddingBagsCodegen(
             [(r, table.dim, *place) for r, table in zip(rows, tables, strict=True)],
             weights_precision=SparseType.FP32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else SparseType.FP16,
             optimizer=optimizers[optimizer],
@@ -142,8 +156,20 @@ class TableBatchedEmbedding:
             pooling_mode=PoolingMode[tables[0].pooling.upper()],
             device=self.device.torch,
             **buffers,
+            **cache,
         )
+        if cache:
+            operator.gather_uvm_cache_stats = False
         return operator
+
+    def write_weights(self, operators: Sequence[Any]) -> None:
+        """Write all weights: host memory that nobody wrote is one page of zeros."""
+        import torch
+
+        with torch.no_grad():
+            for operator in operators:
+                for weights in operator.split_embedding_weights():
+                    weights.fill_(WEIGHT)
 
     def _batch(self, tables: Sequence[Table], rows: Sequence[int], batch_size: int) -> "tuple[torch.Tensor, ...]":
         """Indices and offsets of one batch, feature after feature, on the device; with a weight for each lookup if weighted."""
@@ -156,10 +182,10 @@ class TableBatchedEmbedding:
         return tuple(torch.from_numpy(array).to(self.device.torch) for array in (indices, offsets, *weights))
 
 
-def _output_shape(tables: Sequence[Table], batch: "tuple[torch.Tensor, ...]", batch_size: int) -> tuple[int, int]:
+def output_shape(tables: Sequence[Table], lookups: int, batch_size: int) -> tuple[int, int]:
     """The shape of an operator's output: a row a sample, or a lookup of sequences."""
     if tables[0].pooling == "none":
-        return len(batch[0]), tables[0].dim
+        return lookups, tables[0].dim
     return batch_size, round(sum(Part.of(table).sent_columns for table in tables))
 
 

@@ -88,9 +88,15 @@ class CaseTiming(NamedTuple):
 
 
 def time_case(
-    device: TimedDevice, forward: Callable[[], Any], backward: Callable[[Any], Any], warmup: int, repeats: int
+    device: TimedDevice,
+    forward: Callable[[], Any],
+    backward: Callable[[Any], Any],
+    warmup: int,
+    repeats: int,
+    before: Callable[[], None] = lambda: None,
 ) -> CaseTiming:
-    """Forward and backward of a case, each from a cold cache: warm-up, then the fastest of `repeats` repeats.
+    """Forward and backward of a case, each from a cold cache: warm-up, then the fastest of `repeats` repeats. `before` is called
+    before each repeat, untimed.
 
     `backward` gets what `forward` returned. While the fastest disagree, up to `repeats` more are taken. A long case ends
     early, but not before MIN_REPEATS. The case is disturbed if the fastest still differ by more than DISTURBED_DIFFERENCE.
@@ -98,6 +104,7 @@ def time_case(
     forwards: list[float] = []
     backwards: list[float] = []
     for repeat in range(warmup + 2 * repeats):
+        before()
         device.flush()  # also in the warm-up: cache lines that are used again and again outlast one flush
         forward_ms, result = device.timed(forward)
         device.flush()

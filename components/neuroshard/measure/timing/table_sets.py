@@ -5,11 +5,13 @@ from functools import partial
 from typing import NamedTuple
 
 from neuroshard import system
-from neuroshard.core.case import ComputeCase
-from neuroshard.core.cost import ComputeCost
+from neuroshard.core.case import ComputeCase, TierCase
+from neuroshard.core.cost import ComputeCost, TierCost
+from neuroshard.core.errors import MeasureError
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.memory_quotas import MemoryQuotas
 from neuroshard.measure.timing import calm
+from neuroshard.measure.timing.beyond_hbm import time_tiers
 from neuroshard.measure.timing.clocks import Cpu
 from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.timing.flush import PROBE_BYTES, PROBE_READS, find_flush_bytes, most_bytes
@@ -29,6 +31,14 @@ class TimeTableSets(NamedTuple):
     flush_bytes: int | None
 
 
+class TimeBeyondHbm(NamedTuple):
+    """A request to a GPU: time tables beyond HBM, for a round, with `repeats` repeats."""
+
+    case: TierCase
+    round: int
+    repeats: int
+
+
 class ProbeCpu(NamedTuple):
     """A request: find how fast this CPU is in calm, within `seconds`, and `flush_bytes` unless they are known."""
 
@@ -44,7 +54,7 @@ class CpuProbe(NamedTuple):
 
 
 class TableSets:
-    """Serves `TimeTableSets -> list[ComputeCost]`, and on a CPU `ProbeCpu -> CpuProbe`."""
+    """Serves `TimeTableSets -> list[ComputeCost]`, on a CPU `ProbeCpu -> CpuProbe`, on a GPU `TimeBeyondHbm -> TierCost`."""
 
     def __init__(
         self, kind: str, index: int, settings: MeasureSettings, limit: int | None, weight_bytes: int, state_bytes: int
@@ -57,9 +67,11 @@ class TableSets:
             else None
         )
 
-    def __call__(self, request: TimeTableSets | ProbeCpu) -> list[ComputeCost] | CpuProbe:
+    def __call__(self, request: TimeTableSets | ProbeCpu | TimeBeyondHbm) -> list[ComputeCost] | CpuProbe | TierCost:
         if isinstance(request, ProbeCpu):
             return self._probe(request)
+        if isinstance(request, TimeBeyondHbm):
+            return self._beyond_hbm(request)
         device = self.sets.device
         if isinstance(device, Cpu) and request.flush_bytes is not None:
             device.flush_with(request.flush_bytes)
@@ -86,6 +98,28 @@ class TableSets:
             flush_bytes = find_flush_bytes(_read_again(device, most), most)
         device.flush_with(flush_bytes)
         return CpuProbe(flush_bytes, self.reference_kernel.calm_ms(request.seconds))
+
+    def _beyond_hbm(self, request: TimeBeyondHbm) -> TierCost:
+        case_id, round_ = request.case.case_id, request.round
+        try:
+            timed = time_tiers(self.sets, request.case, self.settings.warmup, request.repeats)
+        except MeasureError as error:
+            return TierCost(case_id=case_id, round=round_, error=str(error))
+        except Exception as error:
+            return TierCost(case_id=case_id, round=round_, error=_out_of_memory(error))
+        finally:
+            self.sets.device.release()
+        return TierCost(
+            case_id=case_id,
+            round=round_,
+            forward_ms=timed.beyond.forward.ms,
+            backward_ms=timed.beyond.backward.ms,
+            hbm_forward_ms=timed.hbm.forward.ms,
+            hbm_backward_ms=timed.hbm.backward.ms,
+            distinct_rows=timed.distinct_rows,
+            missed_rows=timed.missed_rows,
+            disturbed=timed.beyond.disturbed or timed.hbm.disturbed,
+        )
 
     def _at_once(self, case: ComputeCase, repeats: int) -> CaseTiming | str:
         try:
