@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.value import shown
 from neuroshard.files.access import Ints
-from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter
+from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter, Order, counted_table
 from neuroshard.files.importers.imported import Imported
 from neuroshard.files.traces import trace_batches, trace_tables
 from neuroshard.progress import progress
-
-Order = Literal["time", "shuffled"]
 
 
 def check_order(order: str) -> Order:
@@ -111,7 +109,7 @@ def with_traces(
                     raise InvalidInput(
                         f"{paths[0]}: table {table.name!r} has fewer than {batch_size:,} samples; give a smaller --batch-size"
                     )
-                found.append(_with_fields(table, counter, order))
+                found.append(counted_table(table, counter, order))
             else:
                 found.append(table)
             bar.advance()
@@ -146,29 +144,9 @@ def with_batches(
             lookups[table.name] += [len(one) for one in read]
             counters[table.name].add(np.concatenate(read), samples)
     found = [
-        _with_fields(table, counters[table.name], order, features[table.name], lookups[table.name]) for table in tables
+        counted_table(table, counters[table.name], order, features[table.name], lookups[table.name]) for table in tables
     ]
     return tuple(found), _notes_on(found)
-
-
-def _with_fields(
-    table: Table, counter: AccessCounter, order: Order, names: Sequence[str] = (), lookups: Sequence[float] | Any = ()
-) -> Table:
-    """The table with what was counted, whole or by feature where these are known; else features keep their shares."""
-    fields = counter.fields(order, f"{counter.batches:,} batches of {counter.batch_size:,} samples")
-    each = (
-        table.resized(table.rows, table.dim, fields["pooling_factor"]).model_dump()["features"]
-        if table.features
-        else []
-    )
-    if len(names) > 1:
-        total = counter.batches * counter.batch_size
-        each = [{"name": name, "pooling_factor": n / total} for name, n in zip(names, lookups, strict=True)]
-    said = table.model_dump() | {name: value for name, value in fields.items() if value is not None}
-    said["features"] = each
-    if fields["access"] is None:
-        said.pop("access", None)
-    return Table.parse(said, f"table {table.name!r}")
 
 
 def _notes_on(tables: Sequence[Table]) -> tuple[str, ...]:
