@@ -115,7 +115,7 @@ def check(found: CountedAccess, ranks: int, steps: range) -> None:
         cached = np.linspace(truth.distinct_rows, counter.rows, 9)
         off = np.abs(ours.missed(cached) / ours.distinct_rows - truth.missed(cached) / truth.distinct_rows)
         assert off.max() <= 3 * table.access.stream.error + 1e-3
-    sampled = by_name["user"].access.stream  # type: ignore[union-attr]
+    sampled = by_name["user"].access.stream
     assert sampled.sampled < 1
     assert 0 < sampled.error < 0.04
     assert [one.pooling_factor for one in by_name["item"].features] == [6.0, 2.0]
@@ -274,7 +274,7 @@ def test_warnings_that_are_errors_do_not_stop_training_either(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     counts = AccessCounts(model(), str(tmp_path / "store"), "ads")
-    counts.add("no batch")  # type: ignore[arg-type]
+    counts.add("no batch")
     counts.add(features(0, 0))
     counts.write()
     assert "a batch is a KeyedJaggedTensor, or a list or dict of them, not 'str'" in capfd.readouterr().err

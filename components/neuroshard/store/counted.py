@@ -10,8 +10,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from neuroshard.core.counted import COUNTED_FORMAT, CountedAccess, CountedPointer
-from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound
+from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, UsageError
 from neuroshard.core.value import check_format, decode_json, sha256
+from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import check_model
 from neuroshard.store.track import MAX_RELEASE_BYTES
@@ -103,6 +104,15 @@ def read_counted(store: Store, model: str) -> CountedAccess:
             f"{where}: its bytes do not have its digest, so it was cut off or changed; a trainer writes a new one"
         )
     return CountedAccess.parse(check_format(decode_json(data, where), COUNTED_FORMAT, where), where)
+
+
+def read_counted_at(place: str) -> CountedAccess:
+    """What the trainers of the model at `place` counted: `s3://bucket/prefix/ads-ranker`, or such a folder. Raises as
+    `read_counted`, and UsageError."""
+    url, _, model = place.rstrip("/").rpartition("/")
+    if not url or url.endswith(":/"):
+        raise UsageError(f"{place!r} is not a model in a store; write s3://bucket/prefix/ads-ranker, or its folder")
+    return read_counted(open_store(url), model)
 
 
 def counted_digests(model: str, keys: Iterable[str]) -> dict[str, str]:
