@@ -28,7 +28,7 @@ from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.costmodel.cache import miss_curve
-from neuroshard.files.count_access import AccessCounter, is_sampled, mixed_rows
+from neuroshard.files.count_access import AccessCounter, sampled_places
 from neuroshard.store.counted import read_counted
 from neuroshard.store.folder import FolderStore
 
@@ -304,7 +304,7 @@ def test_a_sample_has_just_the_lookups_of_the_sampled_rows(sampler: Sampler) -> 
     by_key = dict(zip(kjt.keys(), np.split(kjt.values().numpy(), kjt.offset_per_key()[1:-1]), strict=True))
     for table, names in enumerate((("f", "g"), ("h",), ("f",))):
         every = np.concatenate([by_key[name] for name in names])
-        rows, counts = np.unique(every[is_sampled(mixed_rows(every), sampler.shares[table])], return_counts=True)
+        rows, counts = np.unique(every[sampled_places(every, sampler.shares[table])], return_counts=True)
         assert sample.rows[table].tolist() == rows.tolist()
         assert sample.counts[table].tolist() == counts.tolist()
         assert sample.lookups[table].tolist() == [len(by_key[name]) for name in names]
@@ -320,7 +320,7 @@ def test_what_a_device_samples_is_what_the_host_samples(weighted: bool) -> None:
     total, rows, keys = int(got[0]), got[4 : 4 + 4097], got[4 + 4097 :]
     parts = np.split(kjt.values().numpy(), kjt.offset_per_key()[1:-1])
     assert got[1:4].tolist() == [len(part) for part in parts]
-    expected = [part[is_sampled(mixed_rows(part), share)] for part, share in zip(parts, shares, strict=True)]
+    expected = [part[sampled_places(part, share)] for part, share in zip(parts, shares, strict=True)]
     assert rows[:total].tolist() == np.concatenate(expected).tolist()
     assert keys[:total].tolist() == np.repeat(np.arange(3), [len(one) for one in expected]).tolist()
     cut = sample_on_device(kjt.values(), ends_on_device(kjt), limits_of(shares), 100).numpy()
@@ -332,7 +332,7 @@ def test_hashes_of_rows_are_the_same_with_torch() -> None:
     rows = np.concatenate([np.arange(5000), np.random.default_rng(0).integers(0, 2**40, 5000)])
     for share in (0.5, 2.0**-4):
         everywhere = sample_on_device(torch.from_numpy(rows), torch.tensor([len(rows)]), limits_of([share]), len(rows))
-        assert everywhere[2 : 2 + int(everywhere[0])].tolist() == rows[is_sampled(mixed_rows(rows), share)].tolist()
+        assert everywhere[2 : 2 + int(everywhere[0])].tolist() == rows[sampled_places(rows, share)].tolist()
 
 
 def test_batches_by_module_and_of_several_sizes(sampler: Sampler) -> None:

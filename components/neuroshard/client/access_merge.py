@@ -31,7 +31,7 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, one_line
 from neuroshard.files.access import Floats, Ints
-from neuroshard.files.count_access import AccessCounter, counted_table, is_sampled, mixed_rows
+from neuroshard.files.count_access import AccessCounter, counted_table, sampled_places
 
 BLOCK_STEPS = 64  # of a block at least: one message to each rank that counts, however short the steps are
 TRACKED_ROWS = 2**14  # of a table, in about 1 MB of the rank that counts it
@@ -148,7 +148,7 @@ class Merged:
             np.int64
         )
         if any(block.header["shares"][place] > share for block in blocks):
-            kept = is_sampled(mixed_rows(found), share)
+            kept = sampled_places(found, share)
             found, each = found[kept], each[kept]
         lookups = np.sum([block.header["lookups"][entry] for block in blocks], axis=0)
         self.lookups[place] += lookups

@@ -18,7 +18,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import first_few
 from neuroshard.core.value import shown
 from neuroshard.files.access import Ints
-from neuroshard.files.count_access import is_sampled, mixed_rows
+from neuroshard.files.count_access import BY_PRODUCT, GOLDEN, MIXING, sampled_places
 
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
@@ -27,7 +27,6 @@ SAMPLED_A_STEP = (
     512  # distinct rows of a table in a global step, about: 4 % of error each, of which thousands of steps are a mean
 )
 _FEWEST_SLOTS = 4096  # of a sample on a GPU; as it is too small it grows
-_LOW_BITS = 2**62 - 1
 _DENSE_ROWS = 2**16  # tables up to so many rows are counted in an array of all rows, which is faster than sorting
 
 
@@ -144,7 +143,7 @@ class Sampler:
                     lookups[table][feature] = count
                     share = batch.shares[table]
                     largest = max(batch.shares[other] for other, _ in by_key)
-                    rows[table].append(some if share == largest else some[is_sampled(mixed_rows(some), share)])
+                    rows[table].append(some if share == largest else some[sampled_places(some, share)])
         found = [_distinct(some, reading.table.rows) for some, reading in zip(rows, self.readings, strict=True)]
         return Sample(
             batch.samples,
@@ -235,13 +234,15 @@ def _draw_on_cpu(
     every, rows = values.numpy(), []
     for begin, end, share in zip(ends, ends[1:], shares, strict=False):
         some = every[begin : end if share else begin]
-        rows.append((some if share == 1 else some[is_sampled(mixed_rows(some), share)]).astype(np.int64))
+        rows.append(some[sampled_places(some, share)].astype(np.int64))
     return _Drawn(places, np.diff(np.array(ends)), rows)
 
 
 def limits_of(shares: Sequence[float]) -> Tensor:
-    """By key what the hash of a sampled row is below (K + 1,), 0 for lookups of none."""
-    return torch.tensor([*(int(share * 2**62) for share in shares), 0], dtype=torch.int64)
+    """By key what the two hashes of a sampled row are below (2, K + 1), 0 for lookups of no key."""
+    product = [int(max(share, BY_PRODUCT) * 2**62) if share else 0 for share in shares]
+    mixed = [int(min(share / BY_PRODUCT, 1.0) * 2**62) for share in shares]
+    return torch.tensor([[*product, 0], [*mixed, 0]], dtype=torch.int64)
 
 
 def ends_on_device(batch: "KeyedJaggedTensor") -> Tensor:
@@ -257,7 +258,8 @@ def sample_on_device(values: Tensor, ends: Tensor, limits: Tensor, slots: int) -
     the sampled rows (slots + 1,), of which the last means nothing, and their keys (slots + 1,). The host waits for nothing."""
     values = values.long()
     key = torch.searchsorted(ends, torch.arange(len(values), device=values.device, dtype=ends.dtype), right=True)
-    kept = ((_mixed(values) >> 2) & _LOW_BITS) < limits[key]
+    of_product, of_mixed = limits[:, key]
+    kept = (_shifted(values * _signed(GOLDEN), 2) < of_product) & (_shifted(_mixed(values), 2) < of_mixed)
     place = torch.cumsum(kept, 0)
     slot = torch.where(kept & (place <= slots), place - 1, slots)
     rows, keys = (torch.zeros(slots + 1, dtype=torch.int64, device=values.device) for _ in range(2))
@@ -269,9 +271,9 @@ def sample_on_device(values: Tensor, ends: Tensor, limits: Tensor, slots: int) -
 
 
 def _mixed(rows: Tensor) -> Tensor:
-    """`mixed_rows` with torch, whose int64 wraps around and has no unsigned shift."""
-    mixed = rows + _signed(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    """The hash of files/count_access.py with torch, whose int64 wraps around and has no unsigned shift."""
+    mixed = rows + _signed(GOLDEN)
+    for shift, factor in MIXING:
         mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
     hashed: Tensor = mixed ^ _shifted(mixed, 31)
     return hashed

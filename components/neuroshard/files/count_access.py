@@ -30,6 +30,9 @@ Order = Literal["time", "shuffled"]
 
 TRACKED_ROWS = 2**16  # of a table at most; 24 bytes each, twice
 FEWEST_BATCHES = 4  # for a stream: the first half fills the cache
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 by the golden section: multiples of it are spread most evenly
+MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shifts and factors of splitmix64
+BY_PRODUCT = 1 / 32  # share that is sampled by the product alone; less would show patterns in row numbers
 _OFTEN = 64  # lookups of a row that tell its rate, to an eighth
 
 _STEPS_AN_OCTAVE = 32  # of the cached rows where misses are counted
@@ -61,15 +64,16 @@ class _Stack:
 
         self.held = np.append(self.held - again, len(rows))
         self.level[place[known]] = len(self.held) - 1
-        self.rows = np.insert(self.rows, place[~known], rows[~known])
-        self.level = np.insert(self.level, place[~known], len(self.held) - 1)
+        if not known.all():
+            self.rows = np.insert(self.rows, place[~known], rows[~known])
+            self.level = np.insert(self.level, place[~known], len(self.held) - 1)
         used = np.flatnonzero(self.held)
         if len(self.held) > len(used) + _FORGET:
             self.level, self.held = np.searchsorted(used, self.level), self.held[used]
         return int((~known).sum()), missed
 
-    def of(self, kept: NDArray[np.bool_]) -> Self:
-        """Some of the rows."""
+    def of(self, kept: NDArray[np.bool_] | Ints) -> Self:
+        """Some of the rows, by places that rise, or by a mask."""
         return type(self)(self.rows[kept], self.level[kept], np.bincount(self.level[kept], minlength=len(self.held)))
 
 
@@ -129,7 +133,7 @@ class AccessCounter:
 
     def add_sample(self, rows: Ints, counts: Ints, share: float, lookups: int, samples: int) -> None:
         """Count one batch of which only a sample is known: the rows (N,), rising, that are in a sample of this `share` by
-        `is_sampled`, how often each was looked up (N,), and the lookups of all rows. `share` is a power of two."""
+        `sampled_places`, how often each was looked up (N,), and the lookups of all rows. `share` is a power of two."""
         while self.sampled > share:
             self._sample_half()
         self._add(rows, counts, share, lookups, samples)
@@ -140,9 +144,8 @@ class AccessCounter:
         self._count(rows, counts, len(rows) / share)
 
     def _count(self, rows: Ints, counts: Ints, distinct: float) -> None:
-        mixed = mixed_rows(rows)
-        kept = is_sampled(mixed, self.sampled)
-        rows, counts, mixed = rows[kept], counts[kept], mixed[kept]
+        kept = sampled_places(rows, self.sampled)
+        rows, counts = rows[kept], counts[kept]
         place = np.searchsorted(self._stack.rows, rows)
         known = place < len(self._stack.rows)
         known[known] = self._stack.rows[place[known]] == rows[known]
@@ -152,7 +155,7 @@ class AccessCounter:
         self._segments.append(_Segment(1, distinct, new / self.sampled, missed / self.sampled))
         self._merge_segments()
 
-        part = _part(mixed)
+        part = _part(rows) if self._parts else None
         for number, stack in enumerate(self._parts):
             share = self.sampled / _PARTS
             _, missed = stack.read(rows[part == number], self._cached_rows * share)
@@ -164,10 +167,9 @@ class AccessCounter:
 
     def _sample_half(self) -> None:
         self.sampled /= 2
-        mixed = mixed_rows(self._stack.rows)
-        kept = is_sampled(mixed, self.sampled)
+        kept = sampled_places(self._stack.rows, self.sampled)
         self._counts, self._stack = self._counts[kept], self._stack.of(kept)
-        part = _part(mixed[kept])
+        part = _part(self._stack.rows)
         self._parts = [self._stack.of(part == number) for number in range(_PARTS)]
 
     def _merge_segments(self) -> None:
@@ -373,18 +375,28 @@ def _short(numbers: Floats) -> tuple[float, ...]:
     return tuple(float(f"{one:.6g}") for one in numbers)
 
 
-def mixed_rows(rows: Ints) -> NDArray[np.uint64]:
+def sampled_places(rows: Ints, share: float) -> Ints:
+    """Places (S,) of the rows (N,) that are in a sample of this share, a power of two. Smaller samples lie in larger ones.
+
+    The first halvings are by a multiplication, which spreads even neighbours and costs little; later ones by `_mixed`, of the few
+    rows that are left. client/access_sample.py does the same on a GPU.
+    """
+    if share >= 1:
+        return np.arange(len(rows))
+    whole = np.ascontiguousarray(rows, dtype=np.int64).view(np.uint64)
+    places = np.flatnonzero(whole * np.uint64(GOLDEN) < np.uint64(int(max(share, BY_PRODUCT) * 2**64)))
+    if share < BY_PRODUCT:
+        places = places[(_mixed(whole[places]) >> np.uint64(2)) < np.uint64(int(share / BY_PRODUCT * 2**62))]
+    return places
+
+
+def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A hash of row numbers (N,): the finalizer of splitmix64."""
-    mixed = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    mixed = rows + np.uint64(GOLDEN)
+    for shift, factor in MIXING:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def is_sampled(mixed: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
-    """Which rows, hashed by `mixed_rows` (N,), are in a sample of this share (N,). Smaller samples lie in larger ones."""
-    return (mixed >> np.uint64(2)) < np.uint64(int(share * 2**62))
-
-
-def _part(mixed: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    return mixed & np.uint64(_PARTS - 1)
+def _part(rows: Ints) -> NDArray[np.uint64]:
+    return _mixed(rows.view(np.uint64)) & np.uint64(_PARTS - 1)
