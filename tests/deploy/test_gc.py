@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from helpers.counted import counted_access
 from helpers.later import Later
 from helpers.meetings import meet
 from helpers.memory_store import MemoryStore
@@ -21,6 +22,7 @@ from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy, promote, publish
+from neuroshard.store.counted import counted_key, pointer_key, put_counted, read_counted
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import leased
 from neuroshard.store.open import open_store
@@ -418,3 +420,20 @@ def test_the_name_of_measuring_is_a_fingerprint(measured, name):
         collector.run(measured.url, name, keep=1, age_seconds=DAY)
     with refused(UsageError, "--older-than", "1h"):
         collector.run(measured.url, LEFT, keep=1, age_seconds=60)
+
+
+def test_of_what_trainers_counted_the_newest_is_kept_and_all_where_its_pointer_is_damaged(store):
+    counted = [counted_access(PLANS[0].task.tables, model="m", steps=500 + number) for number in range(3)]
+    for one in counted:
+        put_counted(store, one)
+        age(store, 3 * DAY)
+    put_counted(store, counted_access(PLANS[0].task.tables, model="m", steps=503))
+    pointer = store.root / pointer_key("m")
+    whole = pointer.read_bytes()
+    pointer.write_bytes(b"{}")
+    assert not {key for key in collect(store) if "/access/" in key}
+    pointer.write_bytes(whole)
+
+    old = {counted_key("m", one.digest()) for one in counted}
+    assert {key for key in collect(store) if "/access/" in key} == old
+    assert read_counted(store, "m").steps == 503

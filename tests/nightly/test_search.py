@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.costs import random_model, random_tables
+from helpers.counted import counted_access
 from helpers.plans import NOW
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
@@ -22,6 +23,7 @@ from neuroshard.deploy.run import deploy
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly.search import search_plan
 from neuroshard.orders.nightly import ModelSpec, Request, Survey, read_specs
+from neuroshard.store.counted import pointer_key, put_counted
 from neuroshard.store.folder import FolderStore
 
 
@@ -52,6 +54,7 @@ def plan_of(tmp_path):
 
     plan: Any = made
     plan.publish = publish
+    plan.store = store
     plan.write_tables = lambda tables: write_tables(tmp_path / "tables.json", tables)
     plan.deploy = lambda found: deploy(found, store, "ads", now=NOW)
     return plan
@@ -197,3 +200,38 @@ def test_a_model_may_have_host_memory(plan_of):
         plan_of(memory="20MiB", host_memory="1TiB")
     with refused(UsageError, "host_memory", "'much'"):
         read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "host_memory": "much"}]')
+
+
+def test_tables_are_read_as_the_models_trainers_counted_unless_the_model_says_no(plan_of, capfd):
+    before = plan_of()
+    there = counted_access([*random_tables(9)[:8], Table(name="gone", rows=10, dim=4, pooling_factor=1.0)])
+    put_counted(plan_of.store, there)
+    found = plan_of()
+    by_name = {table.name: table for table in there.tables}
+    for table in found.task.tables[:8]:
+        assert table.access == by_name[table.name].access
+        assert table.pooling_factor == by_name[table.name].pooling_factor
+    assert found.task.tables[8] == before.task.tables[8]
+    notes = found.provenance.notes
+    assert (
+        "how 8 tables are read: counted by trainers, 500 steps of 1,024 samples on 4 ranks, up to 2026-01-05T00:00:00Z"
+        in notes
+    )
+    assert any(note.startswith("1 table that the trainers do not have") for note in notes)
+    assert "counted how tables are read up to" in capfd.readouterr().err
+    plan_of.write_tables(random_tables(9))
+    assert plan_of(counted_access=False).task == before.task
+    with refused(InvalidInput, "models[0]", "counted_access", "true or false"):
+        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "counted_access": "maybe"}]')
+
+
+def test_counts_that_cannot_be_read_or_are_of_other_tables_leave_the_tables_as_they_were(plan_of):
+    before = plan_of()
+    put_counted(plan_of.store, counted_access([Table(name="other", rows=10, dim=4, pooling_factor=1.0)]))
+    found = plan_of()
+    assert found.task == before.task
+    assert any("have counted none of these tables" in note for note in found.provenance.notes)
+    (plan_of.store.root / pointer_key("ads")).write_bytes(b"{")
+    found = plan_of()
+    assert found.task == before.task
+    assert any("is not used" in note and "not JSON" in note for note in found.provenance.notes)

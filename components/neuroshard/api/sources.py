@@ -40,6 +40,7 @@ def tables(
     traces: FilePath | Sequence[FilePath] | None = None,
     batch_size: int | None = None,
     order: str = "time",
+    counted: str | None = None,
     dtype: str = "fp32",
     optimizer: str = "rowwise_adagrad",
     dim: int = 128,
@@ -61,7 +62,8 @@ def tables(
     How rows are read may be counted, as may pooling factors then: on `batches` of a model, any number of KeyedJaggedTensors (or
     lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces` wrote, cut into
     batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A mapping as
-    `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say.
+    `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a store, such
+    as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
 
@@ -71,6 +73,7 @@ def tables(
     """
     from neuroshard.files.importers import table_access, tables_source
     from neuroshard.files.importers.presets import PRESETS
+    from neuroshard.store.counted import read_counted_at
 
     words = _words(access)
     access, _ = table_access.access_options(words)
@@ -101,10 +104,13 @@ def tables(
         raise UsageError(
             "batches are for a model, without traces and without pooling factors, which they count; other sources take traces"
         )
+    counted = take.maybe(_place, "counted", counted)
+    if counted is not None and (paths or batches is not None):
+        raise UsageError("counted is what trainers counted; leave out traces and batches, which would be counted too")
     if isinstance(source, str) and "://" in source:
-        if (words, dtype, optimizer, dim, paths) != (["uniform"], "fp32", "rowwise_adagrad", 128, []):
+        if (words, dtype, optimizer, dim, paths, counted) != (["uniform"], "fp32", "rowwise_adagrad", 128, [], None):
             raise UsageError(
-                f"{source}: access, traces, dtype, optimizer and dim are for files; copy it to one, or leave them out"
+                f"{source}: access, traces, counted, dtype, optimizer and dim are for files; copy it to one, or leave them out"
             )
         from neuroshard.store.tables import load_tables
 
@@ -131,7 +137,8 @@ def tables(
             f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
             f"{take.called_instead(source)}"
         )
-    imported = table_access.with_access(found.tables(), words, paths, batch_size, order)
+    of_trainers = None if counted is None else read_counted_at(counted)
+    imported = table_access.with_access(found.tables(), words, paths, batch_size, order, of_trainers)
     if batches is not None:
         imported = _counted(source, found, imported, batches, order)
     return _noted(imported.tables, imported.notes, quiet)
@@ -172,6 +179,10 @@ def _lookups(given: object) -> dict[str, float]:
         for name, value in given.items()
         for listed in [value if isinstance(value, list | tuple) else [value]]
     }
+
+
+def _place(option: str, value: object) -> str:
+    return take.name(option, value, "a model in a store, as in 's3://bucket/prefix/ads-ranker'")
 
 
 def _number(option: str, value: object) -> float:

@@ -72,17 +72,17 @@ def tables(
         ),
     ] = None,
     access_from: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(
             help="Count how rows are looked up on this traces file; may be repeated, in the order of time. Memory stays small, "
-            "however many batches there are."
+            "however many batches there are. Or a model in a store, s3://bucket/prefix/ads-ranker: what its trainers counted."
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="With --access-from: samples of a global batch, over all ranks.")
+        int | None, typer.Option(min=1, help="With --access-from FILE: samples of a global batch, over all ranks.")
     ] = None,
     order: Annotated[
-        str, typer.Option(help="With --access-from: time, if batches are in the order of training, or shuffled.")
+        str, typer.Option(help="With --access-from FILE: time, if batches are in the order of training, or shuffled.")
     ] = "time",
     dtype: Annotated[
         str | None, typer.Option(help="Element type where the source does not say: fp32 or fp16 [default: fp32].")
@@ -111,9 +111,19 @@ def tables(
     from neuroshard.files.plan import write_plan
     from neuroshard.files.tables import write_tables
     from neuroshard.files.traces import write_traces
+    from neuroshard.store.counted import read_counted_at
 
     if out is None and not check:
         raise UsageError("say where to write: -o tables.json; or --check")
+    in_store = [place for place in access_from or [] if "://" in place or Path(place).is_dir()]
+    traces = [Path(place) for place in access_from or [] if place not in in_store]
+    for path in traces:
+        if not path.exists():
+            raise UsageError(
+                f"--access-from {path}: neither a traces file nor the folder of a model in a store is there"
+            )
+    if len(in_store) + bool(traces) > 1:
+        raise UsageError(f"--access-from is one model in a store, {in_store[0]}, or traces files; leave out the others")
     for option, given, needed, there in (
         ("--json", as_json, "--check", check),
         ("--pooling-factor", pooling_factor, "--from-torchrec", torchrec),
@@ -122,8 +132,8 @@ def tables(
         ("--plan-out", plan_out, "--from-stats", stats),
         ("--costs-out", costs_out, "--from-stats", stats),
         ("--memory", memory, "--plan-out", plan_out),
-        ("--batch-size", batch_size is not None, "--access-from", access_from),
-        ("--order", was_typed(context, "order"), "--access-from", access_from),
+        ("--batch-size", batch_size is not None, "--access-from FILE", traces),
+        ("--order", was_typed(context, "order"), "--access-from FILE", traces),
         ("--access-from", access_from, "-o tables.json", out),
         ("--dtype", dtype, "--preset, --from and --from-stats: a model has its own", torchrec is None),
         ("--dim", was_typed(context, "dim"), "--from FILE.pt", source is not None and has_lookups(source)),
@@ -163,7 +173,9 @@ def tables(
     if check:
         say_text(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
     if out is not None:
-        imported = with_access(found.tables(sequences=costs_out is None), words, access_from or (), batch_size, order)
+        of_trainers = read_counted_at(in_store[0]) if in_store else None
+        imported = found.tables(sequences=costs_out is None)
+        imported = with_access(imported, words, traces, batch_size, order, of_trainers)
         note(imported.notes)
         with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
             if found.printed is not None and plan_out is not None:

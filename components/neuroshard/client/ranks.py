@@ -84,14 +84,14 @@ def load_plan_on_all_ranks(
     within `timeout_seconds`, all others raise a NeuroshardError that names them. The call ends within about `deadline_seconds`
     plus twice `timeout_seconds`. Raises UsageError without a process group.
     """
-    chosen, key_value, rank, ranks = _parts_of(group)
+    chosen, key_value, rank, ranks = parts_of(group, "load_plan_on_all_ranks")
     return share_plan(
         key_value,
         rank,
         ranks,
         lambda: load_published(store_url, model, digest, cache_dir, deadline_seconds),
         lambda plan, whose: check_fits_trainer(plan, whose, tables, ranks if world_size is None else world_size),
-        prefix=_prefix(chosen, model),
+        prefix=prefix_of(chosen, model),
         model=model,
         load_seconds=deadline_seconds,
         timeout_seconds=timeout_seconds,
@@ -347,7 +347,7 @@ def _from_json(value: Mapping[str, str], before: str = "") -> NeuroshardError:
     return error
 
 
-def _prefix(group: "ProcessGroup", model: str) -> str:
+def prefix_of(group: "ProcessGroup", model: str) -> str:
     """Of the keys of one call. Jobs that share a store have other names, and two models in two threads of a job other keys."""
     with _counting:
         calls = _calls.setdefault(group, Counter())
@@ -355,25 +355,23 @@ def _prefix(group: "ProcessGroup", model: str) -> str:
         return f"neuroshard/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{group.group_name}/{model}/{calls[model]}"
 
 
-def _parts_of(group: "ProcessGroup | None") -> tuple["ProcessGroup", KeyValueStore, int, int]:
-    """A process group, its key-value store, this process's rank and the number of ranks."""
+def parts_of(group: "ProcessGroup | None", whose: str) -> tuple["ProcessGroup", KeyValueStore, int, int]:
+    """A process group, its key-value store, this process's rank and the number of ranks. Raises UsageError."""
     try:
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
     except ImportError:
-        raise UsageError("load_plan_on_all_ranks needs torch; where there is none, use load_plan") from None
+        raise UsageError(f"{whose} needs torch; where there is none, use load_plan") from None
     if not (dist.is_available() and dist.is_initialized()):
         raise UsageError(
-            "load_plan_on_all_ranks: there is no process group yet; call torch.distributed.init_process_group before, or "
+            f"{whose}: there is no process group yet; call torch.distributed.init_process_group before, or "
             "load_plan where one process trains alone"
         )
     chosen = dist.group.WORLD if group is None else group
     rank = dist.get_rank(chosen)
     if chosen is None or rank < 0:
-        raise UsageError("load_plan_on_all_ranks: this process is not in the group that was given")
+        raise UsageError(f"{whose}: this process is not in the group that was given")
     key_value = distributed_c10d._get_process_group_store(chosen)
     if key_value is None:
-        raise UsageError(
-            f"load_plan_on_all_ranks: a group of backend {dist.get_backend(chosen)} has no key-value store"
-        )
+        raise UsageError(f"{whose}: a group of backend {dist.get_backend(chosen)} has no key-value store")
     return chosen, key_value, rank, dist.get_world_size(chosen)

@@ -3,8 +3,8 @@
     neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 7d [--apply]
 
 Kept are the live release, the last `keep` releases, the `keep` releases that rollbacks from the live one reach, the artifacts
-of all of them, and every object that is younger than the age. A damaged release among them is kept too, and named; it does not
-count, since no rollback can use it.
+of all of them, the newest of what a model's trainers counted, and every object that is younger than the age. A damaged release
+among them is kept too, and named; it does not count, since no rollback can use it.
 
 An artifact must not go live while it is deleted. gc first writes a mark that names what it is about to delete, and then looks at
 the ages again. golive.py makes an artifact young first, and then looks for marks, so at least one of the two sees the other and
@@ -26,12 +26,13 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import InvalidInput, NewerFormat, StoreError, UsageError
+from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, StoreError, UsageError
 from neuroshard.core.release import FINGERPRINT, Condemned
 from neuroshard.deploy.golive import MARK_SECONDS, timestamp
 from neuroshard.deploy.tracks import track_of
 from neuroshard.orders.nightly import MEASURING_FOLDER
 from neuroshard.progress import progress
+from neuroshard.store.counted import counted_digests, read_pointer_to_counted
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import ObjectInfo, Store
@@ -82,9 +83,26 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
         *(entry for entry in old if track.number_of(entry.key)),
         *(entry for entry in old if track.is_record(entry.key) and not is_mark(entry)),
         *(entry for entry in old if track.digest_of(entry.key) is not None),
+        *_counted(store, track, old),
         *(entry for entry in old if track.is_record(entry.key) and is_mark(entry)),
     ]
     return Garbage(tuple(found), len(entries) - len(found), tuple(damaged.values()))
+
+
+def _counted(store: Store, track: ReleaseTrack[R], old: list[ObjectInfo]) -> list[ObjectInfo]:
+    """What trainers counted of a model's tables and the pointer names no more. All of it stays where the pointer cannot be read.
+
+    A writer swaps the pointer within minutes of writing what it points to, so nothing that is old is about to be pointed to.
+    """
+    found = counted_digests(track.name, [entry.key for entry in old])
+    if not found:
+        return []
+    try:
+        newest = read_pointer_to_counted(store, track.name).counted_digest
+    except (NotFound, InvalidInput) as error:
+        log(f"note: {error}; so nothing that trainers counted is deleted")
+        return []
+    return [entry for entry in old if found.get(entry.key, newest) != newest]
 
 
 def gc(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:

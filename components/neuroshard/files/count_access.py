@@ -13,6 +13,7 @@ quarters of the sample, counted each by itself, say how large the error of that 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -22,10 +23,16 @@ from numpy.typing import NDArray
 from neuroshard.core.access import AccessCurve, StreamMisses
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.reuse import REUSE_BINS
+from neuroshard.core.table import Table
 from neuroshard.files.access import Floats, Ints, fitted_rates
+
+Order = Literal["time", "shuffled"]
 
 TRACKED_ROWS = 2**16  # of a table at most; 24 bytes each, twice
 FEWEST_BATCHES = 4  # for a stream: the first half fills the cache
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 by the golden section: multiples of it are spread most evenly
+MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shifts and factors of splitmix64
+BY_PRODUCT = 1 / 32  # share that is sampled by the product alone; less would show patterns in row numbers
 _OFTEN = 64  # lookups of a row that tell its rate, to an eighth
 
 _STEPS_AN_OCTAVE = 32  # of the cached rows where misses are counted
@@ -57,15 +64,16 @@ class _Stack:
 
         self.held = np.append(self.held - again, len(rows))
         self.level[place[known]] = len(self.held) - 1
-        self.rows = np.insert(self.rows, place[~known], rows[~known])
-        self.level = np.insert(self.level, place[~known], len(self.held) - 1)
+        if not known.all():
+            self.rows = np.insert(self.rows, place[~known], rows[~known])
+            self.level = np.insert(self.level, place[~known], len(self.held) - 1)
         used = np.flatnonzero(self.held)
         if len(self.held) > len(used) + _FORGET:
             self.level, self.held = np.searchsorted(used, self.level), self.held[used]
         return int((~known).sum()), missed
 
-    def of(self, kept: NDArray[np.bool_]) -> Self:
-        """Some of the rows."""
+    def of(self, kept: NDArray[np.bool_] | Ints) -> Self:
+        """Some of the rows, by places that rise, or by a mask."""
         return type(self)(self.rows[kept], self.level[kept], np.bincount(self.level[kept], minlength=len(self.held)))
 
 
@@ -121,14 +129,23 @@ class AccessCounter:
             raise InvalidInput(
                 f"{self.where}: row {wrong:,} is looked up, but the table has rows 0 to {self.rows - 1:,}"
             )
-        self.batch_size, self.batches, self.lookups = samples, self.batches + 1, self.lookups + len(indices)
-        self._bins += np.bincount(np.searchsorted(2 ** np.arange(REUSE_BINS - 1), counts), minlength=REUSE_BINS)
-        self._count(rows, counts)
+        self._add(rows, counts, 1.0, len(indices), samples)
 
-    def _count(self, rows: Ints, counts: Ints) -> None:
-        distinct, mixed = len(rows), _mixed(rows)
-        kept = _is_sampled(mixed, self.sampled)
-        rows, counts, mixed = rows[kept], counts[kept], mixed[kept]
+    def add_sample(self, rows: Ints, counts: Ints, share: float, lookups: int, samples: int) -> None:
+        """Count one batch of which only a sample is known: the rows (N,), rising, that are in a sample of this `share` by
+        `sampled_places`, how often each was looked up (N,), and the lookups of all rows. `share` is a power of two."""
+        while self.sampled > share:
+            self._sample_half()
+        self._add(rows, counts, share, lookups, samples)
+
+    def _add(self, rows: Ints, counts: Ints, share: float, lookups: int, samples: int) -> None:
+        self.batch_size, self.batches, self.lookups = samples, self.batches + 1, self.lookups + lookups
+        self._bins += np.bincount(np.searchsorted(2 ** np.arange(REUSE_BINS - 1), counts), minlength=REUSE_BINS)
+        self._count(rows, counts, len(rows) / share)
+
+    def _count(self, rows: Ints, counts: Ints, distinct: float) -> None:
+        kept = sampled_places(rows, self.sampled)
+        rows, counts = rows[kept], counts[kept]
         place = np.searchsorted(self._stack.rows, rows)
         known = place < len(self._stack.rows)
         known[known] = self._stack.rows[place[known]] == rows[known]
@@ -138,7 +155,7 @@ class AccessCounter:
         self._segments.append(_Segment(1, distinct, new / self.sampled, missed / self.sampled))
         self._merge_segments()
 
-        part = _part(mixed)
+        part = _part(rows) if self._parts else None
         for number, stack in enumerate(self._parts):
             share = self.sampled / _PARTS
             _, missed = stack.read(rows[part == number], self._cached_rows * share)
@@ -150,10 +167,9 @@ class AccessCounter:
 
     def _sample_half(self) -> None:
         self.sampled /= 2
-        mixed = _mixed(self._stack.rows)
-        kept = _is_sampled(mixed, self.sampled)
+        kept = sampled_places(self._stack.rows, self.sampled)
         self._counts, self._stack = self._counts[kept], self._stack.of(kept)
-        part = _part(mixed[kept])
+        part = _part(self._stack.rows)
         self._parts = [self._stack.of(part == number) for number in range(_PARTS)]
 
     def _merge_segments(self) -> None:
@@ -175,7 +191,7 @@ class AccessCounter:
         """Of the rows that a batch reads, the mean over the batches."""
         return tuple((self._bins / max(self._bins.sum(), 1.0)).tolist())
 
-    def fields(self, order: Literal["time", "shuffled"], source: str = "") -> dict[str, Any]:
+    def fields(self, order: Order, source: str = "") -> dict[str, Any]:
         """Fields of `Table` by what was counted: pooling_factor, reuse_bins, reuse_batch_size, access (None where no row was
         read).
 
@@ -189,7 +205,7 @@ class AccessCounter:
             "access": self.curve(order, source),
         }
 
-    def curve(self, order: Literal["time", "shuffled"], source: str = "") -> AccessCurve | None:
+    def curve(self, order: Order, source: str = "") -> AccessCurve | None:
         """The access curve; without a stream where there are fewer than 4 batches, None where no row was read."""
         if not self.lookups:
             return None
@@ -218,10 +234,12 @@ class AccessCounter:
         )
         rates, shares = fitted_rates(tuple(bins.tolist()))
         group_rows = np.concatenate([rows[hot], few.sum() * shares / rates if len(rates) else []]) / self.sampled
-        each = np.concatenate([lookups[hot] / rows[hot], rates]) / self.batches
-        return _no_more_rows(group_rows, np.minimum.accumulate(each), float(self.rows), self.lookups / self.batches)
+        each = np.minimum.accumulate(np.concatenate([lookups[hot] / rows[hot], rates]) / self.batches)
+        if self.sampled < 1 and len(each):
+            group_rows, each = _as_hot(group_rows, each, self.sampled, self.lookups / self.batches)
+        return _no_more_rows(group_rows, each, float(self.rows), self.lookups / self.batches)
 
-    def _stream(self, order: Literal["time", "shuffled"]) -> StreamMisses:
+    def _stream(self, order: Order) -> StreamMisses:
         counted = self._last_half()
         total = sum(counted[1:], start=counted[0])
         distinct = min(total.distinct / total.batches, self.lookups / self.batches)  # its first half may have had fewer
@@ -267,6 +285,31 @@ class AccessCounter:
         return _digits(float(missed.std(axis=0, ddof=1).max()) / math.sqrt(_PARTS))
 
 
+def counted_table(
+    table: Table,
+    counter: AccessCounter,
+    order: Order,
+    names: Sequence[str] = (),
+    lookups: Sequence[float] | Any = (),
+    source: str = "",
+) -> Table:
+    """The table with what was counted, whole or by feature where these are known; else features keep their shares."""
+    fields = counter.fields(order, source or f"{counter.batches:,} batches of {counter.batch_size:,} samples")
+    each = (
+        table.resized(table.rows, table.dim, fields["pooling_factor"]).model_dump()["features"]
+        if table.features
+        else []
+    )
+    if len(names) > 1:
+        total = counter.batches * counter.batch_size
+        each = [{"name": name, "pooling_factor": n / total} for name, n in zip(names, lookups, strict=True)]
+    said = table.model_dump() | {name: value for name, value in fields.items() if value is not None}
+    said["features"] = each
+    if fields["access"] is None:
+        said.pop("access", None)
+    return Table.parse(said, f"table {table.name!r}")
+
+
 def _varies(segments: list[_Segment], useful: NDArray[np.bool_]) -> float:
     """The standard deviation of the share of distinct rows that is missed, over the quarters of the segments, where it is
     largest."""
@@ -297,6 +340,23 @@ def _digits(share: float) -> float:
     return float(f"{min(share, 1.0):.3g}")
 
 
+def _as_hot(rows: Floats, each: Floats, sampled: float, lookups: float) -> tuple[Floats, Floats]:
+    """The groups of a sample with about all lookups of a batch. What is lacking or too much is the few hottest rows': none of
+    them is in the sample, or one that stands for many. So a row is added that has the rest, or hot groups get fewer rows, no
+    fewer than are in the sample."""
+    lacking = lookups - float(rows @ each)
+    if lacking > each[0]:
+        return np.concatenate([[1.0], rows]), np.concatenate([[lacking], each])
+    rows = rows.copy()
+    for place in range(len(rows)):
+        fewer = min(-lacking / each[place], rows[place] * (1 - sampled))
+        if fewer <= 0:
+            break
+        rows[place] -= fewer
+        lacking += fewer * each[place]
+    return rows, each
+
+
 def _no_more_rows(rows: Floats, each: Floats, most: float, lookups: float) -> tuple[Floats, Floats]:
     """The groups with no more rows than the table has, and with all lookups of a batch: the last groups share the rows left."""
     before = np.concatenate([[0.0], np.cumsum(rows)])
@@ -315,17 +375,28 @@ def _short(numbers: Floats) -> tuple[float, ...]:
     return tuple(float(f"{one:.6g}") for one in numbers)
 
 
-def _mixed(rows: Ints) -> NDArray[np.uint64]:
+def sampled_places(rows: Ints, share: float) -> Ints:
+    """Places (S,) of the rows (N,) that are in a sample of this share, a power of two. Smaller samples lie in larger ones.
+
+    The first halvings are by a multiplication, which spreads even neighbours and costs little; later ones by `_mixed`, of the few
+    rows that are left. client/access_sample.py does the same on a GPU.
+    """
+    if share >= 1:
+        return np.arange(len(rows))
+    whole = np.ascontiguousarray(rows, dtype=np.int64).view(np.uint64)
+    places = np.flatnonzero(whole * np.uint64(GOLDEN) < np.uint64(int(max(share, BY_PRODUCT) * 2**64)))
+    if share < BY_PRODUCT:
+        places = places[(_mixed(whole[places]) >> np.uint64(2)) < np.uint64(int(share / BY_PRODUCT * 2**62))]
+    return places
+
+
+def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """A hash of row numbers (N,): the finalizer of splitmix64."""
-    mixed = rows.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    mixed = rows + np.uint64(GOLDEN)
+    for shift, factor in MIXING:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _is_sampled(mixed: NDArray[np.uint64], share: float) -> NDArray[np.bool_]:
-    return (mixed >> np.uint64(2)) < np.uint64(int(share * 2**62))
-
-
-def _part(mixed: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    return mixed & np.uint64(_PARTS - 1)
+def _part(rows: Ints) -> NDArray[np.uint64]:
+    return _mixed(rows.view(np.uint64)) & np.uint64(_PARTS - 1)

@@ -8,6 +8,7 @@ other algorithms are tried.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -17,12 +18,16 @@ from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.topology import Topology
+from neuroshard.core.units import format_duration
 from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
+from neuroshard.files.importers.table_access import with_counted
+from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.nightly.fallbacks import choose
 from neuroshard.orders.nightly import ModelSpec, Searched, Survey
 from neuroshard.orders.options import ALGORITHMS
 from neuroshard.orders.search import SearchOrder
 from neuroshard.search.run import run as search
+from neuroshard.store.counted import read_counted
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
@@ -64,6 +69,7 @@ def search_plan(
     Raises what search/run.py raises, StoreError, and InvalidInput for invalid constraints.
     """
     spec = survey.spec(name)
+    notes = _as_counted(spec, store, tables) if spec.counted_access else ()
     pointer = _live(store, name)
     live = live_plan(pointer, store)
     searched = choose(survey, spec, store)
@@ -87,11 +93,34 @@ def search_plan(
         constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
         previous=start,
     )
-    search_for = partial(search, tables, searched.model, out)
+    search_for = partial(search, tables, searched.model, out, notes=notes)
     plan = search_for(order, instead=searched.instead)
     if live is None and (barred := _rolled_back(pointer, name, store)):
         plan, searched = _another(plan, searched, barred, order, search_for)
     return plan, searched
+
+
+def _as_counted(spec: ModelSpec, store: Store, tables: Path) -> tuple[str, ...]:
+    """Write the tables as the model's trainers counted that they are read, and return notes on it for the plan. Where trainers
+    did not count, or that cannot be read, the tables stay as they are."""
+    try:
+        found = read_counted(store, spec.name)
+        listed, notes = with_counted(read_tables(tables)[0], found)
+    except NotFound:
+        return ()
+    except Unreachable:
+        raise
+    except NeuroshardError as error:
+        why = f"how trainers read the tables is not used: {error}"
+        log(f"note: {spec.name}: {why}")
+        return (why,)
+    write_tables(tables, listed)
+    age = (store.clock() - datetime.fromisoformat(found.time)).total_seconds()
+    log(
+        f"{spec.name}: trainers counted how tables are read up to {format_duration(max(age, 0.0))} ago, run {found.run}"
+    )
+    log(*(f"note: {spec.name}: {note}" for note in notes))
+    return notes
 
 
 def _as_the_nodes_are(survey: Survey, spec: ModelSpec) -> Topology | None:

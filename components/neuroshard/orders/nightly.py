@@ -42,13 +42,15 @@ class _Model(Value):
 
     `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has one kind. `constraints` has the
     fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched from the live one. Ranks are
-    joined as the nodes are where the model names no `domain` and no `local_world_size`.
+    joined as the nodes are where the model names no `domain` and no `local_world_size`. With `counted_access` its tables are read
+    as its trainers counted, where they did; else as `tables` says.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
     tables: str
     hardware: str = ""
     constraints: dict[str, Any] = Field(default_factory=dict)
+    counted_access: bool = True
 
     @property
     def rules(self) -> ConstraintsFile:

@@ -246,13 +246,15 @@ def run(
     order: SearchOrder,
     *,
     instead: str = "",
+    notes: tuple[str, ...] = (),
     watch: Watch | None = None,
 ) -> Plan:
     """Search a plan for tables, or a tables.json, with the cost model of this name (see models/open.py). With `out`, write it as
     plan.json.
 
     Row-wise tables are tried unless the order's constraints say which may be so, or that none may. `instead` says why this cost
-    model is not the one of the plan's hardware: then the plan gives it at least the error of a datasheet. `watch` is the clock,
+    model is not the one of the plan's hardware: then the plan gives it at least the error of a datasheet. `notes` on the tables
+    go into the plan. `watch` is the clock,
     as for `search`: made before this call, its time budget counts what is read here.
 
     Raises InvalidInput, UsageError and Infeasible; then nothing is written.
@@ -260,7 +262,7 @@ def run(
     settings = SearchSettings(**order.settings, try_row_wise=order.constraints.says_nothing_of_rows)
     if out is not None:
         check_can_write(out)
-    listed, notes = _read(tables) if isinstance(tables, Path) else (tuple(tables), ())
+    listed, said = _read(tables) if isinstance(tables, Path) else (tuple(tables), ())
     before = read_plan(order.previous) if isinstance(order.previous, Path) else order.previous
     batch_size = order.task.get("batch_size")
     model = open_cost_model(cost_model, batch_size)
@@ -273,7 +275,13 @@ def run(
     own_error = model.error_on_unseen_tables
     trust = Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins))
     plan = search(
-        ShardingTask.parse(task, "the task"), model, settings, previous=before, trust=trust, notes=notes, watch=watch
+        ShardingTask.parse(task, "the task"),
+        model,
+        settings,
+        previous=before,
+        trust=trust,
+        notes=(*said, *notes),
+        watch=watch,
     )
     if out is not None:
         write_plan(out, plan)

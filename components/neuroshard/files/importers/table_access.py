@@ -4,22 +4,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
 from neuroshard.core.access import access_exponent
+from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.value import shown
 from neuroshard.files.access import Ints
-from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter
+from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter, Order, counted_table
 from neuroshard.files.importers.imported import Imported
 from neuroshard.files.traces import trace_batches, trace_tables
 from neuroshard.progress import progress
-
-Order = Literal["time", "shuffled"]
 
 
 def check_order(order: str) -> Order:
@@ -49,8 +48,10 @@ def with_access(
     traces: Sequence[Path] = (),
     batch_size: int | None = None,
     order: str = "time",
+    of_trainers: CountedAccess | None = None,
 ) -> Imported:
-    """Imported tables with the access that options give them, words first, then traces. Raises UsageError, InvalidInput."""
+    """Imported tables with the access that options give them: words first, then traces, or what trainers counted. Raises
+    UsageError, InvalidInput."""
     default, named = access_options(access)
     tables, notes = with_words(imported.tables, named), imported.notes
     if default != "uniform" and not any(table.access and table.access.source == default for table in tables):
@@ -61,6 +62,9 @@ def with_access(
         if batch_size is None or batch_size < 1:
             raise UsageError("counting traces needs --batch-size, the samples of a global batch")
         tables, more = with_traces(tables, traces, batch_size, check_order(order))
+        notes += more
+    if of_trainers is not None:
+        tables, more = with_counted(tables, of_trainers)
         notes += more
     return replace(imported, tables=tables, notes=notes)
 
@@ -111,12 +115,60 @@ def with_traces(
                     raise InvalidInput(
                         f"{paths[0]}: table {table.name!r} has fewer than {batch_size:,} samples; give a smaller --batch-size"
                     )
-                found.append(_with_fields(table, counter, order))
+                found.append(counted_table(table, counter, order))
             else:
                 found.append(table)
             bar.advance()
     notes = [f"{counted(len(missing), 'table')} without a trace: {first_few(missing)}"] if missing else []
     return tuple(found), (*notes, *_notes_on(found))
+
+
+def with_counted(tables: Sequence[Table], found: CountedAccess) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """The tables with what trainers counted of them, and notes. Whatever they said before, pooling factor, reuse bins and access
+    curve are those of the trainers, who have read the tables as they are trained.
+
+    A table is found as in a trainer: by its name and, where several modules have a table of that name, by its module. One that
+    the trainers do not have, or have with other rows, stays as it is. Raises InvalidInput where they have none of the tables.
+    """
+    by_name: dict[str, list[Table]] = {}
+    for one in found.tables:
+        by_name.setdefault(one.name_in_module, []).append(one)
+    kept, given, otherwise = [], [], []
+    for table in tables:
+        same = by_name.get(table.name_in_module) or []
+        if len(same) > 1:
+            same = [one for one in same if f".{one.module}".endswith(f".{table.module}") and table.module]
+        counted_as = same[0] if len(same) == 1 and same[0].rows == table.rows else None
+        if counted_as is None:
+            otherwise.append(table.name)
+            kept.append(table)
+            continue
+        fields = ("pooling_factor", "reuse_bins", "reuse_batch_size", "access")
+        said = table.resized(table.rows, table.dim, counted_as.pooling_factor).model_dump()
+        said |= {name: value for name, value in counted_as.model_dump().items() if name in fields}
+        if counted_as.access is None:
+            said.pop("access", None)
+        if len(counted_as.features) == len(table.features):
+            said["features"] = counted_as.model_dump().get("features", [])
+        elif not table.pooling_factor:  # no features to share lookups by
+            said["features"] = []
+        kept.append(Table.parse(said, f"table {table.name!r}"))
+        given.append(kept[-1])
+    if not given:
+        raise InvalidInput(
+            f"the trainers of {found.model!r} have counted none of these tables, or with other rows; they have "
+            f"{first_few([one.name for one in found.tables])}"
+        )
+    notes = [
+        f"how {counted(len(given), 'table')} {'is' if len(given) == 1 else 'are'} read: counted by trainers, {found.said}"
+    ]
+    if otherwise:
+        notes.append(
+            f"{counted(len(otherwise), 'table')} that the trainers do not have, or have with other rows, stay as they were: "
+            f"{first_few(otherwise)}"
+        )
+    notes += [f"the trainers' counts: {note}" for note in found.notes]
+    return tuple(kept), (*notes, *_notes_on(given))
 
 
 def with_batches(
@@ -146,29 +198,9 @@ def with_batches(
             lookups[table.name] += [len(one) for one in read]
             counters[table.name].add(np.concatenate(read), samples)
     found = [
-        _with_fields(table, counters[table.name], order, features[table.name], lookups[table.name]) for table in tables
+        counted_table(table, counters[table.name], order, features[table.name], lookups[table.name]) for table in tables
     ]
     return tuple(found), _notes_on(found)
-
-
-def _with_fields(
-    table: Table, counter: AccessCounter, order: Order, names: Sequence[str] = (), lookups: Sequence[float] | Any = ()
-) -> Table:
-    """The table with what was counted, whole or by feature where these are known; else features keep their shares."""
-    fields = counter.fields(order, f"{counter.batches:,} batches of {counter.batch_size:,} samples")
-    each = (
-        table.resized(table.rows, table.dim, fields["pooling_factor"]).model_dump()["features"]
-        if table.features
-        else []
-    )
-    if len(names) > 1:
-        total = counter.batches * counter.batch_size
-        each = [{"name": name, "pooling_factor": n / total} for name, n in zip(names, lookups, strict=True)]
-    said = table.model_dump() | {name: value for name, value in fields.items() if value is not None}
-    said["features"] = each
-    if fields["access"] is None:
-        said.pop("access", None)
-    return Table.parse(said, f"table {table.name!r}")
 
 
 def _notes_on(tables: Sequence[Table]) -> tuple[str, ...]:

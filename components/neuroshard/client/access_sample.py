@@ -1,0 +1,300 @@
+"""A rank's batch -> a sample of the rows that it looks up, by table. Needs torch.
+
+Rows are sampled by a hash of their number, so every rank samples the same rows in every step. On a GPU a batch is hashed and
+selected there, and only the sample is copied to the host, in the background: the host waits for nothing. The first step is the
+exception, where the numbers of lookups say how large a sample is needed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.table import Table
+from neuroshard.core.text import first_few
+from neuroshard.core.value import shown
+from neuroshard.files.access import Ints
+from neuroshard.files.count_access import BY_PRODUCT, GOLDEN, MIXING, sampled_places
+
+if TYPE_CHECKING:
+    from torchrec import KeyedJaggedTensor
+
+SAMPLED_A_STEP = (
+    512  # distinct rows of a table in a global step, about: 4 % of error each, of which thousands of steps are a mean
+)
+_FEWEST_SLOTS = 4096  # of a sample on a GPU; as it is too small it grows
+_DENSE_ROWS = 2**16  # tables up to so many rows are counted in an array of all rows, which is faster than sorting
+
+
+class Reading(NamedTuple):
+    """A table of a model, at the path of its module, and the features that read it."""
+
+    table: Table
+    path: str
+    features: tuple[str, ...]
+
+
+class Sample(NamedTuple):
+    """What a rank's batch looks up: `samples` of it; by table the lookups of each feature (F,), and of rows in the sample of
+    share `shares[t]`, rising, how often each was looked up (N,), (N,). `outside` lookups are of rows that their table lacks."""
+
+    samples: int
+    shares: tuple[float, ...]
+    lookups: list[Ints]
+    rows: list[Ints]
+    counts: list[Ints]
+    outside: int = 0
+
+
+@dataclass
+class _Drawn:
+    """The lookups of one KeyedJaggedTensor: by key how many, and those in the sample. On a GPU until `packed` has arrived."""
+
+    places: list[list[tuple[int, int]]]  # by key, the tables that read it, and which of their features it is
+    lookups: Ints
+    rows: list[Ints]
+    packed: Tensor | None = None
+    arrived: "torch.cuda.Event | None" = None
+
+    def wait(self) -> int:
+        """Unpack what has arrived. How many sampled lookups did not fit."""
+        if self.packed is None:
+            return 0
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        got, keys = self.packed.numpy(), len(self.places)
+        self.packed = self.arrived = None
+        total, self.lookups = int(got[0]), got[1 : keys + 1]
+        rows, key = got[keys + 1 :].reshape(2, -1)
+        kept = min(total, len(rows) - 1)
+        self.rows = np.split(rows[:kept], np.searchsorted(key[:kept], np.arange(1, keys)))
+        return total - kept
+
+
+@dataclass
+class Batch:
+    """A batch of which the sample may still be on its way from the GPU."""
+
+    samples: int
+    shares: tuple[float, ...]
+    drawn: list[_Drawn]
+    sampler: "Sampler"
+
+    def sample(self) -> Sample | None:
+        """The sample, once it is here; None where it was larger than the room for it, which then grows."""
+        cut_off = sum(one.wait() for one in self.drawn)
+        if cut_off:
+            self.sampler.slots += 2 * cut_off
+            return None
+        return self.sampler.by_table(self)
+
+
+class Sampler:
+    """Samples the batches of one rank of `ranks`. Raises InvalidInput for what is no batch of these tables."""
+
+    def __init__(self, readings: Sequence[Reading], ranks: int) -> None:
+        self.readings, self.ranks = readings, ranks
+        self.shares: tuple[float, ...] = ()
+        self.slots = _FEWEST_SLOTS
+        self._places: dict[tuple[str | None, tuple[str, ...]], list[list[tuple[int, int]]]] = {}
+        self._limits: dict[tuple[torch.device, tuple[float, ...]], Tensor] = {}
+        self._paths = {reading.path for reading in readings}
+
+    def draw(
+        self, features: "KeyedJaggedTensor | Sequence[KeyedJaggedTensor] | Mapping[str, KeyedJaggedTensor]"
+    ) -> Batch:
+        """Begin the sample of a batch: a KeyedJaggedTensor, several, or by the path of their module."""
+        several: list[tuple[str | None, KeyedJaggedTensor]]
+        if isinstance(features, Mapping):
+            several = [(name if name in self._paths else None, one) for name, one in features.items()]
+        else:
+            several = [(None, one) for one in (features if isinstance(features, list | tuple) else [features])]
+        for _, one in several:
+            if not all(hasattr(one, name) for name in ("keys", "values", "offsets", "stride_per_key")):
+                raise InvalidInput(
+                    f"a batch is a KeyedJaggedTensor, or a list or dict of them, not {shown(type(one).__name__)}"
+                )
+        samples = {_samples(one) for _, one in several}
+        if len(samples) != 1 or not min(samples):
+            raise InvalidInput(f"a batch has KeyedJaggedTensors of {first_few(sorted(map(str, samples)))} samples")
+        places = [self._places_of(path, one) for path, one in several]
+        found = [place for by_key in places for key in by_key for place in key]
+        self._check_all_there(found)
+        if not self.shares:
+            self.shares = self._first_shares(several, places, min(samples))
+        drawn = [self._draw(one, by_key) for (_, one), by_key in zip(several, places, strict=True)]
+        return Batch(min(samples), self.shares, drawn, self)
+
+    def halve(self, tables: Sequence[int]) -> None:
+        """Sample half as many rows of these tables from the next batch on."""
+        self.shares = tuple(share / 2 if table in tables else share for table, share in enumerate(self.shares))
+
+    def by_table(self, batch: Batch) -> Sample:
+        """The sample of a batch that has arrived."""
+        rows: list[list[Ints]] = [[] for _ in self.readings]
+        lookups = [np.zeros(len(reading.features), dtype=np.int64) for reading in self.readings]
+        for drawn in batch.drawn:
+            for by_key, count, some in zip(drawn.places, drawn.lookups, drawn.rows, strict=True):
+                for table, feature in by_key:
+                    lookups[table][feature] = count
+                    share = batch.shares[table]
+                    largest = max(batch.shares[other] for other, _ in by_key)
+                    rows[table].append(some if share == largest else some[sampled_places(some, share)])
+        found = [_distinct(some, reading.table.rows) for some, reading in zip(rows, self.readings, strict=True)]
+        return Sample(
+            batch.samples,
+            batch.shares,
+            lookups,
+            [rows for rows, _, _ in found],
+            [counts for _, counts, _ in found],
+            sum(outside for _, _, outside in found),
+        )
+
+    def _places_of(self, path: str | None, batch: "KeyedJaggedTensor") -> list[list[tuple[int, int]]]:
+        keys = tuple(batch.keys())
+        found = self._places.get((path, keys))
+        if found is None:
+            found = self._places[path, keys] = [
+                [
+                    (table, place)
+                    for table, reading in enumerate(self.readings)
+                    if path in (None, reading.path)
+                    for place, feature in enumerate(reading.features)
+                    if feature == key
+                ]
+                for key in keys
+            ]
+        return found
+
+    def _check_all_there(self, found: list[tuple[int, int]]) -> None:
+        wanted = sum(len(reading.features) for reading in self.readings)
+        if len(found) == wanted == len(set(found)):
+            return
+        for table, reading in enumerate(self.readings):
+            for place, feature in enumerate(reading.features):
+                times = found.count((table, place))
+                if times != 1:
+                    where = f"feature {feature!r} of table {reading.table.name!r}"
+                    there = (
+                        "is not in the batch"
+                        if not times
+                        else f"is there {times} times: give a dict by the paths of modules"
+                    )
+                    raise InvalidInput(f"{where} {there}")
+
+    def _first_shares(
+        self,
+        several: Sequence[tuple[str | None, "KeyedJaggedTensor"]],
+        places: list[list[list[tuple[int, int]]]],
+        samples: int,
+    ) -> tuple[float, ...]:
+        """Shares that sample about SAMPLED_A_STEP rows of a table, by the distinct rows of the first batch."""
+        distinct = [0] * len(self.readings)
+        for (_, batch), by_key in zip(several, places, strict=True):
+            values, ends = batch.values().detach(), batch.offset_per_key()
+            for key, begin, end in zip(by_key, ends, ends[1:], strict=False):
+                for table, _ in key:
+                    distinct[table] += len(torch.unique(values[begin:end]))
+        shares = []
+        for reading, count in zip(self.readings, distinct, strict=True):
+            # a first batch without lookups is followed by others
+            of_all_ranks = min(reading.table.rows, self.ranks * (count or samples))
+            shares.append(min(2.0 ** np.floor(np.log2(SAMPLED_A_STEP / of_all_ranks)), 1.0))
+        return tuple(float(share) for share in shares)
+
+    def _draw(self, batch: "KeyedJaggedTensor", places: list[list[tuple[int, int]]]) -> _Drawn:
+        largest = tuple(max((self.shares[table] for table, _ in key), default=0.0) for key in places)
+        values = batch.values().detach()
+        if values.device.type == "cpu":
+            return _draw_on_cpu(values, batch.offset_per_key(), places, largest)
+        limits = self._limits.get((values.device, largest))
+        if limits is None:
+            limits = self._limits[values.device, largest] = limits_of(largest).to(values.device)
+        packed = sample_on_device(values, ends_on_device(batch), limits, self.slots)
+        host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        host.copy_(packed, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return _Drawn(places, np.empty(0, dtype=np.int64), [], host, arrived)
+
+
+def _samples(batch: "KeyedJaggedTensor") -> int:
+    """Samples of a rank's batch, also where features have their own batch sizes: then equal samples are there once."""
+    inverse = batch.inverse_indices_or_none() if batch.variable_stride_per_key() else None
+    return int(batch.stride() if inverse is None else inverse[1].shape[-1])
+
+
+def _draw_on_cpu(
+    values: Tensor, ends: Sequence[int], places: list[list[tuple[int, int]]], shares: Sequence[float]
+) -> _Drawn:
+    every, rows = values.numpy(), []
+    for begin, end, share in zip(ends, ends[1:], shares, strict=False):
+        some = every[begin : end if share else begin]
+        rows.append(some[sampled_places(some, share)].astype(np.int64))
+    return _Drawn(places, np.diff(np.array(ends)), rows)
+
+
+def limits_of(shares: Sequence[float]) -> Tensor:
+    """By key what the two hashes of a sampled row are below (2, K + 1), 0 for lookups of no key."""
+    product = [int(max(share, BY_PRODUCT) * 2**62) if share else 0 for share in shares]
+    mixed = [int(min(share / BY_PRODUCT, 1.0) * 2**62) for share in shares]
+    return torch.tensor([[*product, 0], [*mixed, 0]], dtype=torch.int64)
+
+
+def ends_on_device(batch: "KeyedJaggedTensor") -> Tensor:
+    """Where the lookups of each key end (K,), on the device of the batch, without waiting for it."""
+    offsets: Tensor = batch.offsets()
+    if not batch.variable_stride_per_key():
+        return offsets[batch.stride() :: batch.stride()].contiguous()
+    return torch.stack([offsets[int(end)] for end in np.cumsum(batch.stride_per_key())])
+
+
+def sample_on_device(values: Tensor, ends: Tensor, limits: Tensor, slots: int) -> Tensor:
+    """On the device of `values` (N,), in one tensor of int64: how many lookups are in the sample, the lookups of each key (K,),
+    the sampled rows (slots + 1,), of which the last means nothing, and their keys (slots + 1,). The host waits for nothing."""
+    values = values.long()
+    key = torch.searchsorted(ends, torch.arange(len(values), device=values.device, dtype=ends.dtype), right=True)
+    of_product, of_mixed = limits[:, key]
+    kept = (_shifted(values * _signed(GOLDEN), 2) < of_product) & (_shifted(_mixed(values), 2) < of_mixed)
+    place = torch.cumsum(kept, 0)
+    slot = torch.where(kept & (place <= slots), place - 1, slots)
+    rows, keys = (torch.zeros(slots + 1, dtype=torch.int64, device=values.device) for _ in range(2))
+    rows.scatter_(0, slot, values)
+    keys.scatter_(0, slot, key)
+    total = kept.sum().reshape(1)
+    lookups = torch.diff(ends.long(), prepend=torch.zeros(1, dtype=torch.int64, device=values.device))
+    return torch.cat([total, lookups, rows, keys])
+
+
+def _mixed(rows: Tensor) -> Tensor:
+    """The hash of files/count_access.py with torch, whose int64 wraps around and has no unsigned shift."""
+    mixed = rows + _signed(GOLDEN)
+    for shift, factor in MIXING:
+        mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
+    hashed: Tensor = mixed ^ _shifted(mixed, 31)
+    return hashed
+
+
+def _shifted(values: Tensor, by: int) -> Tensor:
+    shifted: Tensor = (values >> by) & (2 ** (64 - by) - 1)
+    return shifted
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _distinct(rows: list[Ints], most: int) -> tuple[Ints, Ints, int]:
+    """Distinct rows, rising, how often each is there, and how many lookups are of rows that the table lacks."""
+    every = np.concatenate(rows) if len(rows) != 1 else rows[0]
+    inside = every[(every >= 0) & (every < most)]
+    if most <= _DENSE_ROWS:
+        of_rows = np.bincount(inside, minlength=1)
+        found = np.flatnonzero(of_rows)
+        return found, of_rows[found], len(every) - len(inside)
+    found, counts = np.unique(inside, return_counts=True)
+    return found, counts, len(every) - len(inside)

@@ -1,0 +1,377 @@
+"""Counters in trainers on gloo: what all ranks counted of real TorchRec collections is what their global stream holds; and what
+fails ends the counting, never the training."""
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+)
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from helpers.gloo import on_ranks
+from helpers.limits import HANGS
+from neuroshard.client.access import AccessCounts, AccessWarning
+from neuroshard.client.access_sample import Reading, Sampler, ends_on_device, limits_of, sample_on_device
+from neuroshard.core.counted import CountedAccess
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.table import Table
+from neuroshard.costmodel.cache import miss_curve
+from neuroshard.files.count_access import AccessCounter, sampled_places
+from neuroshard.store.counted import read_counted
+from neuroshard.store.folder import FolderStore
+
+ROWS = {"user": 30_000, "item": 3000, "tag": 50}
+FEATURES = {"user": ("u",), "item": ("clicked", "bought"), "tag": ("t",)}
+LOOKUPS = {"u": 12, "clicked": 6, "bought": 2, "t": 3}  # of a sample
+SAMPLES, STEPS = 48, 200  # of a rank; a step
+
+
+def model() -> torch.nn.Module:
+    """Two pooled tables under a feature processor, of which two features read one; and a sequence."""
+    meta = torch.device("meta")
+    configs = [
+        EmbeddingBagConfig(name=name, embedding_dim=8, num_embeddings=ROWS[name], feature_names=list(FEATURES[name]))
+        for name in ("user", "item")
+    ]
+    pooled = FeatureProcessedEmbeddingBagCollection(
+        EmbeddingBagCollection(tables=configs, is_weighted=True, device=meta),
+        PositionWeightedModuleCollection({"u": 12, "clicked": 6, "bought": 2}, device=meta),
+    )
+    tag = EmbeddingConfig(name="tag", embedding_dim=8, num_embeddings=ROWS["tag"], feature_names=["t"])
+    return torch.nn.ModuleDict({"pooled": pooled, "tags": EmbeddingCollection(tables=[tag], device=meta)})
+
+
+def ids(rank: int, step: int, samples: int = SAMPLES) -> dict[str, np.ndarray]:
+    """What a rank looks up in a step: Zipf over an order that moves on, as news do."""
+    rng = np.random.default_rng([rank, step])
+    size = {name: next(ROWS[table] for table, some in FEATURES.items() if name in some) for name in LOOKUPS}
+    return {
+        name: (rng.zipf(1.2, samples * lookups) * 7919 + 3 * step) % size[name] for name, lookups in LOOKUPS.items()
+    }
+
+
+def batch(of: dict[str, np.ndarray], names: tuple[str, ...]) -> KeyedJaggedTensor:
+    values = np.concatenate([of[name] for name in names])
+    lengths = [torch.full((len(of[name]) // LOOKUPS[name],), LOOKUPS[name]) for name in names]
+    return KeyedJaggedTensor(keys=list(names), values=torch.from_numpy(values), lengths=torch.cat(lengths))
+
+
+def features(rank: int, step: int, samples: int = SAMPLES) -> list[KeyedJaggedTensor]:
+    of = ids(rank, step, samples)
+    return [batch(of, ("clicked", "u", "bought")), batch(of, ("t",))]
+
+
+def train(counts: AccessCounts, rank: int, steps: range, samples: int = SAMPLES) -> None:
+    """Steps no faster than the background counts them: real ones take longer."""
+    for step in steps:
+        counts.add(features(rank, step, samples))
+        until(lambda: counts._background.steps.qsize() < 64 or counts._background.ended.is_set())
+
+
+def until(done: Any) -> None:
+    ends = time.monotonic() + HANGS
+    while not done():
+        assert time.monotonic() < ends
+        time.sleep(0.002)
+
+
+def exactly(ranks: int, steps: range) -> dict[str, AccessCounter]:
+    counters = {name: AccessCounter(rows) for name, rows in ROWS.items()}
+    for step in steps:
+        every = [ids(rank, step) for rank in range(ranks)]
+        for name, counter in counters.items():
+            counter.add(np.concatenate([one[feature] for one in every for feature in FEATURES[name]]), ranks * SAMPLES)
+    return counters
+
+
+def check(found: CountedAccess, ranks: int, steps: range) -> None:
+    """The counts are those of the global stream, within the error that they state."""
+    assert (found.ranks, found.steps, found.batch_size) == (ranks, len(steps), ranks * SAMPLES)
+    assert (found.left_out_steps, found.notes) == (0, ())
+    by_name = {table.name: table for table in found.tables}
+    assert {name: table.rows for name, table in by_name.items()} == ROWS
+    for name, counter in exactly(ranks, steps).items():
+        table = by_name[name]
+        assert table.access is not None
+        assert table.access.stream is not None
+        assert table.access.source.startswith(f"counted by trainers: {len(steps)} steps of")
+        fields = counter.fields("time")
+        exact = Table.parse({"name": name, "rows": counter.rows, "dim": 8, **fields}, name)
+        assert table.pooling_factor == sum(LOOKUPS[feature] for feature in FEATURES[name])
+        assert table.reuse_batch_size == ranks * SAMPLES
+        ours, truth = (miss_curve(one, ranks * SAMPLES) for one in (table, exact))
+        cached = np.linspace(truth.distinct_rows, counter.rows, 9)
+        off = np.abs(ours.missed(cached) / ours.distinct_rows - truth.missed(cached) / truth.distinct_rows)
+        assert off.max() <= 3 * table.access.stream.error + 1e-3
+    sampled = by_name["user"].access.stream
+    assert sampled.sampled < 1
+    assert 0 < sampled.error < 0.04
+    assert [one.pooling_factor for one in by_name["item"].features] == [6.0, 2.0]
+    assert by_name["tag"].pooling == "none"
+    assert by_name["tag"].module == "tags"
+
+
+def counting(rank: int, store: str, work: Any) -> Any:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        counts = AccessCounts(model(), store, "ads", patience_seconds=HANGS)
+        result = work(counts, rank)
+        return result, [str(one.message) for one in said if one.category is AccessWarning]
+
+
+@pytest.mark.slow
+def test_one_process_counts_alone(tmp_path: Path) -> None:
+    counts = AccessCounts(model(), str(tmp_path / "store"), "ads")
+    train(counts, 0, range(STEPS))
+    counts.write(wait_seconds=HANGS)
+    check(read_counted(FolderStore(tmp_path / "store"), "ads"), 1, range(STEPS))
+
+
+def whole_run(rank: int, store: str) -> Any:
+    def work(counts: AccessCounts, rank: int) -> None:
+        train(counts, rank, range(50))
+        counts.write()  # in the middle of a block, in the background
+        train(counts, rank, range(50, STEPS))
+        counts.write(wait_seconds=HANGS)
+
+    return counting(rank, store, work)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_all_ranks_steps_are_counted_as_global_batches(ranks: int, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    assert (
+        on_ranks(ranks, tmp_path, whole_run, str(store)) == [(None, [])] * ranks
+    )  # 4 ranks, of which one counts no table
+    check(read_counted(FolderStore(store), "ads"), ranks, range(STEPS))
+    assert len(list((store / "ads" / "access").glob("*.json"))) == 3
+
+
+def restarted(rank: int, store: str) -> Any:
+    """Two runs in one world, as torchrun starts ranks again with the key-value store of the ranks before."""
+
+    def short(counts: AccessCounts, rank: int) -> None:
+        train(counts, rank, range(100, 120))
+        counts.write(wait_seconds=HANGS)
+
+    first = whole_run(rank, store)
+    seen = read_counted(FolderStore(Path(store)), "ads") if rank == 0 else None
+    second = counting(rank, store, short)
+    kept = read_counted(FolderStore(Path(store)), "ads") if rank == 0 else None
+    return first[1], second[1], seen == kept
+
+
+@pytest.mark.slow
+def test_a_run_that_has_just_begun_again_does_not_hide_a_long_one(tmp_path: Path) -> None:
+    (of_0, of_1) = on_ranks(2, tmp_path, restarted, str(tmp_path / "store"))
+    assert of_1 == ([], [], True)
+    first, (second,), same = of_0
+    assert first == []
+    assert "has counted 200 steps" in second
+    assert "this one 20" in second
+    assert same
+
+
+def with_a_gap(rank: int, store: str) -> Any:
+    def work(counts: AccessCounts, rank: int) -> None:
+        train(counts, rank, range(64))
+        if rank == 1:
+            counts._step += 3  # as if the background had been too slow for three steps, which rank 0 counts
+            train(counts, rank, range(67, 128))
+        else:
+            train(counts, rank, range(64, 128))
+        train(counts, rank, range(128, 140), samples=SAMPLES // 2)
+        train(counts, rank, range(140, 160))
+        counts.write(wait_seconds=HANGS)
+
+    return counting(rank, store, work)
+
+
+@pytest.mark.slow
+def test_steps_that_some_rank_did_not_count_and_other_batch_sizes_are_left_out_and_said(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path, with_a_gap, str(tmp_path / "store")) == [(None, [])] * 2
+    found = read_counted(FolderStore(tmp_path / "store"), "ads")
+    assert (found.steps, found.left_out_steps) == (84, 76)
+    behind, size = found.notes
+    assert behind == "64 steps left out: rank 1 was behind, or its sample was too large"
+    assert size == "12 steps left out: the batch did not have 96 samples over all ranks"
+
+
+def failing(rank: int, store: str, how: str) -> Any:
+    """Trains on after a fault of counting; the steps that it trained."""
+
+    def work(counts: AccessCounts, rank: int) -> int:
+        train(counts, rank, range(10))
+        counts.write(wait_seconds=HANGS)
+        if how == "a batch without a feature" and rank == 1:
+            counts.add(batch(ids(rank, 10), ("t",)))
+        elif how == "one step more":
+            train(counts, rank, range(10, 10 + rank))
+        elif how == "ends" and rank == 1:
+            counts._background.stop("killed")
+        if how != "a batch without a feature" or rank == 0:
+            train(counts, rank, range(10, 80))
+        counts.write(wait_seconds=1.0)
+        until(counts._is_over)
+        counts.add(features(rank, 80))
+        dist.barrier()  # training's own collectives work
+        return 80
+
+    return counting(rank, store, work)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "of_0", "of_1"),
+    [
+        (
+            "a batch without a feature",
+            "rank 1: step 10: feature 'u' of table 'user' is not in the batch",
+            "step 10: feature 'u'",
+        ),
+        ("one step more", "ranks 0 and 1 differ in their steps", ""),
+        ("ends", "rank 1: killed", "rank 1: killed"),
+    ],
+)
+def test_a_fault_of_a_rank_ends_the_counting_with_one_warning_and_not_the_training(
+    tmp_path: Path, how: str, of_0: str, of_1: str
+) -> None:
+    store = tmp_path / "store"
+    for (done, said), expected in zip(on_ranks(2, tmp_path, failing, str(store), how), (of_0, of_1), strict=True):
+        assert done == 80
+        assert len(said) == (1 if expected else 0), said
+        assert all(f"tables are no longer counted: {expected}" in one for one in said)
+    assert read_counted(FolderStore(store), "ads").steps == 10  # what was written stays
+
+
+@pytest.mark.slow
+def test_a_store_that_fails_costs_a_warning_and_a_later_write_succeeds(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file where the folder of the store is to be")
+    counts = AccessCounts(model(), str(tmp_path / "store"), "ads")
+    train(counts, 0, range(10))
+    with pytest.warns(AccessWarning, match=r"not in the store: cannot write: .*store.* training goes on"):
+        counts.write(wait_seconds=HANGS)
+    (tmp_path / "store").unlink()
+    counts.write(wait_seconds=HANGS)
+    assert read_counted(FolderStore(tmp_path / "store"), "ads").steps == 10
+
+
+@pytest.mark.slow
+def test_warnings_that_are_errors_do_not_stop_training_either(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    counts = AccessCounts(model(), str(tmp_path / "store"), "ads")
+    counts.add("no batch")
+    counts.add(features(0, 0))
+    counts.write()
+    assert "a batch is a KeyedJaggedTensor, or a list or dict of them, not 'str'" in capfd.readouterr().err
+
+
+@pytest.fixture
+def sampler() -> Sampler:
+    tables = [
+        Table(name=name, rows=rows, dim=8, pooling_factor=1.0) for name, rows in (("a", 40_000), ("b", 60), ("c", 9000))
+    ]
+    return Sampler(
+        [Reading(tables[0], "x", ("f", "g")), Reading(tables[1], "x", ("h",)), Reading(tables[2], "y", ("f",))], 4
+    )
+
+
+def jagged(keys: tuple[str, ...], seed: int, samples: int = 256, **more: Any) -> KeyedJaggedTensor:
+    rng = np.random.default_rng(seed)
+    lengths = torch.from_numpy(rng.integers(0, 9, size=len(keys) * samples))
+    values = torch.from_numpy(rng.integers(0, 60, size=int(lengths.sum())))
+    return KeyedJaggedTensor(keys=list(keys), values=values, lengths=lengths, **more)
+
+
+def test_a_sample_has_just_the_lookups_of_the_sampled_rows(sampler: Sampler) -> None:
+    sampler.shares = (0.5, 1.0, 0.25)
+    kjt = jagged(("g", "h", "other", "f"), 0)
+    sample = sampler.draw(kjt).sample()
+    by_key = dict(zip(kjt.keys(), np.split(kjt.values().numpy(), kjt.offset_per_key()[1:-1]), strict=True))
+    for table, names in enumerate((("f", "g"), ("h",), ("f",))):
+        every = np.concatenate([by_key[name] for name in names])
+        rows, counts = np.unique(every[sampled_places(every, sampler.shares[table])], return_counts=True)
+        assert sample.rows[table].tolist() == rows.tolist()
+        assert sample.counts[table].tolist() == counts.tolist()
+        assert sample.lookups[table].tolist() == [len(by_key[name]) for name in names]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_what_a_device_samples_is_what_the_host_samples(weighted: bool) -> None:
+    kjt = jagged(("f", "g", "h"), 1)
+    if weighted:
+        kjt = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights=torch.rand(len(kjt.values())), lengths=kjt.lengths())
+    shares = (0.25, 0.0, 1.0)
+    got = sample_on_device(kjt.values(), ends_on_device(kjt), limits_of(shares), 4096).numpy()
+    total, rows, keys = int(got[0]), got[4 : 4 + 4097], got[4 + 4097 :]
+    parts = np.split(kjt.values().numpy(), kjt.offset_per_key()[1:-1])
+    assert got[1:4].tolist() == [len(part) for part in parts]
+    expected = [part[sampled_places(part, share)] for part, share in zip(parts, shares, strict=True)]
+    assert rows[:total].tolist() == np.concatenate(expected).tolist()
+    assert keys[:total].tolist() == np.repeat(np.arange(3), [len(one) for one in expected]).tolist()
+    cut = sample_on_device(kjt.values(), ends_on_device(kjt), limits_of(shares), 100).numpy()
+    assert cut[0] == total > 100  # what does not fit is known
+    assert cut[4:104].tolist() == rows[:100].tolist()
+
+
+def test_hashes_of_rows_are_the_same_with_torch() -> None:
+    rows = np.concatenate([np.arange(5000), np.random.default_rng(0).integers(0, 2**40, 5000)])
+    for share in (0.5, 2.0**-4):
+        everywhere = sample_on_device(torch.from_numpy(rows), torch.tensor([len(rows)]), limits_of([share]), len(rows))
+        assert everywhere[2 : 2 + int(everywhere[0])].tolist() == rows[sampled_places(rows, share)].tolist()
+
+
+def test_batches_by_module_and_of_several_sizes(sampler: Sampler) -> None:
+    of_x, of_y = jagged(("f", "g", "h"), 2), jagged(("f",), 3)
+    sample = sampler.draw({"x": of_x, "y": of_y}).sample()
+    assert sample.lookups[2].tolist() == [len(of_y.values())]
+    assert sample.lookups[0].sum() == of_x.offset_per_key()[2]
+    varied = KeyedJaggedTensor(
+        keys=["f", "g", "h"],
+        values=torch.arange(12),
+        lengths=torch.tensor([2, 2, 3, 1, 4]),
+        stride_per_key_per_rank=[[2], [1], [2]],
+    )
+    sample = sampler.draw(varied).sample()
+    assert sample.samples == 2
+    assert [some.tolist() for some in sample.lookups] == [[4, 3], [5], [4]]
+    assert ends_on_device(varied).tolist() == varied.offset_per_key()[1:]
+
+
+def test_what_is_no_batch_of_the_tables_is_refused_by_name(sampler: Sampler) -> None:
+    with pytest.raises(InvalidInput, match="feature 'h' of table 'b' is not in the batch"):
+        sampler.draw(jagged(("f", "g"), 0))
+    with pytest.raises(
+        InvalidInput, match="feature 'f' of table 'a' is there 2 times: give a dict by the paths of modules"
+    ):
+        sampler.draw([jagged(("f", "g", "h"), 0), jagged(("f",), 0)])
+    with pytest.raises(InvalidInput, match="KeyedJaggedTensors of 100, 256 samples"):
+        sampler.draw({"x": jagged(("f", "g", "h"), 0), "y": jagged(("f",), 0, samples=100)})
+
+
+def test_rows_that_a_table_lacks_are_left_out_and_said(sampler: Sampler) -> None:
+    kjt = KeyedJaggedTensor(["f", "g", "h"], torch.tensor([1, 2, -1, 60, 5, 5]), lengths=torch.tensor([1, 1, 4]))
+    sampler.shares = (1.0, 1.0, 1.0)
+    sample = sampler.draw(kjt).sample()
+    assert (sample.rows[1].tolist(), sample.counts[1].tolist(), sample.outside) == ([5], [2], 2)
+
+
+def test_a_module_without_tables_or_a_bad_name_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="no EmbeddingBagCollection"):
+        AccessCounts(torch.nn.Linear(2, 2), str(tmp_path), "ads")
+    with pytest.raises(UsageError, match="not a usable model name"):
+        AccessCounts(model(), str(tmp_path), "a/b")
