@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Plan,
         Price,
         Report,
+        Sizes,
         Table,
         Tables,
         cache,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         price,
         report,
         search,
+        size,
         tables,
     )
 
@@ -43,6 +45,7 @@ __all__ = [
     "Plan",
     "Price",
     "Report",
+    "Sizes",
     "Table",
     "Tables",
     "__version__",
@@ -53,9 +56,10 @@ __all__ = [
     "price",
     "report",
     "search",
+    "size",
     "tables",
 ]
-_ROOMS = ("deploy", "report", "search")  # verbs that are packages as well
+_ROOMS = ("deploy", "report", "search", "size")  # verbs that are packages as well
 
 
 class _Room(ModuleType):

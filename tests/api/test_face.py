@@ -20,7 +20,7 @@ from neuroshard.cli import app
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ["deploy", "report", "search"]
+ROOMS = ["deploy", "report", "search", "size"]
 TABLES = [{"name": f"t{i}", "rows": 100_000, "dim": 64, "pooling_factor": 10.0 + i} for i in range(6)]
 OPTIONS: dict[str, Any] = {"devices": 3, "memory": "1GiB", "batch_size": 4096, "rounds": 1, "quiet": True}
 

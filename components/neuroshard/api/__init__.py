@@ -3,6 +3,7 @@
     sources.py    tables(...): a preset, a file, a model or a DataFrame -> Tables
     plans.py      search, price, diff, report, load_plan, deploy
     misses.py     cache: what a cache in HBM misses
+    sizes.py      size: how many devices, and which
     results.py    what these return, and how it shows itself in a notebook
 
 Each verb takes what its subcommand takes, amounts as text, and calls the function that the subcommand calls. Heavy packages
@@ -12,6 +13,7 @@ are imported by the verb that needs them.
 from neuroshard.api.misses import Cache, cache
 from neuroshard.api.plans import deploy, diff, load_plan, price, report, search
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
+from neuroshard.api.sizes import Sizes, size
 from neuroshard.api.sources import tables
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.plan import Plan
@@ -25,6 +27,7 @@ __all__ = [
     "Plan",
     "Price",
     "Report",
+    "Sizes",
     "Table",
     "Tables",
     "cache",
@@ -34,5 +37,6 @@ __all__ = [
     "price",
     "report",
     "search",
+    "size",
     "tables",
 ]

@@ -55,13 +55,22 @@ def _argument(found: re.Match[str], parameters: Set[str], switches: Set[str]) ->
 def with_search_options(verb: Callable[P, R]) -> Callable[P, R]:
     """The verb, whose `**options` are those of a search: its signature has each, and its docstring says what each does in place
     of the line OPTIONS."""
+    return with_some_options(frozenset())(verb)
+
+
+def with_some_options(without: Set[str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The same without these options."""
 
     def described(line: re.Match[str]) -> str:
-        return textwrap.indent("\n".join(map(_description, OPTIONS.values())), line[1])
+        some = [option for name, option in OPTIONS.items() if name not in without]
+        return textwrap.indent("\n".join(map(_description, some)), line[1])
 
-    verb.__doc__ = re.sub(r"^( +)OPTIONS$", described, verb.__doc__ or "", flags=re.M)
-    vars(verb)["__signature__"] = with_options(inspect.signature(verb), lambda option: option.python)
-    return verb
+    def decorated(verb: Callable[P, R]) -> Callable[P, R]:
+        verb.__doc__ = re.sub(r"^( +)OPTIONS$", described, verb.__doc__ or "", flags=re.M)
+        vars(verb)["__signature__"] = with_options(inspect.signature(verb), lambda option: option.python, without)
+        return verb
+
+    return decorated
 
 
 def _description(option: Option) -> str:

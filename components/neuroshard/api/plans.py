@@ -63,14 +63,14 @@ def search(
 
     with silent(take.switch("quiet", quiet)):
         order = SearchOrder.of(options)
-        watch = Watch(order.settings["time_budget_s"], stop=_stop(stop))  # reading and imports count
+        watch = Watch(order.settings["time_budget_s"], stop=stop_event(stop))  # reading and imports count
         from neuroshard.search.run import run
 
         written = take.maybe(take.path, "out", out)
         if written is not None:
             read = (tables, options.get("constraints"), order.previous)
             check_other_path(written, [Path(one) for one in read if isinstance(one, str | PathLike)])
-        return run(_tables_or_file(tables), _model(model), written, order, watch=watch)
+        return run(tables_or_file(tables), _model(model), written, order, watch=watch)
 
 
 @public
@@ -243,7 +243,7 @@ def _name(name: object) -> str:
     return take.name("name", name, "the model's name in the store, as in 'ads-ranker'")
 
 
-def _tables_or_file(tables: Any) -> Path | Tables:
+def tables_or_file(tables: Any) -> Path | Tables:
     """A tables.json's path, which a plan then names as its source, or the tables of anything else."""
     from neuroshard.api import sources
 
@@ -263,7 +263,7 @@ def _todays(tables: object) -> Path | tuple[Table, ...]:
     return listed
 
 
-def _stop(stop: object) -> threading.Event | None:
+def stop_event(stop: object) -> threading.Event | None:
     if stop is None or isinstance(stop, threading.Event):
         return stop
     raise UsageError(f"stop is a threading.Event, not {shown(stop)}")

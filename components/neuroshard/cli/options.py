@@ -1,7 +1,7 @@
 """Options that several subcommands share."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,10 +35,19 @@ def out_file(kind: str, more: str = "", *names: str) -> Any:
 
 def with_search_options(run: Callable[..., None]) -> Callable[..., None]:
     """The subcommand, whose `**options` are those of a search."""
-    signature = with_options(inspect.signature(run), lambda option: Annotated[option.kind, shown(option)])
-    vars(run)["__signature__"] = signature
-    run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
-    return run
+    return with_some_options(frozenset())(run)
+
+
+def with_some_options(without: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same without these options."""
+
+    def decorated(run: Callable[..., None]) -> Callable[..., None]:
+        signature = with_options(inspect.signature(run), lambda option: Annotated[option.kind, shown(option)], without)
+        vars(run)["__signature__"] = signature
+        run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        return run
+
+    return decorated
 
 
 def check_outputs(given: Mapping[str, Any]) -> None:

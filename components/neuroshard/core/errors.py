@@ -46,7 +46,12 @@ class NewerFormat(InvalidInput):
 
 
 class Infeasible(NeuroshardError):
-    """No plan can fit the devices; the message says what is missing, in bytes."""
+    """No plan fits the devices; the message says what is missing, in bytes. `proven` where no plan can, as searched: otherwise
+    none was found."""
+
+    def __init__(self, message: str, *, proven: bool = False) -> None:
+        super().__init__(message)
+        self.proven = proven
 
 
 class MeasureError(NeuroshardError):

@@ -33,7 +33,7 @@ from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.features import but_for_widths, distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, input_ms_per_column
-from neuroshard.costmodel.protocol import Floats
+from neuroshard.costmodel.protocol import CostModel, Floats
 from neuroshard.costmodel.report import STAND_IN_ERROR
 from neuroshard.costmodel.tiers import BeyondHbm
 
@@ -82,6 +82,9 @@ class Datasheet:
     network_share: float = 0.95  # H100: 46 to 49 of 50 GB/s a port (NVIDIA/nccl-tests#130)
     node: int = 8  # DGX and HGX
     bus: float = 0.0  # to the host's memory; 0 where a device has no other memory
+    memory_mib: int = (
+        0  # what nvidia-smi reports, a little less than the name of the card says; 0 where a device has no own
+    )
     # Of the bus: rows fetched into a cache while as many are written back, and rows read or written in place. And what every
     # lookup through a cache takes: sort, find, insert. From the two rows of an H100 with Adam and a cache (0.8 and 1.0 of the
     # rows read) of NVIDIA/recsys-examples@43465aea, whose misses were simulated; a counter of misses ran beside them. Their rows
@@ -129,6 +132,7 @@ _H100 = Datasheet(
     network=0.05e9,
     multiprocessors=132,
     bus=_PCIE_5,
+    memory_mib=81_559,
 ).waiting(700, 291, 1.98)
 # NVIDIA DGX B200 datasheet (64 TB/s and NVLink 14.4 TB/s both ways for eight GPUs; a port of 400 Gb/s a GPU). Chips and Cheese,
 # December 2025 (148 multiprocessors, L2 126 MB). No rate of the L2 is published: the H100's
@@ -141,10 +145,11 @@ _BLACKWELL = Datasheet(
     network=0.05e9,
     multiprocessors=148,
     bus=_PCIE_5,
+    memory_mib=183_359,
 )
 _B200 = _BLACKWELL.waiting(860, 295, 1.965)
 # NVIDIA GB300 NVL72 and DGX B300 datasheets: memory and links of the B200; a port of 800 Gb/s a GPU
-_B300 = replace(_BLACKWELL, device_name="B300 SXM", network=0.1e9).waiting(810, 295, 2.032)
+_B300 = replace(_BLACKWELL, device_name="B300 SXM", network=0.1e9, memory_mib=275_040).waiting(810, 295, 2.032)
 # NVIDIA L40S and L40 datasheets (864 GB/s; PCIe 4.0; no NVLink); Ada whitepaper (L2 96 MB). No rate of the L2 is published: the
 # H100's. A port of 200 Gb/s for two GPUs is assumed. Latencies: an RTX 4090's, of the same chip
 _ADA = Datasheet(
@@ -159,6 +164,7 @@ _ADA = Datasheet(
     link_share=_THROUGH_HOST,
     spread=PCIE_SPREAD,
     bus=_PCIE_4,
+    memory_mib=46_068,
 )
 
 # A device is known by the first of these names whose words are all in its own: h100-pcie comes before h100. Latencies are those
@@ -175,6 +181,7 @@ DATASHEETS = {
         network=0.025e9,
         multiprocessors=108,
         bus=_PCIE_4,
+        memory_mib=81_920,
     ).waiting(550, 210, 1.41),
     # NVIDIA H100 datasheet (PCIe: 2 TB/s, PCIe 5.0); H100 whitepaper (L2 50 MB); a port of 400 Gb/s for two GPUs. Latencies: the
     # SXM's
@@ -189,14 +196,15 @@ DATASHEETS = {
         link_share=_THROUGH_HOST,
         spread=PCIE_SPREAD,
         bus=_PCIE_5,
+        memory_mib=81_559,
     ).waiting(700, 291, 1.755),
     "h100": _H100,
     # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
-    "h200": replace(_H100, device_name="H200 SXM", memory=4.8e9),
+    "h200": replace(_H100, device_name="H200 SXM", memory=4.8e9, memory_mib=143_771),
     # NVIDIA GB200 NVL72 and GB300 NVL72 datasheets: 72 GPUs in one NVLink domain
-    "gb200": replace(_B200, device_name="GB200", node=72, bus=_C2C),
+    "gb200": replace(_B200, device_name="GB200", node=72, bus=_C2C, memory_mib=189_471),
     "b200": _B200,
-    "gb300": replace(_B300, device_name="GB300", node=72, bus=_C2C),
+    "gb300": replace(_B300, device_name="GB300", node=72, bus=_C2C, memory_mib=284_208),
     "b300": _B300,
     "l40s": _ADA.waiting(636, 296, 2.52),
     "l40": replace(_ADA, device_name="L40").waiting(636, 296, 2.49),
@@ -214,6 +222,7 @@ DATASHEETS = {
         link_share=_THROUGH_HOST,
         spread=PCIE_SPREAD,
         bus=_PCIE_4,
+        memory_mib=46_068,
     ).waiting(570, 214, 1.74),
     # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz, 32 MB (AMD's
     # optimization guide for family 19h); exchanged through loopback, which reads and writes each byte twice
@@ -458,6 +467,14 @@ def analytic_for(hardware: Hardware | None, called: str = "") -> tuple[str, bool
     name = hardware.name if hardware else called
     sheet = sheet_of(name)
     return sheet or UNKNOWN_GPU, sheet is not None and words(name) - words(sheet) <= _FITTING_WORDS
+
+
+def memory_of(model: CostModel) -> int | None:
+    """Bytes of memory of the device that a model is of: where it was measured, or by its datasheet. None where neither says."""
+    if model.manifest is not None:
+        return model.manifest.bench.hardware.memory_bytes
+    sheet = DATASHEETS.get(model.name.partition(":")[2]) if model.backend == "analytic" else None
+    return sheet.memory_mib * 2**20 if sheet is not None and sheet.memory_mib else None
 
 
 def analytic_model(name: str, batch_size: int | None) -> Analytic:

@@ -3,6 +3,7 @@
 options.py      every option of a search, declared once: the command line, Python and models.yaml are read from it
 search.py       SearchOrder: one search, its options checked
 values.py       arguments of any type, taken or refused in a line
+sizes.py        SizeOrder: kinds of hardware, numbers of devices, prices
 nightly.py      models.yaml, and the messages between the steps of a nightly run
 parameters.py   what each parameter of the nightly pipeline may be
 """

@@ -5,7 +5,7 @@ checkers read it as keyword arguments. A new option is declared here, and read b
 SearchSettings or of ConstraintsFile.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, Signature
@@ -255,9 +255,11 @@ def _declared() -> Mapping[str, Option]:
 OPTIONS = _declared()
 
 
-def with_options(own: Signature, annotation: Callable[[Option], Any]) -> Signature:
-    """The signature of a function that takes its own parameters and, in place of `**options`, each option of a search as a
-    keyword: those that are required first, the others before the last of its own."""
+def with_options(
+    own: Signature, annotation: Callable[[Option], Any], without: Collection[str] = frozenset()
+) -> Signature:
+    """The signature of a function that takes its own parameters and, in place of `**options`, each option of a search but those
+    `without` as a keyword: those that are required first, the others before the last of its own."""
     options = [
         Parameter(
             name,
@@ -266,6 +268,7 @@ def with_options(own: Signature, annotation: Callable[[Option], Any]) -> Signatu
             annotation=annotation(option),
         )
         for name, option in OPTIONS.items()
+        if name not in without
     ]
     needed = sum(one.default is Parameter.empty for one in options)
     *others, _ = own.parameters.values()

@@ -12,22 +12,11 @@ from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.cache import Caches
 from neuroshard.report.cache import CacheMisses
+from neuroshard.report.svg import COLOURS, drawn
 
-MOST_CURVES = 10  # as many colours as readers tell apart
+MOST_CURVES = len(COLOURS)
 MOST_ROWS = 1000
 _POINTS = np.geomspace(1e-3, 1.0, 61)
-_COLOURS = (
-    "#0072b2",
-    "#e69f00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#d55e00",
-    "#8c6d31",
-    "#6d7889",
-    "#1c2430",
-    "#b4b000",
-)
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -77,7 +66,7 @@ def cache_page(misses: CacheMisses) -> str:
         range(len(misses.tables)), key=lambda n: -misses.curves[n].distinct_rows * data["tables"][n]["row_bytes"]
     )
     listed = [data["tables"][place] for place in order]
-    drawn = order[:MOST_CURVES]
+    shown = order[:MOST_CURVES]
     left = len(listed) - MOST_ROWS
     fields = {
         "title": "What caches in HBM miss",
@@ -101,8 +90,8 @@ def cache_page(misses: CacheMisses) -> str:
     return template.from_string(PAGE).render(
         **cleaned(fields),
         style=(files("neuroshard.report") / "page" / "style.css").read_text(encoding="utf-8"),
-        curves=_svg(_curves(misses, drawn)),
-        hbm=_svg(_hbm(misses)),
+        curves=drawn(_curves(misses, shown)),
+        hbm=drawn(_hbm(misses)),
     )
 
 
@@ -126,12 +115,12 @@ def _row(one: dict[str, Any]) -> list[str]:
     return [one["table"], f"{one['rows']:,}", f"{one['distinct_rows']:,.0f}", source, *cells]
 
 
-def _curves(misses: CacheMisses, drawn: list[int]) -> dict[str, Any]:
+def _curves(misses: CacheMisses, shown: list[int]) -> dict[str, Any]:
     """A line a table: the share of its rows that is cached, against the share of the distinct rows that is missed."""
-    names = cleaned([misses.tables[place].name for place in drawn])
+    names = cleaned([misses.tables[place].name for place in shown])
     values = [
         {"table": name, "cached": 100 * float(share), "missed": 100 * float(missed)}
-        for name, place in zip(names, drawn, strict=True)
+        for name, place in zip(names, shown, strict=True)
         if misses.curves[place].distinct_rows
         for share, missed in zip(
             _POINTS,
@@ -147,7 +136,7 @@ def _curves(misses: CacheMisses, drawn: list[int]) -> dict[str, Any]:
             "y": {"field": "missed", "type": "quantitative", "title": "distinct rows missed, %", "scale": {"domain": [0, 100]}},
             "color": {
                 "field": "table", "type": "nominal", "title": None, "sort": names,
-                "scale": {"domain": names, "range": [*_COLOURS[: len(names)]]},
+                "scale": {"domain": names, "range": [*COLOURS[: len(names)]]},
             },
         },
     }  # fmt: skip
@@ -175,25 +164,13 @@ def _hbm(misses: CacheMisses) -> dict[str, Any]:
         "layer": [
             {
                 "data": {"values": line},
-                "mark": {"type": "line", "color": _COLOURS[0], "orient": "vertical"},
+                "mark": {"type": "line", "color": COLOURS[0], "orient": "vertical"},
                 "encoding": {"x": x, "y": y, "order": {"field": "missed"}},
             },
             {
                 "data": {"values": points},
-                "mark": {"type": "point", "filled": True, "size": 60, "color": _COLOURS[1], "opacity": 1},
+                "mark": {"type": "point", "filled": True, "size": 60, "color": COLOURS[1], "opacity": 1},
                 "encoding": {"x": x, "y": y},
             },
         ]
     }
-
-
-def _svg(spec: dict[str, Any]) -> str:
-    import vl_convert
-
-    quiet = {"labelColor": "#5a6472", "titleColor": "#5a6472", "gridColor": "#d8dce3", "domainColor": "#d8dce3"}
-    config = {
-        "font": "system-ui, sans-serif", "view": {"stroke": None}, "axis": {**quiet, "titleFontWeight": 500},
-        "legend": {"labelLimit": 180, "orient": "bottom", "columns": 3},
-    }  # fmt: skip
-    drawn: str = vl_convert.vegalite_to_svg({"width": 520, "height": 300, "background": None, "config": config, **spec})
-    return drawn

@@ -259,27 +259,18 @@ def run(
 
     Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
-    settings = SearchSettings(**order.settings, try_row_wise=order.constraints.says_nothing_of_rows)
+    settings = settings_of(order)
     if out is not None:
         check_can_write(out)
-    listed, said = _read(tables) if isinstance(tables, Path) else (tuple(tables), ())
+    listed, said = read_listed(tables) if isinstance(tables, Path) else (tuple(tables), ())
     before = read_plan(order.previous) if isinstance(order.previous, Path) else order.previous
-    batch_size = order.task.get("batch_size")
-    model = open_cost_model(cost_model, batch_size)
-    task = {
-        **order.task,
-        "tables": listed,
-        "batch_size": model.batch_size if batch_size is None else batch_size,
-        "constraints": resolve(order.constraints, listed, "constraints"),
-    }
-    own_error = model.error_on_unseen_tables
-    trust = Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins))
+    model = open_cost_model(cost_model, order.task.get("batch_size"))
     plan = search(
-        ShardingTask.parse(task, "the task"),
+        task_of(order, listed, model),
         model,
         settings,
         previous=before,
-        trust=trust,
+        trust=trust_in(model, instead),
         notes=(*said, *notes),
         watch=watch,
     )
@@ -288,7 +279,30 @@ def run(
     return plan
 
 
-def _read(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+def settings_of(order: SearchOrder) -> SearchSettings:
+    """How an order wants to be searched. Row-wise tables are tried unless its constraints say which may be so."""
+    return SearchSettings(**order.settings, try_row_wise=order.constraints.says_nothing_of_rows)
+
+
+def task_of(order: SearchOrder, tables: tuple[Table, ...], model: CostModel) -> ShardingTask:
+    """The task of an order, with the batch size of the cost model where it names none. Raises InvalidInput."""
+    batch_size = order.task.get("batch_size")
+    task = {
+        **order.task,
+        "tables": tables,
+        "batch_size": model.batch_size if batch_size is None else batch_size,
+        "constraints": resolve(order.constraints, tables, "constraints"),
+    }
+    return ShardingTask.parse(task, "the task")
+
+
+def trust_in(model: CostModel, instead: str = "") -> Trust:
+    """How far plans by this cost model can be trusted, at most as far as a datasheet where it answers `instead` of another."""
+    own_error = model.error_on_unseen_tables
+    return Trust(max(own_error or 0.0, SPREAD) if instead else own_error, instead or "; ".join(model.stand_ins))
+
+
+def read_listed(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables of a tables.json, and notes for the plan. Raises InvalidInput in one line."""
     tables, notes = read_tables(path)
     # The folder's name would make the digests of equal plans differ

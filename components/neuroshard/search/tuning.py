@@ -56,6 +56,8 @@ class Tuning:
     swaps: bool = True  # 0.81 %
     perturb: bool = True  # rounds of perturbing and descending again: 0.73 %
     toggle: bool = True  # rounds that spread a table, or no longer: 1.31 %
+    # What would help where no plan fits: seconds of trials. A sweep of sizes tries the sizes itself
+    hints: bool = True
 
     # algorithms, settings: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget: a guess

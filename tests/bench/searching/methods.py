@@ -24,7 +24,9 @@ from neuroshard.search.tuning import TUNING, Tuning
 from neuroshard.search.watch import Watch
 
 Figures = dict[str, Any]
-SWITCHES = [one.name for one in fields(Tuning) if isinstance(one.default, bool)]  # parts that a search can leave out
+SWITCHES = [
+    one.name for one in fields(Tuning) if isinstance(one.default, bool) and one.name != "hints"
+]  # parts that a search can leave out
 OTHER_SEED = "nothing (another seed)"  # how much of a difference is chance
 
 

@@ -21,6 +21,7 @@ from neuroshard.search.tuning import TUNING, Tuning
 # Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory, and on every device at most the bytes of a
 # step. So all sums of bytes stay below 2^62.
 MAX_TOTAL_BYTES = 2**58
+NO_PACKING = "no packing exists"
 DEVICES_SHOWN = 8
 ROW_WISE_SETS_OF = 6  # tables that may be row-wise, up to which every set of them is tried: 64 packings …
 TRIED_EACH = 1000  # … of at least so many placements each, 50 ms: all together take 3 s
@@ -46,7 +47,8 @@ def feasible(
         beside = f" beside {reserved} reserved on each" if reserved else ""
         raise Infeasible(
             f"tables{_beyond(task)} need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} "
-            f"together{beside}: {format_bytes(need - have)} short; {hints(task, model)}"
+            f"together{beside}: {format_bytes(need - have)} short; {hints(task, model, tuning)}",
+            proven=True,
         )
     unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)
     if unheld is not None:
@@ -54,7 +56,7 @@ def feasible(
     lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
     lacking[problem.options.groups] = 0
     if lacking.max() > 0:
-        raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model)}")
+        raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model, tuning)}", proven=True)
     return problem
 
 
@@ -106,7 +108,7 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
 
     Raises Infeasible if no plan fits, or none is found.
     """
-    why, splittable = "no packing exists", len(problem.options.groups)
+    why, splittable = NO_PACKING, len(problem.options.groups)
     if splittable and (found := quick_plan(problem)):
         return found
     sets = list(_all_row_wise(problem)) if splittable <= ROW_WISE_SETS_OF else [problem]
@@ -120,7 +122,8 @@ def any_plan(problem: Problem) -> tuple[Problem, Widths]:
     narrowed = (problem.max_units < problem.all_units).any()  # shards wider than the cost model has seen are not tried
     if narrowed or splittable > ROW_WISE_SETS_OF or (splittable and problem.options.over_domains):
         why = "no packing found"
-    raise Infeasible(f"{why}: {_amount(problem)}; {hints(problem.task, problem.model)}")
+    ways_out = hints(problem.task, problem.model, problem.tuning)
+    raise Infeasible(f"{why}: {_amount(problem)}; {ways_out}", proven=why == NO_PACKING)
 
 
 def _all_row_wise(problem: Problem) -> Iterator[Problem]:

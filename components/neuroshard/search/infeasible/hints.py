@@ -16,6 +16,7 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.tuning import Tuning
 
 TRIED = 1000  # placements of one group each, in one trial: some 50 ms
 SMALL = 1024  # tables x devices; above it greedy orders alone are tried
@@ -23,8 +24,10 @@ CLOSE = 2000  # an amount of bytes is at most 1 / CLOSE above the largest one th
 ONE_BY_ONE = 16  # rules or devices, at most, that are tried each by itself
 
 
-def hints(task: ShardingTask, model: CostModel) -> str:
+def hints(task: ShardingTask, model: CostModel, tuning: Tuning) -> str:
     """All hints that were found, in one line."""
+    if not tuning.hints:
+        return "more devices or memory may do"
     trials = _Trials(task, model)
     found = [*trials.memory(), *trials.more_devices(), *trials.rules(), *trials.row_wise(), *trials.host_memory()]
     return ", or ".join(found) if found else "add devices or memory"

@@ -1,0 +1,188 @@
+"""The options of `neuroshard size`, checked: kinds of hardware, numbers of devices, prices.
+
+An option of a kind of hardware is a value for all kinds, or KIND=VALUE for one: `--memory 80GiB --memory analytic:b200=179GiB`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.task import MAX_DEVICES
+from neuroshard.core.units import parse_bytes, parse_duration
+from neuroshard.core.value import shown
+from neuroshard.orders import values as take
+
+T = TypeVar("T")
+OWN = frozenset(
+    # options of a search that a sweep has in another form, or that one plan to start from is for
+    {
+        "devices",
+        "memory",
+        "host_memory",
+        "domain",
+        "local_world_size",
+        "time_budget",
+        "algorithm",
+        "previous",
+        "move_budget",
+        "keep_optimizer_state",
+    }
+)
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+_AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
+_CURRENCY = r"[A-Z]{3}|[$€£¥]"
+_PRICE = re.compile(rf"(?P<before>{_CURRENCY})?\s*(?P<amount>{_AMOUNT})\s*(?P<after>{_CURRENCY})?\s*/\s*h")
+_MS = re.compile(rf"({_AMOUNT})\s*(?:ms)?")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of hardware: its cost model's name, the amounts of memory of a device to try (None: the one of its datasheet, or of
+    where it was measured), memory of a host for tables, ranks of a domain and of a host, the price of a device and hour, and ms
+    of a step that are not of embeddings."""
+
+    name: str
+    memories: tuple[int, ...] | None = None
+    host_memory_bytes: int | None = None
+    domain: int | None = None
+    local_world_size: int | None = None
+    price: float | None = None
+    dense_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class SizeOrder:
+    """What to sweep. `batch_per_device` is None where the global batch is fixed (strong scaling). `search` are options of every
+    search (orders/options.py). `currency` is as prices say it, empty where they do not."""
+
+    kinds: tuple[Kind, ...]
+    devices: tuple[int, ...]
+    batch_per_device: int | None
+    currency: str
+    time_budget_s: float | None
+    search: Mapping[str, Any]
+
+    @property
+    def priced(self) -> bool:
+        """Whether the devices have prices; all kinds have one, or none."""
+        return self.kinds[0].price is not None
+
+
+def size_order(
+    models: Sequence[str],
+    devices: object,
+    *,
+    memory: Sequence[str] = (),
+    host_memory: Sequence[str] = (),
+    domain: Sequence[str] = (),
+    local_world_size: Sequence[str] = (),
+    price: Sequence[str] = (),
+    dense_time: Sequence[str] = (),
+    batch_per_device: int | None = None,
+    time_budget: str | float | None = None,
+    search: Mapping[str, Any],
+) -> SizeOrder:
+    """The order that these options make. Raises UsageError."""
+    names = [*dict.fromkeys(models)]
+    if not names:
+        raise UsageError("name a cost model of each kind of hardware: --model analytic:h100 --model analytic:b200")
+    if batch_per_device is not None:
+        take.whole("batch_per_device", batch_per_device, 1)
+        if search.get("batch_size") is not None:
+            raise UsageError(
+                "--batch-size fixes the global batch, --batch-per-device that of a device: give one of both"
+            )
+    memories = _by_kind("memory", memory, names, _memories)
+    hosts = _by_kind("host-memory", host_memory, names, parse_bytes)
+    domains = _by_kind("domain", domain, names, _ranks)
+    ranks = _by_kind("local-world-size", local_world_size, names, _ranks)
+    prices = _by_kind("price", price, names, _price)
+    dense = _by_kind("dense-time", dense_time, names, _ms)
+    currencies = sorted({currency for _, currency in prices.values()})
+    if len(currencies) > 1:
+        said = ", ".join(currency or "none" for currency in currencies)
+        raise UsageError(f"prices are in several currencies ({said}), which cannot be compared: give all in one")
+    for what, found in (("price", prices), ("dense-time", dense)):
+        if found and (without := [name for name in names if name not in found]):
+            raise UsageError(f"--{what} is given for some kinds and not for {without[0]}: give it for all, or for none")
+    kinds = tuple(
+        Kind(
+            name,
+            memories.get(name),
+            hosts.get(name),
+            domains.get(name),
+            ranks.get(name),
+            prices[name][0] if prices else None,
+            dense.get(name),
+        )
+        for name in names
+    )
+    budget = None if time_budget is None else parse_duration(take.amounts("time_budget", time_budget, "'60s'"))
+    currency = currencies[0] if currencies else ""
+    return SizeOrder(kinds, numbers_of_devices(devices), batch_per_device, currency, budget, search)
+
+
+def numbers_of_devices(given: object) -> tuple[int, ...]:
+    """`4-128` doubles from 4 up to 128, `8-64/8` goes in steps of 8, `4,12` are these: in order, each once. Raises UsageError."""
+    found: set[int] = set()
+    for part in take.amounts("devices", given, "'4-128'").split(","):
+        match = _RANGE.fullmatch(part.strip())
+        first, last, step = (int(n) if n else 0 for n in match.groups()) if match else (0, 0, 0)
+        last = last or first
+        if match is None or not 1 <= first <= last <= MAX_DEVICES or match[3] == "0":
+            raise UsageError(
+                f"devices {shown(part)} is no number from 1 to {MAX_DEVICES}, and no range: 4-128 doubles from 4 on, 8-64/8 goes "
+                "in steps of 8"
+            )
+        while first <= last:
+            found.add(first)
+            first = first + step if step else 2 * first
+    return tuple(sorted(found))
+
+
+def _by_kind(option: str, given: Sequence[str], names: Sequence[str], parse: Callable[[str], T]) -> dict[str, T]:
+    """The value of each kind: its own, else the one for all. Raises UsageError."""
+    values: dict[str, T] = {}
+    for text in take.several(option, given):
+        kind, equals, value = text.rpartition("=")
+        if equals and kind not in names:
+            raise UsageError(
+                f"--{option} {shown(text)}: {shown(kind)} is not among the models; they are {', '.join(names)}"
+            )
+        key = kind if equals else ""
+        if key in values:
+            raise UsageError(f"--{option} is given twice for {key or 'all kinds'}: {shown(text)}")
+        try:
+            values[key] = parse(value)
+        except UsageError as error:
+            raise UsageError(f"--{option}: {error}") from None
+    return {name: values[key] for name in names for key in (name if name in values else "",) if key in values}
+
+
+def _memories(text: str) -> tuple[int, ...]:
+    return tuple(sorted({parse_bytes(part) for part in text.split(",")}))
+
+
+def _ranks(text: str) -> int:
+    if not text.strip().isdigit() or not 1 <= int(text) <= MAX_DEVICES:
+        raise UsageError(f"{shown(text)} is no number of ranks from 1 to {MAX_DEVICES}")
+    return int(text)
+
+
+def _price(text: str) -> tuple[float, str]:
+    """`2.40/h`, `$2.40/h`, `2.40 EUR/h` as an amount and a currency, which may be empty."""
+    match = _PRICE.fullmatch(text.strip())
+    if match is None or (match["before"] and match["after"]) or not float(match["amount"]) > 0:
+        raise UsageError(
+            f"{shown(text)} is not the price of a device and hour; write 2.40/h, with a currency $2.40/h or 2.40EUR/h"
+        )
+    return float(match["amount"]), match["before"] or match["after"] or ""
+
+
+def _ms(text: str) -> float:
+    match = _MS.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{shown(text)} is not a time in ms; write 1.5 or 1.5ms")
+    return float(match[1])

@@ -1,0 +1,65 @@
+"""An order -> the cells to search: a kind of hardware, so many devices of it, so much memory each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from neuroshard.core.errors import UsageError
+from neuroshard.core.text import counted
+from neuroshard.core.topology import Topology
+from neuroshard.costmodel.analytic import memory_of
+from neuroshard.models.open import open_cost_model
+from neuroshard.orders.sizes import Kind, SizeOrder
+
+
+@dataclass(frozen=True)
+class Cell:
+    """So many devices of a kind with so much memory each, the global batch of a step (None: the cost model's), and the ranks of a
+    domain and of a host (None: as the kind's cost model has it)."""
+
+    kind: Kind
+    devices: int
+    memory_bytes: int
+    batch_size: int | None
+    domain: int | None
+    local_world_size: int | None
+
+
+def cells_of(order: SizeOrder) -> tuple[list[Cell], list[str]]:
+    """All cells, and a line for each size that a kind leaves out. Raises UsageError where none is left, or where no memory is
+    known, and what `open_cost_model` raises."""
+    cells, left_out = list[Cell](), list[str]()
+    for kind in order.kinds:
+        memories, sizes = kind.memories or (_own_memory(kind, order),), list(_sizes(kind, order, left_out))
+        for devices, domain, ranks in sizes:
+            batch = order.search.get("batch_size")
+            if order.batch_per_device is not None:
+                batch = order.batch_per_device * devices
+            cells += [Cell(kind, devices, memory, batch, domain, ranks) for memory in memories]
+    if not cells:
+        raise UsageError(f"no size is left: {'; '.join(left_out)}")
+    return cells, left_out
+
+
+def _own_memory(kind: Kind, order: SizeOrder) -> int:
+    batch = order.search.get("batch_size")
+    if order.batch_per_device is not None:
+        batch = order.batch_per_device * order.devices[0]
+    memory = memory_of(open_cost_model(kind.name, batch))
+    if memory is None:
+        raise UsageError(f"{kind.name} does not say how much memory a device has: give --memory {kind.name}=SIZE")
+    return memory
+
+
+def _sizes(kind: Kind, order: SizeOrder, left_out: list[str]) -> Iterator[tuple[int, int | None, int | None]]:
+    """Numbers of devices with the ranks of a domain and of a host. A part of a domain, or of a host, is a domain, or a host."""
+    domain, ranks = kind.domain or kind.local_world_size, kind.local_world_size or kind.domain
+    for devices in order.devices:
+        if domain is None or ranks is None:
+            yield devices, None, None
+            continue
+        most = min(domain, devices)
+        topology = {"domain": most, "local_world_size": min(ranks, most)}
+        if fault := Topology.parse(topology, "the topology").fault(devices):
+            left_out.append(f"{kind.name} with {counted(devices, 'device')} is left out: {fault}")
+            continue
+        yield devices, most, min(ranks, most)

@@ -1,0 +1,237 @@
+"""Cells -> rows: a plan and a bound for each cell, or why there is none.
+
+Cells of one kind and number of devices are searched together, the most memory first: a plan that needs no more than a smaller
+memory is the plan of that one, too, and a plan of less memory that is cheaper is the plan of more. So more memory never shows as
+slower. Nothing of the sort holds for more devices: row blocks round up, and all-to-alls cross hosts.
+
+A cell whose memory in all is less than the tables' weights and optimizer state is not searched: any plan keeps each of them once.
+"""
+
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from neuroshard.core.clean import silent
+from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import format_bytes
+from neuroshard.models.open import open_cost_model
+from neuroshard.orders.search import SearchOrder
+from neuroshard.progress import progress
+from neuroshard.search.notes import with_notes
+from neuroshard.search.run import search, settings_of, task_of, trust_in
+from neuroshard.search.tuning import TUNING
+from neuroshard.search.watch import Watch
+from neuroshard.size.cells import Cell
+from neuroshard.size.row import Row, name_of
+
+TIME_UP = "the time budget of the sweep cut the search short: more of it might have found a better plan"
+NOT_TRIED = "the time was up before this size was searched"
+POLL_S = 0.2  # how often a sweep looks whether it shall stop
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What all cells have in common: tables, notes on them, options of the search, and when all ends, by time.time() (None: after
+    the last cell)."""
+
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...]
+    options: dict[str, Any]
+    ends: float | None
+
+    @property
+    def left_s(self) -> float:
+        return float("inf") if self.ends is None else self.ends - time.time()
+
+
+def sweep(cells: Sequence[Cell], what: Sweep, stop: threading.Event | None, processes: int = 1) -> list[Row]:
+    """A row for each cell, in the order of the cells. Once `stop` is set, or the time is up, what is left is not tried.
+
+    Raises InvalidInput where no cell can be priced, and UsageError for options that contradict each other.
+    """
+    groups = _in_order([list(group) for _, group in groupby(cells, key=lambda cell: (cell.kind, cell.devices))])
+    found = dict[Cell, Row]()
+    with progress("size", total=len(cells), unit="sizes", ends_in_seconds=_left(what)) as bar:
+        for rows in (_here if processes == 1 else _in_processes)(groups, what, stop, processes):
+            found |= {row.cell: row for row in rows}
+            best = min((row for row in found.values() if row.fits), key=lambda row: row.sample_ms, default=None)
+            bar.advance(len(rows), "" if best is None else f"best {name_of(best)}: {best.step_ms:.3f} ms")
+    rows = [found[cell] for cell in cells]
+    if all(row.state == "not priced" for row in rows):
+        raise InvalidInput(rows[0].why)
+    return rows
+
+
+def _left(what: Sweep) -> float | None:
+    return None if what.ends is None else max(what.left_s, 0.0)
+
+
+def _in_order(groups: list[list[Cell]]) -> list[list[Cell]]:
+    """In the order of what they tell, for a sweep that is cut short: of each kind the largest number of devices, then the
+    smallest, then the one in the middle of the widest gap between those before, by their order."""
+    ranks = dict[int, int]()
+    sizes = sorted({group[0].devices for group in groups})
+    done = list[int]()
+    while len(done) < len(sizes):
+        left = [place for place in range(len(sizes)) if place not in done]
+        place = len(sizes) - 1 if not done else max(left, key=lambda p: (min(abs(p - other) for other in done), -p))
+        ranks[sizes[place]] = len(done)
+        done.append(place)
+    return sorted(groups, key=lambda group: ranks[group[0].devices])
+
+
+def _here(
+    groups: Sequence[Sequence[Cell]], what: Sweep, stop: threading.Event | None, processes: int
+) -> Iterator[list[Row]]:
+    for done, group in enumerate(groups):
+        yield _rows(group, what, stop, _share(what, len(groups) - done, processes))
+
+
+def _share(what: Sweep, left: int, processes: int) -> float | None:
+    """Seconds of the next group of cells: all have the same, and what one leaves goes to the others."""
+    return None if what.ends is None else max(what.left_s, 0.0) * processes / max(left, processes)
+
+
+_stop: Any = None  # of a worker process: the event of the process that started it
+
+
+def _begin(stop: Any) -> None:
+    """A worker leaves signals to the process that started it, which asks it to stop."""
+    global _stop  # events travel to a process when it starts, not later
+    _stop = stop
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _in_worker(group: Sequence[Cell], what: Sweep, seconds: float | None) -> list[Row]:
+    with silent(True):
+        return _rows(group, what, _stop, seconds)
+
+
+def _in_processes(
+    groups: Sequence[Sequence[Cell]], what: Sweep, stop: threading.Event | None, processes: int
+) -> Iterator[list[Row]]:
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    asked, waiting = context.Event(), list(groups)
+    with ProcessPoolExecutor(processes, context, _begin, (asked,)) as pool:
+        running = set[Future[list[Row]]]()
+        try:
+            while waiting or running:
+                while waiting and len(running) < processes:
+                    seconds = _share(what, len(waiting) + len(running), processes)
+                    running.add(pool.submit(_in_worker, waiting.pop(0), what, seconds))
+                ended, running = wait(running, POLL_S, FIRST_COMPLETED)
+                if stop is not None and stop.is_set():
+                    asked.set()
+                for one in ended:
+                    yield one.result()
+        finally:
+            asked.set()
+
+
+def _rows(cells: Sequence[Cell], what: Sweep, stop: threading.Event | None, seconds: float | None) -> list[Row]:
+    """Of the cells of one kind and number of devices."""
+    rows, ends = dict[Cell, Row](), None if seconds is None else time.monotonic() + seconds
+    for cell in sorted(cells, key=lambda cell: -cell.memory_bytes):
+        more = next(reversed(rows.values()), None)
+        if more is not None and more.state == "proven not to fit":
+            rows[cell] = replace(more, cell=cell)
+        elif more is not None and more.fits and more.memory_used_bytes <= _usable(more, cell):
+            rows[cell] = _with(more, cell, more.bound_ms)  # no plan of less memory is cheaper
+        elif (stop is not None and stop.is_set()) or what.left_s <= 0:
+            rows[cell] = Row(cell, "not tried", NOT_TRIED)
+        else:
+            left = None if ends is None else max(ends - time.monotonic(), 0.001)
+            rows[cell] = _row(cell, what, stop, left)
+    return _envelope([rows[cell] for cell in cells])
+
+
+def _envelope(rows: Sequence[Row]) -> list[Row]:
+    """The rows, of ascending memory, each with the plan of less memory where that is cheaper, and a bound that is no lower than
+    that of more memory."""
+    found = list[Row]()
+    for row in rows:
+        less = next((one for one in reversed(found) if one.fits), None)
+        may_take = row.fits or row.state in ("no plan found", "not tried")
+        if less is not None and may_take and (not row.fits or less.embeddings_ms < row.embeddings_ms):
+            row = _with(less, row.cell, row.bound_ms)
+        found.append(row)
+    bound: float | None = None
+    for place in range(len(found) - 1, -1, -1):
+        row = found[place]
+        if row.fits:
+            bounds = [ms for ms in (bound, row.bound_ms) if ms is not None]
+            bound = min(max(bounds), row.embeddings_ms) if bounds else None
+            plan = row.found.model_copy(update={"lower_bound_ms": bound})
+            found[place] = replace(row, plan=plan, bound_ms=bound)
+    return found
+
+
+def _usable(row: Row, cell: Cell) -> int:
+    """Memory for tables of a device of another cell, under the constraints of a row's plan."""
+    return cell.memory_bytes - row.found.task.constraints.reserved(cell.memory_bytes)
+
+
+def _with(row: Row, cell: Cell, bound_ms: float | None) -> Row:
+    """The row of a cell of other memory, with the same plan and a bound of its own."""
+    plan, memory = row.found, (cell.memory_bytes,) * cell.devices
+    task = plan.task.model_copy(update={"device_memory_bytes": memory})
+    bound = None if bound_ms is None else min(bound_ms, row.embeddings_ms)
+    other = {"task": task, "task_digest": task.digest(), "lower_bound_ms": bound}
+    return replace(row, cell=cell, plan=Plan.parse({**dict(plan), **other}, "a plan"), bound_ms=bound)
+
+
+def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float | None) -> Row:
+    options = {
+        **what.options,
+        "devices": cell.devices,
+        "memory": cell.memory_bytes,
+        "host_memory": cell.kind.host_memory_bytes,
+        "batch_size": cell.batch_size,
+        "domain": cell.domain,
+        "local_world_size": cell.local_world_size,
+    }
+    with silent(True):  # notes on constraints.json were said when the order was made
+        order = SearchOrder.of(options)
+        settings = replace(settings_of(order), tuning=replace(TUNING, hints=False))
+    try:
+        model = open_cost_model(cell.kind.name, cell.batch_size)
+        task = task_of(order, what.tables, model)
+        if fault := too_small(task):
+            return Row(cell, "proven not to fit", fault)
+        watch = Watch(seconds, stop=stop)
+        with silent(True):
+            plan = search(task, model, settings, trust=trust_in(model), notes=what.notes, watch=watch)
+    except Infeasible as error:
+        return Row(cell, "proven not to fit" if error.proven else "no plan found", str(error))
+    except InvalidInput as error:
+        return Row(cell, "not priced", str(error))
+    if watch.expired and not watch.stopped:
+        plan = with_notes(plan, TIME_UP)
+    return Row(cell, "fits", plan=plan, bound_ms=plan.lower_bound_ms)
+
+
+def too_small(task: ShardingTask) -> str:
+    """Why a task cannot fit for its bytes alone: every plan in HBM keeps all weights and optimizer state at least once. Empty
+    where that proves nothing."""
+    have, need = sum(task.usable_bytes), kept_bytes(task.tables)
+    if task.host_memory_bytes is not None or need <= have:
+        return ""
+    return (
+        f"weights and optimizer state need {format_bytes(need, 'up')}, {task.devices:,} devices have {format_bytes(have)} "
+        f"together: {format_bytes(need - have, 'up')} short"
+    )
+
+
+def kept_bytes(tables: Sequence[Table]) -> int:
+    """Weights and optimizer state of all tables, each kept once."""
+    return sum(table.memory_bytes for table in tables)

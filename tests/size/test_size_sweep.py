@@ -1,0 +1,143 @@
+"""Rows of a sweep beside searches alone; envelopes; scaling; ends before the end."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import neuroshard as ns
+from helpers.sizes import some_tables
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.orders.sizes import size_order
+from neuroshard.search.notes import STOPPED
+from neuroshard.size.frontier import frontier, memory_frontiers
+from neuroshard.size.run import run
+from size.conftest import Swept
+
+TABLES = some_tables([40, 30, 20, 10, 10, 10, 5, 5])
+
+
+def test_a_cell_is_what_a_search_alone_finds(swept: Swept) -> None:
+    for row in swept(TABLES, "2-4", "1GiB").rows:
+        alone = ns.search(
+            TABLES,
+            "analytic:h100",
+            devices=row.cell.devices,
+            memory="1GiB",
+            batch_size=512,
+            rounds=1,
+            pipeline="none",
+            quiet=True,
+        )
+        assert row.found == alone
+
+
+def test_more_memory_never_shows_as_slower(swept: Swept) -> None:
+    sizes = swept(TABLES, "2-16", "20MiB,33MiB,34MiB,40MiB,66MiB,70MiB,1GiB", never_split=["t0"], no_row_wise=True)
+    for devices in (4, 8, 16):
+        times = [row.embeddings_ms for row in sizes.rows if row.fits and row.cell.devices == devices]
+        bounds = [row.bound_ms for row in sizes.rows if row.fits and row.cell.devices == devices]
+        assert len(times) > 2
+        assert times == sorted(times, reverse=True)
+        assert bounds == sorted(bounds, reverse=True)
+    for points in memory_frontiers(sizes.rows):
+        assert all(point.ms_a_gib > 0 for point in points[1:])
+
+
+def test_weak_scaling_gives_a_device_the_same_batch(swept: Swept) -> None:
+    rows = swept(TABLES, "2-8", "1GiB", batch_per_device=128).rows
+    assert [row.batch_size for row in rows] == [256, 512, 1024]
+    assert [row.samples_per_s for row in rows] == pytest.approx([1000 * row.batch_size / row.step_ms for row in rows])
+
+
+def test_money_and_dense_time(swept: Swept) -> None:
+    (row,) = swept(TABLES, "4", "1GiB", price=["3/h"], dense_time=["2"]).rows
+    assert row.step_ms == row.embeddings_ms + 2
+    hours = row.step_ms / 3.6e6 * 1e6 / 512  # of a million samples
+    assert row.money == pytest.approx(3 * 4 * hours)
+    low, high = row.interval_ms
+    assert (low - 2) * 1.3 == pytest.approx(row.embeddings_ms) == pytest.approx((high - 2) * 0.7)
+
+
+def test_no_row_beats_one_of_the_frontier_and_one_beats_every_other(swept: Swept) -> None:
+    models = ["analytic:h100", "analytic:a100", "analytic:b200"]
+    rows = swept(TABLES, "1-16", "1GiB", models=models).rows
+    best = frontier(rows)
+    for row in rows:
+        better = [
+            other
+            for other in rows
+            if other.cell.devices <= row.cell.devices and other.sample_ms <= row.sample_ms and other is not row
+        ]
+        assert (row in best) == (not better)
+
+
+def test_sizes_that_a_domain_does_not_divide_are_left_out_by_name(swept: Swept) -> None:
+    sizes = swept(TABLES, "4,8,12,16", "1GiB", domain=["8"])
+    assert [row.cell.devices for row in sizes.rows] == [4, 8, 16]
+    assert sizes.rows[0].found.task.topology.domain == 4  # a part of one
+    assert "analytic:h100 with 12 devices is left out" in sizes.notes[0]
+    with pytest.raises(UsageError, match="no size is left: analytic:h100 with 12 devices"):
+        swept(TABLES, "12", "1GiB", domain=["8"])
+
+
+def test_tiers_hold_what_hbm_does_not(swept: Swept) -> None:
+    tables = some_tables([40, 30, 20])
+    sizes = swept(tables, "2", "20MiB,64MiB", host_memory=["1GiB"])
+    less, more = sizes.rows
+    assert less.fits
+    assert more.fits
+    assert less.host_bytes > more.host_bytes == 0
+    assert less.embeddings_ms > more.embeddings_ms
+    ((first, second),) = memory_frontiers(sizes.rows)
+    assert second.ms_a_gib == pytest.approx((less.step_ms - more.step_ms) / (44 / 1024))
+    assert sizes.fewest_devices == {}
+    assert first.row is less
+
+
+def test_a_sweep_that_is_stopped_gives_what_is_there() -> None:
+    stop = threading.Event()
+    stop.set()
+    order = size_order(["analytic:h100"], "2-8", memory=["1GiB"], search={"batch_size": 512, "rounds": 1})
+    sizes = run(TABLES, order, stop=stop)
+    assert {row.state for row in sizes.rows} == {"not tried"}
+    assert any("3 sizes not searched" in note for note in sizes.notes)
+    assert "not tried" in str(ns.api.Sizes(sizes))
+
+
+def test_a_sweep_whose_time_is_up_says_so() -> None:
+    order = size_order(
+        ["analytic:h100"],
+        "2-8",
+        memory=["1GiB"],
+        time_budget="1",
+        search={"batch_size": 512, "rounds": 10**6},
+    )
+    rows = run(TABLES, order).rows
+    fitting = [row for row in rows if row.fits]
+    assert fitting
+    assert all("time budget of the sweep" in row.found.provenance.notes[-1] for row in fitting)
+    assert all(STOPPED not in row.found.provenance.notes for row in fitting)
+
+
+def test_a_model_that_can_price_no_size_is_refused(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text("{}")
+    with pytest.raises(InvalidInput):
+        run(TABLES, size_order([f"given:{costs}"], "2", memory=["1GiB"], search={"batch_size": 512}))
+
+
+def test_a_kind_without_a_known_memory_asks_for_it() -> None:
+    with pytest.raises(UsageError, match="--memory analytic:cpu=SIZE"):
+        run(TABLES, size_order(["analytic:cpu"], "2", search={"batch_size": 512}))
+
+
+def test_devices_have_the_memory_of_their_datasheet() -> None:
+    order = size_order(["analytic:h100", "analytic:b200"], "1", search={"batch_size": 512, "rounds": 0})
+    assert [row.cell.memory_bytes // 2**20 for row in run(TABLES, order).rows] == [81_559, 183_359]
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_same() -> None:
+    order = size_order(["analytic:h100"], "2-4", memory=["1GiB"], search={"batch_size": 512, "rounds": 1})
+    assert run(TABLES, order, processes=2).rows == run(TABLES, order).rows
