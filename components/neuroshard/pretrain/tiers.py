@@ -27,6 +27,11 @@ from neuroshard.costmodel.tier_constants import MeasuredTiers, Rates, rates
 
 # Cases to train on, of each tier, for four constants a pass. Fewer leave the datasheet's
 FEWEST: Final[dict[BeyondHbmTier, int]] = {"cached": 10, "host": 5}
+# What a model says where no case was measured; a formula's models are of no device
+NOTHING: Final[dict[BackendName, str]] = {
+    "cuda": "nothing beyond HBM was measured: tables there are priced by the datasheet's bus",
+    "cpu": "backend cpu has no tiers: plans by this cost model have no table beyond HBM",
+}
 FORWARD, BACKWARD = 0, 1
 
 
@@ -51,7 +56,7 @@ def learn_tiers(costs: Costs) -> Learned:
     """The constants that the costs beyond HBM show; None, and a gap, where too few cases were measured."""
     rows = [(case, cost) for case, cost in costs.tiers if teaches(cost)]
     if not costs.tiers:
-        return Learned(None, {}, (_nothing(costs.bench.backend),))
+        return Learned(None, {}, tuple(gap for backend, gap in NOTHING.items() if backend == costs.bench.backend))
     some = {tier: {train: _cases(rows, tier, train, costs) for train in (True, False)} for tier in FEWEST}
     lacking = [tier for tier, fewest in FEWEST.items() if len(some[tier][True]) < fewest]
     if lacking:
@@ -78,12 +83,6 @@ def learn_tiers(costs: Costs) -> Learned:
         for tier, both in passes.items()
     }
     return Learned(found, errors, ())
-
-
-def _nothing(backend: BackendName) -> str:
-    if backend != "cuda":
-        return f"backend {backend} has no tiers: plans by this cost model have no table beyond HBM"
-    return "nothing beyond HBM was measured: tables there are priced by the datasheet's bus"
 
 
 def _gap(lacking: Sequence[BeyondHbmTier], known: dict[BeyondHbmTier, int], costs: Costs) -> str:
