@@ -214,11 +214,12 @@ class Sampler:
         limits = self._limits.get((values.device, largest))
         if limits is None:
             limits = self._limits[values.device, largest] = limits_of(largest).to(values.device)
-        packed = sample_on_device(values, ends_on_device(batch), limits, self.slots)
-        host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-        host.copy_(packed, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
+        with torch.cuda.device(values.device):
+            packed = sample_on_device(values, ends_on_device(batch), limits, self.slots)
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            host.copy_(packed, non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
         return _Drawn(places, np.empty(0, dtype=np.int64), [], host, arrived)
 
 
