@@ -23,9 +23,7 @@ from neuroshard.files.count_access import BY_PRODUCT, GOLDEN, MIXING, sampled_pl
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
 
-SAMPLED_A_STEP = (
-    512  # distinct rows of a table in a global step, about: 4 % of error each, of which thousands of steps are a mean
-)
+SAMPLED_A_STEP = 512  # distinct rows of a table in a global step, about; docs/trainer.md has the errors of that
 _FEWEST_SLOTS = 4096  # of a sample on a GPU; as it is too small it grows
 _DENSE_ROWS = 2**16  # tables up to so many rows are counted in an array of all rows, which is faster than sorting
 
