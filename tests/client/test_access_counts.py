@@ -3,6 +3,7 @@ fails ends the counting, never the training."""
 
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -23,7 +25,9 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from helpers.gloo import on_ranks
 from helpers.limits import HANGS
 from neuroshard.client.access import AccessCounts, AccessWarning
+from neuroshard.client.access_merge import MOST_QUEUED, Background, Step, Write
 from neuroshard.client.access_sample import Reading, Sampler, ends_on_device, limits_of, sample_on_device
+from neuroshard.client.ranks import Channel
 from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
@@ -255,6 +259,70 @@ def test_a_fault_of_a_rank_ends_the_counting_with_one_warning_and_not_the_traini
         assert len(said) == (1 if expected else 0), said
         assert all(f"tables are no longer counted: {expected}" in one for one in said)
     assert read_counted(FolderStore(store), "ads").steps == 10  # what was written stays
+
+
+def in_threads(
+    key_value: HashStore, ranks: int, write: Callable[[CountedAccess], str], patience_seconds: float = HANGS
+) -> list[Background]:
+    """The background of each rank, in one process, over a key-value store that may hold what runs before have left."""
+    tables = [Table(name=name, rows=rows, dim=8, pooling_factor=1.0) for name, rows in ROWS.items()]
+    readings = [Reading(table, "m", FEATURES[table.name]) for table in tables]
+    return [
+        Background(
+            Sampler(readings, ranks), Channel(key_value, "same", rank), rank, ranks, "ads", write, patience_seconds
+        )
+        for rank in range(ranks)
+    ]
+
+
+def step_of_all(ranks: list[Background], steps: range) -> None:
+    for step in steps:
+        for rank, one in enumerate(ranks):
+            one.put(Step(step, one.sampler.draw(features(rank, step))))
+        until(lambda: all(one.steps.qsize() < 64 or one.ended.is_set() for one in ranks))
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_named_and_ranks_that_start_again_in_another_number_count_anew() -> None:
+    key_value, written = HashStore(), list[CountedAccess]()
+
+    def write(found: CountedAccess) -> str:
+        written.append(found)
+        return ""
+
+    first = in_threads(key_value, 3, write, patience_seconds=2.0)
+    step_of_all(first, range(70))
+    until(lambda: first[2]._sent == 1)
+    first[2].steps.put(None)  # without a word
+    for step in range(70, 200):
+        for rank, one in enumerate(first[:2]):
+            one.put(Step(step, one.sampler.draw(features(rank, step))))
+    until(lambda: all(one.ended.is_set() for one in first))
+    assert [one.fault for one in first] == ["rank 2 sent nothing for 2 s", "", ""]
+    assert first[0].steps.qsize() <= MOST_QUEUED  # later steps were left out
+
+    again = in_threads(key_value, 2, write)
+    step_of_all(again, range(STEPS))
+    for one in again:
+        one.put(Write(1, STEPS, HANGS))
+    assert [one.wait(1, HANGS) for one in again] == ["", ""]
+    assert not any(one.ended.is_set() for one in again)
+    for one in again:
+        one.stop()
+    (found,) = written
+    assert (found.ranks, found.steps, found.left_out_steps, found.notes) == (2, STEPS, 0, ())
+    assert {table.name: table.rows for table in found.tables} == ROWS
+
+
+def test_ranks_that_do_not_count_are_named() -> None:
+    (rank_0,) = in_threads(HashStore(), 1, str)[:1]
+    rank_0.stop()
+    key_value = HashStore()
+    alone = Background(
+        Sampler(rank_0.sampler.readings, 2), Channel(key_value, "same", 0), 0, 2, "ads", str, patience_seconds=0.2
+    )
+    until(alone.ended.is_set)
+    assert alone.fault == "rank 1 does not count; every rank must make an AccessCounts"
 
 
 @pytest.mark.slow

@@ -6,9 +6,11 @@ import pytest
 
 from helpers.counted import counted_access
 from helpers.memory_store import MemoryStore
+from helpers.plans import NOW, make_plan
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, UsageError
 from neuroshard.core.table import Table
+from neuroshard.deploy.run import deploy
 from neuroshard.store.counted import counted_key, pointer_key, put_counted, read_counted, read_counted_at
 from neuroshard.store.open import open_store
 
@@ -85,3 +87,15 @@ def test_a_place_is_a_model_in_a_store(tmp_path) -> None:
     for wrong in ("ads", "s3://ads"):
         with refused(UsageError, f"{wrong!r} is not a model in a store"):
             read_counted_at(wrong)
+
+
+def test_the_list_of_releases_says_what_trainers_counted(neuroshard, tmp_path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    deploy(make_plan(), store, "ads", now=NOW)
+    listing = ("releases", "--store", tmp_path / "store", "--name", "ads")
+    assert "trainers counted" not in neuroshard(*listing).stdout
+    put_counted(store, FIRST)
+    said = "how its tables are read: trainers counted 500 steps up to 2026-01-05T00:00:00Z, run 0000000000000000"
+    assert said in neuroshard(*listing).stdout
+    (tmp_path / "store" / pointer_key("ads")).write_bytes(b"{")
+    assert "how its tables are read: " in neuroshard(*listing).stdout

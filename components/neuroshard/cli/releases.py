@@ -8,11 +8,12 @@ import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, was_typed
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.units import format_bytes, parse_duration
 
 if TYPE_CHECKING:
     from neuroshard.core.release import Pointer
+    from neuroshard.store.protocol import Store
 
 ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
 GarbageName = Annotated[
@@ -154,8 +155,24 @@ def releases(
         text = refusals_text(held_back)
     else:
         found = went_live = all_releases(open_store(store), track_of(name))
-        text = releases_text(went_live)
+        text = "\n".join(filter(None, [releases_text(went_live), _said_of_counts(open_store(store), name)]))
     say_json([one.model_dump(mode="json") for one in found]) if as_json else say_text(text)
+
+
+def _said_of_counts(store: "Store", name: str) -> str:
+    """A line on how the trainers of a model counted its tables; empty where they did not."""
+    from neuroshard.core.release import HARDWARE
+    from neuroshard.store.counted import read_pointer_to_counted
+
+    if name.partition("/")[0] == HARDWARE:
+        return ""
+    try:
+        newest = read_pointer_to_counted(store, name)
+    except NotFound:
+        return ""
+    except InvalidInput as error:
+        return f"how its tables are read: {error}"
+    return f"how its tables are read: trainers counted {newest.steps:,} steps up to {newest.time}, run {newest.run}"
 
 
 @command(

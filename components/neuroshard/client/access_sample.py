@@ -23,9 +23,7 @@ from neuroshard.files.count_access import BY_PRODUCT, GOLDEN, MIXING, sampled_pl
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
 
-SAMPLED_A_STEP = (
-    512  # distinct rows of a table in a global step, about: 4 % of error each, of which thousands of steps are a mean
-)
+SAMPLED_A_STEP = 512  # distinct rows of a table in a global step, about; docs/trainer.md has the errors of that
 _FEWEST_SLOTS = 4096  # of a sample on a GPU; as it is too small it grows
 _DENSE_ROWS = 2**16  # tables up to so many rows are counted in an array of all rows, which is faster than sorting
 
@@ -214,11 +212,12 @@ class Sampler:
         limits = self._limits.get((values.device, largest))
         if limits is None:
             limits = self._limits[values.device, largest] = limits_of(largest).to(values.device)
-        packed = sample_on_device(values, ends_on_device(batch), limits, self.slots)
-        host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-        host.copy_(packed, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
+        with torch.cuda.device(values.device):
+            packed = sample_on_device(values, ends_on_device(batch), limits, self.slots)
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            host.copy_(packed, non_blocking=True)
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record()
         return _Drawn(places, np.empty(0, dtype=np.int64), [], host, arrived)
 
 

@@ -17,7 +17,7 @@ from neuroshard.store.protocol import Store
 from neuroshard.store.releases import check_model
 from neuroshard.store.track import MAX_RELEASE_BYTES
 
-MOST_COUNTED_BYTES = 256 * 2**20  # as of any JSON file; a table has at most 60 KiB, usually 10
+MOST_COUNTED_BYTES = 256 * 2**20  # as of any JSON file; a table has at most 50 kB, usually 5
 _OLD = timedelta(days=1)  # a guess: a run that trains on counts as many steps as the one before within a day
 _TRIES = 3  # of a swap that another run wins
 
