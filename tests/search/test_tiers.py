@@ -90,7 +90,7 @@ def cliffs(name: str, rng: np.random.Generator) -> Table:
         distinct_rows=distinct,
         first_touches=0.01 * distinct,
         cached_rows=(0.0, *np.ravel(np.column_stack([loops - 1, loops])).tolist()),
-        missed_rows=(0.98 * distinct, *np.ravel(np.column_stack([before, left])).tolist()),
+        missed_rows=(0.99 * distinct, *np.ravel(np.column_stack([before, left])).tolist()),
     )
     access = AccessCurve(batch_size=4096, group_rows=(rows,), lookups_per_row=(pooling * 4096 / rows,), stream=stream)
     return Table(name=name, rows=rows, dim=int(rng.choice([16, 32, 64, 128])), pooling_factor=pooling, access=access)
