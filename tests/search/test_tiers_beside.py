@@ -140,3 +140,15 @@ def test_a_plan_with_copies_and_tiers_is_started_from():
     assert "hot" in again.task.constraints.data_parallel
     assert moved_bytes(live, again) == 0
     assert again.cost_ms <= live.cost_ms * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("factors", [(0.5, 0.8, 1.2, 1.5), (0.8, 0.8, 0.8, 1.6)])
+def test_devices_may_have_different_memory(factors):
+    """What the search sees of a plan is what it costs, also where a device has three times the HBM of another."""
+    task = drawn(1, 20, 4, 0.25)
+    memory = tuple(int(factor * task.device_memory_bytes[0]) for factor in factors)
+    task = task.model_copy(update={"device_memory_bytes": memory})
+    planned(task)
+    model = analytic_model("h100", task.batch_size)
+    plan = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {}).plan
+    assert 0.97 * plan.cost <= plan.state.cost <= plan.cost * (1 + 1e-6)
