@@ -80,7 +80,7 @@ def test_hbm_is_divided_at_most_1_percent_above_the_linear_programme(seed, share
 def cliffs(name: str, rng: np.random.Generator) -> Table:
     """A table that loops read, each over its own number of rows: an LRU cache that holds a little less of them holds none."""
     rows, pooling = int(10 ** rng.uniform(5, 6.5)), float(rng.integers(2, 20))
-    distinct = min(0.6 * pooling * 4096, 0.3 * rows)
+    distinct = min(0.6 * pooling * 4096, 0.04 * rows)  # no cache has more hits than rows
     loops = np.unique((rows * rng.uniform(0.05, 0.9, size=3)).round())
     left = 0.95 * distinct * (1 - np.cumsum(rng.dirichlet(np.ones(4))[: len(loops)]))
     before = np.append(0.97 * distinct, left[:-1])

@@ -1,10 +1,14 @@
 """What stands beside tiers that a search chooses: tiers that rules name, other rules, and copies of tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import Tier
 from neuroshard.costmodel.analytic import analytic_model
@@ -105,3 +109,46 @@ def test_a_data_parallel_table_is_in_hbm_on_every_device_beside_tables_beyond_it
     assert smallest not in plan.task.constraints.beyond_hbm
     assert any("1 table data-parallel" in note for note in plan.provenance.notes)
     assert min(np.array(plan.task.usable_bytes) - plan.memory_bytes()) >= 0
+
+
+def test_a_search_copies_a_table_that_no_device_should_have_alone_and_chooses_tiers_beside_it():
+    hot = Table(name="hot", rows=500, dim=8, pooling_factor=4000.0)
+    task = drawn(2, 24, 8, 0.5)
+    task = task.model_copy(update={"tables": (*task.tables, hot)})
+    without, with_some = (planned(task, replace(FEW, try_data_parallel=auto)) for auto in (False, True))
+    assert "hot" in with_some.task.constraints.data_parallel
+    assert with_some.cost_ms < 0.8 * without.cost_ms
+    assert not with_some.task.constraints.data_parallel.intersection(with_some.task.constraints.beyond_hbm)
+    assert with_some.improvements[-1].cost_ms == pytest.approx(with_some.cost_ms)
+
+
+def test_where_copies_save_nothing_the_plan_is_the_one_without():
+    task = drawn(0, 12, 2, 0.3)
+    auto = planned(task, replace(FEW, try_data_parallel=True))
+    assert auto.task == planned(task).task
+    assert auto.shards == planned(task).shards
+
+
+def test_a_plan_with_copies_and_tiers_is_started_from():
+    """Its copies stay where nothing may move, and are dropped where they are not asked for."""
+    hot = Table(name="hot", rows=500, dim=8, pooling_factor=4000.0)
+    task = drawn(2, 24, 8, 0.5)
+    task = task.model_copy(update={"tables": (*task.tables, hot)})
+    live, model = planned(task.with_copies(["hot"])), analytic_model("h100", task.batch_size)
+    stays = replace(FEW, try_data_parallel=True, move_budget_bytes=0)
+    again = search(task, model, stays, previous=live)
+    assert "hot" in again.task.constraints.data_parallel
+    assert moved_bytes(live, again) == 0
+    assert again.cost_ms <= live.cost_ms * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("factors", [(0.5, 0.8, 1.2, 1.5), (0.8, 0.8, 0.8, 1.6)])
+def test_devices_may_have_different_memory(factors):
+    """What the search sees of a plan is what it costs, also where a device has three times the HBM of another."""
+    task = drawn(1, 20, 4, 0.25)
+    memory = tuple(int(factor * task.device_memory_bytes[0]) for factor in factors)
+    task = task.model_copy(update={"device_memory_bytes": memory})
+    planned(task)
+    model = analytic_model("h100", task.batch_size)
+    plan = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {}).plan
+    assert 0.97 * plan.cost <= plan.state.cost <= plan.cost * (1 + 1e-6)

@@ -189,8 +189,6 @@ class _Trials:
         """Host memory, which a search would put tables into, if HBM holds what they need there even so."""
         if self.task.host_memory_bytes is not None or not knows_tiers(self.model):
             return
-        if len(set(self.task.placeable_bytes)) > 1:  # no search chooses tiers for these
-            return
         task = self.task.model_copy(update={"host_memory_bytes": MAX_MEMORY_BYTES})
         task = task.with_tiers({table.name: ("host", None) for table in task.without_tier})
         if _sound(task) and quick_plan(Problem(task, self.model)) is not None:

@@ -170,11 +170,20 @@ class Problem(ColumnShards):
         new.root = root
         if any(root.options.kinds[way].sharding.over_domains for way in set(ways.tolist())):
             new.model = sending_more(root.model, load.more)
-        new._base, new.base_dims = load.vectors, load.dims
+        new._base, new.base_dims = load.vectors + root._base, load.dims
         new.mean_columns = float(new.dims[whole].sum()) / new.devices + float(load.dims.mean())
         if len(copied):
             new.copies_ms = root._copies_ms(copied)
         return new
+
+    def with_base(self, vectors: Floats) -> "Problem":
+        """The same problem, without spread tables so far, on devices that hold vectors (D, K) anyway."""
+        return self.root._changed(_base=vectors)
+
+    @property
+    def has_base(self) -> bool:
+        """Whether devices hold anything whatever the placed tables."""
+        return bool(len(self.spread)) or len(self._base) > 1
 
     def with_less_memory(self, nbytes: Ints) -> "Problem":
         """The same problem, without spread tables so far, on devices with so many bytes (D,) less."""

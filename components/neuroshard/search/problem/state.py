@@ -79,7 +79,7 @@ def _priced(problem: Problem, plans: Widths) -> tuple[Floats, Floats, Ints, Floa
     columns = np.bincount(on, problem.dims[shards], len(widths)).astype(np.float64)
     sums: Floats = flat.reshape(count, devices, -1)
     dims: Floats = columns.reshape(count, -1)
-    if len(problem.spread):
+    if problem.has_base:
         sums, dims = sums + problem.base, dims + problem.base_dims
     compute = np.where(dims > 0, problem.model.compute_ms(sums), 0.0)
     return sums, dims, nbytes.reshape(count, -1), compute, *transfers_ms(problem.model, dims)

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from neuroshard.core.errors import UsageError
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.task import ShardingTask
@@ -87,10 +86,6 @@ class TierProblems:
         self.kept = None if before is None else before.kept
         searched, pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
         hbm, names = task.placeable_bytes, [table.name for table in searched.without_tier]
-        if len(set(hbm)) > 1:
-            raise UsageError(
-                "devices have different memory for tables: beyond HBM all must have as much; say one --memory for all"
-            )
         self.task, self.cost_model, self.prices, self.points = task, model, prices, points
         self.of_tables = (
             points if self.kept is None else PartPoints(task, points.model)
@@ -99,7 +94,7 @@ class TierProblems:
 
         def dividing(task: ShardingTask, **given: Any) -> CostModel:
             inner = points.model if hosts is None else cast(CostModel, InShares(points.model, task, hosts))
-            return cast(CostModel, Divided(inner, hbm[0], prices, points, **given))
+            return cast(CostModel, Divided(inner, max(hbm), prices, points, **given))
 
         def problem_of(task: ShardingTask, model: CostModel) -> Problem:
             return Problem(task, model, may=may, pieces=pieces)
@@ -133,6 +128,10 @@ class TierProblems:
             problem.price(np.arange(len(problem.group)))
         if self.current is not None and (reserved := self.current.reserved_bytes).any():
             self.anywhere, *self.options = (one.with_less_memory(reserved) for one in (self.anywhere, *self.options))
+        if len(set(hbm)) > 1:  # a device with less holds, as it were, what it lacks
+            lacks = np.zeros((task.devices, self.anywhere.vectors.shape[1]))
+            lacks[:, -len(prices) :] = np.subtract(max(hbm), hbm)[:, None] * prices
+            self.anywhere, *self.options = (one.with_base(lacks) for one in (self.anywhere, *self.options))
 
     def _owners(self) -> Ints:
         """A number for each table group (G,), the same for pieces of a table whose cuts are kept: a table has one tier."""

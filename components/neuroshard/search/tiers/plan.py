@@ -1,6 +1,7 @@
 """The plan of a task whose tables HBM does not hold."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.part import Part
@@ -20,8 +21,9 @@ from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.tiers.copies import worth_copying
 from neuroshard.search.tiers.options import StartFrom
-from neuroshard.search.tiers.search import FoundTiers, search_tiers
+from neuroshard.search.tiers.search import RELAXED_ROUNDS, FoundTiers, search_tiers
 
 IN_ANY_TIER = (
     "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
@@ -64,14 +66,15 @@ def _check_bytes(task: ShardingTask, may: MayHold) -> None:
 
 def beyond_hbm(given: Given) -> Plan:
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
-    task, permitted, settings, watch = given.task, given.permitted, given.settings, given.watch
+    permitted = given.permitted
     if what := against_tiers(given):
         raise UsageError(
             f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
     _check_bytes(permitted, given.may)
-    found, before = _found(given)
+    given, found, before = _with_or_without_copies(given)
+    task, permitted, settings, watch = given.task, given.permitted, given.settings, given.watch
     splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
     planned = permitted
     if not task.may_split_rows and not splits_rows:
@@ -98,6 +101,47 @@ def beyond_hbm(given: Given) -> Plan:
     if before is None or kept is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, before.plan, kept))
+
+
+def _with_or_without_copies(given: Given) -> tuple[Given, FoundTiers, StartFrom | None]:
+    """What the search finds, from where, and for what task: without copies beside those that are named or, where tables may be
+    copied and that is worth it, with some."""
+    names, task = given.may.get(DATA_PARALLEL, ()), given.permitted
+    rest = {sharding: some for sharding, some in given.may.items() if sharding is not DATA_PARALLEL}
+    if not names:
+        return given, *_found(replace(given, may=rest))
+    none = task if task.copied else task.model_copy(update={"dense_optimizer": given.task.dense_optimizer})
+    with given.watch.sharing(0.5):
+        without = replace(given, permitted=none, may=rest, watch=given.watch.anew())
+        found, before = _found(without)
+    if given.watch.expired:
+        return without, found, before
+    few = replace(given.settings, rounds=RELAXED_ROUNDS)
+    asked = Asked(few, given.watch.quiet(), None, tries_row_wise=not given.task.may_split_rows)
+    copied = worth_copying(task, given.cost_model, found.plan.tiers, names, asked)
+    had = (
+        frozenset[str]()
+        if given.previous is None
+        else given.previous.task.constraints.data_parallel.intersection(names)
+    )
+    if not (copied := copied | had):
+        return without, found, before
+    copied |= task.constraints.data_parallel
+    with_some = replace(
+        given,
+        task=given.task.with_copies(copied),
+        permitted=task.with_copies(copied),
+        may=rest,
+        watch=given.watch.anew(),
+    )
+    worth = 1.0 if had else 1 - given.settings.tuning.copies_worth
+    try:
+        other, other_before = _found(with_some)
+    except Infeasible:
+        return without, found, before
+    if (other.plan.over, other.plan.cost) < (found.plan.over, found.plan.cost * worth):
+        return with_some, other, other_before
+    return without, found, before
 
 
 def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
@@ -128,10 +172,7 @@ def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
 def against_tiers(given: Given) -> str | None:
     """What was asked for that a search which chooses the tiers of tables does not do, in words."""
     settings = given.settings
-    for what, so in (
-        (f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),
-        ("a search that chooses what to copy is", settings.try_data_parallel),
-    ):
+    for what, so in ((f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),):
         if so:
             return what
     return None

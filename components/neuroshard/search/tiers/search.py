@@ -127,7 +127,7 @@ def _bound(task: ShardingTask, model: CostModel, prices: Floats, may: MayHold, p
 
 def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Floats:
     """What a byte of HBM is worth, in ms, if every device has an equal share of every table: (1,)."""
-    relaxed = Divided(points.model, task.placeable_bytes[0], prices, points)
+    relaxed = Divided(points.model, float(np.mean(task.placeable_bytes)), prices, points)
     terms = relaxed.of_parts(list(map(Part.of, task.placed)))
     return relaxed.price_of(terms.sum(axis=0)[None] / task.devices)
 
