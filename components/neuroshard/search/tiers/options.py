@@ -1,8 +1,10 @@
 """The options of table groups where HBM does not hold all tables, as problems, and plans whose HBM is divided."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -47,17 +49,25 @@ class TierProblems:
     has all of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
     """
 
-    def __init__(self, task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints, may: MayHold) -> None:
+    def __init__(
+        self,
+        task: ShardingTask,
+        model: CostModel,
+        prices: Floats,
+        weights: Floats,
+        points: PartPoints,
+        may: MayHold,
+    ) -> None:
         hbm, names = task.placeable_bytes, [table.name for table in task.placed]
         if len(set(hbm)) > 1:
             raise UsageError(
                 "devices have different memory for tables: beyond HBM all must have as much; say one --memory for all"
             )
-        self.task, self.cost_model, self.prices, self.points = task, model, prices, points
+        self.task, self.cost_model, self.points = task, model, points
         in_host = task.with_tiers(dict.fromkeys(names, ("host", None)))
 
         def dividing(**given: Any) -> CostModel:
-            return cast(CostModel, Divided(model, hbm[0], prices, points, **given))
+            return cast(CostModel, Divided(model, hbm[0], prices, points, weights=weights, **given))
 
         self.anywhere = feasible(in_host, dividing(), may=may)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
@@ -105,15 +115,43 @@ class TierProblems:
             if number != DIVIDED:
                 rule = self.options[number].task.constraints.beyond_hbm[name]
                 cached[name] = rule.tier, rule.cached_rows
-        tiers = divided(self.task, shards, held, cached, self.points)
+        found = [
+            self._priced(shards, divided(self.task, shards, held, cached, points))
+            for points in self.points.by_weight.values()
+        ]
+        best = min(found, key=lambda one: one.cost)
+        if len(found) > 1:
+            best = min(best, self._priced(shards, _by_device(shards, found, best)), key=lambda one: one.cost)
+        return InTierPlan(state, choice, shards, best.tiers, best.cost)
+
+    def _priced(self, shards: Sequence[Shard], tiers: Tiers) -> "_Division":
         prices = price_shards(self.cost_model, self.task.with_tiers(tiers), shards)
         assert prices is not None
-        return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()))
+        return _Division(tiers, prices.compute_ms, float(prices.total_ms.max()))
 
     @cached_property
     def need_bytes(self) -> Floats:
         """HBM that each table group needs, uncut, by option: (O, G)."""
         return np.array([problem.nbytes[problem.whole] for problem in self.options], dtype=np.float64)
+
+
+class _Division(NamedTuple):
+    """The tiers of the tables of a plan, the compute ms of each device (D,), and what the plan costs in ms."""
+
+    tiers: Tiers
+    compute_ms: Floats
+    cost: float
+
+
+def _by_device(shards: Sequence[Shard], found: Sequence[_Division], best: _Division) -> Tiers:
+    """The best division, but that each device takes the one that is best for itself, of those with the same tiers for tables in
+    several shards."""
+    count = Counter(shard.table for shard in shards)
+    several = {name: tier for name, tier in best.tiers.items() if count[name] > 1}
+    found = [one for one in found if all(one.tiers[name] == tier for name, tier in several.items())]
+    by_device = np.argmin([one.compute_ms for one in found], axis=0)
+    own = {s.table: s.device for s in shards if s.table in best.tiers and s.table not in several}
+    return {**several, **{name: found[by_device[device]].tiers[name] for name, device in own.items()}}
 
 
 def linear_ms(problems: TierProblems, state: State, slope: Floats) -> Floats:

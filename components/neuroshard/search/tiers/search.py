@@ -24,7 +24,7 @@ from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
-from neuroshard.search.tiers.points import PartPoints, refined
+from neuroshard.search.tiers.points import FEW_PRICES, PRICES, PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
 from neuroshard.search.tiers.toggle import toggled
 
@@ -53,8 +53,7 @@ def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHol
     )
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
-        prices = points.prices()
-        problems = TierProblems(task, model, refined(prices, _mean_price(task, model, prices, points)), points, may)
+        problems = TierProblems(task, model, *_prices(task, model, points), points, may)
         relaxed = find(problems.anywhere, replace(few, watch=few.watch.anew())).best
     first = lower_bound(problems.anywhere, relaxed)
     plan, found = _first_plan(problems, relaxed, _first_choices(problems, relaxed, None), few, asked)
@@ -68,11 +67,19 @@ def search_tiers(task: ShardingTask, model: CostModel, asked: Asked, may: MayHol
     return FoundTiers(min(plan, problems.in_tiers(last, plan.choice), key=lambda one: one.cost), found, bound)
 
 
-def _mean_price(task: ShardingTask, model: CostModel, prices: Floats, points: PartPoints) -> Floats:
-    """What a byte of HBM is worth, in ms, if every device has an equal share of every table: (1,)."""
-    relaxed = Divided(model, task.placeable_bytes[0], prices, points)
-    terms = relaxed.of_parts(list(map(Part.of, task.placed)))
-    return relaxed.price_of(terms.sum(axis=0)[None] / task.devices)
+def _prices(task: ShardingTask, model: CostModel, points: PartPoints) -> tuple[Floats, Floats]:
+    """Prices of a byte of HBM in ms (M,), refined around that which it has if every device has an equal share of every table,
+    most of them for the weight that is right there; and the weight of each (M,)."""
+    found, by_weight, parts = [], points.by_weight, list(map(Part.of, task.placed))
+    for weight, weighted in by_weight.items():
+        prices = weighted.prices()
+        relaxed = Divided(model, task.placeable_bytes[0], prices, points, weights=np.full(len(prices), weight))
+        ms = relaxed.of_parts(parts).sum(axis=0) / task.devices - relaxed.free_ms
+        at = int(ms.argmax())
+        found.append((float(ms[at]), prices, prices[at : at + 1]))
+    dearest = max(ms for ms, _, _ in found)
+    of_weights = [refined(prices, there, PRICES + 1 if ms == dearest else FEW_PRICES) for ms, prices, there in found]
+    return np.concatenate(of_weights), np.repeat([*by_weight], [len(prices) for prices in of_weights])
 
 
 def _first_plan(

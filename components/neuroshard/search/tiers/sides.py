@@ -57,8 +57,9 @@ class ThreeProblems:
         of_sides = np.where(sides.inside[:, None], whole, np.where(sides.beyond[:, None], outside, anywhere))
         model = self.anywhere.model
         assert isinstance(model, Divided)
-        at = int((of_sides.sum(axis=0) / self.anywhere.devices - model.prices * model.hbm).argmax())
-        torn = outside[:, 0] - np.abs(whole[:, at] - outside[:, at])
+        at = int((of_sides.sum(axis=0) / self.anywhere.devices - model.free_ms).argmax())
+        no_price = int((model.weights == model.weights[at]).argmax())  # the first price of each weight is 0
+        torn = outside[:, no_price] - np.abs(whole[:, at] - outside[:, at])
         torn[sides.inside | sides.beyond] = -np.inf
         best = int(torn.argmax())
         return best if torn[best] > 0 else None
