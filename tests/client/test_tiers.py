@@ -398,6 +398,16 @@ def test_a_trainer_that_prefetches_is_warned_of_caches_for_one_batch() -> None:
     assert not names(message, "two")
 
 
+@pytest.mark.parametrize("pipeline", ["none", "sparse-dist"])
+def test_a_trainer_that_does_not_prefetch_is_warned_of_ms_that_are_hidden_no_more(pipeline: Any) -> None:
+    hiding = in_tiers(TIERED, {}, pipeline="prefetch", dense_ms=12.5)
+    [message] = said(hiding, pipeline=pipeline)
+    assert all(names(message, fact) for fact in ("12.5 ms", "dense layers", f"--pipeline {pipeline}"))
+    assert said(hiding, pipeline="prefetch") == []
+    without = in_tiers(TIERED, {}, pipeline="prefetch")
+    assert not any(names(message, "dense layers") for message in said(without, pipeline=pipeline))
+
+
 @pytest.mark.parametrize("pipeline", [None, "none", "prefetch"])
 def test_the_flag_of_prefetching_is_that_of_the_trainer(pipeline: Any) -> None:
     with warnings.catch_warnings():

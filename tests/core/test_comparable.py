@@ -21,6 +21,7 @@ def priced(by: str | None = "a", **task: Any) -> Plan:
 def test_costs_of_one_cost_model_for_the_same_work_can_be_compared() -> None:
     assert why_not_comparable(priced(), priced()) == ""
     assert why_not_comparable(priced(), priced(device_memory_bytes=(2**21,) * 4)) == ""
+    assert why_not_comparable(priced(), priced(pipeline="prefetch")) == ""
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,7 @@ def test_costs_of_one_cost_model_for_the_same_work_can_be_compared() -> None:
         (priced(topology=topology_of(2, 1, 1, "")), "are for other topologies"),
         (priced(collective_precision=parse_precision("fp16")), "are for other collective precisions"),
         (priced(pipeline="none"), "are for other pipelines"),
+        (priced(pipeline="prefetch", dense_ms=5.0), "are for other dense times"),
     ],
 )
 def test_costs_of_other_work_cannot_be_compared(other: Plan, why: str) -> None:

@@ -16,6 +16,7 @@ from neuroshard.core.units import (
     parse_portion,
     parse_rate,
     parse_share,
+    parse_step_time,
 )
 from neuroshard.core.value import shown
 
@@ -123,7 +124,20 @@ def test_what_is_no_portion_is_refused(text):
         parse_portion(text)
 
 
-@pytest.mark.parametrize("parse", [parse_bytes, parse_rate, parse_network, parse_duration, parse_portion, parse_share])
+@pytest.mark.parametrize(("text", "ms"), [("12ms", 12.0), (" 1.5 ms ", 1.5), ("800us", 0.8), ("0.5s", 500.0)])
+def test_times_in_a_step_are_read_as_ms(text, ms):
+    assert parse_step_time(text) == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("text", ["12", "0ms", "-3ms", "nan", "infms", "1h", "", "ms"])
+def test_what_is_no_time_in_a_step_is_refused(text):
+    with refused(UsageError, repr(text), "unit", "12ms"):
+        parse_step_time(text)
+
+
+@pytest.mark.parametrize(
+    "parse", [parse_bytes, parse_rate, parse_network, parse_duration, parse_portion, parse_share, parse_step_time]
+)
 def test_a_text_of_a_million_digits_is_refused_at_once_in_a_short_line(parse) -> None:
     with refused(UsageError) as raised:
         parse("9" * 10**6 + "!")

@@ -58,6 +58,11 @@ SAID = {
     "time_budget": Said("--time-budget 2m", 120),
     "constraints": Said("--constraints rules.json", Path("rules.json"), of_all(min_dim=16)),
     "pipeline": Said("--pipeline prefetch", "prefetch", {"pipeline": "prefetch"}),
+    "dense_time": Said(
+        "--pipeline prefetch --host-memory 1TiB --dense-time 12ms",
+        "12ms",
+        {"pipeline": "prefetch", "host_memory": "1TiB", "dense_time": "12ms"},
+    ),
     "domain": Said("--domain 4", 4, {"domain": 4}),
     "local_world_size": Said("--local-world-size 2", 2, {"local_world_size": 2}),
     "network": Said(
@@ -86,7 +91,10 @@ SAID = {
     "simplicity": Said("--simplicity 1%", 0.01, {"simplicity": "0.01"}),
     "seed": Said("--seed 7", 7),
 }
-BESIDE = {"network": {"domain": 4}}  # what else Python needs beside the option
+BESIDE: dict[str, dict[str, Any]] = {
+    "network": {"domain": 4},
+    "dense_time": {"pipeline": "prefetch", "host_memory": "1TiB"},
+}  # what else Python needs beside the option
 
 # what an option cannot be: again on the command line, from Python, and in models.yaml
 ILL = {
@@ -98,6 +106,7 @@ ILL = {
     "time_budget": Said("--time-budget soon", "soon"),
     "constraints": Said("--constraints absent.json", "absent.json", of_all(min_dim=6)),
     "pipeline": Said("--pipeline fast", "fast", {"pipeline": "fast"}),
+    "dense_time": Said("--dense-time 12", 12, {"dense_time": "12"}),
     "domain": Said("--domain 3", 3, {"domain": 3}),
     "local_world_size": Said("--local-world-size 5", 5, {"local_world_size": 5}),
     "network": Said("--network 3", 3, {"network": "3"}),
@@ -199,6 +208,19 @@ def test_a_pin_to_a_host_takes_the_ranks_of_the_same_order() -> None:
     assert typed("--local-world-size 4 --pin t1=host:1").constraints == called(pin=["t1=4,5,6,7"]).constraints
     with refused(UsageError, "pin", "'t1=host:1'", "local_world_size"):
         called(pin=["t1=host:1"])
+
+
+@pytest.mark.parametrize(
+    ("others", "fact"), [("--pipeline prefetch", "--host-memory"), ("--host-memory 1TiB", "sparse-dist")]
+)
+def test_a_dense_time_that_would_be_ignored_is_refused(others: str, fact: str) -> None:
+    with refused(UsageError, "12 ms", "--dense-time", fact):
+        typed(f"--dense-time 12ms {others}")
+    option, value = others.removeprefix("--").replace("-", "_").split()
+    with refused(NeuroshardError, "12 ms", "dense_time"):
+        called(dense_time="12ms", **{option: value})
+    with refused(NeuroshardError, "12 ms", "models.yaml"):
+        written({"dense_time": "12ms", option: value})
 
 
 def test_an_option_that_there_is_not_is_refused_by_name() -> None:

@@ -257,7 +257,7 @@ SETTINGS = (
     Setting(
         TRAINER,
         ("pipeline=",),
-        "batches on the device at a time, and whether steps wait for input",
+        "batches on the device at a time, and whether steps wait for input and for rows that caches miss",
         "another one than the plan's is warned of; refused where a rank lacks the memory",
     ),
 )

@@ -207,6 +207,12 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
         changed["pipeline"] = pipeline
         counted_for = "counts no memory of steps" if task.pipeline is None else f"is for pipeline {task.pipeline}"
         rows = ""
+        if task.hidden_ms and cached(plan):
+            rows = (
+                f" (its ms take missed rows to be fetched under {task.hidden_ms:g} ms of dense layers: without prefetching they "
+                "are waited for)"
+            )
+        changed["dense_ms"] = None
         if pipeline == "prefetch" and (names := cached(plan)):
             rows = (
                 f" (its caches of {counted(len(names), 'table')} ({first_few(names)}) are for the rows of a batch at a time, and "

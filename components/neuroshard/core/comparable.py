@@ -10,6 +10,7 @@ WORK = {
     "topology": "topologies",
     "collective_precision": "collective precisions",
     "waits_for_input": "pipelines",
+    "hidden_ms": "dense times",
 }
 
 

@@ -16,6 +16,24 @@ from neuroshard.core.value import Value, without_defaults
 
 MAX_DEVICES = 4096
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
+MOST_DENSE_MS = 1e6  # of a step: a quarter of an hour, beyond which a unit is wrong
+
+
+def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipeline: str | None) -> str | None:
+    """Why a dense time would be ignored; None where it is not, or none is given."""
+    if dense_ms is None:
+        return None
+    if host_memory_bytes is None:
+        return (
+            f"a dense time ({dense_ms:g} ms) counts only where rows are fetched from host memory, and there is none; say what "
+            "each host has for tables (--host-memory 1TiB), or leave out --dense-time"
+        )
+    if pipeline != "prefetch":
+        return (
+            f"a dense time ({dense_ms:g} ms) counts only where rows are fetched meanwhile, and the pipeline is "
+            f"{pipeline or 'not said'}; say --pipeline prefetch if the trainer prefetches, or leave out --dense-time"
+        )
+    return None
 
 
 class ShardingTask(Value):
@@ -25,7 +43,8 @@ class ShardingTask(Value):
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
     the trainer's, which trains the data-parallel tables: see `Part.memory`. `host_memory_bytes` is what each host has for tables
-    that are cached or in host memory; without it all tables are in HBM.
+    that are cached or in host memory; without it all tables are in HBM. `dense_ms` is what the dense layers of a step take,
+    forward and backward: the trainer's pipeline `prefetch` fetches missed rows of the next batch meanwhile.
     """
 
     tables: tuple[Table, ...]
@@ -37,6 +56,7 @@ class ShardingTask(Value):
     collective_precision: CollectivePrecision | None = None
     dense_optimizer: DenseOptimizer | None = None
     host_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
+    dense_ms: Annotated[float, Field(gt=0, le=MOST_DENSE_MS)] | None = None
 
     @field_validator("tables")
     @classmethod
@@ -57,6 +77,8 @@ class ShardingTask(Value):
         if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
         self._check_tiers()
+        if fault := dense_time_fault(self.dense_ms, self.host_memory_bytes, self.pipeline):
+            raise ValueError(fault)
         precision = self.collective_precision
         if precision is not None and (fault := precision.fault(self.tables, self.batch_size, self.devices)):
             raise ValueError(fault)
@@ -70,8 +92,8 @@ class ShardingTask(Value):
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             data.pop("constraints", None)
-        unsaid = dict.fromkeys(("pipeline", "topology", "collective_precision", "dense_optimizer", "host_memory_bytes"))
-        return without_defaults(data, unsaid)
+        unsaid = ("pipeline", "topology", "collective_precision", "dense_optimizer", "host_memory_bytes", "dense_ms")
+        return without_defaults(data, dict.fromkeys(unsaid))
 
     def _check_tiers(self) -> None:
         """Tables beyond HBM need a host's memory, and a cache of fewer rows than the table has."""
@@ -90,6 +112,11 @@ class ShardingTask(Value):
                     f"table {table.name!r} has {table.rows:,} rows, of which {rule.cached_rows:,} cannot be cached; say at most "
                     "its rows, or tier 'hbm'"
                 )
+
+    @property
+    def hidden_ms(self) -> float:
+        """Ms of a step in which missed rows of the next batch are fetched without waiting for them."""
+        return (self.dense_ms or 0.0) if self.pipeline == "prefetch" else 0.0
 
     @property
     def is_of_format_2(self) -> bool:

@@ -68,7 +68,8 @@ def parse_rate(text: str) -> float:
     return rate / (1 if match.group(2) == "B" else 8)
 
 
-_LATENCY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|ms)\s*")
+_SHORT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)\s*")
+_SHORT_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
 def parse_network(text: str) -> tuple[float, float | None]:
@@ -79,12 +80,23 @@ def parse_network(text: str) -> tuple[float, float | None]:
     rate, comma, latency = text.partition(",")
     if not comma:
         return parse_rate(rate), None
-    match = _LATENCY.fullmatch(latency)
+    match = _SHORT.fullmatch(latency)
     if match is None:
         raise UsageError(
             f"{shown(text)}: {shown(latency)} is not a latency; write the network as 50GB/s, or as 50GB/s,0.06ms"
         )
-    return parse_rate(rate), float(match.group(1)) * {"us": 1e-3, "ms": 1.0}[match.group(2)]
+    return parse_rate(rate), float(match.group(1)) * _SHORT_MS[match.group(2)]
+
+
+def parse_step_time(text: str) -> float:
+    """`"12ms"`, `"800us"` or `"0.5s"` as ms. Raises UsageError, also for zero and where no unit is said."""
+    match = _SHORT.fullmatch(text)
+    ms = float(match.group(1)) * _SHORT_MS[match.group(2)] if match else 0.0
+    if not 0 < ms < math.inf:
+        raise UsageError(
+            f"{shown(text)} is not a time in a step; write a number above 0 with its unit, as in 12ms or 800us"
+        )
+    return ms
 
 
 def format_bytes(count: float, rounded: Literal["nearest", "up", "down"] = "nearest") -> str:

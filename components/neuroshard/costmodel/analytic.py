@@ -371,12 +371,14 @@ class Analytic:
         lost = missed_share(distinct * (row + output / np.maximum(lookups, 1)), sheet.cache_bytes)
         in_place = sheet.bus * sheet.in_place_share
         updated, places = distinct * columns * state / in_place, np.zeros_like(lookups)
+        populated = lookups * sheet.lookup_ms
         return BeyondHbm(
-            lookups * sheet.lookup_ms + self._waits_ms(lookups, places, sheet.forward_warps),
+            populated + self._waits_ms(lookups, places, sheet.forward_warps),
             row / (sheet.bus * sheet.fetch_share),
             (distinct + (lookups - distinct) * lost) * row / in_place,
             updated + self._waits_ms(lookups, places, sheet.backward_warps),
             updated + distinct * row / in_place,
+            populated,
         )
 
     def compute_ms(self, vector_sums: Floats) -> Floats:

@@ -28,6 +28,7 @@ def beyond_hbm(measured: MeasuredTiers, parts: Sequence[Part], batch_size: int, 
         measured.host_forward.ms(work.read),
         measured.cached_backward.ms(work.through_a_cache) + updated,
         measured.host_backward.ms(work.written) + updated,
+        work.lookups * measured.cached_forward.lookup_ms,
     )
 
 

@@ -3,6 +3,13 @@
 A cached table is an operator of its own. Misses are those of its miss curve (costmodel/cache.py). A cache of fewer rows than
 CROWDED times those that a batch reads has conflicts, which are read and written in host memory: what it takes lies on a chord,
 from a cache without conflicts to host memory.
+
+A trainer that prefetches populates its caches for the next batch on a stream of its own: it sorts lookups, looks for their rows,
+and fetches those that are missed. In FBGEMM 1.8 an operator's backward pass waits for that (`_update_cache_counter_and_locations`
+of split_table_batched_embeddings_ops_training.py), and the next batch's begins after it (`_sync_stream_post_backward`). So what
+lies between two backward passes hides it: the dense layers, whose ms a task states. What takes longer is waited for. Not hidden
+at all are launches, state of elements, rows in host memory, and those that conflicts leave there. Not counted as hiding anything
+are the embeddings' own forward pass and collectives, which share the memory, and often the bus, with what is fetched.
 """
 
 import copy
@@ -26,13 +33,15 @@ MOST_CACHED = 0.98  # share of its rows up to which a table is cached: with more
 
 class BeyondHbm(NamedTuple):
     """Ms that each of N tables takes more than in HBM, (N,) each: through a cache that misses nothing, for each row that it
-    misses, and in host memory. A missed row comes before forward, while another is written back."""
+    misses, and in host memory. A missed row comes before forward, while another is written back. `populated` is the part of
+    `cached_forward` in which lookups are sorted, looked for and inserted."""
 
     cached_forward: Floats
     missed: Floats
     host_forward: Floats
     cached_backward: Floats
     host_backward: Floats
+    populated: Floats
 
     @property
     def cached_ms(self) -> Floats:
@@ -98,6 +107,10 @@ class CacheSizes:
         share = part.rows / part.table.rows
         return operator_ms + cached_ms + share * self.missed * missed_ms + self.spilt * host_ms
 
+    def fetched_ms(self, part: Part, populated_ms: float, missed_ms: float) -> Floats:
+        """Of `ms`, what a trainer that prefetches does ahead (P,)."""
+        return populated_ms + part.rows / part.table.rows * self.missed * missed_ms
+
 
 class MoreTerms:
     """A CostModel that adds to `inner` what M more terms of each vector say."""
@@ -161,10 +174,12 @@ class MoreTerms:
 
 
 class InTiers(MoreTerms):
-    """A cost model of a task whose constraints say which tables lie beyond HBM: one term, ms more than in HBM."""
+    """A cost model of a task whose constraints say which tables lie beyond HBM. Two terms, ms more than in HBM: what is always
+    waited for, and what is fetched ahead, of which the task hides so much."""
 
     def __init__(self, inner: KnowsTiers, task: ShardingTask) -> None:
-        super().__init__(inner, 1)
+        super().__init__(inner, 2)
+        self.hidden_ms = task.hidden_ms
         self.rules = task.constraints.beyond_hbm
         self.tables = {table.name: table for table in task.tables if table.name in self.rules}
         prefetch = task.pipeline == "prefetch"
@@ -175,27 +190,33 @@ class InTiers(MoreTerms):
         }
 
     def of_parts(self, parts: Sequence[Part]) -> Floats:
-        terms = np.zeros((len(parts), 1))
+        terms = np.zeros((len(parts), 2))
         some = [number for number, part in enumerate(parts) if part.table.name in self.rules]
         if not some:
             return terms
         beyond = cast(KnowsTiers, self.inner).beyond_hbm([parts[number] for number in some])
-        each = zip(some, beyond.cached_ms.tolist(), beyond.missed.tolist(), beyond.host_ms.tolist(), strict=True)
-        for number, cached_ms, missed_ms, host_ms in each:
+        all_ms = (beyond.cached_ms, beyond.missed, beyond.host_ms, beyond.populated)
+        for number, cached_ms, missed_ms, host_ms, populated_ms in zip(
+            some, *(ms.tolist() for ms in all_ms), strict=True
+        ):
             part = parts[number]
             cached_rows = self.rules[part.table.name].cached_rows
             if cached_rows is None:
-                terms[number] = host_ms
+                terms[number, 0] = host_ms
                 continue
             cache = self.caches[part.table.name].at(cached_rows)
-            terms[number] = cache.ms(part, self.inner.operator_ms, cached_ms, missed_ms, host_ms)
+            [ms] = cache.ms(part, self.inner.operator_ms, cached_ms, missed_ms, host_ms)
+            fetched_ms = float(cache.fetched_ms(part, populated_ms, missed_ms)[0]) if self.hidden_ms else 0.0
+            terms[number] = ms - fetched_ms, fetched_ms
         return terms
 
     def terms_ms(self, terms: Floats) -> Floats:
-        return np.asarray(terms[..., 0])
+        return np.asarray(terms[..., 0] + np.maximum(terms[..., 1] - self.hidden_ms, 0.0))
 
     def terms_slope(self, terms: Floats) -> Floats:
-        return np.ones_like(terms)
+        slope = np.ones_like(terms)
+        slope[..., 1] = terms[..., 1] > self.hidden_ms
+        return slope
 
 
 def in_tiers(model: CostModel, task: ShardingTask) -> CostModel:

@@ -22,7 +22,7 @@ from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.units import parse_bytes, parse_duration
+from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
 from neuroshard.core.value import Whole
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
@@ -99,6 +99,14 @@ def _some_bytes(name: str, value: object) -> int:
         raise UsageError(f"{name}: {error}") from None
 
 
+def _step_time(name: str, value: object) -> float:
+    text = take.amounts(name, value, "'12ms'")
+    try:
+        return parse_step_time(text)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
 def _amounts(example: str) -> Callable[[str, Any], str]:
     return partial(take.amounts, example=example)
 
@@ -154,6 +162,12 @@ class SearchOptions(_Needed, total=False):
         str,
         "The trainer's pipeline, by which a step needs memory: none, sparse-dist or prefetch.",
         _task(partial(take.one_of, names=get_args(Pipeline)), "WORD", DEFAULT_PIPELINE, models_yaml=Pipeline),
+    ]
+    dense_time: Annotated[
+        str | None,
+        "What the dense layers of a step take, forward and backward: 12ms. Where the pipeline is prefetch, rows that caches miss "
+        "are fetched meanwhile, and only what takes longer is waited for [default: all is].",
+        _task(_step_time, "TIME", field="dense_ms", models_yaml=str | None),
     ]
     domain: Annotated[
         int | None,

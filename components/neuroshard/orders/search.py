@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from neuroshard.core.clean import log
+from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
+from neuroshard.core.task import dense_time_fault
 from neuroshard.core.topology import Topology, near_ranks, topology_of
 from neuroshard.core.units import parse_memory
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
@@ -37,6 +39,8 @@ class SearchOrder:
         def part(of: Part) -> dict[str, Any]:
             return {one.field or name: checked[name] for name, one in OPTIONS.items() if one.part == of}
 
+        if fault := dense_time_fault(checked["dense_time"], checked["host_memory"], checked["pipeline"]):
+            raise UsageError(fault)
         topology = topology_of(*(checked[name] for name in ("devices", "domain", "local_world_size", "network")))
         memory = parse_memory(checked["memory"], checked["devices"])
         copied = checked["data_parallel"]

@@ -209,6 +209,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "host_memory_bytes": list(plan.host_memory()),
         "batch_size": plan.task.batch_size,
         "pipeline": plan.task.pipeline,
+        "dense_ms": plan.task.dense_ms,
         "dense_optimizer": plan.task.dense_optimizer,
         "collective_precision": None if plan.task.collective_precision is None else plan.task.collective_precision.text,
         "cost_ms": plan.cost_ms,

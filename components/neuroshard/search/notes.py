@@ -122,14 +122,27 @@ def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
     tables = {table.name: table for table in task.tables}
     cached = [name for name, rule in rules.items() if rule.tier == "cached"]
     model = cast(InTiers, for_task(cost_model, task))
-    ms = np.zeros(task.devices)
-    np.add.at(ms, [shard.device for shard in plan.shards], model.of_parts(parts_of(task, plan.shards))[:, 0])
+    terms = np.zeros((task.devices, model.terms))
+    np.add.at(terms, [shard.device for shard in plan.shards], model.of_parts(parts_of(task, plan.shards)))
+    ms, fetched_ms = model.terms_ms(terms), float(terms[:, 1].max())
     host = sum(host_memory(task, plan.shards))
     notes = [
         f"{counted(len(rules), 'table')} of {len(tables)} beyond HBM: {len(cached)} cached, "
         f"{len(rules) - len(cached)} in host memory ({format_bytes(host)} of it in all); that takes up to {ms.max():.3f} ms of a "
         f"device's step, {cast(KnowsTiers, model.inner).tiers_from}"
     ]
+    if cached and task.hidden_ms:
+        waited_ms = max(fetched_ms - task.hidden_ms, 0.0)
+        notes.append(
+            f"prefetching takes up to {fetched_ms:.3f} ms of a step on a device, of which {fetched_ms - waited_ms:.3f} ms are "
+            f"hidden under dense layers of {task.hidden_ms:g} ms, as stated, and {waited_ms:.3f} ms are waited for; that was not "
+            "measured"
+        )
+    elif cached and task.pipeline == "prefetch":
+        notes.append(
+            "no dense time is stated (--dense-time), so it is taken to be 0 ms: prefetching hides nothing, and missed rows are "
+            "waited for"
+        )
     if cached:
         warm = max(
             float(miss_curve(tables[n], task.batch_size).warm_up(float(rules[n].cached_rows or 0))) for n in cached

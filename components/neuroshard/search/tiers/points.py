@@ -93,10 +93,10 @@ class Curve:
 
 class PartPoints:
     """The points of the parts of a task's placed tables, each computed once. Of `tables` a search chooses the tier; those whose
-    tier a rule names have one point, with the bytes that they take there."""
+    tier a rule names have one point, with the bytes that they take there. What is fetched ahead counts with `weight`."""
 
-    def __init__(self, task: ShardingTask, model: KnowsTiers) -> None:
-        self.task, self.model, self.prefetch = task, model, task.pipeline == "prefetch"
+    def __init__(self, task: ShardingTask, model: KnowsTiers, weight: float = 1.0) -> None:
+        self.task, self.model, self.weight, self.prefetch = task, model, weight, task.pipeline == "prefetch"
         self.tables = {table.name: table for table in task.without_tier}
         self.caches = {
             name: CacheSizes.of(table, task.batch_size, prefetch=self.prefetch) for name, table in self.tables.items()
@@ -113,9 +113,9 @@ class PartPoints:
             self._known[key] = Points(np.array([float(held)]), np.zeros(1), np.zeros(1))
         if new:
             more = self.model.beyond_hbm([parts[number] for number in new.values()])
-            each = zip(new.items(), more.cached_ms.tolist(), more.missed.tolist(), more.host_ms.tolist(), strict=True)
-            for (key, number), cached_ms, missed_ms, host_ms in each:
-                self._known[key] = self._points(parts[number], cached_ms, missed_ms, host_ms)
+            all_ms = (more.cached_ms, more.missed, more.host_ms, more.populated)
+            for (key, number), *ms in zip(new.items(), *(of.tolist() for of in all_ms), strict=True):
+                self._known[key] = self._points(parts[number], *ms)
         return [self._known[key] for key in keys]
 
     def curve(self, part: Part) -> Curve:
@@ -131,12 +131,13 @@ class PartPoints:
         """Bytes of HBM for a cached row of a part."""
         return part.dim * part.table.element_bytes + slot_bytes(prefetch=self.prefetch)
 
-    def _points(self, part: Part, cached_ms: float, missed_ms: float, host_ms: float) -> Points:
+    def _points(self, part: Part, cached_ms: float, missed_ms: float, host_ms: float, populated_ms: float) -> Points:
         table, caches, whole = part.table, self.caches[part.table.name], self.task.memory(part)
         share = part.rows / table.rows
         least = part.rows * table.optimizer_bytes_per_row + whole.step
         cached = share * caches.rows * self.slot(part) + part.rows * MAP_BYTES
         ms = caches.ms(part, self.model.operator_ms, cached_ms, missed_ms, host_ms)
+        ms = ms - (1 - self.weight) * caches.fetched_ms(part, populated_ms, missed_ms)
         ms = np.where(caches.rows < WAYS, np.maximum(ms, host_ms), ms)  # in a set at least, or in host memory
         return Points(
             np.concatenate([[whole.total], cached + least, [least]]),

@@ -53,15 +53,36 @@ class FoundTiers:
 def search_tiers(
     task: ShardingTask, model: CostModel, asked: Asked, may: MayHold, before: StartFrom | None = None
 ) -> FoundTiers:
-    """The best plan found, where the task's tables do not all fit into HBM, from the plan `before` if there is one. If it needs
-    more of a host than there is, a second search pays for that.
+    """The best plan found, where the task's tables do not all fit into HBM, from the plan `before` if there is one.
+
+    Where dense layers hide what is fetched ahead, one search is made as if they hid nothing and one as if they hid all of it. Of
+    their plans the cheaper is taken, and of their bounds the higher.
 
     Raises Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move,
     and UsageError where the model knows no tiers."""
-    found = _searched(task, model, asked, may, before)
+    found = _on_hosts(task, model, asked, may, before, 1.0)
+    if not task.hidden_ms or asked.watch.expired:
+        return found
+    hidden = _on_hosts(task, model, asked, may, before, 0.0)
+    best = min(found, hidden, key=lambda one: one.plan.rank)
+    bound = max(found.bound, hidden.bound, key=lambda one: one.ms or 0.0)
+    return replace(best, bound=bound if bound.ms is None else replace(bound, ms=min(bound.ms, best.plan.cost)))
+
+
+def _on_hosts(
+    task: ShardingTask, model: CostModel, asked: Asked, may: MayHold, before: StartFrom | None, weight: float
+) -> FoundTiers:
+    """The best plan found, where what is fetched ahead counts with this weight, but in the plan's own cost. If it needs more of a
+    host than there is, a second search pays for that."""
+    found = _searched(task, model, asked, may, before, weight)
+    if (
+        found.bound.ms is not None
+    ):  # a device waits for what is fetched ahead beyond `hidden_ms`: by any weight at least so long
+        ms = max(found.bound.ms - weight * task.hidden_ms, 0.0)
+        found = replace(found, bound=replace(found.bound, ms=ms))
     if not found.plan.over:
         return found
-    within = _searched(task, model, asked, may, before, HostPrices.of(task, found.plan.cost))
+    within = _searched(task, model, asked, may, before, weight, HostPrices.of(task, found.plan.cost))
     return replace(within, bound=found.bound)
 
 
@@ -71,11 +92,12 @@ def _searched(
     asked: Asked,
     may: MayHold,
     before: StartFrom | None,
+    weight: float,
     hosts: HostPrices | None = None,
 ) -> FoundTiers:
     """The same, whatever hosts have; with `hosts` there is no bound of all plans."""
     searched = task if before is None or before.kept is None else before.kept.task
-    points = PartPoints(searched, with_tiers(for_task(model, searched)))
+    points = PartPoints(searched, with_tiers(for_task(model, searched)), weight)
     few = replace(asked, settings=replace(asked.settings, rounds=RELAXED_ROUNDS, simplicity=0.0))
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
@@ -112,17 +134,16 @@ def _searched(
     ):
         plan = start  # nothing moves for next to no gain
     if before is not None and before.kept is not None and before.kept.cut:
-        bound = _bound(task, model, prices, may, plan, few)
+        bound = _bound(task, model, prices, may, few, weight)
     return FoundTiers(plan, found, bound, problems.notes)
 
 
-def _bound(task: ShardingTask, model: CostModel, prices: Floats, may: MayHold, plan: InTierPlan, few: Asked) -> Bound:
+def _bound(task: ShardingTask, model: CostModel, prices: Floats, may: MayHold, few: Asked, weight: float) -> Bound:
     """A bound on all plans, where a search had only those that keep column cuts."""
-    points = PartPoints(task, with_tiers(for_task(model, task)))
+    points = PartPoints(task, with_tiers(for_task(model, task)), weight)
     problem = TierProblems(task, model, prices, points, may).anywhere
     relaxed = find(problem, replace(few, watch=few.watch.quiet(), current=None)).best
-    bound = lower_bound(problem, relaxed)
-    return bound if bound.ms is None else replace(bound, ms=min(bound.ms, plan.cost))
+    return lower_bound(problem, relaxed)
 
 
 def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Floats:
