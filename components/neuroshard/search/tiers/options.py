@@ -74,8 +74,9 @@ class TierProblems:
                 held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
                 in_level = in_host.with_tiers(cast(Any, held))
                 self.options.append(Problem(in_level, dividing(beyond=names, cached=rows), may=may))
-        for problem in self.options:
-            problem.price(np.arange(len(problem.group)))
+        for number, problem in enumerate(self.options):
+            wanted = self.large[problem.group] | (number <= DIVIDED)  # only large groups have levels
+            problem.price(np.flatnonzero(wanted))
 
     @property
     def sides(self) -> ThreeProblems:

@@ -21,13 +21,15 @@ TOGGLE_LUCK = 2.5  # mean rank of the one that is drawn: a guess
 
 
 def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.random.Generator) -> InTierPlan:
-    """The cheapest plan found by giving one or two table groups another option at a time."""
+    """The cheapest plan found by giving one or two table groups another option at a time, each choice once from each
+    plan."""
     toggles = min(max(TOGGLE_CELLS // best.state.widths.size, LEAST_TOGGLES), MOST_TOGGLES)
+    change, tried = _change(problems, best), set[bytes]()
     with progress("search tiers", total=toggles, unit="tables") as bar:
         for _ in range(toggles):
             if asked.watch.expired:
                 break
-            change = _change(problems, best)
+            bar.advance(1, f"best {best.cost:.3f} ms")
             candidates = np.argsort(change, axis=None, kind="stable")[:TOGGLE_CANDIDATES]
             choice = best.choice.copy()
             for _ in range(1 + (rng.random() < TWO_AT_A_TIME)):
@@ -36,12 +38,17 @@ def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.rand
                 )
                 choice[group] = number
             choice = _with_room(problems, choice, best.choice, change)
+            if choice.tobytes() in tried:
+                continue
+            tried.add(choice.tobytes())
             there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
             start = None if there is None else _start(there, best, choice)
-            if start is not None:
-                found = LocalSearch([start], rng, asked.watch.anew()).run(ROUNDS_A_TOGGLE)
-                best = min(best, problems.in_tiers(found, choice), key=lambda plan: plan.cost)
-            bar.advance(1, f"best {best.cost:.3f} ms")
+            if start is None:
+                continue
+            found = problems.in_tiers(LocalSearch([start], rng, asked.watch.anew()).run(ROUNDS_A_TOGGLE), choice)
+            if found.cost < best.cost:
+                best, tried = found, set()
+                change = _change(problems, best)
     return best
 
 
