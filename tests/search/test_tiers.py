@@ -28,7 +28,7 @@ from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tiers.choice import first_choice
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import divided
-from neuroshard.search.tiers.options import WHOLE, InTierPlan, TierProblems, linear_ms
+from neuroshard.search.tiers.options import InTierPlan, TierProblems, linear_ms
 from neuroshard.search.tiers.points import PartPoints, Points, refined
 from neuroshard.search.tiers.search import search_tiers
 from neuroshard.search.tiers.toggle import toggled

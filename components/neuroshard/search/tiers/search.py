@@ -32,8 +32,8 @@ RELAXED_ROUNDS = 4
 # Shares of all HBM that first choices fill, from the largest on until a plan is dearer. Of 500 tables on 64 devices, a few large
 # ones leave no room for moves: 0.75 gave plans 13 to 47 % below 0.97 at 10 and 50 % of HBM
 ROOMS = (0.97, 0.9, 0.75, 0.5, 0.25, 0.0)
-# The bound distinguishes so many tables: 6,000 over the shards of the problem, a guess, at least 1, and at most 32. Of 12 tables on
-# 3 devices 8, 32 and 500 gave the same bounds, and a search took ten times as long with 500 as with 32
+# The bound distinguishes so many tables: 6,000 over the shards of the problem, a guess, at least 1, and at most 32. Of 12 tables
+# on 3 devices 8, 32 and 500 gave the same bounds, and a search took ten times as long with 500 as with 32
 SIDES_SHARDS, MOST_SIDES = 6_000, 32
 
 
