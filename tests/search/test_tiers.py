@@ -23,19 +23,25 @@ from neuroshard.costmodel.cache import miss_curve
 from neuroshard.costmodel.compute_net import THRESHOLDS
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import TierErrors
 from neuroshard.costmodel.tiers import CacheSizes, with_tiers
 from neuroshard.report.origin import Fact, model_facts
-from neuroshard.search.algorithms import Asked
+from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.problem.state import State
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tiers.choice import first_choice
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import divided
+from neuroshard.search.tiers.options import InTierPlan, TierProblems, linear_ms
 from neuroshard.search.tiers.points import PartPoints, Points, refined
 from neuroshard.search.tiers.search import search_tiers
+from neuroshard.search.tiers.toggle import toggled
 from neuroshard.search.watch import Watch
 
 FEW = SearchSettings(rounds=6)
+ASKED = Asked(SearchSettings(rounds=1, simplicity=0.0), Watch(), None, tries_row_wise=False)
 
 
 def drawn(seed: int, count: int, devices: int, share: float) -> ShardingTask:
@@ -226,6 +232,44 @@ def test_whole_tables_are_planned_within_1_percent_of_the_optimum_and_the_bound_
     plan = search(task, model, SearchSettings())
     assert plan.cost_ms <= 1.01 * optimum.cost_ms
     assert plan.lower_bound_ms <= optimum.cost_ms * (1 + 1e-3)
+
+
+def problems_of(task: ShardingTask) -> tuple[TierProblems, State]:
+    """The task's problems, and a plan in which parts of tables may be in any tier."""
+    model = for_task(analytic_model("h100", task.batch_size), task)
+    points = PartPoints(task, with_tiers(model))
+    problems = TierProblems(task, model, points.prices(), points, {})
+    return problems, find(problems.anywhere, ASKED).best
+
+
+def test_first_tiers_fill_the_hbm_that_they_are_given_and_take_fewer_ms_with_more_of_it():
+    """A large table has one share of cached rows, so what is left of HBM must go to the next larger share."""
+    problems, relaxed = problems_of(drawn(5, 8, 4, 0.25))
+    assert problems.large.any()
+    model = relaxed.problem.model
+    assert isinstance(model, Divided)
+    ms, nbytes = (linear_ms(problems, relaxed, slope) for slope in model.parts_of_slope(relaxed.sums))
+    hbm, each, taken = sum(problems.task.placeable_bytes), np.arange(len(problems.large)), []
+    for share in (0.4, 0.6, 0.8, 0.97):
+        choice = first_choice(problems, relaxed, share, None)
+        assert nbytes[choice, each].sum() <= share * hbm
+        taken.append(ms[choice, each].sum())
+    assert taken == sorted(taken, reverse=True)
+    assert taken[-1] < taken[0]
+
+
+def test_from_a_plan_each_choice_of_tiers_is_tried_once(monkeypatch):
+    problems, relaxed = problems_of(drawn(5, 8, 4, 0.25))
+    choice = first_choice(problems, relaxed, 0.9, None)
+    plan, tried = problems.in_tiers(find(problems.of(choice), ASKED).best, choice), list[bytes]()
+
+    def never_better(state: State, choice: Ints) -> InTierPlan:
+        tried.append(choice.tobytes())
+        return replace(plan, cost=np.inf)
+
+    monkeypatch.setattr(problems, "in_tiers", never_better)
+    assert toggled(problems, plan, ASKED, np.random.default_rng(0)) is plan
+    assert 1 < len(tried) == len(set(tried))
 
 
 @pytest.mark.parametrize("seed", range(2))

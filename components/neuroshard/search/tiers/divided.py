@@ -70,12 +70,16 @@ class Divided(MoreTerms):
         """What a byte of HBM is worth on each device, in ms: (D, K) -> (D,). 0 where there is enough."""
         return np.asarray(self.prices[self._price_number(vector_sums)])
 
-    def worth_of_bytes(self, vector_sums: Floats) -> Floats:
-        """The slope of ms + price x bytes at that price; nothing of what `inner` takes: (D, K) -> (D, K)."""
-        slope = np.zeros_like(vector_sums)
-        at = self._price_number(vector_sums) - self.terms
-        np.put_along_axis(slope, at[..., None] + vector_sums.shape[-1], 1.0, axis=-1)
-        return slope
+    def parts_of_slope(self, vector_sums: Floats) -> tuple[Floats, Floats]:
+        """At that price, the slopes of what tiers take in ms, and of the bytes of HBM that parts then have; nothing of what
+        `inner` takes: (D, K) -> two (D, K). Bytes are how the terms rise from this price to the next."""
+        at = np.minimum(self._price_number(vector_sums), self.terms - 2)
+        price, step = self.prices[at], self.prices[at + 1] - self.prices[at]
+        device, place = np.arange(len(at)), vector_sums.shape[-1] - self.terms + at
+        ms, nbytes = np.zeros_like(vector_sums), np.zeros_like(vector_sums)
+        nbytes[device, place + 1], nbytes[device, place] = 1 / step, -1 / step
+        ms[device, place + 1], ms[device, place] = -price / step, 1 + price / step
+        return ms, nbytes
 
     def _price_number(self, vector_sums: Floats) -> Ints:
         """Which of the prices holds on each device; the first, 0, where there is enough HBM."""

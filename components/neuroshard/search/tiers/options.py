@@ -124,8 +124,9 @@ class TierProblems:
                 held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
                 in_level = in_host.with_tiers(cast(Any, held))
                 self.options.append(problem_of(in_level, dividing(in_level, beyond=names, cached=rows)))
-        for problem in self.options:
-            problem.price(np.arange(len(problem.group)))
+        for number, problem in enumerate(self.options):
+            wanted = self.large[problem.group] | (number <= DIVIDED)  # only large groups have levels
+            problem.price(np.flatnonzero(wanted))
         if self.current is not None and (reserved := self.current.reserved_bytes).any():
             self.anywhere, *self.options = (one.with_less_memory(reserved) for one in (self.anywhere, *self.options))
         if len(set(hbm)) > 1:  # a device with less holds, as it were, what it lacks

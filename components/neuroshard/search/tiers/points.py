@@ -154,7 +154,7 @@ class PartPoints:
             found.append(saved[saved > 0])
         every = np.concatenate([np.zeros(0), *found])
         if not len(every):
-            return np.zeros(1)
+            return np.array([0.0, 1.0])
         return np.concatenate([[0.0], np.geomspace(np.quantile(every, CHEAPEST), every.max() * 1.5, PRICES)])
 
 

@@ -6,9 +6,8 @@ stay there, as far as they fit; the others are cached or in host memory. A searc
 change sides, those that an estimate ranks best, as long as that helps.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import cast
+from itertools import chain
 
 import numpy as np
 
@@ -16,16 +15,17 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.protocol import CostModel, Floats, Ints
+from neuroshard.costmodel.protocol import CostModel, Floats
 from neuroshard.costmodel.tiers import with_tiers
 from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.state import State
+from neuroshard.search.tiers.choice import first_choice, worth
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.hosts import HostPrices
-from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, StartFrom, TierProblems, linear_ms
+from neuroshard.search.tiers.options import InTierPlan, StartFrom, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
 from neuroshard.search.tiers.start import start_plan
@@ -35,9 +35,12 @@ from neuroshard.search.watch import Watch
 # Of the relaxation, and of first plans. 12 gave plans within 0.1 % on three tasks of 60 tables, and took half as long again
 RELAXED_ROUNDS = 4
 HOSTS_TRIED = 5  # times as many rounds, for hosts that have little memory: a guess
-# Shares of all HBM that tables in it fill at first: the first that can be packed. Guesses
+# Shares of all HBM that first choices fill, from the largest on until a plan is dearer. Of 500 tables on 64 devices, a few large
+# ones leave no room for moves: 0.75 gave plans 13 to 47 % below 0.97 at 10 and 50 % of HBM
 ROOMS = (0.97, 0.9, 0.75, 0.5, 0.25, 0.0)
-SIDES_SHARDS = 6_000  # over the shards of the problem: the bound distinguishes so many tables, at least 1: a guess
+# The bound distinguishes so many tables: 6,000 over the shards of the problem, a guess, at least 1, and at most 32. Of 12 tables
+# on 3 devices 8, 32 and 500 gave the same bounds, and a search took ten times as long with 500 as with 32
+SIDES_SHARDS, MOST_SIDES = 6_000, 32
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,10 @@ def search_tiers(
     found = _on_hosts(task, model, asked, may, before, 1.0)
     if not task.hidden_ms or asked.watch.expired:
         return found
-    hidden = _on_hosts(task, model, asked, may, before, 0.0)
+    try:
+        hidden = _on_hosts(task, model, asked, may, before, 0.0)
+    except Infeasible:
+        return found
     best = min(found, hidden, key=lambda one: one.plan.rank)
     bound = max(found.bound, hidden.bound, key=lambda one: one.ms or 0.0)
     return replace(best, bound=bound if bound.ms is None else replace(bound, ms=min(bound.ms, best.plan.cost)))
@@ -107,13 +113,14 @@ def _searched(
         asked, few = (replace(one, current=problems.current) for one in (asked, few))
         relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
     first = lower_bound(problems.anywhere, relaxed)
-    start = None if before is None else start_plan(problems, before, _worth(problems, relaxed), asked.watch)
-    plan, found = _first_plan(problems, _first_choices(problems, relaxed, None, start), few)
-    most = max(SIDES_SHARDS // len(problems.anywhere.group), 1) if hosts is None else 0
-    bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
-    if (sides.inside.any() or sides.beyond.any()) and not asked.watch.expired:
-        other, other_found = _first_plan(problems, _first_choices(problems, relaxed, sides, start), few)
-        plan, found = min((plan, found), (other, other_found), key=lambda one: one[0].rank)
+    start = None if before is None else start_plan(problems, before, worth(problems, relaxed), asked.watch)
+    tried = set[bytes]()
+    first_plan = _first_plan(problems, relaxed, None, start, tried, few)
+    assert first_plan is not None
+    most = min(max(SIDES_SHARDS // len(problems.anywhere.group), 1), MOST_SIDES) if hosts is None else 0
+    bound, sides = bound_by_sides(problems.sides, first, first_plan[0].state, most, lambda: asked.watch.expired)
+    other = _first_plan(problems, relaxed, sides, start, tried, few) if not asked.watch.expired else None
+    plan, found = min(filter(None, (first_plan, other)), key=lambda one: one[0].rank)
     if plan.over and hosts is None:
         return FoundTiers(plan, found, bound, problems.notes)  # improved with a price of host memory
     for _ in range(HOSTS_TRIED if plan.over else 0):  # whatever the time: a plan must fit
@@ -153,58 +160,33 @@ def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Float
     return relaxed.price_of(terms.sum(axis=0)[None] / task.devices)
 
 
-def _first_plan(problems: TierProblems, choices: Iterable[Ints], few: Asked) -> tuple[InTierPlan, Found]:
-    """A plan of the first of these choices for which there is one. Raises Infeasible where there is none."""
-    why, quiet = None, few.watch.quiet()
-    for choice in choices:
+def _first_plan(
+    problems: TierProblems,
+    relaxed: State,
+    sides: Sides | None,
+    start: InTierPlan | None,
+    tried: set[bytes],
+    few: Asked,
+) -> tuple[InTierPlan, Found] | None:
+    """The cheapest plan of the first choices, of less and less HBM until one is dearer; then, if none fits, of the choice of the
+    plan to start from, for others may ask to move too much. None if all were `tried` or none fits beside these sides. Raises
+    Infeasible if none fits, without sides."""
+    best, why, quiet = None, None, few.watch.quiet()
+    choices = (first_choice(problems, relaxed, room, sides) for room in ROOMS)
+    for choice in choices if start is None else chain(choices, [start.choice]):
+        if choice.tobytes() in tried or (best is not None and few.watch.expired):
+            continue
+        tried.add(choice.tobytes())
         try:
             found = find(problems.of(choice), replace(few, watch=quiet))
         except Infeasible as error:
             why = why or error
             continue
-        return problems.found(found.best, choice, few.watch, quiet), found
-    assert why is not None
-    raise why
-
-
-def _first_choices(
-    problems: TierProblems, relaxed: State, sides: Sides | None, start: InTierPlan | None
-) -> Iterator[Ints]:
-    """`_first_choice` with less and less HBM filled, until what is there can be packed; then the choice of the plan to start
-    from, for others may ask to move too much."""
-    for room in ROOMS:
-        yield _first_choice(problems, relaxed, room, sides)
-    if start is not None:
-        yield start.choice
-
-
-def _first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
-    """What each table group would rather be at the prices of the relaxed plan: in HBM, those first that gain most a byte as far
-    as they fit into this share of it, or else beyond it. Groups with a side are on it, if they fit."""
-    worth = _worth(problems, relaxed)
-    choice: Ints = np.where(problems.chosen, 1 + worth[1:].argmin(axis=0), WHOLE)
-    gain = worth[1:].min(axis=0) - worth[WHOLE]
-    need = problems.need_bytes
-    if sides is not None:
-        gain[sides.inside], gain[sides.beyond] = np.inf, -np.inf
-    room = share * sum(problems.task.placeable_bytes) - float(need[choice, np.arange(len(choice))].sum())
-    need = problems.of_owner(need)
-    more = need[WHOLE] - need[choice, np.arange(len(choice))]
-    on_hosts, owned = problems.host_bytes[choice, np.arange(len(choice))].sum(), problems.of_owner(problems.host_bytes)
-    of_hosts = (problems.task.host_memory_bytes or 0) * (problems.task.devices // problems.task.devices_of_host)
-    for group in np.argsort(-gain / np.maximum(more, 1.0), kind="stable").tolist():
-        if choice[group] != WHOLE and (gain[group] > 0 or on_hosts > of_hosts) and more[group] <= room:
-            on_hosts -= owned[choice[group], group] - owned[WHOLE, group]
-            choice[problems.owner == problems.owner[group]] = WHOLE
-            room -= more[group]
-    return choice
-
-
-def _worth(problems: TierProblems, relaxed: State) -> Floats:
-    """What each option of each table group takes at the prices of the relaxed plan, in ms: (O, G). Infinite where it is none."""
-    model = cast(Divided, relaxed.problem.model)
-    worth = linear_ms(problems, relaxed, model.worth_of_bytes(relaxed.sums))
-    worth[DIVIDED, problems.large] = np.inf
-    if len(problems.options) > 2:
-        worth[2:, ~problems.large] = np.inf
-    return worth
+        plan = problems.found(found.best, choice, few.watch, quiet)
+        if best is not None and plan.rank >= best[0].rank:
+            break
+        best = plan, found
+    if best is None and sides is None:
+        assert why is not None
+        raise why
+    return best
