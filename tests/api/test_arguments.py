@@ -34,6 +34,7 @@ def given(verb: str, plan: ns.Plan, store: Path) -> dict[str, Any]:
     """Arguments with which a verb works."""
     return {
         "search": {"tables": TABLES, "model": MODEL, **SEARCH},
+        "size": {"tables": TABLES, "models": [MODEL], **SEARCH, "memory": [str(SEARCH["memory"])]},
         "price": {"plan": plan, "model": MODEL},
         "diff": {"old": plan, "new": plan},
         "report": {"plan": plan},

@@ -1,6 +1,6 @@
 """Costs computed from datasheets beside figures of real GPUs that others measured: docs/truth.md.
 
-    make bench-truth                                 a second
+    make bench-truth                                 half a minute, of which the plans take most
     make bench-truth ARGS="--figures FOLDER"         where the figures are [../shared/truth, beside this checkout]
 
 Nothing here is fitted. Which of the figures a constant of costmodel/analytic.py came from, its row says; all others were held
@@ -15,7 +15,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import publish
 from helpers.parts import cut_to
+from neuroshard.core.clean import silent
 from neuroshard.core.part import Part
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -33,6 +34,8 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import DATASHEETS, Analytic, sheet_of
 from neuroshard.costmodel.features import BIN_TOUCHES
 from neuroshard.files.importers.presets import preset
+from neuroshard.orders.sizes import size_order
+from neuroshard.size.run import run as size
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ROOT.parent / "shared" / "truth"
@@ -112,7 +115,9 @@ def main() -> None:
         list(more_hosts(options.figures)),
         options.publish,
     )
-    show_shares(list(steps(options.figures)), options.publish)
+    found = list(steps(options.figures))
+    show_shares(found, options.publish)
+    show_order(found, options.publish)
 
 
 def show(name: str, question: str, figures: list[Figure], published: bool) -> None:
@@ -158,6 +163,79 @@ def show_shares(found: list["Step"], published: bool) -> None:
     ]
     question = "Ms of embeddings, computed for an even share of all tables, in a whole MLPerf step of DLRM-DCNv2"
     table("steps", question, columns, rows, published)
+
+
+def show_order(found: list["Step"], published: bool) -> None:
+    """Which of two systems at one batch is faster: as measured, and as `neuroshard size` has it."""
+    mapped = {id(step): mapped_ms(step) for step in found}
+    columns = [
+        "global batch",
+        "systems",
+        "pairs that differ as measured",
+        "in that order",
+        "with dense layers",
+        "sure",
+        "right",
+    ]
+    rows, wrong = [], list[tuple[str, ...]]()
+    for batch in sorted({step.batch for step in found}):
+        some = [step for step in found if step.batch == batch]
+        pairs = [
+            (a, b) for a, b in combinations(sorted(some, key=lambda one: one.step_ms), 2) if a.most_ms < b.least_ms
+        ]
+        if not pairs:
+            continue
+        alone = [(a, b) for a, b in pairs if mapped[id(a)][0] < mapped[id(b)][0]]
+        dense = [(a, b) for a, b in pairs if mapped[id(a)][0] + a.dense_ms < mapped[id(b)][0] + b.dense_ms]
+        apart = [(a, b) for a, b in pairs if _apart(mapped[id(a)][1], mapped[id(b)][1])]
+        right = [pair for pair in apart if pair in alone]
+        rows.append((f"{batch:,}", str(len(some)), *(str(len(those)) for those in (pairs, alone, dense, apart, right))))
+        wrong += [
+            (
+                f"{batch:,}",
+                f"{a.system} before {b.system}",
+                f"{a.step_ms:.2f}, {b.step_ms:.2f}",
+                f"{mapped[id(a)][0]:.2f}, {mapped[id(b)][0]:.2f}",
+                "yes" if (a, b) in dense else "no",
+                "yes" if (a, b) in apart else "no",
+            )
+            for a, b in pairs
+            if (a, b) not in alone
+        ]
+    question = "Pairs of MLPerf systems at one batch in their measured order by `neuroshard size`, embeddings alone"
+    table("order", question, columns, rows, published)
+    question = "The pairs that it has the other way round"
+    columns = [
+        "global batch",
+        "measured",
+        "ms of the step",
+        "ms of embeddings",
+        "right with dense layers",
+        "said to be sure",
+    ]
+    table("order-wrong", question, columns, wrong, published)
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[1] < other[0] or other[1] < one[0]
+
+
+def mapped_ms(step: "Step") -> tuple[float, tuple[float, float]]:
+    """Ms of embeddings by `neuroshard size` for a system, and what they may be by the error of its datasheet."""
+    gpus, hosts, name = step.system.split(" x ")
+    devices = int(gpus) * int(hosts)
+    domain = min(devices, max(DATASHEETS[name].node, int(gpus))) if DATASHEETS[name].node == 72 else int(gpus)
+    order = size_order(
+        [f"analytic:{name}"],
+        devices,
+        domain=[str(domain)],
+        local_world_size=[gpus],
+        search={"batch_size": step.batch, "collective_precision": "fp16"},
+    )
+    with silent(True):
+        row = size(preset("mlperf-dlrm-dcnv2", optimizer="adagrad"), order).rows[0]
+    assert row.interval_ms is not None
+    return row.step_ms, row.interval_ms
 
 
 def table(name: str, question: str, columns: list[str], rows: Sequence[tuple[str, ...]], published: bool) -> None:
@@ -262,6 +340,8 @@ class Step:
     compute_ms: float
     all_to_all_ms: float
     dense_ms: float
+    least_ms: float  # the lowest tenth of the steps of its fastest submission
+    most_ms: float  # the highest tenth of its slowest one's
 
     @property
     def embeddings_ms(self) -> float:
@@ -275,18 +355,20 @@ class Step:
 
 def steps(folder: Path) -> Iterator[Step]:
     """Of every system that has a datasheet."""
-    found: dict[tuple[str, int, int, int], list[float]] = {}
+    found: dict[tuple[str, int, int, int], list[tuple[float, float, float]]] = {}
     with (folder / "mlperf_dlrm_dcnv2_step_ms.csv").open() as file:
         for row in csv.DictReader(file):
             name = sheet_of(row["accelerator"])
             if name is None or "NVL" in row["accelerator"]:  # H200 NVL: other links, no datasheet here
                 continue
             key = (name, int(row["nodes"]), int(row["gpus_per_node"]), int(row["global_batch"]))
-            found.setdefault(key, []).append(float(row["ms_step_median"]))
+            found.setdefault(key, []).append((float(row["ms_step_median"]), float(row["p10"]), float(row["p90"])))
     for (name, hosts, gpus, batch), measured in sorted(found.items()):
         compute, all_to_all = embeddings_ms(name, hosts, gpus, batch)
         dense = dense_ms(name, hosts, gpus, batch)
-        yield Step(f"{gpus} x {hosts} x {name}", batch, median(measured), compute, all_to_all, dense)
+        medians, least, most = zip(*measured, strict=True)
+        system = f"{gpus} x {hosts} x {name}"
+        yield Step(system, batch, median(medians), compute, all_to_all, dense, min(least), max(most))
 
 
 def dense_ms(name: str, hosts: int, gpus: int, batch_size: int) -> float:

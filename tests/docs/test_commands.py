@@ -51,6 +51,8 @@ FASTER = [
     (r"--memory-limit \S+", ""),
     (r"^neuroshard pretrain(?!.*--epochs)", "neuroshard pretrain --epochs 25"),
     (r"^neuroshard search(?!.*(--rounds|--time-budget))", "neuroshard search --rounds 1"),
+    (r"^neuroshard size(?!.*--rounds)", "neuroshard size --rounds 0 --processes 1"),
+    (r"--devices 4-128", "--devices 4-8"),
     (r"^(python examples/train.py .*?)( --steps \d+)?$", r"\1 --steps 2 --memory 64MiB"),
     (r"s3://bucket/prefix", "s3"),
     (r"runs/store", "store"),

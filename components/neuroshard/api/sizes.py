@@ -15,7 +15,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes
 from neuroshard.orders import values as take
-from neuroshard.orders.sizes import OWN
+from neuroshard.orders.sizes import MOST_PROCESSES, OWN
 from neuroshard.orders.values import FilePath
 
 if TYPE_CHECKING:
@@ -168,5 +168,5 @@ def size(
             time_budget=time_budget,
             search=options,
         )
-        count = take.whole("processes", processes, 1)
+        count = take.whole("processes", processes, 1, MOST_PROCESSES)
         return Sizes(run(tables_or_file(tables), order, stop=stop_event(stop), processes=count))

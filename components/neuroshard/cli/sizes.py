@@ -9,7 +9,7 @@ import typer
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, out_file, with_some_options
-from neuroshard.orders.sizes import OWN
+from neuroshard.orders.sizes import MOST_PROCESSES, OWN
 
 _Values = list[str] | None
 
@@ -55,7 +55,10 @@ def size(
         str | None, typer.Option(metavar="TIME", help="Search for this long at most, all sizes together: 60s, 5m.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes that search [default: 2, or as many as there are cores].")
+        int | None,
+        typer.Option(
+            min=1, max=MOST_PROCESSES, help="Processes that search [default: 2, or as many as there are cores]."
+        ),
     ] = None,
     write: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the plans of the frontiers.")] = None,
     out: Annotated[Path | None, out_file("HTML page")] = None,

@@ -30,6 +30,7 @@ OWN = frozenset(
         "keep_optimizer_state",
     }
 )
+MOST_PROCESSES = 64  # of a sweep: a guess, more than sizes are left at once
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
 _CURRENCY = r"[A-Z]{3}|[$€£¥]"

@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from neuroshard.core.clean import silent
-from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -122,7 +123,7 @@ def _in_processes(
 ) -> Iterator[list[Row]]:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     asked, waiting = context.Event(), list(groups)
-    with ProcessPoolExecutor(processes, context, _begin, (asked,)) as pool:
+    with ProcessPoolExecutor(min(processes, len(groups)), context, _begin, (asked,)) as pool:
         running = set[Future[list[Row]]]()
         try:
             while waiting or running:
@@ -134,6 +135,10 @@ def _in_processes(
                     asked.set()
                 for one in ended:
                     yield one.result()
+        except BrokenProcessPool:
+            raise NeuroshardError(
+                "a process of the sweep was ended from outside, as for want of memory; search with --processes 1"
+            ) from None
         finally:
             asked.set()
 
