@@ -60,7 +60,7 @@ def test_a_kinds_own_value_comes_before_that_of_all() -> None:
         ({"price": ["0/h"]}, "price of a device and hour"),
         ({"price": ["$2EUR/h"]}, "price of a device and hour"),
         ({"price": ["1/h", "2/h"]}, "given twice"),
-        ({"dense_time": ["2s"]}, "time in ms"),
+        ({"dense_time": ["2"]}, "time in a step"),
         ({"memory": ["80 apples"]}, "--memory"),
         ({"domain": ["none"]}, "number of ranks"),
         ({"batch_per_device": 4, "search": {"batch_size": 64}}, "one of both"),

@@ -10,8 +10,11 @@ from helpers.sizes import some_tables
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.orders.sizes import size_order
 from neuroshard.search.notes import STOPPED
+from neuroshard.search.watch import Watch
+from neuroshard.size import sweep
 from neuroshard.size.frontier import frontier, memory_frontiers
 from neuroshard.size.run import run
+from neuroshard.size.sweep import TIME_UP
 from size.conftest import Swept
 
 TABLES = some_tables([40, 30, 20, 10, 10, 10, 5, 5])
@@ -51,7 +54,7 @@ def test_weak_scaling_gives_a_device_the_same_batch(swept: Swept) -> None:
 
 
 def test_money_and_dense_time(swept: Swept) -> None:
-    (row,) = swept(TABLES, "4", "1GiB", price=["3/h"], dense_time=["2"]).rows
+    (row,) = swept(TABLES, "4", "1GiB", price=["3/h"], dense_time=["2ms"]).rows
     assert row.step_ms == row.embeddings_ms + 2
     hours = row.step_ms / 3.6e6 * 1e6 / 512  # of a million samples
     assert row.money == pytest.approx(3 * 4 * hours)
@@ -105,19 +108,11 @@ def test_a_sweep_that_is_stopped_gives_what_is_there() -> None:
     assert "not tried" in str(ns.api.Sizes(sizes))
 
 
-def test_a_sweep_whose_time_is_up_says_so() -> None:
-    order = size_order(
-        ["analytic:h100"],
-        "2-8",
-        memory=["1GiB"],
-        time_budget="1",
-        search={"batch_size": 512, "rounds": 10**6},
-    )
-    rows = run(TABLES, order).rows
-    fitting = [row for row in rows if row.fits]
-    assert fitting
-    assert all("time budget of the sweep" in row.found.provenance.notes[-1] for row in fitting)
-    assert all(STOPPED not in row.found.provenance.notes for row in fitting)
+def test_a_sweep_whose_time_is_up_says_so(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "Watch", lambda seconds, stop: Watch(0.0, stop=stop))
+    (row,) = swept(TABLES, "4", "1GiB", time_budget="600").rows
+    assert row.found.provenance.notes[-1] == TIME_UP
+    assert STOPPED not in row.found.provenance.notes
 
 
 def test_a_model_that_can_price_no_size_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.units import parse_bytes, parse_duration
+from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
 
@@ -24,6 +24,7 @@ OWN = frozenset(
         "domain",
         "local_world_size",
         "time_budget",
+        "dense_time",
         "algorithm",
         "previous",
         "move_budget",
@@ -35,7 +36,6 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
 _CURRENCY = r"[A-Z]{3}|[$€£¥]"
 _PRICE = re.compile(rf"(?P<before>{_CURRENCY})?\s*(?P<amount>{_AMOUNT})\s*(?P<after>{_CURRENCY})?\s*/\s*h")
-_MS = re.compile(rf"({_AMOUNT})\s*(?:ms)?")
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def size_order(
     domains = _by_kind("domain", domain, names, _ranks)
     ranks = _by_kind("local-world-size", local_world_size, names, _ranks)
     prices = _by_kind("price", price, names, _price)
-    dense = _by_kind("dense-time", dense_time, names, _ms)
+    dense = _by_kind("dense-time", dense_time, names, parse_step_time)
     currencies = sorted({currency for _, currency in prices.values()})
     if len(currencies) > 1:
         said = ", ".join(currency or "none" for currency in currencies)
@@ -180,10 +180,3 @@ def _price(text: str) -> tuple[float, str]:
             f"{shown(text)} is not the price of a device and hour; write 2.40/h, with a currency $2.40/h or 2.40EUR/h"
         )
     return float(match["amount"]), match["before"] or match["after"] or ""
-
-
-def _ms(text: str) -> float:
-    match = _MS.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{shown(text)} is not a time in ms; write 1.5 or 1.5ms")
-    return float(match[1])

@@ -195,12 +195,20 @@ def _with(row: Row, cell: Cell, bound_ms: float | None) -> Row:
     return replace(row, cell=cell, plan=Plan.parse({**dict(plan), **other}, "a plan"), bound_ms=bound)
 
 
+def _hides(cell: Cell, what: Sweep) -> str | None:
+    """The dense time, where rows of host memory are fetched meanwhile."""
+    kind = cell.kind
+    fetches = kind.host_memory_bytes is not None and what.options.get("pipeline") == "prefetch"
+    return f"{kind.dense_ms:.9f}ms" if fetches and kind.dense_ms is not None else None
+
+
 def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float | None) -> Row:
     options = {
         **what.options,
         "devices": cell.devices,
         "memory": cell.memory_bytes,
         "host_memory": cell.kind.host_memory_bytes,
+        "dense_time": _hides(cell, what),
         "batch_size": cell.batch_size,
         "domain": cell.domain,
         "local_world_size": cell.local_world_size,
