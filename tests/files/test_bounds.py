@@ -27,6 +27,7 @@ from helpers.parts import cut_to, wholes
 from helpers.plans import make_plan
 from helpers.refusals import names, refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
+from neuroshard.core.counted import CountedAccess, CountedPointer
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.release import SEAL, ModelRelease, Refusal, Release, Sealed
@@ -188,7 +189,25 @@ EVALUATED = {
     },
     "devices": [{"device": n, "measured": COST.model_dump()} for n in (0, 1)],
 }  # fmt: skip
+COUNTED = {
+    "format_version": 1, "model": "ads", "run": "0" * 16, "ranks": 4, "steps": 500, "left_out_steps": 3, "batch_size": 10,
+    "time": "2026-01-05T00:00:00Z", "tables": [TABLE],
+}  # fmt: skip
+NEWEST = {
+    "format_version": 1, "model": "ads", "run": "0" * 16, "counted_digest": "0" * 64, "steps": 500,
+    "time": "2026-01-05T00:00:00Z",
+}  # fmt: skip
+
+
+def use_counted(data: Any, folder: Path) -> None:
+    found = CountedAccess.parse(data, "it")
+    assert len(found.said) < 200
+    use_tables({"tables": data["tables"]}, folder)
+
+
 FORMATS = {
+    "counts": Format(CountedAccess, COUNTED, use_counted),
+    "newest.json": Format(CountedPointer, NEWEST, sealed(CountedPointer)),
     "tables.json": Format(TablesFile, {"tables": [TABLE]}, use_tables),
     "given costs": Format(GivenCosts, golden("given-1.json"), use_given),
     "given costs of parts": Format(

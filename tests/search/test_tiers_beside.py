@@ -16,6 +16,7 @@ from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tiers.options import DIVIDED
 from neuroshard.search.tiers.search import search_tiers
 from neuroshard.search.watch import Watch
 from search.test_tiers import drawn
@@ -151,4 +152,6 @@ def test_devices_may_have_different_memory(factors):
     planned(task)
     model = analytic_model("h100", task.batch_size)
     plan = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {}).plan
-    assert 0.97 * plan.cost <= plan.state.cost <= plan.cost * (1 + 1e-6)
+    in_level = plan.choice > DIVIDED  # which may cache more or less once devices divide what they have
+    assert 0.97 * plan.cost <= plan.state.cost
+    assert in_level.any() or plan.state.cost <= plan.cost * (1 + 1e-6)
