@@ -181,6 +181,14 @@ def test_a_model_without_a_plan_still_gets_its_sizes(store: FolderStore, night: 
     assert all(row["state"] == "fits" for row in swept(store)["rows"])
 
 
+def test_without_tables_there_is_neither_a_plan_nor_sizes(night: Night) -> None:
+    Path("tables.json").unlink()
+    verdict = night(found(size=FEW))
+    assert verdict.end == "red"
+    assert verdict.no_sizes == f"its tables are not known: {verdict.why}"
+    assert "tables.json" in verdict.why
+
+
 def test_a_model_that_asks_for_none_has_none(store: FolderStore, night: Night) -> None:
     assert night(found()).no_sizes == ""
     assert not [entry.key for entry in store.list("ads/size")]

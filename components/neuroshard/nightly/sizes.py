@@ -8,10 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import NeuroshardError, StoreError, Unreachable, Unsafe
+from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Unreachable, Unsafe
 from neuroshard.core.text import one_line
 from neuroshard.core.value import canonical_json
 from neuroshard.deploy.golive import timestamp
+from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.nightly import ModelSpec, Survey, Verdict
 from neuroshard.orders.sizes import Kind, SizeOrder
@@ -56,6 +57,10 @@ def _swept(
     """The page and the JSON. Raises NeuroshardError where no size fits, or none was searched in time."""
     asked = spec.sizes(survey.request.batch_size, store.url)
     assert asked is not None
+    try:
+        read_tables(tables)
+    except InvalidInput:  # `search` had none, and wrote why in their place
+        raise NeuroshardError(f"its tables are not known: {verdict.why}") from None
     order, left_out = _known(asked)
     rules = spec.rules
     # the gate refuses a plan that leaves less of any device
