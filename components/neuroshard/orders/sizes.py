@@ -36,7 +36,7 @@ OWN = frozenset(
 )
 MOST_PROCESSES = 64  # of a sweep: a guess, more than sizes are left at once
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
-_NAME = re.compile(r"(analytic:)?[A-Za-z0-9][\w. +@-]*")  # of a model in models.yaml; no path, no STORE#HARDWARE
+_NAME = re.compile(r"(analytic:)?[^:#/=,]+")  # of a model in models.yaml: no path, no STORE#HARDWARE
 _AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
 _CURRENCY = r"[A-Z]{3}|[$€£¥]"
 _PRICE = re.compile(rf"(?P<before>{_CURRENCY})?\s*(?P<amount>{_AMOUNT})\s*(?P<after>{_CURRENCY})?\s*/\s*h")
