@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.costs import BENCH, random_model, random_tables
+from helpers.nightly import Killed
 from helpers.plans import NOW
 from neuroshard.core.errors import NotFound, StoreError
 from neuroshard.core.units import parse_bytes
@@ -172,6 +173,19 @@ def test_neither_a_fault_of_ours_nor_a_page_that_may_not_be_written_fails_the_st
     monkeypatch.setattr(FolderStore, "create", denied)
     verdict = night(found(size=FEW))
     assert (verdict.release, verdict.no_sizes) == (1, f"{PAGE}: permission denied")
+
+
+def test_where_the_sweep_is_killed_the_release_and_its_verdict_are_there(
+    store: FolderStore, night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(room, "size", killed)
+    with pytest.raises(Killed):
+        night(found(size=FEW))
+    assert read_live(store, "ads").release.number == 1
+    assert Verdict.parse(json.loads(store.read("_nightly/ads.json")), "ads").end == "live"
 
 
 def test_a_model_without_a_plan_still_gets_its_sizes(store: FolderStore, night: Night) -> None:
