@@ -25,9 +25,10 @@ from neuroshard.deploy.run import deploy, promote, publish
 from neuroshard.store.counted import counted_key, pointer_key, put_counted, read_counted
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import leased
+from neuroshard.store.measuring import write_over
 from neuroshard.store.open import open_store
 from neuroshard.store.patience import PatientStore
-from neuroshard.store.releases import plan_key, plans_of, release_key
+from neuroshard.store.releases import plan_key, plans_of, release_key, size_keys
 from neuroshard.store.track import all_releases
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -437,3 +438,12 @@ def test_of_what_trainers_counted_the_newest_is_kept_and_all_where_its_pointer_i
     old = {counted_key("m", one.digest()) for one in counted}
     assert {key for key in collect(store) if "/access/" in key} == old
     assert read_counted(store, "m").steps == 503
+
+
+def test_the_page_of_sizes_of_the_newest_night_is_kept_however_old(store):
+    for key in size_keys("m"):
+        write_over(store, key, b"of the first night")
+        write_over(store, key, b"of the second night")
+        os.utime(store.root / key, (0, 0))
+    assert {key.split("/")[1] for key in collect(store)} == {"plans", "releases", "decisions"}
+    assert [store.read(key) for key in size_keys("m")] == 2 * [b"of the second night"]

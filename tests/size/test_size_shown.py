@@ -7,9 +7,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import neuroshard as ns
+from helpers.costs import random_model
+from helpers.plans import NOW
 from helpers.sizes import some_tables
 from neuroshard.cli import app
+from neuroshard.costmodel.bundle import save_cost_model
+from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.files.tables import write_tables
+from neuroshard.store.folder import FolderStore
 
 MODELS = "--model analytic:h100 --model analytic:a100"
 SMALL = "--devices 1-4 --memory 32MiB,1GiB --batch-size 512 --rounds 0 --pipeline none --processes 1"
@@ -63,6 +68,52 @@ def test_python_has_what_the_command_prints(folder: Path) -> None:
     assert json.loads(done.stdout) == json.loads(json.dumps(sizes.data))
     assert len(sizes.to_frame()) == 2
     assert repr(sizes) == "Sizes: 2 of 2 fit, 1 that no other beats"  # one device sends nothing
+
+
+def test_a_trained_cost_model_of_a_store_is_mixed_with_a_datasheet(folder: Path) -> None:
+    model = random_model(2, 4)
+    save_cost_model(folder / "model", model)
+    publish_model(folder / "model", FolderStore(folder / "store"), now=NOW, asked=PublishRule(max_error=None))
+    trained = f"{folder / 'store'}#{model.manifest.bench.hardware.name}"
+    sizes = ns.size(
+        folder / "tables.json",
+        [trained, "analytic:h100"],
+        devices="2-4",
+        memory=[f"{trained}=1GiB", "analytic:h100=2GiB"],
+        price=[f"{trained}=1EUR/h", "analytic:h100=2EUR/h"],
+        batch_size=model.manifest.batch_size,
+        rounds=0,
+        quiet=True,
+    )
+    said = [(row["model"], row["devices"], row["state"], row.get("basis")) for row in sizes.data["rows"]]
+    assert said == [
+        (trained, 2, "fits", "formula"),
+        (trained, 4, "fits", "formula"),
+        ("analytic:h100", 2, "fits", "datasheet"),
+        ("analytic:h100", 4, "fits", "datasheet"),
+    ]
+    two = ns.search(
+        folder / "tables.json",
+        trained,
+        devices=2,
+        memory="1GiB",
+        batch_size=model.manifest.batch_size,
+        rounds=0,
+        quiet=True,
+    )
+    assert sizes.data["rows"][0]["embeddings_ms"] == two.cost_ms
+    assert {plan.provenance.cost_model for plan in sizes.plans.values()} <= {model.name, "analytic:h100"}
+    assert trained in " ".join(str(sizes).split())
+
+
+def test_a_network_joins_the_domains_of_every_size(folder: Path) -> None:
+    options = "--model analytic:h100 --devices 2,8 --memory 1GiB --batch-size 512 --rounds 0 --domain 2 --json --quiet"
+    slow, fast = (
+        json.loads(size(folder, f"{options} --network {rate}").stdout)["rows"] for rate in ("10Gb/s", "400Gb/s")
+    )
+    assert slow[0]["step_ms"] == fast[0]["step_ms"]  # one domain
+    assert slow[1]["step_ms"] > fast[1]["step_ms"]
+    assert slow[1]["lower_bound_ms"] <= slow[1]["step_ms"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import yaml
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.orders.nightly import ModelSpec, read_specs
 from neuroshard.submit.package import (
     PACKAGE,
     RunSettings,
@@ -150,6 +151,7 @@ def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts
 LAUGHS = "- &a0 [x]\n" + "".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
 
 OF_A = "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: "
+SIZE = "[{name: a, tables: t, devices: 8, memory: 1GiB, hardware: h200, size: "
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,23 @@ OF_A = "[{name: a, tables: t, devices: 8, memory: 1GiB, constraints: "
         (OF_A + "{tables: [{match: b, split: false}, {match: b, row_wise: true}]}}]", ["model 'a'", "'b'"]),
         (OF_A + "{reserve: 2GiB}}]", ["model 'a'", "reserve"]),
         (OF_A + "{}, domain: 3}]", ["8", "3"]),
+        (SIZE + "yes}]", ["models[0]", "size", "True"]),
+        (SIZE + "{}}]", ["models[0]", "size.devices", "missing"]),
+        (SIZE + "{devices: [true]}}]", ["models[0]", "size.devices", "True"]),
+        (SIZE + "{devices: many}}]", ["size of model 'a'", "devices 'many'"]),
+        (SIZE + "{devices: 8, prise: 1/h}}]", ["size of model 'a'", "prise", "price"]),
+        (SIZE + "{devices: 8, price: cheap}}]", ["size of model 'a'", "'cheap'", "2.40/h"]),
+        (SIZE + "{devices: 8, price: 2.40}}]", ["models[0]", "size.price", "2.4"]),
+        (SIZE + "{devices: 8, price: [1EUR/h, $2/h]}}]", ["size of model 'a'", "given twice"]),
+        (SIZE + "{devices: 8, memory: b200=1GiB}}]", ["size of model 'a'", "'b200'", "h200"]),
+        (SIZE + "{devices: 8, time_budget: soon}}]", ["size of model 'a'", "'soon'"]),
+        (SIZE + "{devices: 8, batch_per_device: 0}}]", ["models[0]", "size.batch_per_device", "0"]),
+        (SIZE + "{devices: 8, models: 'analytic:h999'}}]", ["size of model 'a'", "unknown analytic model 'h999'"]),
+        (SIZE + "{devices: 8, models: 'given:costs.json'}}]", ["size of model 'a'", "'given:costs.json'", "h100"]),
+        (SIZE + "{devices: 8, models: 's3://b#h200'}}]", ["size of model 'a'", "'s3://b#h200'", "h200"]),
+        (SIZE + "{devices: 6, domain: 4}}]", ["size of model 'a'", "no size is left", "6 devices"]),
+        (SIZE + "{devices: 8, network: 400Gb/s}}]", ["size of model 'a'", "network", "domain"]),
+        (SIZE.replace("hardware: h200, ", "") + "{devices: 8}}]", ["size of model 'a'", "models:"]),
         (
             OF_A.replace("tables: t", "tables: mlperf-dlrm-dcnv2") + "{tables: [{match: user, devices: [1]}]}}]",
             ["'user'"],
@@ -224,3 +243,17 @@ def test_a_file_that_is_not_there_or_no_text_is_one_line(tmp_path: Path) -> None
 def test_settings_that_cannot_be_are_reported(setting: str, kind: type[NeuroshardError], fact: str) -> None:
     with refused(kind, fact):
         read_parameters(None, None, [setting])
+
+
+def test_the_sizes_of_a_model_may_be_asked_for_by_text_numbers_and_lists(tmp_path: Path) -> None:
+    asked = "{devices: [8, 16-64], models: [h200, analytic:b200], price: [h200=2/h, analytic:b200=3/h], domain: 8}"
+    path = written(tmp_path, f"{SIZE}{asked}}}]")
+    (spec,) = read_specs(read_parameters(None, path)["models"])
+    order = spec.sizes(65536, "s3://b/p")
+    assert order is not None
+    assert order.devices == (8, 16, 32, 64)
+    assert [(kind.name, kind.price, kind.domain) for kind in order.kinds] == [
+        ("s3://b/p#h200", 2.0, 8),
+        ("analytic:b200", 3.0, 8),
+    ]
+    assert ModelSpec.parse(json.loads(spec.canonical_json()), "a survey") == spec

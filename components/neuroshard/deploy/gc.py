@@ -3,8 +3,8 @@
     neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 7d [--apply]
 
 Kept are the live release, the last `keep` releases, the `keep` releases that rollbacks from the live one reach, the artifacts
-of all of them, the newest of what a model's trainers counted, and every object that is younger than the age. A damaged release
-among them is kept too, and named; it does not count, since no rollback can use it.
+of all of them, the newest of what a model's trainers counted, its page of sizes, and every object that is younger than the age.
+A damaged release among them is kept too, and named; it does not count, since no rollback can use it.
 
 An artifact must not go live while it is deleted. gc first writes a mark that names what it is about to delete, and then looks at
 the ages again. golive.py makes an artifact young first, and then looks for marks, so at least one of the two sees the other and

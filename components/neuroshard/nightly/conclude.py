@@ -31,7 +31,7 @@ def run(survey: Survey, store_url: str) -> tuple[str, ...]:
             )
         elif verdict.end == "red":
             red.append(verdict.text)
-        elif verdict.doubts or verdict.end == "no plan":
+        elif verdict.doubts or verdict.no_sizes or verdict.end == "no plan":
             lines.append(verdict.text)
     for campaign in survey.campaigns:
         failed = read_record(store, f"{campaign.folder}/{FAILED}")

@@ -1,4 +1,5 @@
-"""A model's new plan -> what is live for the model, a page that shows the plan, and a verdict on the model in the store.
+"""A model's new plan -> what is live for the model, a page that shows the plan, and a verdict on the model in the store; then a
+page of sizes, if the model asks for one.
 
 The verdict is the last step's to read (conclude.py).
 """
@@ -26,6 +27,7 @@ from neuroshard.deploy.run import run as deploy
 from neuroshard.files.constraints import resolve
 from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import read_tables
+from neuroshard.nightly.sizes import put_sizes
 from neuroshard.orders.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verdict
 from neuroshard.report.run import run as report
 from neuroshard.store.measuring import write_record
@@ -48,7 +50,8 @@ class ReleaseFiles(NamedTuple):
 def run(
     survey: Survey, name: str, searched: Searched, files: ReleaseFiles, store_url: str, settings: DeploySettings
 ) -> Verdict:
-    """Deploy the plan of the model `name`, draw its page, and record the verdict in the store.
+    """Deploy the plan of the model `name`, draw its page, and record the verdict in the store. Then put the model's page of sizes
+    there, if it asks for one: whatever happens to that, the release and its verdict are there.
 
     Raises Unreachable where the store does not answer, and StoreError where a red verdict cannot be recorded.
     """
@@ -66,6 +69,10 @@ def run(
         files.release.write_bytes(verdict.canonical_json())
     log(*verdict.text.splitlines())
     _record(store, verdict)
+    if why := put_sizes(survey, verdict, files.tables, store, settings.memory_margin):
+        log(f"note: {name}: no page of sizes: {why}")
+        verdict = verdict.model_copy(update={"no_sizes": why})
+        _record(store, verdict)
     return verdict
 
 

@@ -25,6 +25,7 @@ from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.orders.options import OPTIONS
 from neuroshard.orders.search import SearchOrder
+from neuroshard.orders.sizes import OWN, NightlySizes, SizeOrder
 
 MEASURING_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
 COSTS_FORMAT = 1  # costs of different formats are never merged
@@ -43,7 +44,7 @@ class _Model(Value):
     `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has one kind. `constraints` has the
     fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched from the live one. Ranks are
     joined as the nodes are where the model names no `domain` and no `local_world_size`. With `counted_access` its tables are read
-    as its trainers counted, where they did; else as `tables` says.
+    as its trainers counted, where they did; else as `tables` says. With `size` a page of sizes is put beside its release.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -51,6 +52,7 @@ class _Model(Value):
     hardware: str = ""
     constraints: dict[str, Any] = Field(default_factory=dict)
     counted_access: bool = True
+    size: NightlySizes | None = None
 
     @property
     def rules(self) -> ConstraintsFile:
@@ -60,14 +62,27 @@ class _Model(Value):
     @property
     def order(self) -> SearchOrder:
         """What it asks of the search but its constraints. Raises UsageError for an invalid option."""
+        return SearchOrder.of(self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in _ENTRIES}
-        return SearchOrder.of(
-            {
-                name: [value] if value and OPTIONS[name].kind == list[str] else value
-                for name, value in given.items()
-                if value != ""  # as if it were absent
-            }
-        )
+        return {
+            name: [value] if value and OPTIONS[name].kind == list[str] else value
+            for name, value in given.items()
+            if value != ""  # as if it were absent
+        }
+
+    def sizes(self, batch_size: int, store: str) -> SizeOrder | None:
+        """The sweep of sizes that it asks for, in the night's `store`; None where it asks for none. What is of hardware, as
+        `domain` and `network`, is of `size` alone; other options are the model's. Raises UsageError."""
+        if self.size is None:
+            return None
+        asked = {name: value for name, value in self._options.items() if name not in OWN}
+        try:
+            return self.size.order(self.hardware, asked, batch_size=batch_size, store=store)
+        except UsageError as error:
+            raise UsageError(f"size of model {self.name!r}: {error}") from None
 
     @property
     def starts_from_live(self) -> str:
@@ -173,7 +188,7 @@ class Verdict(Value):
     """How the nightly run `run` ended for a model, and why.
 
     `doubts` are the reasons why the model's plan is degraded, if it is; `release` is the number of the live release, 0 where
-    nothing is live, None where that cannot be read.
+    nothing is live, None where that cannot be read. `no_sizes` says why tonight's page of sizes is missing, if one was asked for.
     """
 
     run: str
@@ -182,6 +197,7 @@ class Verdict(Value):
     why: str
     doubts: tuple[str, ...] = ()
     release: Annotated[int, Field(ge=0, le=MOST_RELEASES)] | None = 0
+    no_sizes: str = ""
 
     @property
     def text(self) -> str:
@@ -190,7 +206,8 @@ class Verdict(Value):
         unnumbered = "nothing is live" if self.release == 0 else "what is live cannot be read"
         live = f"release {self.release} is live" if self.release else unnumbered
         doubts = "; ".join(doubt for doubt in self.doubts if doubt != self.why)
-        return f"{self.model} {said} ({live}): {f'degraded: {doubts}; ' if doubts else ''}{self.why}"
+        no_sizes = f"; no page of sizes: {self.no_sizes}" if self.no_sizes else ""
+        return f"{self.model} {said} ({live}): {f'degraded: {doubts}; ' if doubts else ''}{self.why}{no_sizes}"
 
 
 def campaign_folder(fingerprint: str, request: Request) -> str:
@@ -211,6 +228,7 @@ def read_specs(models: str) -> tuple[ModelSpec, ...]:
     names = [spec.name for spec in specs]
     for spec in specs:
         _ = spec.order
+        _ = spec.sizes(1, "")  # of any batch size and store
         if names.count(spec.name) > 1:
             raise UsageError(f"model {spec.name!r} is asked for {names.count(spec.name)} times; give each model once")
     return specs

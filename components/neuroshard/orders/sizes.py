@@ -1,17 +1,20 @@
 """The options of `neuroshard size`, checked: kinds of hardware, numbers of devices, prices.
 
-An option of a kind of hardware is a value for all kinds, or KIND=VALUE for one: `--memory 80GiB --memory analytic:b200=179GiB`.
+`size` of a model of models.yaml (NightlySizes) makes the same order. An option of a kind of hardware is a value for all kinds, or
+KIND=VALUE for one: `--memory 80GiB --memory analytic:b200=179GiB`.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BeforeValidator, Field
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
-from neuroshard.core.value import shown
+from neuroshard.core.value import Value, Whole, shown
 from neuroshard.orders import values as take
 
 T = TypeVar("T")
@@ -33,6 +36,7 @@ OWN = frozenset(
 )
 MOST_PROCESSES = 64  # of a sweep: a guess, more than sizes are left at once
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
+_NAME = re.compile(r"(analytic:)?[^:#/=,]+")  # of a model in models.yaml: no path, no STORE#HARDWARE
 _AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
 _CURRENCY = r"[A-Z]{3}|[$€£¥]"
 _PRICE = re.compile(rf"(?P<before>{_CURRENCY})?\s*(?P<amount>{_AMOUNT})\s*(?P<after>{_CURRENCY})?\s*/\s*h")
@@ -69,6 +73,72 @@ class SizeOrder:
     def priced(self) -> bool:
         """Whether the devices have prices; all kinds have one, or none."""
         return self.kinds[0].price is not None
+
+    def batch_size(self, devices: int) -> int | None:
+        """Samples a step of so many devices; None where it is the cost model's."""
+        fixed: int | None = self.search.get("batch_size")
+        return fixed if self.batch_per_device is None else self.batch_per_device * devices
+
+
+def _texts(given: Any) -> Any:
+    """What YAML has for one text or several: 8, "8", or a list of them."""
+    parts = given if isinstance(given, list | tuple) else [given]
+    return [str(part) if isinstance(part, int) and not isinstance(part, bool) else part for part in parts]
+
+
+_Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+
+
+class NightlySizes(Value):
+    """`size` of a model of models.yaml: a sweep after the model's plan of the night, by the options of `neuroshard size`.
+
+    `models` are datasheets (`analytic:h100`), and hardware by its name (`h200`), whose live cost model in the night's store is
+    taken; without any it is the model's own hardware.
+    """
+
+    devices: _Texts
+    models: _Texts = ()
+    memory: _Texts = ()
+    host_memory: _Texts = ()
+    domain: _Texts = ()
+    local_world_size: _Texts = ()
+    network: str | None = None
+    price: _Texts = ()
+    dense_time: _Texts = ()
+    batch_per_device: Annotated[Whole, Field(ge=1)] | None = None
+    time_budget: str = "5m"  # a guess: 26 tables, eight kinds and eight sizes take a minute of CPU time
+
+    def order(self, hardware: str, search: Mapping[str, Any], *, batch_size: int, store: str) -> SizeOrder:
+        """The order of a model on this `hardware`, whose kinds have names as `--model` takes them. Raises UsageError."""
+        names = self.models or ((hardware,) if hardware else ())
+        if not names:
+            raise UsageError("name the hardware of the sizes: models: [h200, analytic:b200]")
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise UsageError(
+                    f"models {shown(name)} is neither a datasheet (analytic:h100) nor hardware of the night's store (h200)"
+                )
+        options = {**search, "network": self.network}
+        if self.batch_per_device is None:
+            options["batch_size"] = batch_size
+        found = size_order(
+            names,
+            list(self.devices),
+            memory=self.memory,
+            host_memory=self.host_memory,
+            domain=self.domain,
+            local_world_size=self.local_world_size,
+            price=self.price,
+            dense_time=self.dense_time,
+            batch_per_device=self.batch_per_device,
+            time_budget=self.time_budget,
+            search=options,
+        )
+        kinds = (
+            kind if kind.name.startswith("analytic:") else replace(kind, name=f"{store}#{kind.name}")
+            for kind in found.kinds
+        )
+        return replace(found, kinds=tuple(kinds))
 
 
 def size_order(

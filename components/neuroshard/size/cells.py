@@ -8,6 +8,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import memory_of
 from neuroshard.models.open import open_cost_model
+from neuroshard.orders.search import SearchOrder
 from neuroshard.orders.sizes import Kind, SizeOrder
 
 
@@ -31,20 +32,31 @@ def cells_of(order: SizeOrder) -> tuple[list[Cell], list[str]]:
     for kind in order.kinds:
         memories, sizes = kind.memories or (_own_memory(kind, order),), list(_sizes(kind, order, left_out))
         for devices, domain, ranks in sizes:
-            batch = order.search.get("batch_size")
-            if order.batch_per_device is not None:
-                batch = order.batch_per_device * devices
+            batch = order.batch_size(devices)
             cells += [Cell(kind, devices, memory, batch, domain, ranks) for memory in memories]
     if not cells:
         raise UsageError(f"no size is left: {'; '.join(left_out)}")
     return cells, left_out
 
 
+def check_order(order: SizeOrder) -> None:
+    """Raise UsageError for what is wrong with an order whatever the store and the tables have: a datasheet that there is not, no
+    size that the domains divide, options that contradict each other."""
+    left_out = list[str]()
+    for kind in order.kinds:
+        if kind.name.startswith("analytic:"):
+            _own_memory(kind, order)
+    sizes = [size for kind in order.kinds for size in _sizes(kind, order, left_out)]
+    if not sizes:
+        raise UsageError(f"no size is left: {'; '.join(left_out)}")
+    for devices, domain, ranks in sizes:
+        SearchOrder.of(
+            {**order.search, "devices": devices, "memory": "1GiB", "domain": domain, "local_world_size": ranks}
+        )
+
+
 def _own_memory(kind: Kind, order: SizeOrder) -> int:
-    batch = order.search.get("batch_size")
-    if order.batch_per_device is not None:
-        batch = order.batch_per_device * order.devices[0]
-    memory = memory_of(open_cost_model(kind.name, batch))
+    memory = memory_of(open_cost_model(kind.name, order.batch_size(order.devices[0])))
     if memory is None:
         raise UsageError(f"{kind.name} does not say how much memory a device has: give --memory {kind.name}=SIZE")
     return memory

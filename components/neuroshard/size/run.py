@@ -59,7 +59,8 @@ class Sizes:
         return found
 
     def _fewest(self, cell: Cell) -> int:
-        options = {**self.order.search, "devices": 1, "memory": cell.memory_bytes}
+        # a network joins domains, and one device has none
+        options = {**self.order.search, "devices": 1, "memory": cell.memory_bytes, "network": None}
         with silent(True):  # of constraints.json all was said before
             reserved = resolve(SearchOrder.of(options).constraints, self.tables, "constraints").reserved(
                 cell.memory_bytes
@@ -132,7 +133,16 @@ def run(
     listed, notes = read_listed(tables) if isinstance(tables, Path) else (tuple(tables), ())
     cells, left_out = cells_of(order)
     # checks the options, and says what constraints.json does, once; the number of devices is that of a cell
-    SearchOrder.of({**order.search, "devices": cells[0].devices, "memory": cells[0].memory_bytes})
+    one = cells[0]
+    SearchOrder.of(
+        {
+            **order.search,
+            "devices": one.devices,
+            "memory": one.memory_bytes,
+            "domain": one.domain,
+            "local_world_size": one.local_world_size,
+        }
+    )
     rows = sweep(cells, Sweep(listed, notes, dict(order.search), ends), stop, processes)
     if not any(row.fits or row.state == "not tried" for row in rows):
         raise Infeasible(_nearest(rows), proven=all(row.state == "proven not to fit" for row in rows))

@@ -118,7 +118,11 @@ def read_record(store: Store, key: str) -> dict[str, Any] | None:
 
 def write_record(store: Store, key: str, fields: dict[str, Any]) -> None:
     """Write a small JSON object over whatever is there. Raises StoreError."""
-    data = canonical_json({"format_version": 1, **fields})
+    write_over(store, key, canonical_json({"format_version": 1, **fields}))
+
+
+def write_over(store: Store, key: str, data: bytes) -> None:
+    """Write a record of a night over whatever is there. Raises StoreError."""
     for left in reversed(range(TRIES)):
         try:
             _put(store, key, data)

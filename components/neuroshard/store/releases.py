@@ -2,6 +2,7 @@
 
 <model>/plans/<sha256>.json        a plan, written once under the digest of its bytes
 <model>/decisions/<time>-….json    a Refusal: a plan that the gate did not let through, and why
+<model>/size.html, size.json       the sizes that the model's newest night found, written over each night
 """
 
 import re
@@ -51,6 +52,11 @@ def refusal_key(refusal: Refusal) -> str:
     """The key of a refusal. Keys sort by time; the same refusal in the same second has the same key."""
     moment = refusal.time.replace("-", "").replace(":", "")
     return f"{check_model(refusal.model)}/decisions/{moment}-{refusal.digest()[:16]}.json"
+
+
+def size_keys(model: str) -> tuple[str, str]:
+    """The keys of a model's page of sizes and of its JSON, beside live.json."""
+    return f"{check_model(model)}/size.html", f"{model}/size.json"
 
 
 def check_model(model: str) -> str:

@@ -21,6 +21,8 @@ from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.presets import PRESETS
 from neuroshard.orders.nightly import ModelSpec, read_specs
 from neuroshard.orders.parameters import check_parameters
+from neuroshard.orders.sizes import NightlySizes
+from neuroshard.size.cells import check_order
 from neuroshard.store.tables import load_tables
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
@@ -144,6 +146,9 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
                 for place, rule in enumerate(spec.constraints.get("tables", ())):
                     _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
                 _check_task(spec, rules, given)
+                if spec.size is not None:
+                    _no_others(written["size"], NightlySizes, f"size of model {spec.name!r}")
+                    _check_sizes(spec, given)
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
     check_parameters({name: value for name, value in given.items() if name != PARALLELISM})
@@ -180,6 +185,16 @@ def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[st
         ),
     }
     ShardingTask.parse(task, f"model {spec.name!r}")
+
+
+def _check_sizes(spec: ModelSpec, given: Mapping[str, Any]) -> None:
+    """Raise UsageError for a sweep of sizes that no night can make."""
+    order = spec.sizes(int(given.get("batch_size", _parameters()["batch_size"]["defaultValue"])), "")
+    if order is not None:
+        try:
+            check_order(order)
+        except UsageError as error:
+            raise UsageError(f"size of model {spec.name!r}: {error}") from None
 
 
 def _no_others(written: Mapping[str, Any], kind: type[Value], where: str) -> None:
