@@ -58,6 +58,7 @@ def test_a_kinds_own_value_comes_before_that_of_all() -> None:
         ({"price": [f"{H100}=2/h"]}, "not for analytic:b200"),
         ({"price": ["2"]}, "price of a device and hour"),
         ({"price": ["0/h"]}, "price of a device and hour"),
+        ({"price": ["9" * 308 + "/h"]}, "price of a device and hour"),
         ({"price": ["$2EUR/h"]}, "price of a device and hour"),
         ({"price": ["1/h", "2/h"]}, "given twice"),
         ({"dense_time": ["2"]}, "time in a step"),

@@ -32,6 +32,7 @@ OWN = frozenset(
     }
 )
 MOST_PROCESSES = 64  # of a sweep: a guess, more than sizes are left at once
+MOST_PRICE = 1e12  # of a device and hour in any currency: a guess, far from where money overflows
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
 _CURRENCY = r"[A-Z]{3}|[$€£¥]"
@@ -175,7 +176,7 @@ def _ranks(text: str) -> int:
 def _price(text: str) -> tuple[float, str]:
     """`2.40/h`, `$2.40/h`, `2.40 EUR/h` as an amount and a currency, which may be empty."""
     match = _PRICE.fullmatch(text.strip())
-    if match is None or (match["before"] and match["after"]) or not float(match["amount"]) > 0:
+    if match is None or (match["before"] and match["after"]) or not 0 < float(match["amount"]) < MOST_PRICE:
         raise UsageError(
             f"{shown(text)} is not the price of a device and hour; write 2.40/h, with a currency $2.40/h or 2.40EUR/h"
         )

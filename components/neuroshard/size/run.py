@@ -137,7 +137,9 @@ def run(
     if not any(row.fits or row.state == "not tried" for row in rows):
         raise Infeasible(_nearest(rows), proven=all(row.state == "proven not to fit" for row in rows))
     untried = sum(row.state == "not tried" for row in rows)
-    cut_short = [f"{counted(untried, 'size')} not searched: the time was up"] if untried else []
+    cut_short = (
+        [f"{counted(untried, 'size')} not searched: the time was up, or the sweep was stopped"] if untried else []
+    )
     return Sizes(listed, order, tuple(rows), (*left_out, *cut_short, *_assumed(order)))
 
 
