@@ -75,6 +75,12 @@ def test_bad_options_are_refused_in_a_line(options: dict[str, Any], message: str
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("option", ["algorithm", "previous", "move_budget", "no_such_option"])
+def test_an_option_that_a_sweep_does_not_have_is_refused(option: str) -> None:
+    with pytest.raises(TypeError, match=rf"size\(\) got an unexpected keyword argument '{option}'"):
+        size_order([H100], "8", search={option: "random"})
+
+
 def test_no_kind_is_refused() -> None:
     with pytest.raises(UsageError, match="name a cost model"):
         size_order([], "8", search={})

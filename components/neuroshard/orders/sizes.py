@@ -13,6 +13,7 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
+from neuroshard.orders.options import OPTIONS
 
 T = TypeVar("T")
 OWN = frozenset(
@@ -86,7 +87,9 @@ def size_order(
     time_budget: str | float | None = None,
     search: Mapping[str, Any],
 ) -> SizeOrder:
-    """The order that these options make. Raises UsageError."""
+    """The order that these options make. Raises UsageError, and TypeError for an option that a sweep does not have."""
+    if unknown := search.keys() - (OPTIONS.keys() - OWN):
+        raise TypeError(f"size() got an unexpected keyword argument {min(unknown)!r}")
     names = [*dict.fromkeys(models)]
     if not names:
         raise UsageError("name a cost model of each kind of hardware: --model analytic:h100 --model analytic:b200")
