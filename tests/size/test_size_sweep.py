@@ -128,6 +128,14 @@ def test_a_model_that_can_price_no_size_is_refused(tmp_path: Path) -> None:
         run(TABLES, size_order([f"given:{costs}"], "2", memory=["1GiB"], search={"batch_size": 512}))
 
 
+def test_a_network_joins_the_domains_of_a_sweep(swept: Swept) -> None:
+    fast, slow = (swept(TABLES, "4,8", "1GiB", domain=["4"], network=network).rows for network in ("400Gb/s", "40Gb/s"))
+    assert fast[0].step_ms == slow[0].step_ms  # one domain
+    assert fast[1].step_ms < slow[1].step_ms
+    with pytest.raises(UsageError, match="a network joins domains"):
+        swept(TABLES, "4,8", "1GiB", network="400Gb/s")
+
+
 def test_a_kind_without_a_known_memory_asks_for_it() -> None:
     with pytest.raises(UsageError, match="--memory analytic:cpu=SIZE"):
         run(TABLES, size_order(["analytic:cpu"], "2", search={"batch_size": 512}))

@@ -59,11 +59,9 @@ class Sizes:
         return found
 
     def _fewest(self, cell: Cell) -> int:
-        options = {**self.order.search, "devices": 1, "memory": cell.memory_bytes}
         with silent(True):  # of constraints.json all was said before
-            reserved = resolve(SearchOrder.of(options).constraints, self.tables, "constraints").reserved(
-                cell.memory_bytes
-            )
+            constraints = _search_of(cell, self.order).constraints
+            reserved = resolve(constraints, self.tables, "constraints").reserved(cell.memory_bytes)
         usable = cell.memory_bytes - reserved
         fewest = max(math.ceil(kept_bytes(self.tables) / usable), 1) if usable > 0 else 1
         proven = {
@@ -131,8 +129,7 @@ def run(
     ends = None if order.time_budget_s is None else time.time() + order.time_budget_s
     listed, notes = read_listed(tables) if isinstance(tables, Path) else (tuple(tables), ())
     cells, left_out = cells_of(order)
-    # checks the options, and says what constraints.json does, once; the number of devices is that of a cell
-    SearchOrder.of({**order.search, "devices": cells[0].devices, "memory": cells[0].memory_bytes})
+    _search_of(cells[0], order)  # checks the options, and says what constraints.json does, once
     rows = sweep(cells, Sweep(listed, notes, dict(order.search), ends), stop, processes)
     if not any(row.fits or row.state == "not tried" for row in rows):
         raise Infeasible(_nearest(rows), proven=all(row.state == "proven not to fit" for row in rows))
@@ -141,6 +138,19 @@ def run(
         [f"{counted(untried, 'size')} not searched: the time was up, or the sweep was stopped"] if untried else []
     )
     return Sizes(listed, order, tuple(rows), (*left_out, *cut_short, *_assumed(order)))
+
+
+def _search_of(cell: Cell, order: SizeOrder) -> SearchOrder:
+    """The options of a search, checked for a cell's devices: a network needs their domains."""
+    return SearchOrder.of(
+        {
+            **order.search,
+            "devices": cell.devices,
+            "memory": cell.memory_bytes,
+            "domain": cell.domain,
+            "local_world_size": cell.local_world_size,
+        }
+    )
 
 
 def _nearest(rows: Sequence[Row]) -> str:
