@@ -58,6 +58,7 @@ def test_a_kinds_own_value_comes_before_that_of_all() -> None:
         ({"price": [f"{H100}=2/h"]}, "not for analytic:b200"),
         ({"price": ["2"]}, "price of a device and hour"),
         ({"price": ["0/h"]}, "price of a device and hour"),
+        ({"price": ["9" * 308 + "/h"]}, "price of a device and hour"),
         ({"price": ["$2EUR/h"]}, "price of a device and hour"),
         ({"price": ["1/h", "2/h"]}, "given twice"),
         ({"dense_time": ["2"]}, "time in a step"),
@@ -72,6 +73,12 @@ def test_bad_options_are_refused_in_a_line(options: dict[str, Any], message: str
     with pytest.raises(UsageError, match=message) as error:
         size_order([H100, B200], "8", **{"search": {}, **options})
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["algorithm", "previous", "move_budget", "no_such_option"])
+def test_an_option_that_a_sweep_does_not_have_is_refused(option: str) -> None:
+    with pytest.raises(TypeError, match=rf"size\(\) got an unexpected keyword argument '{option}'"):
+        size_order([H100], "8", search={option: "random"})
 
 
 def test_no_kind_is_refused() -> None:

@@ -60,6 +60,15 @@ def test_nothing_fits_says_the_nearest_and_what_it_lacks(swept: Swept) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_proof_of_more_memory_names_that_memory(swept: Swept) -> None:
+    rows = swept(some_tables([60, 60, 60]), "2,4", "20MiB,30MiB,100MiB").rows
+    assert [row.why for row in rows if row.cell.devices == 2] == [
+        f"not even with 30.0 MiB: {rows[1].why}",
+        "weights and optimizer state need 180.0 MiB, 2 devices have 60.0 MiB together: 120.0 MiB short",
+        "",
+    ]
+
+
 def test_a_plan_of_every_row_keeps_its_memory_and_bound(swept: Swept) -> None:
     sizes = swept(some_tables([40, 30, 20, 10, 10, 10]), "2-8", "32MiB,48MiB,64MiB,1GiB")
     for row in sizes.rows:

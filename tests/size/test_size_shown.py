@@ -1,6 +1,7 @@
 """Sizes as text, JSON, a page and files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from neuroshard.cli import app
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.files.tables import write_tables
+from neuroshard.orders.sizes import Kind
+from neuroshard.size.cells import Cell
+from neuroshard.size.frontier import plans_of
+from neuroshard.size.row import Row
 from neuroshard.store.folder import FolderStore
 
 MODELS = "--model analytic:h100 --model analytic:a100"
@@ -114,6 +119,45 @@ def test_a_network_joins_the_domains_of_every_size(folder: Path) -> None:
     assert slow[0]["step_ms"] == fast[0]["step_ms"]  # one domain
     assert slow[1]["step_ms"] > fast[1]["step_ms"]
     assert slow[1]["lower_bound_ms"] <= slow[1]["step_ms"]
+
+
+def test_long_steps_fit_a_terminal(folder: Path) -> None:
+    done = size(folder, f"{MODELS} --devices 1-2 --memory 1000000GiB --batch-size 500000000 --rounds 0 --price 5000/h")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    head = next(line for line in lines if "ms a step" in line)
+    rows = [line for line in lines if "PiB" in line or "TiB" in line]
+    assert len(rows) == 4
+    assert {len(line) for line in rows} == {len(head)}
+
+
+def test_sizes_that_round_alike_are_written_apart(folder: Path) -> None:
+    tables = some_tables([3000, 2500, 2000, 1500])  # a cut costs more than a whole table
+    found = ns.size(
+        tables, "analytic:h100", devices="4", memory=["2.3441GiB,2.9299GiB"], batch_size=512, rounds=1, quiet=True,
+        pipeline="none",
+    ).found  # fmt: skip
+    one, other = found.rows
+    alike = replace(one, cell=replace(one.cell, memory_bytes=other.cell.memory_bytes - 1000))
+    plans = plans_of([alike, other])
+    assert one.step_ms > other.step_ms  # both are on the frontier of memory
+    assert list(plans) == ["h100-4x2.93GiB.json", "h100-4x2.93GiB-2.json"]
+    assert {plan.digest() for plan in plans.values()} == {one.found.digest(), other.found.digest()}
+
+
+def test_a_model_of_a_folder_gives_plain_file_names() -> None:
+    kind = Kind(f"../{'models/' * 60}h100")
+    plan = ns.search(some_tables([1]), "analytic:h100", devices=2, memory="1GiB", batch_size=512, rounds=0, quiet=True)
+    (name,) = plans_of([Row(Cell(kind, 2, 2**30, 512, None, None), "fits", plan=plan)])
+    assert name.endswith("models-h100-2x1GiB.json")
+    assert name[0] != "-"
+    assert len(name) < 80
+
+
+def test_plans_are_written_into_a_folder_of_new_folders(folder: Path) -> None:
+    done = size(folder, f"--model analytic:h100 {SMALL} --write new/plans")
+    assert done.exit_code == 0, done.output
+    assert any((folder / "new" / "plans").iterdir())
 
 
 @pytest.mark.parametrize(

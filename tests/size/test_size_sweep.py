@@ -1,6 +1,12 @@
 """Rows of a sweep beside searches alone; envelopes; scaling; ends before the end."""
 
+import os
+import select
+import signal
+import subprocess
+import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -122,6 +128,14 @@ def test_a_model_that_can_price_no_size_is_refused(tmp_path: Path) -> None:
         run(TABLES, size_order([f"given:{costs}"], "2", memory=["1GiB"], search={"batch_size": 512}))
 
 
+def test_a_network_joins_the_domains_of_a_sweep(swept: Swept) -> None:
+    fast, slow = (swept(TABLES, "4,8", "1GiB", domain=["4"], network=network).rows for network in ("400Gb/s", "40Gb/s"))
+    assert fast[0].step_ms == slow[0].step_ms  # one domain
+    assert fast[1].step_ms < slow[1].step_ms
+    with pytest.raises(UsageError, match="a network joins domains"):
+        swept(TABLES, "4,8", "1GiB", network="400Gb/s")
+
+
 def test_a_kind_without_a_known_memory_asks_for_it() -> None:
     with pytest.raises(UsageError, match="--memory analytic:cpu=SIZE"):
         run(TABLES, size_order(["analytic:cpu"], "2", search={"batch_size": 512}))
@@ -136,3 +150,34 @@ def test_devices_have_the_memory_of_their_datasheet() -> None:
 def test_two_processes_find_the_same() -> None:
     order = size_order(["analytic:h100"], "2-4", memory=["1GiB"], search={"batch_size": 512, "rounds": 1})
     assert run(TABLES, order, processes=2).rows == run(TABLES, order).rows
+
+
+ENDLESS = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from neuroshard.size.sweep import _begin
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, _begin, (context.Event(),)) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+"""
+
+
+def test_a_process_of_a_killed_sweep_ends(tmp_path: Path) -> None:
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+        try:
+            ended, _, _ = select.select(
+                [parent.stdout], [], [], 60
+            )  # its end, once the worker has no hold of it either
+            assert ended
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)

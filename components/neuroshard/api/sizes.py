@@ -64,7 +64,7 @@ class Sizes:
 
         written = []
         with disk_errors(Path(folder), "write plans into it"):
-            Path(folder).mkdir(exist_ok=True)
+            Path(folder).mkdir(parents=True, exist_ok=True)
         for name, plan in self.plans.items():
             write_plan(Path(folder) / name, plan)
             written.append(Path(folder) / name)

@@ -16,6 +16,7 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
 from neuroshard.core.value import Value, Whole, shown
 from neuroshard.orders import values as take
+from neuroshard.orders.options import OPTIONS
 
 T = TypeVar("T")
 OWN = frozenset(
@@ -35,6 +36,7 @@ OWN = frozenset(
     }
 )
 MOST_PROCESSES = 64  # of a sweep: a guess, more than sizes are left at once
+MOST_PRICE = 1e12  # of a device and hour in any currency: a guess, far from where money overflows
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _NAME = re.compile(r"(analytic:)?[^:#/=,]+")  # of a model in models.yaml: no path, no STORE#HARDWARE
 _AMOUNT = r"[0-9]+(?:\.[0-9]+)?"
@@ -155,7 +157,9 @@ def size_order(
     time_budget: str | float | None = None,
     search: Mapping[str, Any],
 ) -> SizeOrder:
-    """The order that these options make. Raises UsageError."""
+    """The order that these options make. Raises UsageError, and TypeError for an option that a sweep does not have."""
+    if unknown := search.keys() - (OPTIONS.keys() - OWN):
+        raise TypeError(f"size() got an unexpected keyword argument {min(unknown)!r}")
     names = [*dict.fromkeys(models)]
     if not names:
         raise UsageError("name a cost model of each kind of hardware: --model analytic:h100 --model analytic:b200")
@@ -245,7 +249,7 @@ def _ranks(text: str) -> int:
 def _price(text: str) -> tuple[float, str]:
     """`2.40/h`, `$2.40/h`, `2.40 EUR/h` as an amount and a currency, which may be empty."""
     match = _PRICE.fullmatch(text.strip())
-    if match is None or (match["before"] and match["after"]) or not float(match["amount"]) > 0:
+    if match is None or (match["before"] and match["after"]) or not 0 < float(match["amount"]) < MOST_PRICE:
         raise UsageError(
             f"{shown(text)} is not the price of a device and hour; write 2.40/h, with a currency $2.40/h or 2.40EUR/h"
         )

@@ -7,6 +7,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.size.row import Row
 
 GIB = 2**30
+MOST_OF_A_NAME = 40  # characters of a kind in a file name, far below the 255 bytes of file systems
 
 
 def frontier(rows: Sequence[Row]) -> list[Row]:
@@ -120,9 +121,17 @@ def with_several_memories(rows: Sequence[Row]) -> list[list[Row]]:
 def plans_of(rows: Sequence[Row]) -> dict[str, Plan]:
     """The plans of both frontiers, by a file name that says the size."""
     points = [*frontier(rows), *(point.row for points in memory_frontiers(rows) for point in points)]
-    return {_file_name(row): row.found for row in points}
+    alike = dict[str, list[Row]]()
+    for row in {id(row): row for row in points}.values():
+        alike.setdefault(_size_in_a_name(row), []).append(row)
+    return {
+        f"{size}-{number}.json" if number > 1 else f"{size}.json": row.found
+        for size, of_it in alike.items()
+        for number, row in enumerate(of_it, 1)
+    }
 
 
-def _file_name(row: Row) -> str:
+def _size_in_a_name(row: Row) -> str:
+    """`h100-8x40GiB`: memory is rounded, and of a path its end is taken, so sizes may be alike in it."""
     kind = "".join(letter if letter.isalnum() else "-" for letter in row.cell.kind.name.removeprefix("analytic:"))
-    return f"{kind}-{row.cell.devices}x{row.cell.memory_bytes / GIB:.4g}GiB.json"
+    return f"{kind[-MOST_OF_A_NAME:].strip('-')}-{row.cell.devices}x{row.cell.memory_bytes / GIB:.4g}GiB"

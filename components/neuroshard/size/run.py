@@ -59,12 +59,9 @@ class Sizes:
         return found
 
     def _fewest(self, cell: Cell) -> int:
-        # a network joins domains, and one device has none
-        options = {**self.order.search, "devices": 1, "memory": cell.memory_bytes, "network": None}
         with silent(True):  # of constraints.json all was said before
-            reserved = resolve(SearchOrder.of(options).constraints, self.tables, "constraints").reserved(
-                cell.memory_bytes
-            )
+            constraints = _search_of(cell, self.order).constraints
+            reserved = resolve(constraints, self.tables, "constraints").reserved(cell.memory_bytes)
         usable = cell.memory_bytes - reserved
         fewest = max(math.ceil(kept_bytes(self.tables) / usable), 1) if usable > 0 else 1
         proven = {
@@ -132,23 +129,28 @@ def run(
     ends = None if order.time_budget_s is None else time.time() + order.time_budget_s
     listed, notes = read_listed(tables) if isinstance(tables, Path) else (tuple(tables), ())
     cells, left_out = cells_of(order)
-    # checks the options, and says what constraints.json does, once; the number of devices is that of a cell
-    one = cells[0]
-    SearchOrder.of(
-        {
-            **order.search,
-            "devices": one.devices,
-            "memory": one.memory_bytes,
-            "domain": one.domain,
-            "local_world_size": one.local_world_size,
-        }
-    )
+    _search_of(cells[0], order)  # checks the options, and says what constraints.json does, once
     rows = sweep(cells, Sweep(listed, notes, dict(order.search), ends), stop, processes)
     if not any(row.fits or row.state == "not tried" for row in rows):
         raise Infeasible(_nearest(rows), proven=all(row.state == "proven not to fit" for row in rows))
     untried = sum(row.state == "not tried" for row in rows)
-    cut_short = [f"{counted(untried, 'size')} not searched: the time was up"] if untried else []
+    cut_short = (
+        [f"{counted(untried, 'size')} not searched: the time was up, or the sweep was stopped"] if untried else []
+    )
     return Sizes(listed, order, tuple(rows), (*left_out, *cut_short, *_assumed(order)))
+
+
+def _search_of(cell: Cell, order: SizeOrder) -> SearchOrder:
+    """The options of a search, checked for a cell's devices: a network needs their domains."""
+    return SearchOrder.of(
+        {
+            **order.search,
+            "devices": cell.devices,
+            "memory": cell.memory_bytes,
+            "domain": cell.domain,
+            "local_world_size": cell.local_world_size,
+        }
+    )
 
 
 def _nearest(rows: Sequence[Row]) -> str:

@@ -8,6 +8,7 @@ A cell whose memory in all is less than the tables' weights and optimizer state 
 """
 
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from itertools import groupby
+from multiprocessing.connection import wait as wait_for
 from typing import Any
 
 from neuroshard.core.clean import silent
@@ -35,7 +37,7 @@ from neuroshard.size.cells import Cell
 from neuroshard.size.row import Row, name_of
 
 TIME_UP = "the time budget of the sweep cut the search short: more of it might have found a better plan"
-NOT_TRIED = "the time was up before this size was searched"
+NOT_TRIED = "the time was up, or the sweep was stopped, before this size was searched"
 POLL_S = 0.2  # how often a sweep looks whether it shall stop
 
 
@@ -106,11 +108,19 @@ _stop: Any = None  # of a worker process: the event of the process that started 
 
 
 def _begin(stop: Any) -> None:
-    """A worker leaves signals to the process that started it, which asks it to stop."""
+    """A worker leaves signals to the process that started it, which asks it to stop; and ends where that one was killed."""
     global _stop  # events travel to a process when it starts, not later
     _stop = stop
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait_for([parent.sentinel])
+    os._exit(1)  # nobody takes the rows; the main thread may be in the middle of a search
 
 
 def _in_worker(group: Sequence[Cell], what: Sweep, seconds: float | None) -> list[Row]:
@@ -145,11 +155,14 @@ def _in_processes(
 
 def _rows(cells: Sequence[Cell], what: Sweep, stop: threading.Event | None, seconds: float | None) -> list[Row]:
     """Of the cells of one kind and number of devices."""
+    proven: Row | None = None  # with the most memory
     rows, ends = dict[Cell, Row](), None if seconds is None else time.monotonic() + seconds
     for cell in sorted(cells, key=lambda cell: -cell.memory_bytes):
         more = next(reversed(rows.values()), None)
         if more is not None and more.state == "proven not to fit":
-            rows[cell] = replace(more, cell=cell)
+            proven = proven or more
+            why = f"not even with {format_bytes(proven.cell.memory_bytes)}: {proven.why}"
+            rows[cell] = replace(proven, cell=cell, why=why)
         elif more is not None and more.fits and more.memory_used_bytes <= _usable(more, cell):
             rows[cell] = _with(more, cell, more.bound_ms)  # no plan of less memory is cheaper
         elif (stop is not None and stop.is_set()) or what.left_s <= 0:

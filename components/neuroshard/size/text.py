@@ -57,18 +57,23 @@ def _kinds(sizes: Sizes) -> Iterator[str]:
 
 def _line(row: Row, mark: str) -> str:
     interval, bound = row.interval_ms, row.bound_step_ms
-    may_be = "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
+    may_be = "-" if interval is None else f"{_ms(interval[0])}-{_ms(interval[1])}"
     last = f"{row.samples_per_s / row.cell.devices / 1000:,.1f}" if row.money is None else f"{row.money:.4g}"
     return HEAD.format(
         mark,
         f"{row.cell.devices:,}",
         format_bytes(row.cell.memory_bytes),
-        f"{row.step_ms:.3f}",
+        _ms(row.step_ms),
         may_be,
-        "-" if bound is None else f"{bound:.3f}",
+        "-" if bound is None else _ms(bound),
         f"{row.samples_per_s / 1000:,.0f}",
         last,
     ).rstrip()
+
+
+def _ms(ms: float) -> str:
+    """In at most 7 characters below 3 hours, which two fit in a column."""
+    return f"{ms:.{3 if ms < 1000 else 1 if ms < 1e5 else 0}f}"
 
 
 def _marks(sizes: Sizes) -> Iterator[str]:

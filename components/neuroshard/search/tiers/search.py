@@ -32,8 +32,8 @@ from neuroshard.search.tiers.start import start_plan
 from neuroshard.search.tiers.toggle import toggled
 from neuroshard.search.watch import Watch
 
-# Of the relaxation, and of first plans. 4 gave the same plans of 60 tables on 8 devices within 2 %, a sixth sooner, but one of 500
-# tables on 64 devices that was 9 % dearer
+# Of the relaxation, and of first plans. 4 gave the same plans of 60 tables on 8 devices within 2 %, a sixth sooner, but a plan of
+# 500 tables on 64 devices that was 9 % dearer
 RELAXED_ROUNDS = 16
 HOSTS_TRIED = 5  # times as many rounds, for hosts that have little memory: a guess
 # Shares of all HBM that first choices fill, from the largest on until a plan is dearer. Of 500 tables on 64 devices, a few large
