@@ -351,7 +351,7 @@ def test_warnings_that_are_errors_do_not_stop_training_either(
     assert "a batch is a KeyedJaggedTensor, or a list or dict of them, not 'str'" in capfd.readouterr().err
 
 
-def written_by(url: Path, batches: list[object]) -> CountedAccess:
+def written_by(url: Path, batches: list[list[KeyedJaggedTensor]]) -> CountedAccess:
     counts = AccessCounts(model(), str(url), "ads")
     for one in batches:
         counts.add(one)
