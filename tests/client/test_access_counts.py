@@ -1,6 +1,8 @@
 """Counters in trainers on gloo: what all ranks counted of real TorchRec collections is what their global stream holds; and what
 fails ends the counting, never the training."""
 
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from helpers.gloo import on_ranks
 from helpers.limits import HANGS
+from helpers.refusals import refused
 from neuroshard.client.access import AccessCounts, AccessWarning
 from neuroshard.client.access_merge import MOST_QUEUED, Background, Step, Write
 from neuroshard.client.access_sample import Reading, Sampler, ends_on_device, limits_of, sample_on_device
@@ -348,6 +351,82 @@ def test_warnings_that_are_errors_do_not_stop_training_either(
     assert "a batch is a KeyedJaggedTensor, or a list or dict of them, not 'str'" in capfd.readouterr().err
 
 
+def written_by(url: Path, batches: list[list[KeyedJaggedTensor]]) -> CountedAccess:
+    counts = AccessCounts(model(), str(url), "ads")
+    for one in batches:
+        counts.add(one)
+    counts.write(wait_seconds=HANGS)
+    return read_counted(FolderStore(url), "ads")
+
+
+def without_samples() -> list[KeyedJaggedTensor]:
+    nothing = {name: np.empty(0, dtype=np.int64) for name in LOOKUPS}
+    return [batch(nothing, ("clicked", "u", "bought")), batch(nothing, ("t",))]
+
+
+def test_a_step_without_samples_is_left_out_and_counting_goes_on(tmp_path: Path) -> None:
+    steps = [features(0, step) for step in range(6)]
+    found = written_by(tmp_path / "store", [without_samples(), *steps[:3], without_samples(), *steps[3:]])
+    assert (found.steps, found.left_out_steps, found.batch_size) == (6, 2, SAMPLES)
+    assert found.notes == ("2 steps left out: rank 0 had no samples",)
+    others = written_by(tmp_path / "others", steps).tables
+    assert [table.access.stream for table in found.tables] == [table.access.stream for table in others]
+
+
+def test_a_rank_without_samples_leaves_out_the_step_of_all_ranks() -> None:
+    written = list[CountedAccess]()
+
+    def write(found: CountedAccess) -> str:
+        written.append(found)
+        return ""
+
+    ranks = in_threads(HashStore(), 2, write)
+    for step in range(8):
+        for rank, one in enumerate(ranks):
+            one.put(
+                Step(
+                    step,
+                    one.sampler.draw(without_samples() if (rank, step) in ((1, 0), (1, 5)) else features(rank, step)),
+                )
+            )
+    for one in ranks:
+        one.put(Write(1, 8, HANGS))
+    assert [one.wait(1, HANGS) for one in ranks] == ["", ""]
+    for one in ranks:
+        one.stop()
+    assert (written[0].steps, written[0].left_out_steps, written[0].batch_size) == (6, 2, 2 * SAMPLES)
+    assert written[0].notes == ("2 steps left out: rank 1 had no samples",)
+
+
+ENDS = """
+import atexit
+from torch._C._distributed_c10d import HashStore
+from neuroshard.client.access_merge import Background
+from neuroshard.client.access_sample import Reading, Sampler
+from neuroshard.client.ranks import Channel
+from neuroshard.core.table import Table
+
+atexit.register(lambda: print("counting on" if background.thread.is_alive() else f"ended {background.fault!r}"))
+sampler = Sampler([Reading(Table(name="t", rows=9, dim=8, pooling_factor=1.0), "m", ("t",))], 2)
+background = Background(sampler, Channel(HashStore(), "same", 0), 0, 2, "ads", str)  # waits for rank 1
+"""
+
+
+def test_a_trainer_that_ends_ends_the_counting_first() -> None:
+    """A thread in a call of torch's as the interpreter ends aborts the process."""
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=HANGS, check=True)
+    assert ended.stdout == "ended ''\n"
+
+
+@pytest.mark.parametrize("seconds", ["10", None, float("nan"), float("inf"), -1.0])
+def test_a_time_that_is_none_is_refused_at_first_and_later_warned_of(tmp_path: Path, seconds: Any) -> None:
+    with refused(UsageError, "patience_seconds", repr(seconds)):
+        AccessCounts(model(), str(tmp_path), "ads", patience_seconds=seconds)
+    counts = AccessCounts(model(), str(tmp_path), "ads")
+    with pytest.warns(AccessWarning, match=f"not {seconds!r}; it waits for none; training goes on"):
+        counts.write(wait_seconds=seconds)
+
+
 @pytest.fixture
 def sampler() -> Sampler:
     tables = [
@@ -443,3 +522,24 @@ def test_a_module_without_tables_or_a_bad_name_is_refused_before_training(tmp_pa
         AccessCounts(torch.nn.Linear(2, 2), str(tmp_path), "ads")
     with pytest.raises(UsageError, match="not a usable model name"):
         AccessCounts(model(), str(tmp_path), "a/b")
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_row_numbers_in_floating_point_are_those_that_torchrec_reads(sampler: Sampler, kind: torch.dtype) -> None:
+    kjt = jagged(("f", "g", "h"), 4)  # rows below 60, which all of these hold exactly
+    floating = KeyedJaggedTensor(
+        kjt.keys(), kjt.values().to(kind) + 0.25 * (kind != torch.bfloat16), lengths=kjt.lengths()
+    )
+    sampler.shares = (0.5, 1.0, 0.25)
+    ours, truth = sampler.draw(floating).sample(), sampler.draw(kjt).sample()
+    assert [rows.tolist() for rows in ours.rows] == [rows.tolist() for rows in truth.rows]
+    assert [counts.tolist() for counts in ours.counts] == [counts.tolist() for counts in truth.counts]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [([], "a batch has no KeyedJaggedTensor"), ({}, "a batch has no KeyedJaggedTensor"), (None, "not 'NoneType'")],
+)
+def test_what_is_no_batch_is_said(sampler: Sampler, given: Any, said: str) -> None:
+    with refused(InvalidInput, said):
+        sampler.draw(given)

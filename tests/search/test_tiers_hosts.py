@@ -72,6 +72,9 @@ def test_too_little_host_memory_in_all_is_refused_with_the_bytes_that_lack():
     least = least_host_bytes(task)
     with refused(Infeasible, "4 hosts have", "must be in host memory", "more of --host-memory"):
         planned(task.model_copy(update={"host_memory_bytes": least // 4 - 2**20}))
+    alone = on_hosts(1, 24, 4, 0.25, 1)
+    with refused(Infeasible, "1 host has", "must be in host memory"):
+        planned(alone.model_copy(update={"host_memory_bytes": least_host_bytes(alone) - 2**20}))
 
 
 def test_tables_whose_tiers_are_named_are_dealt_to_the_hosts_that_have_room():

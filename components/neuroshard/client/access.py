@@ -12,6 +12,7 @@ It counts a sample of the rows in the background, in constant memory. Whatever f
 AccessWarning; training goes on. Needs torch and torchrec.
 """
 
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,8 +26,9 @@ from neuroshard.client.ranks import Channel, parts_of, prefix_of
 from neuroshard.client.torchrec_module import collections_of
 from neuroshard.core.clean import log
 from neuroshard.core.counted import CountedAccess
-from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line
+from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_tables import configs_of, tables_of
 from neuroshard.store.counted import put_counted
 from neuroshard.store.deadline import within
@@ -51,8 +53,8 @@ class AccessCounts:
     the world) must make one; where torch.distributed is not initialised, this process trains alone. Ranks other than 0 need no
     access to the store; rank 0 needs to write there. `single_writer` is for an S3 store that ignores conditional writes.
 
-    Raises UsageError for an invalid name or URL, and InvalidInput for a module without tables that plans cover. After that
-    nothing raises: a fault ends the counting with an AccessWarning, on rank 0 or on the rank that has it.
+    Raises UsageError for an invalid name, URL or patience, and InvalidInput for a module without tables that plans cover. After
+    that nothing raises: a fault ends the counting with an AccessWarning, on rank 0 or on the rank that has it.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class AccessCounts:
     ) -> None:
         import torch.distributed as dist
 
+        if not _is_time(patience_seconds) or not patience_seconds:
+            raise UsageError(f"patience_seconds is how long to wait for another rank, not {shown(patience_seconds)}")
         store = open_store(store_url, single_writer=single_writer)
         readings, rank, ranks, channel = _readings(module), 0, 1, None
         if dist.is_available() and dist.is_initialized():
@@ -118,6 +122,11 @@ class AccessCounts:
         """
         if self._is_over():
             return
+        if not _is_time(wait_seconds):
+            self._report(
+                f"wait_seconds of a write is a number of seconds, not {shown(wait_seconds)}; it waits for none"
+            )
+            wait_seconds = 0.0
         self._writes += 1
         self._background.put(Write(self._writes, self._step, wait_seconds))
         if wait_seconds > 0:
@@ -145,6 +154,10 @@ class AccessCounts:
             warnings.warn(f"{what}; training goes on", AccessWarning, stacklevel=3)
         except AccessWarning as warning:  # where warnings are errors
             log(f"warning: {warning}")
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and 0 <= seconds <= threading.TIMEOUT_MAX
 
 
 def _readings(module: nn.Module) -> list[Reading]:

@@ -10,6 +10,7 @@ key-value store of torch.distributed (ranks.py), under a prefix that rank 0 make
     written/<w>                  what came of write w on rank 0: empty if it is in the store
 """
 
+import atexit
 import json
 import queue
 import secrets
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from neuroshard.client.access_sample import SAMPLED_A_STEP, Batch, Reading, Sample, Sampler
-from neuroshard.client.ranks import PART_BYTES, Channel
+from neuroshard.client.ranks import MARGIN_SECONDS, PART_BYTES, Channel, ChannelClosed
 from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.table import Table
@@ -133,7 +134,11 @@ class Merged:
             self._leave_out(headers[0]["steps"], f"rank {behind[0]} was behind, or its sample was too large")
             return
         for step in range(headers[0]["steps"]):
-            samples = sum(header["samples"][step] for header in headers)
+            of_ranks = [header["samples"][step] for header in headers]
+            samples = sum(of_ranks)
+            if not min(of_ranks):
+                self._leave_out(1, f"rank {of_ranks.index(0)} had no samples")
+                continue
             if self.batch_size not in (0, samples):
                 self._leave_out(1, f"the batch did not have {self.batch_size:,} samples over all ranks")
                 continue
@@ -206,7 +211,15 @@ class Background:
         self._block, self._sent = _Block(0), 0
         self.run_id = secrets.token_hex(8)
         self.thread = threading.Thread(target=self._run, name="neuroshard access counts", daemon=True)
+        atexit.register(self.leave)
         self.thread.start()
+
+    def leave(self) -> None:
+        """End the thread before the interpreter does: in a call of torch's it would abort the process as it is ended."""
+        if self._meeting is not None:
+            self._meeting.closed.set()
+        self.steps.put(None)
+        self.thread.join(MARGIN_SECONDS)
 
     def put(self, item: Step | Write) -> None:
         """Hand a step over, or leave it out where too many wait."""
@@ -236,6 +249,8 @@ class Background:
                     self._take(item)
             if self.failed:
                 raise Ended(f"rank {self.rank}: {self.failed}", own=True)
+        except ChannelClosed:
+            pass
         except Ended as end:
             self._end(str(end), end.own)
         except NeuroshardError as error:
@@ -243,6 +258,7 @@ class Background:
         except BaseException as error:
             self._end(f"rank {self.rank}: {type(error).__name__}: {one_line(error)}", own=True)
         finally:
+            atexit.unregister(self.leave)
             self.ended.set()
             with self.finished:
                 self.finished.notify_all()
@@ -358,7 +374,7 @@ class Background:
     def _write(self, merged: Merged, number: int) -> None:
         """Rank 0 gathers what all ranks counted, and writes it."""
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        how_much = f"{merged.steps:,} steps of {merged.batch_size:,} samples on {counted(self.ranks, 'rank')}"
+        how_much = f"{counted(merged.steps, 'step')} of {counted(merged.batch_size, 'sample')} on {counted(self.ranks, 'rank')}"
         source = f"counted by trainers: {how_much} up to {now}"
         own = merged.tables(source) if merged.steps else []
         if self.rank:

@@ -117,11 +117,18 @@ class Sampler:
                     f"a batch is a KeyedJaggedTensor, or a list or dict of them, not {shown(type(one).__name__)}"
                 )
         samples = {_samples(one) for _, one in several}
-        if len(samples) != 1 or not min(samples):
-            raise InvalidInput(f"a batch has KeyedJaggedTensors of {first_few(sorted(map(str, samples)))} samples")
+        if len(samples) != 1:
+            of = f"of {first_few(sorted(map(str, samples)))} samples; they must have equally many"
+            raise InvalidInput(
+                f"a batch has KeyedJaggedTensors {of}" if samples else "a batch has no KeyedJaggedTensor"
+            )
         places = [self._places_of(path, one) for path, one in several]
         found = [place for by_key in places for key in by_key for place in key]
         self._check_all_there(found)
+        if not min(
+            samples
+        ):  # of a rank whose data has ended: the step is there, and says nothing about how much to sample
+            return Batch(0, self.shares or (1.0,) * len(self.readings), [], self)
         if not self.shares:
             self.shares = self._first_shares(several, places, min(samples))
         drawn = [self._draw(one, by_key) for (_, one), by_key in zip(several, places, strict=True)]
@@ -230,6 +237,8 @@ def _samples(batch: "KeyedJaggedTensor") -> int:
 def _draw_on_cpu(
     values: Tensor, ends: Sequence[int], places: list[list[tuple[int, int]]], shares: Sequence[float]
 ) -> _Drawn:
+    if values.is_floating_point():
+        values = values.long()  # as TorchRec's operators do
     every, rows = values.numpy(), []
     for begin, end, share in zip(ends, ends[1:], shares, strict=False):
         some = every[begin : end if share else begin]
@@ -289,7 +298,7 @@ def _signed(number: int) -> int:
 
 def _distinct(rows: list[Ints], most: int) -> tuple[Ints, Ints, int]:
     """Distinct rows, rising, how often each is there, and how many lookups are of rows that the table lacks."""
-    every = np.concatenate(rows) if len(rows) != 1 else rows[0]
+    every = rows[0] if len(rows) == 1 else np.concatenate([*rows, np.empty(0, dtype=np.int64)])
     inside = every[(every >= 0) & (every < most)]
     if most <= _DENSE_ROWS:
         of_rows = np.bincount(inside, minlength=1)

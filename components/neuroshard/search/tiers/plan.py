@@ -8,7 +8,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard, host_memory
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted
+from neuroshard.core.text import agreeing
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.orders.options import LOCAL_SEARCH
@@ -59,8 +59,9 @@ def _check_bytes(task: ShardingTask, may: MayHold) -> None:
     if least > have:
         raise Infeasible(
             f"devices have {format_bytes(sum(task.placeable_bytes))} of HBM for tables, of which at least "
-            f"{format_bytes(least, 'up')} must be in host memory; {counted(hosts, 'host')} have {format_bytes(have)} for them: "
-            f"give {format_bytes(-(-(least - have) // hosts), 'up')} more of --host-memory, or more --memory or devices"
+            f"{format_bytes(least, 'up')} must be in host memory; {agreeing(hosts, 'host', 'has', 'have')} "
+            f"{format_bytes(have)} for them: give {format_bytes(-(-(least - have) // hosts), 'up')} more of --host-memory, "
+            "or more --memory or devices"
         )
 
 
