@@ -10,12 +10,12 @@ from dataclasses import replace
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import WAYS, Tier
+from neuroshard.core.tiers import Tier
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.infeasible.feasibility import feasible
-from neuroshard.search.tiers.division import Tiers
+from neuroshard.search.tiers.division import Tiers, tier_of
 
 ROOM = 0.95  # share of HBM that tables in tiers may take, so that some is left for copies: a guess
 SHRUNK = (1.0, 0.75, 0.5, 0.25, 0.0)  # caches of a plan, the first with that room
@@ -41,8 +41,5 @@ def worth_copying(
 
 
 def _less(held: tuple[Tier, int | None], share: float) -> tuple[Tier, int | None]:
-    tier, rows = held
-    if rows is None:
-        return held
-    fewer = int(rows * share) // WAYS * WAYS
-    return (tier, fewer) if fewer else ("host", None)
+    rows = held[1]
+    return held if rows is None else tier_of(rows * share)

@@ -1,15 +1,17 @@
 """The options of table groups where HBM does not hold all tables, as problems, and plans whose HBM is divided."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import WAYS
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.infeasible.feasibility import feasible
@@ -20,11 +22,13 @@ from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
-from neuroshard.search.tiers.division import Tiers, divided
+from neuroshard.search.tiers.division import Tiers, divided, tier_of
 from neuroshard.search.tiers.hosts import HostPrices, InShares, bytes_over
 from neuroshard.search.tiers.points import PartPoints
 from neuroshard.search.tiers.sides import ThreeProblems
 from neuroshard.search.watch import Watch
+
+Flags = NDArray[np.bool_]
 
 # The first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
 WHOLE, DIVIDED = 0, 1
@@ -83,56 +87,66 @@ class TierProblems:
         before: StartFrom | None = None,
         hosts: HostPrices | None = None,
     ) -> None:
-        self.kept = None if before is None else before.kept
-        searched, pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
-        hbm, names = task.placeable_bytes, [table.name for table in searched.without_tier]
         self.task, self.cost_model, self.prices, self.points = task, model, prices, points
-        self.of_tables = (
-            points if self.kept is None else PartPoints(task, points.model)
-        )  # of those that are in pieces too
+        self._may, self._hosts, self.kept = may, hosts, None if before is None else before.kept
+        searched, self._pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
+        # of whole tables, where those of `points` are of the pieces between kept cuts
+        self.of_tables = points if self.kept is None else PartPoints(task, points.model)
+        names = [table.name for table in searched.without_tier]
         in_host = searched.with_tiers(dict.fromkeys(names, ("host", None)))
 
-        def dividing(task: ShardingTask, **given: Any) -> CostModel:
-            inner = points.model if hosts is None else cast(CostModel, InShares(points.model, task, hosts))
-            return cast(CostModel, Divided(inner, max(hbm), prices, points, **given))
-
-        def problem_of(task: ShardingTask, model: CostModel) -> Problem:
-            return Problem(task, model, may=may, pieces=pieces)
-
-        self.anywhere = feasible(in_host, dividing(searched), may=may, pieces=pieces)
+        self.anywhere = feasible(in_host, self._dividing(searched), may=may, pieces=self._pieces)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
         self.current = None if before is None else before.placement(self.anywhere)
-        whole = problem_of(searched, dividing(searched, whole=names))
-        outside = problem_of(in_host, dividing(in_host, beyond=names))
-        self.large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
-        self.wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
+        self.options = [self._problem(searched, whole=names), self._problem(in_host, beyond=names)]
         self.owner = self._owners()
-        self.wide |= np.bincount(self.owner)[self.owner] > 1
-        self.large |= self.wide
-        self.in_level_only = self.wide.copy()  # not DIVIDED: cut anyway, or now
-        if self.current is not None:
-            self.in_level_only |= np.count_nonzero(self.current.widths(), axis=1) > 1
-        self.large |= self.in_level_only
         self.chosen = np.array([any(t.name in points.tables for t in tables) for tables in self.anywhere.tables])
-        self.large &= self.chosen
-        self.options = [whole, outside]
-        if self.large.any():
-            large = (tables for tables, is_large in zip(outside.tables, self.large, strict=True) if is_large)
-            some = [table for tables in large for table in tables if table.name in points.tables]
-            for share in LEVELS:
-                rows = {table.name: int(share * table.rows) // WAYS * WAYS for table in some}
-                held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
-                in_level = in_host.with_tiers(cast(Any, held))
-                self.options.append(problem_of(in_level, dividing(in_level, beyond=names, cached=rows)))
+        self.wide, self.in_level_only, self.large = self._cut()
+        self.options += self._in_levels(in_host, names) if self.large.any() else []
         for number, problem in enumerate(self.options):
             wanted = self.large[problem.group] | (number <= DIVIDED)  # only large groups have levels
             problem.price(np.flatnonzero(wanted))
         if self.current is not None and (reserved := self.current.reserved_bytes).any():
             self.anywhere, *self.options = (one.with_less_memory(reserved) for one in (self.anywhere, *self.options))
+        hbm = task.placeable_bytes
         if len(set(hbm)) > 1:  # a device with less holds, as it were, what it lacks
             lacks = np.zeros((task.devices, self.anywhere.vectors.shape[1]))
             lacks[:, -len(prices) :] = np.subtract(max(hbm), hbm)[:, None] * prices
             self.anywhere, *self.options = (one.with_base(lacks) for one in (self.anywhere, *self.options))
+
+    def _problem(self, task: ShardingTask, **given: Any) -> Problem:
+        return Problem(task, self._dividing(task, **given), may=self._may, pieces=self._pieces)
+
+    def _dividing(self, task: ShardingTask, **given: Any) -> CostModel:
+        """The model of devices that divide their HBM, with what is `given` of tables to `Divided`."""
+        inner: CostModel = self.points.model
+        if self._hosts is not None:
+            inner = cast(CostModel, InShares(inner, task, self._hosts))
+        hbm = max(self.task.placeable_bytes)
+        return cast(CostModel, Divided(inner, hbm, self.prices, self.points, **given))
+
+    def _cut(self) -> tuple[Flags, Flags, Flags]:
+        """Of table groups (G,): those that TorchRec cuts anyway; those that may not be DIVIDED if they are not in HBM, since they
+        are cut anyway, or now; and those of which large shares may be cached, of each LEVEL."""
+        outside = self.options[DIVIDED]
+        wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
+        wide |= np.bincount(self.owner)[self.owner] > 1
+        in_level_only = wide.copy()
+        if self.current is not None:
+            in_level_only |= np.count_nonzero(self.current.widths(), axis=1) > 1
+        large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
+        return wide, in_level_only, (large | in_level_only) & self.chosen
+
+    def _in_levels(self, in_host: ShardingTask, names: Sequence[str]) -> list[Problem]:
+        """The problems in which large tables have one of the LEVELS of their rows cached."""
+        groups = (tables for tables, large in zip(self.anywhere.tables, self.large, strict=True) if large)
+        some = [table for tables in groups for table in tables if table.name in self.points.tables]
+        found = []
+        for share in LEVELS:
+            tiers = {table.name: tier_of(share * table.rows) for table in some}
+            cached = {name: rows or 0 for name, (_, rows) in tiers.items()}
+            found.append(self._problem(in_host.with_tiers(tiers), beyond=names, cached=cached))
+        return found
 
     def _owners(self) -> Ints:
         """A number for each table group (G,), the same for pieces of a table whose cuts are kept: a table has one tier."""
@@ -209,13 +223,11 @@ class TierProblems:
     @cached_property
     def host_bytes(self) -> Floats:
         """Host memory that each table group needs, by option: (O, G)."""
-        found = [
-            [
-                sum(memory.host for memory in problem.task.memories(list(map(Part.of, tables))))
-                for tables in problem.tables
-            ]
-            for problem in self.options
-        ]
+
+        def of_tables(task: ShardingTask, tables: Sequence[Table]) -> int:
+            return sum(memory.host for memory in task.memories(list(map(Part.of, tables))))
+
+        found = [[of_tables(problem.task, tables) for tables in problem.tables] for problem in self.options]
         return np.array(found, dtype=np.float64)
 
     @cached_property
