@@ -1,4 +1,8 @@
-"""The options of table groups where HBM does not hold all tables, as problems, and plans whose HBM is divided."""
+"""Where HBM does not hold all tables: a problem for each way in which table groups may be held, and plans in tiers.
+
+A search places tables whose options were chosen (`TierProblems.of`). What it finds becomes a plan once each device has divided
+its HBM among its caches (`TierProblems.found`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,10 +75,12 @@ class TierProblems:
     """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in
     HBM (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
 
-    Tables whose tier a rule names are there in all of them; table groups that have others are `chosen` (G,).
+    Tables whose tier a rule names are there in all of them; of table groups with others the tier is `chosen` (G,).
 
     A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards
-    has all of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
+    has all of its lookups. So only `large` (G,) ones may be cut, and then what they cache is chosen beforehand: one of LEVELS.
+    Those `wide` (G,) are cut whatever the plan, so beyond HBM they are never DIVIDED. Those `in_level_only` (G,) are wide, or cut
+    in the plan to start from, and so not DIVIDED there.
     """
 
     def __init__(
@@ -126,8 +132,7 @@ class TierProblems:
         return cast(CostModel, Divided(inner, hbm, self.prices, self.points, **given))
 
     def _cut(self) -> tuple[Flags, Flags, Flags]:
-        """Of table groups (G,): those that TorchRec cuts anyway; those that may not be DIVIDED if they are not in HBM, since they
-        are cut anyway, or now; and those of which large shares may be cached, of each LEVEL."""
+        """`wide`, `in_level_only` and `large`: see the class."""
         outside = self.options[DIVIDED]
         wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
         wide |= np.bincount(self.owner)[self.owner] > 1

@@ -35,7 +35,8 @@ class Sides:
 
 @dataclass(frozen=True)
 class ThreeProblems:
-    """A task in which each part of a table is in any tier, in HBM, or beyond it. All their shards are priced."""
+    """A task in which each part of a table is in any tier (`anywhere`), in HBM (`whole`), or beyond it (`outside`). All their
+    shards are priced."""
 
     anywhere: Problem
     whole: Problem
