@@ -27,7 +27,7 @@ def worth_copying(
     """Those of the tables `names` that a search copies where the tables of `tiers` are in them. Those beyond HBM are never."""
     everything = {table.name: tiers.get(table.name, ("hbm", None)) for table in task.without_tier}
     hbm = ROOM * sum(task.placeable_bytes)
-    shrunk = (task.with_tiers({name: _less(held, share) for name, held in everything.items()}) for share in SHRUNK)
+    shrunk = (task.with_tiers({name: _less(*tier, share) for name, tier in everything.items()}) for share in SHRUNK)
     held = next((one for one in shrunk if one.need_bytes <= hbm), None)
     some = [name for name in names if name in everything and name not in tiers]
     if held is None or not some:
@@ -40,6 +40,5 @@ def worth_copying(
     return frozenset(name for name, sharding in found.problem.spread_as.items() if sharding.copied)
 
 
-def _less(held: tuple[Tier, int | None], share: float) -> tuple[Tier, int | None]:
-    rows = held[1]
-    return held if rows is None else tier_of(rows * share)
+def _less(tier: Tier, rows: int | None, share: float) -> tuple[Tier, int | None]:
+    return (tier, None) if rows is None else tier_of(rows * share)
