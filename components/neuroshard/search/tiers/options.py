@@ -155,9 +155,12 @@ class TierProblems:
 
     def _owners(self) -> Ints:
         """A number for each table group (G,), the same for pieces of a table whose cuts are kept: a table has one tier."""
-        names = [tables[0].name for tables in self.anywhere.tables]
-        owners = names if self.kept is None else [self.kept.table_of(name) for name in names]
+        owners = [self.table_of(tables[0].name) for tables in self.anywhere.tables]
         return np.unique(owners, return_inverse=True)[1]
+
+    def table_of(self, name: str) -> str:
+        """The task's table of this name; where cuts are kept, the one whose piece has it."""
+        return name if self.kept is None else self.kept.table_of(name)
 
     def of_owner(self, of_groups: Floats) -> Floats:
         """What is of each table group, summed up over all that have its owner: (O, G)."""
@@ -192,20 +195,20 @@ class TierProblems:
 
     def in_tiers(self, state: State, choice: Ints) -> InTierPlan:
         """A plan with its HBM divided, as it is then priced."""
-        shards, groups = lay_out(state, self.current), zip(self.anywhere.tables, choice.tolist(), strict=True)
-        beyond = ((table.name, number) for tables, number in groups for table in tables if number != WHOLE)
-        held, first = set[str](), dict[str, int]()
-        for name, number in beyond:
-            if name in self.points.tables:
-                of = name if self.kept is None else self.kept.table_of(name)
-                held.add(of)
-                if number != DIVIDED:
-                    first[of] = self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
+        shards = lay_out(state, self.current)
         if self.kept is not None:
             shards = self.kept.shards(shards)
+        groups = zip(self.anywhere.tables, choice.tolist(), strict=True)
+        some = [(t.name, number) for tables, number in groups for t in tables if t.name in self.points.tables]
+        beyond = {self.table_of(name) for name, number in some if number != WHOLE}
+        first = {
+            self.table_of(name): self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
+            for name, number in some
+            if number not in (WHOLE, DIVIDED)
+        }
         model = cast(Divided, state.problem.model)
         busy_ms = state.ready - model.terms_ms(state.sums[:, -model.terms :])
-        names = [table.name for table in self.task.tables if table.name in held]
+        names = [table.name for table in self.task.tables if table.name in beyond]
         tiers = divided(self.task, shards, names, first, self.of_tables, busy_ms)
         planned = self.task.with_tiers(tiers)
         prices = price_shards(self.cost_model, planned, shards)
