@@ -21,6 +21,7 @@ from neuroshard.size import sweep
 from neuroshard.size.frontier import frontier, memory_frontiers
 from neuroshard.size.run import run
 from neuroshard.size.sweep import TIME_UP
+from neuroshard.size.text import sizes_text
 from size.conftest import Swept
 
 TABLES = some_tables([40, 30, 20, 10, 10, 10, 5, 5])
@@ -111,7 +112,7 @@ def test_a_sweep_that_is_stopped_gives_what_is_there() -> None:
     sizes = run(TABLES, order, stop=stop)
     assert {row.state for row in sizes.rows} == {"not tried"}
     assert any("3 sizes not searched" in note for note in sizes.notes)
-    assert "not tried" in str(ns.api.Sizes(sizes))
+    assert "not tried" in sizes_text(sizes)
 
 
 def test_a_sweep_whose_time_is_up_says_so(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:

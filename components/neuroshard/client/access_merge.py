@@ -16,26 +16,22 @@ import queue
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.client.access_sample import SAMPLED_A_STEP, Batch, Reading, Sample, Sampler
+from neuroshard.client.access_blocks import Block, Merged, Taken
+from neuroshard.client.access_sample import SAMPLED_A_STEP, Batch, Sample, Sampler
 from neuroshard.client.ranks import MARGIN_SECONDS, PART_BYTES, Channel, ChannelClosed
 from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, one_line
-from neuroshard.files.access import Floats, Ints
-from neuroshard.files.count_access import AccessCounter, counted_table, sampled_places
 
 BLOCK_STEPS = 64  # of a block at least: one message to each rank that counts, however short the steps are
-TRACKED_ROWS = 2**14  # of a table, in about 1 MB of the rank that counts it
 MOST_QUEUED = 128  # steps that wait for the background thread; later ones are left out
 PATIENCE_SECONDS = 300.0  # for another rank; ranks start minutes apart, and a checkpoint may keep one from counting
 MOST_COUNTERS = 64  # ranks that count: so a block is at most so many messages
@@ -64,124 +60,6 @@ class Ended(Exception):
         self.own = own
 
 
-@dataclass
-class _Block:
-    """Steps in a row of one rank: from `first` on, `steps` of them. A block with a step that was `left_out` counts nothing."""
-
-    first: int
-    samples: list[Sample] = field(default_factory=list)
-    steps: int = 0
-    left_out: bool = False
-    write: int = -1
-    ended: str = ""
-
-    def to_bytes(self, tables: Sequence[int]) -> bytes:
-        """What the rank that counts these tables needs of it."""
-        some = [] if self.left_out else self.samples
-        rows = [sample.rows[table] for sample in some for table in tables]
-        counts = [sample.counts[table] for sample in some for table in tables]
-        header = {
-            "first": self.first,
-            "steps": self.steps,
-            "left_out": self.left_out,
-            "write": self.write,
-            "ended": self.ended,
-            "outside": sum(sample.outside for sample in some),
-            "shares": [min((sample.shares[table] for sample in some), default=1.0) for table in tables],
-            "samples": [sample.samples for sample in some],
-            "lookups": [sample.lookups[table].tolist() for sample in some for table in tables],
-            "sizes": [len(one) for one in rows],
-        }
-        arrays = [
-            np.concatenate([*some, np.empty(0, dtype=np.int64)]).astype("<i8").tobytes() for some in (rows, counts)
-        ]
-        return b"\n".join([json.dumps(header).encode(), b"".join(arrays)])
-
-
-@dataclass
-class _Taken:
-    """A block of another rank, or of this one, as it was taken: of each step and table the rows and their lookups."""
-
-    header: dict[str, Any]
-    rows: list[Ints]
-    counts: list[Ints]
-
-    @classmethod
-    def of(cls, data: bytes) -> "_Taken":
-        head, _, body = data.partition(b"\n")
-        header = json.loads(head)
-        rows, counts = np.frombuffer(body, dtype="<i8").reshape(2, sum(header["sizes"]))
-        ends = np.cumsum(header["sizes"])[:-1]
-        return cls(header, np.split(rows, ends), np.split(counts, ends))
-
-
-class Merged:
-    """The tables that this rank counts."""
-
-    def __init__(self, readings: Sequence[Reading], places: Sequence[int]) -> None:
-        self.readings, self.places = readings, places
-        self.counters = [AccessCounter(readings[place].table.rows, TRACKED_ROWS) for place in places]
-        self.lookups: list[Floats] = [np.zeros(len(readings[place].features)) for place in places]
-        self.batch_size = self.steps = self.left_out = self.outside = 0
-        self.why: Counter[str] = Counter()
-
-    def add(self, blocks: Sequence[_Taken]) -> None:
-        """Count a block of each rank, all of the same steps."""
-        headers = [block.header for block in blocks]
-        behind = [rank for rank, header in enumerate(headers) if header["left_out"]]
-        self.outside += sum(header["outside"] for header in headers)
-        if behind:
-            self._leave_out(headers[0]["steps"], f"rank {behind[0]} was behind, or its sample was too large")
-            return
-        for step in range(headers[0]["steps"]):
-            of_ranks = [header["samples"][step] for header in headers]
-            samples = sum(of_ranks)
-            if not min(of_ranks):
-                self._leave_out(1, f"rank {of_ranks.index(0)} had no samples")
-                continue
-            if self.batch_size not in (0, samples):
-                self._leave_out(1, f"the batch did not have {self.batch_size:,} samples over all ranks")
-                continue
-            self.batch_size, self.steps = samples, self.steps + 1
-            for place in range(len(self.places)):
-                self._add(blocks, step * len(self.places) + place, place, samples)
-
-    def _add(self, blocks: Sequence[_Taken], entry: int, place: int, samples: int) -> None:
-        share = min(block.header["shares"][place] for block in blocks)
-        found, where = np.unique(np.concatenate([block.rows[entry] for block in blocks]), return_inverse=True)
-        each = np.bincount(where, np.concatenate([block.counts[entry] for block in blocks]), len(found)).astype(
-            np.int64
-        )
-        if any(block.header["shares"][place] > share for block in blocks):
-            kept = sampled_places(found, share)
-            found, each = found[kept], each[kept]
-        lookups = np.sum([block.header["lookups"][entry] for block in blocks], axis=0)
-        self.lookups[place] += lookups
-        self.counters[place].add_sample(found, each, share, int(lookups.sum()), samples)
-
-    def _leave_out(self, steps: int, why: str) -> None:
-        self.left_out += steps
-        self.why[why] += steps
-
-    def tables(self, source: str) -> list[Table]:
-        """The tables that this rank counts, as counted."""
-        return [
-            counted_table(
-                self.readings[place].table, counter, "time", self.readings[place].features, self.lookups[number], source
-            )
-            for number, (place, counter) in enumerate(zip(self.places, self.counters, strict=True))
-        ]
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        said = [f"{counted(steps, 'step')} left out: {why}" for why, steps in self.why.most_common(8)]
-        if self.outside:
-            said.append(
-                f"{counted(self.outside, 'sampled lookup')} of rows that their table lacks, which were left out"
-            )
-        return tuple(said)
-
-
 class Background:
     """Counts in a thread of its own what `put` gives it, until a fault ends it; `fault` is then the reason to report, "" where
     another rank reports it."""
@@ -208,7 +86,7 @@ class Background:
         self.written: dict[int, str] = {}
         self.finished = threading.Condition()
         self._meeting, self.channel = channel, channel
-        self._block, self._sent = _Block(0), 0
+        self._block, self._sent = Block(0), 0
         self.run_id = secrets.token_hex(8)
         self.thread = threading.Thread(target=self._run, name="neuroshard access counts", daemon=True)
         atexit.register(self.leave)
@@ -267,7 +145,7 @@ class Background:
         self.fault = why if own else ""
         self.ended.set()
         if own and self.channel is not None:
-            block = _Block(self._block.first, ended=why)
+            block = Block(self._block.first, ended=why)
             with suppress(NeuroshardError):
                 for to in self.counting:
                     if to != self.rank:
@@ -329,7 +207,7 @@ class Background:
     def _close(self, write: int = -1) -> None:
         block, number = self._block, self._sent
         block.write = write
-        self._block, self._sent = _Block(block.first + block.steps), number + 1
+        self._block, self._sent = Block(block.first + block.steps), number + 1
         self._use_smaller_shares(block.samples)
         own = {to: block.to_bytes(self.dealt[to]) for to in self.counting}
         if self.channel is not None:
@@ -353,7 +231,7 @@ class Background:
         blocks = []
         for rank in range(self.ranks):
             data = own if rank == self.rank else self._receive(f"block/{number}/{rank}/{self.rank}", rank)
-            block = _Taken.of(data)
+            block = Taken.of(data)
             if block.header["ended"]:
                 raise Ended(block.header["ended"], own=self.rank == 0)
             blocks.append(block)

@@ -82,9 +82,8 @@ class Datasheet:
     network_share: float = 0.95  # H100: 46 to 49 of 50 GB/s a port (NVIDIA/nccl-tests#130)
     node: int = 8  # DGX and HGX
     bus: float = 0.0  # to the host's memory; 0 where a device has no other memory
-    memory_mib: int = (
-        0  # what nvidia-smi reports, a little less than the name of the card says; 0 where a device has no own
-    )
+    # What nvidia-smi reports, a little less than the name of the card says; 0 where a device has no memory of its own
+    memory_mib: int = 0
     # Of the bus: rows fetched into a cache while as many are written back, and rows read or written in place. And what every
     # lookup through a cache takes: sort, find, insert. From the two rows of an H100 with Adam and a cache (0.8 and 1.0 of the
     # rows read) of NVIDIA/recsys-examples@43465aea, whose misses were simulated; a counter of misses ran beside them. Their rows

@@ -45,12 +45,8 @@ from neuroshard.store.patience import PatientStore, open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.tables import load_tables
 
-FILES = (
-    "compute.parquet",
-    "collective.parquet",
-    "tiers.parquet",
-    "cases.json",
-)  # the last shows that the draw is whole
+# The last shows that the draw is whole
+FILES = ("compute.parquet", "collective.parquet", "tiers.parquet", "cases.json")
 TEST_SHARE = AugmentSettings.test_share  # of the kinds of tables, as augment holds out
 FEWEST_ALL_TO_ALLS = round(
     1.6 * FEWEST_TRAIN_ALL_TO_ALLS
@@ -123,9 +119,8 @@ def extend(store: PatientStore, campaign: Campaign, request: Request, tables: Se
             raise InvalidInput("the tables of no model can be read, so no cases can be drawn")
         number = max((0, *earlier, *measuring(store, campaign.folder).numbers)) + 1
         cases = _drawn(campaign, request, named, list(earlier.values()), missing, number)
-        if (
-            cases.compute or cases.collective or cases.tiers
-        ):  # without either, every new case would repeat an earlier one
+        # without any, every new case would repeat an earlier one
+        if cases.compute or cases.collective or cases.tiers:
             _put(cases, store, campaign.folder, number)
 
 

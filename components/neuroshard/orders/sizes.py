@@ -72,6 +72,11 @@ class SizeOrder:
     search: Mapping[str, Any]
 
     @property
+    def has_dense_time(self) -> bool:
+        """Whether times are of whole steps, not of embeddings alone; as with prices, for all kinds or none."""
+        return self.kinds[0].dense_ms is not None
+
+    @property
     def priced(self) -> bool:
         """Whether the devices have prices; all kinds have one, or none."""
         return self.kinds[0].price is not None
@@ -175,10 +180,7 @@ def size_order(
     ranks = _by_kind("local-world-size", local_world_size, names, _ranks)
     prices = _by_kind("price", price, names, _price)
     dense = _by_kind("dense-time", dense_time, names, parse_step_time)
-    currencies = sorted({currency for _, currency in prices.values()})
-    if len(currencies) > 1:
-        said = ", ".join(currency or "none" for currency in currencies)
-        raise UsageError(f"prices are in several currencies ({said}), which cannot be compared: give all in one")
+    currency = _currency_of(prices)
     for what, found in (("price", prices), ("dense-time", dense)):
         if found and (without := [name for name in names if name not in found]):
             raise UsageError(f"--{what} is given for some kinds and not for {without[0]}: give it for all, or for none")
@@ -195,8 +197,16 @@ def size_order(
         for name in names
     )
     budget = None if time_budget is None else parse_duration(take.amounts("time_budget", time_budget, "'60s'"))
-    currency = currencies[0] if currencies else ""
     return SizeOrder(kinds, numbers_of_devices(devices), batch_per_device, currency, budget, search)
+
+
+def _currency_of(prices: Mapping[str, tuple[float, str]]) -> str:
+    """The one of all prices, which may be empty. Raises UsageError."""
+    currencies = sorted({currency for _, currency in prices.values()})
+    if len(currencies) > 1:
+        said = ", ".join(currency or "none" for currency in currencies)
+        raise UsageError(f"prices are in several currencies ({said}), which cannot be compared: give all in one")
+    return currencies[0] if currencies else ""
 
 
 def numbers_of_devices(given: object) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ NOTHING: Final[dict[BackendName, str]] = {
     "cuda": "nothing beyond HBM was measured: tables there are priced by the datasheet's bus",
     "cpu": "backend cpu has no tiers: plans by this cost model have no table beyond HBM",
 }
-FORWARD, BACKWARD = 0, 1
+FORWARD, BACKWARD = 0, 1  # the numbers of passes
 
 
 class Learned(NamedTuple):
@@ -62,7 +62,7 @@ def learn_tiers(costs: Costs) -> Learned:
     if lacking:
         return Learned(None, {}, (_gap(lacking, {tier: len(some[tier][True]) for tier in lacking}, costs),))
 
-    host = [_fitted(some["host"][True], way) for way in (FORWARD, BACKWARD)]
+    host = [_fitted(some["host"][True], number) for number in (FORWARD, BACKWARD)]
     # state of elements moves as rows in host memory do
     cached = [_fitted(some["cached"][True], FORWARD), _fitted(some["cached"][True], BACKWARD, host[BACKWARD])]
     found = MeasuredTiers(
@@ -112,17 +112,17 @@ def _cases(rows: Sequence[tuple[TierCase, TierCost]], tier: BeyondHbmTier, train
     return found
 
 
-def _fitted(cases: Sequence[_Case], way: int, of_state: Rates | None = None) -> Rates:
-    """The constants of a pass: forward (0), or backward. Backward, state of elements moves as in the work, or by `of_state`."""
-    work = np.array([case.work[way] for case in cases])
-    more = np.array([case.beyond_ms[way] - case.hbm_ms[way] for case in cases])
-    if way == BACKWARD:
+def _fitted(cases: Sequence[_Case], number: int, of_state: Rates | None = None) -> Rates:
+    """The constants of a pass, by its number. Backward, state of elements moves as in the work, or by `of_state`."""
+    work = np.array([case.work[number] for case in cases])
+    more = np.array([case.beyond_ms[number] - case.hbm_ms[number] for case in cases])
+    if number == BACKWARD:
         state = np.array([case.state for case in cases])
         if of_state is None:
             work = work + state
         else:
             more = more - of_state.ms(state)
-    return rates(_least_absolute(work, more, np.array([case.beyond_ms[way] for case in cases])))
+    return rates(_least_absolute(work, more, np.array([case.beyond_ms[number] for case in cases])))
 
 
 def _least_absolute(work: Floats, more_ms: Floats, beyond_ms: Floats) -> list[float]:
@@ -146,7 +146,9 @@ def _off(cases: Sequence[_Case], both: Sequence[Rates], of_state: Rates) -> floa
     """Mean |predicted / measured - 1| of forward and backward together; None without cases."""
     off = []
     for case in cases:
-        more = sum(float(rates_.ms(case.work[way])) for way, rates_ in enumerate(both)) + float(of_state.ms(case.state))
+        more = sum(float(one.ms(work)) for one, work in zip(both, case.work, strict=True)) + float(
+            of_state.ms(case.state)
+        )
         off.append(abs((case.hbm_ms.sum() + more) / case.beyond_ms.sum() - 1))
     return float(np.mean(off)) if off else None
 

@@ -40,7 +40,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.tiers.plan import against_tiers, beyond_hbm, check_host_memory, needs_tiers
+from neuroshard.search.tiers.plan import beyond_hbm, check_host_memory, needs_tiers
 from neuroshard.search.watch import Watch
 
 
@@ -71,7 +71,7 @@ def search(
         try:
             return _in_hbm(given)
         except Infeasible:  # HBM has enough bytes, but no plan fits into it
-            if task.host_memory_bytes is None or against_tiers(given):
+            if task.host_memory_bytes is None or settings.algorithm != LOCAL_SEARCH:
                 raise
     return beyond_hbm(given)
 

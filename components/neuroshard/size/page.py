@@ -7,13 +7,12 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from neuroshard.core.clean import cleaned
-from neuroshard.core.text import counted, short_name
+from neuroshard.core.text import short_name
 from neuroshard.core.units import format_bytes
 from neuroshard.report.svg import COLOURS, drawn
 from neuroshard.size.frontier import GIB, may_join_or_leave, with_several_memories
 from neuroshard.size.row import Row, name_of
 from neuroshard.size.run import Sizes
-from neuroshard.size.sweep import kept_bytes
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -52,6 +51,7 @@ not fit. Rings: no other size is better in both time and {{ second }}.</p>
 </body>
 </html>
 """
+Values = list[dict[str, Any]]
 COLUMNS = (
     "size",
     "memory a device",
@@ -71,12 +71,10 @@ COLUMNS = (
 def sizes_page(sizes: Sizes) -> str:
     """The page as HTML. The same sizes give the same page."""
     best, uncertain = set(sizes.places_of_frontier), may_join_or_leave(sizes.rows)
-    kept = format_bytes(kept_bytes(sizes.tables))
-    scaling = "the global batch is fixed" if sizes.order.batch_per_device is None else "the batch of a device is fixed"
     swept = [row for group in with_several_memories(sizes.rows) for row in group]
     fields = {
         "title": "How many devices, and which",
-        "what": f"{counted(len(sizes.tables), 'table')}, {kept} of weights and optimizer state; {scaling}",
+        "what": sizes.what,
         "second": "money" if sizes.order.priced else "devices",
         "cards": list(_cards(sizes)),
         "notes": list(sizes.notes),
@@ -139,6 +137,7 @@ def _most_memory(sizes: Sizes) -> list[tuple[int, Row]]:
 
 
 def _by_devices(sizes: Sizes, best: set[int]) -> dict[str, Any]:
+    """A line a kind, of its rows with most memory."""
     names = cleaned([short_name(kind.name) for kind in sizes.order.kinds])
     of = dict(zip(sizes.order.kinds, names, strict=True))
     shown = _most_memory(sizes)
@@ -162,6 +161,11 @@ def _by_devices(sizes: Sizes, best: set[int]) -> dict[str, Any]:
     fitting = [value["devices"] for value in values]
     none_below = [row.cell.devices for _, row in shown if not row.fits and row.cell.devices < min(fitting, default=0)]
     grey = [{"from": min(none_below), "to": min(fitting)}] if none_below else []
+    return _layers(names, values, rings, crosses, grey)
+
+
+def _layers(names: Sequence[str], values: Values, rings: Values, crosses: Values, grey: Values) -> dict[str, Any]:
+    """Lines with the ground down to their bounds, rings and crosses at sizes, and `grey` ground where nothing fits."""
     x = {
         "field": "devices",
         "type": "quantitative",

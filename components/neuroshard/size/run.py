@@ -36,6 +36,15 @@ class Sizes:
     notes: tuple[str, ...]
 
     @property
+    def what(self) -> str:
+        """What is swept, as a title says it."""
+        kept = format_bytes(kept_bytes(self.tables))
+        scaling = (
+            "the global batch is fixed" if self.order.batch_per_device is None else "the batch of a device is fixed"
+        )
+        return f"{counted(len(self.tables), 'table')}, {kept} of weights and optimizer state; {scaling}"
+
+    @property
     def frontier(self) -> list[Row]:
         """The rows that no other beats in both time and money (or devices)."""
         return frontier(self.rows)
@@ -60,9 +69,8 @@ class Sizes:
 
     def _fewest(self, cell: Cell) -> int:
         with silent(True):  # of constraints.json all was said before
-            constraints = _search_of(cell, self.order).constraints
-            reserved = resolve(constraints, self.tables, "constraints").reserved(cell.memory_bytes)
-        usable = cell.memory_bytes - reserved
+            constraints = resolve(_search_of(cell, self.order).constraints, self.tables, "constraints")
+        usable = cell.memory_bytes - constraints.reserved(cell.memory_bytes)
         fewest = max(math.ceil(kept_bytes(self.tables) / usable), 1) if usable > 0 else 1
         proven = {
             row.cell.devices
@@ -78,11 +86,8 @@ class Sizes:
     @property
     def data(self) -> dict[str, Any]:
         """All of it as JSON has it. Places are of `rows`."""
-        best, uncertain, reversed_with = (
-            self.places_of_frontier,
-            may_join_or_leave(self.rows),
-            may_be_reversed(self.rows),
-        )
+        best, uncertain = self.places_of_frontier, may_join_or_leave(self.rows)
+        reversed_with = may_be_reversed(self.rows)
         places = {id(row): place for place, row in enumerate(self.rows)}
         rows = [
             {
@@ -106,7 +111,7 @@ class Sizes:
             "scaling": "strong" if self.order.batch_per_device is None else "weak",
             "batch_per_device": self.order.batch_per_device,
             "currency": self.order.currency,
-            "dense_time": any(kind.dense_ms is not None for kind in self.order.kinds),
+            "dense_time": self.order.has_dense_time,
             "rows": rows,
             "frontier": best,
             "memory_frontiers": curves,
@@ -163,9 +168,8 @@ def _nearest(rows: Sequence[Row]) -> str:
 
 
 def _assumed(order: SizeOrder) -> list[str]:
-    dense = any(kind.dense_ms is not None for kind in order.kinds)
     said = []
-    if not dense:
+    if not order.has_dense_time:
         money = ", and money," if order.priced else ""
         said.append(
             f"times{money} are of embeddings alone: a smaller size looks too good (--dense-time adds the rest of a step)"

@@ -2,23 +2,19 @@
 
 from collections.abc import Iterator
 
-from neuroshard.core.text import counted, short_name, wrapped
+from neuroshard.core.text import short_name, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.numbers import source
 from neuroshard.size.frontier import may_join_or_leave, memory_frontiers
 from neuroshard.size.row import Row, name_of
 from neuroshard.size.run import Sizes
-from neuroshard.size.sweep import kept_bytes
 
 HEAD = "  {:2} {:>7} {:>9} {:>9} {:>15} {:>8} {:>7} {:>9}"
 
 
 def sizes_text(sizes: Sizes) -> str:
     """All rows, by kind, with the frontiers."""
-    order, kept = sizes.order, format_bytes(kept_bytes(sizes.tables))
-    scaling = "the global batch is fixed" if order.batch_per_device is None else "the batch of a device is fixed"
-    what = f"{counted(len(sizes.tables), 'table')}, {kept} of weights and optimizer state; {scaling}"
-    lines = [*wrapped(what), *_kinds(sizes), "", *_marks(sizes), *_of_memory(sizes)]
+    lines = [*wrapped(sizes.what), *_kinds(sizes), "", *_marks(sizes), *_of_memory(sizes)]
     lines += [line for note in sizes.notes for line in wrapped(f"note: {note}")]
     return "\n".join(lines)
 

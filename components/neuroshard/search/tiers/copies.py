@@ -10,12 +10,12 @@ from dataclasses import replace
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import WAYS, Tier
+from neuroshard.core.tiers import Tier
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.infeasible.feasibility import feasible
-from neuroshard.search.tiers.division import Tiers
+from neuroshard.search.tiers.division import Tiers, tier_of
 
 ROOM = 0.95  # share of HBM that tables in tiers may take, so that some is left for copies: a guess
 SHRUNK = (1.0, 0.75, 0.5, 0.25, 0.0)  # caches of a plan, the first with that room
@@ -27,7 +27,7 @@ def worth_copying(
     """Those of the tables `names` that a search copies where the tables of `tiers` are in them. Those beyond HBM are never."""
     everything = {table.name: tiers.get(table.name, ("hbm", None)) for table in task.without_tier}
     hbm = ROOM * sum(task.placeable_bytes)
-    shrunk = (task.with_tiers({name: _less(held, share) for name, held in everything.items()}) for share in SHRUNK)
+    shrunk = (task.with_tiers({name: _less(*tier, share) for name, tier in everything.items()}) for share in SHRUNK)
     held = next((one for one in shrunk if one.need_bytes <= hbm), None)
     some = [name for name in names if name in everything and name not in tiers]
     if held is None or not some:
@@ -40,9 +40,5 @@ def worth_copying(
     return frozenset(name for name, sharding in found.problem.spread_as.items() if sharding.copied)
 
 
-def _less(held: tuple[Tier, int | None], share: float) -> tuple[Tier, int | None]:
-    tier, rows = held
-    if rows is None:
-        return held
-    fewer = int(rows * share) // WAYS * WAYS
-    return (tier, fewer) if fewer else ("host", None)
+def _less(tier: Tier, rows: int | None, share: float) -> tuple[Tier, int | None]:
+    return (tier, None) if rows is None else tier_of(rows * share)

@@ -56,11 +56,13 @@ def divided(
         else:
             several[name] = _Several.of(some, first.get(name, 0), points, task.devices)
     curves = [list(map(points.curve, some)) for some in alone]
-    found = {name: _tier(rows, len(parts[name])) for name, rows in _of_several(several, curves, free, busy_ms).items()}
+    found = {
+        name: tier_of(rows, len(parts[name])) for name, rows in _of_several(several, curves, free, busy_ms).items()
+    }
     for there, of_there, room in zip(alone, curves, free.tolist(), strict=True):
         sizes = _filled(of_there, room).tolist() if there else []
         for part, of_part, size in zip(there, points(there), sizes, strict=True):
-            found[part.table.name] = _tier(of_part.rows_of(size), 1)
+            found[part.table.name] = tier_of(of_part.rows_of(size))
     return found
 
 
@@ -115,8 +117,8 @@ def _of_several(
     return {name: float(of.rows[at[name]]) for name, of in several.items()}
 
 
-def _tier(rows: float, parts: int) -> tuple[Tier, int | None]:
-    """The tier of a table with so many cached rows, in whole sets of each part."""
+def tier_of(rows: float, parts: int = 1) -> tuple[Tier, int | None]:
+    """The tier of a table with about so many cached rows: in whole sets of each part."""
     whole = int(rows) // (WAYS * parts) * WAYS * parts
     return ("cached", whole) if whole else ("host", None)
 

@@ -1,15 +1,21 @@
-"""The options of table groups where HBM does not hold all tables, as problems, and plans whose HBM is divided."""
+"""Where HBM does not hold all tables: a problem for each way in which table groups may be held, and plans in tiers.
 
+A search places tables whose options were chosen (`TierProblems.of`). What it finds becomes a plan once each device has divided
+its HBM among its caches (`TierProblems.found`).
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import WAYS
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.infeasible.feasibility import feasible
@@ -20,11 +26,13 @@ from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
-from neuroshard.search.tiers.division import Tiers, divided
+from neuroshard.search.tiers.division import Tiers, divided, tier_of
 from neuroshard.search.tiers.hosts import HostPrices, InShares, bytes_over
 from neuroshard.search.tiers.points import PartPoints
 from neuroshard.search.tiers.sides import ThreeProblems
 from neuroshard.search.watch import Watch
+
+Flags = NDArray[np.bool_]
 
 # The first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
 WHOLE, DIVIDED = 0, 1
@@ -67,10 +75,12 @@ class TierProblems:
     """A task as problems that share all but bytes and prices: in `anywhere` a table may be in any tier; in `options` all are in
     HBM (WHOLE), all beyond it and not cut (DIVIDED), or have one share of their rows cached, of LEVELS.
 
-    Tables whose tier a rule names are there in all of them; table groups that have others are `chosen` (G,).
+    Tables whose tier a rule names are there in all of them; of table groups with others the tier is `chosen` (G,).
 
     A table beyond HBM has one load factor, for which the fullest of its devices must have room, and each of its column shards
-    has all of its lookups. So only `large` ones may be cut, and then what they cache is chosen beforehand.
+    has all of its lookups. So only `large` (G,) ones may be cut, and then what they cache is chosen beforehand: one of LEVELS.
+    Those `wide` (G,) are cut whatever the plan, so beyond HBM they are never DIVIDED. Those `in_level_only` (G,) are wide, or cut
+    in the plan to start from, and so not DIVIDED there.
     """
 
     def __init__(
@@ -83,62 +93,74 @@ class TierProblems:
         before: StartFrom | None = None,
         hosts: HostPrices | None = None,
     ) -> None:
-        self.kept = None if before is None else before.kept
-        searched, pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
-        hbm, names = task.placeable_bytes, [table.name for table in searched.without_tier]
         self.task, self.cost_model, self.prices, self.points = task, model, prices, points
-        self.of_tables = (
-            points if self.kept is None else PartPoints(task, points.model)
-        )  # of those that are in pieces too
+        self._may, self._hosts, self.kept = may, hosts, None if before is None else before.kept
+        searched, self._pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
+        # of whole tables, where those of `points` are of the pieces between kept cuts
+        self.of_tables = points if self.kept is None else PartPoints(task, points.model, points.weight)
+        names = [table.name for table in searched.without_tier]
         in_host = searched.with_tiers(dict.fromkeys(names, ("host", None)))
 
-        def dividing(task: ShardingTask, **given: Any) -> CostModel:
-            inner = points.model if hosts is None else cast(CostModel, InShares(points.model, task, hosts))
-            return cast(CostModel, Divided(inner, max(hbm), prices, points, **given))
-
-        def problem_of(task: ShardingTask, model: CostModel) -> Problem:
-            return Problem(task, model, may=may, pieces=pieces)
-
-        self.anywhere = feasible(in_host, dividing(searched), may=may, pieces=pieces)
+        self.anywhere = feasible(in_host, self._dividing(searched), may=may, pieces=self._pieces)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
         self.current = None if before is None else before.placement(self.anywhere)
-        whole = problem_of(searched, dividing(searched, whole=names))
-        outside = problem_of(in_host, dividing(in_host, beyond=names))
-        self.large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
-        self.wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
+        self.options = [self._problem(searched, whole=names), self._problem(in_host, beyond=names)]
         self.owner = self._owners()
-        self.wide |= np.bincount(self.owner)[self.owner] > 1
-        self.large |= self.wide
-        self.in_level_only = self.wide.copy()  # not DIVIDED: cut anyway, or now
-        if self.current is not None:
-            self.in_level_only |= np.count_nonzero(self.current.widths(), axis=1) > 1
-        self.large |= self.in_level_only
         self.chosen = np.array([any(t.name in points.tables for t in tables) for tables in self.anywhere.tables])
-        self.large &= self.chosen
-        self.options = [whole, outside]
-        if self.large.any():
-            large = (tables for tables, is_large in zip(outside.tables, self.large, strict=True) if is_large)
-            some = [table for tables in large for table in tables if table.name in points.tables]
-            for share in LEVELS:
-                rows = {table.name: int(share * table.rows) // WAYS * WAYS for table in some}
-                held = {name: ("cached" if count else "host", count or None) for name, count in rows.items()}
-                in_level = in_host.with_tiers(cast(Any, held))
-                self.options.append(problem_of(in_level, dividing(in_level, beyond=names, cached=rows)))
+        self.wide, self.in_level_only, self.large = self._cut()
+        self.options += self._in_levels(in_host, names) if self.large.any() else []
         for number, problem in enumerate(self.options):
             wanted = self.large[problem.group] | (number <= DIVIDED)  # only large groups have levels
             problem.price(np.flatnonzero(wanted))
         if self.current is not None and (reserved := self.current.reserved_bytes).any():
             self.anywhere, *self.options = (one.with_less_memory(reserved) for one in (self.anywhere, *self.options))
+        hbm = task.placeable_bytes
         if len(set(hbm)) > 1:  # a device with less holds, as it were, what it lacks
             lacks = np.zeros((task.devices, self.anywhere.vectors.shape[1]))
             lacks[:, -len(prices) :] = np.subtract(max(hbm), hbm)[:, None] * prices
             self.anywhere, *self.options = (one.with_base(lacks) for one in (self.anywhere, *self.options))
 
+    def _problem(self, task: ShardingTask, **given: Any) -> Problem:
+        return Problem(task, self._dividing(task, **given), may=self._may, pieces=self._pieces)
+
+    def _dividing(self, task: ShardingTask, **given: Any) -> CostModel:
+        """The model of devices that divide their HBM, with what is `given` of tables to `Divided`."""
+        inner: CostModel = self.points.model
+        if self._hosts is not None:
+            inner = cast(CostModel, InShares(inner, task, self._hosts))
+        hbm = max(self.task.placeable_bytes)
+        return cast(CostModel, Divided(inner, hbm, self.prices, self.points, **given))
+
+    def _cut(self) -> tuple[Flags, Flags, Flags]:
+        """`wide`, `in_level_only` and `large`: see the class."""
+        outside = self.options[DIVIDED]
+        wide = (outside.operator_units < outside.all_units) | outside.in_equal_shards
+        wide |= np.bincount(self.owner)[self.owner] > 1
+        in_level_only = wide.copy()
+        if self.current is not None:
+            in_level_only |= np.count_nonzero(self.current.widths(), axis=1) > 1
+        large = outside.alone_ms(outside.whole) >= CUT_FROM * self.mean_ms
+        return wide, in_level_only, (large | in_level_only) & self.chosen
+
+    def _in_levels(self, in_host: ShardingTask, names: Sequence[str]) -> list[Problem]:
+        """The problems in which large tables have one of the LEVELS of their rows cached."""
+        groups = (tables for tables, large in zip(self.anywhere.tables, self.large, strict=True) if large)
+        some = [table for tables in groups for table in tables if table.name in self.points.tables]
+        found = []
+        for share in LEVELS:
+            tiers = {table.name: tier_of(share * table.rows) for table in some}
+            cached = {name: rows or 0 for name, (_, rows) in tiers.items()}
+            found.append(self._problem(in_host.with_tiers(tiers), beyond=names, cached=cached))
+        return found
+
     def _owners(self) -> Ints:
         """A number for each table group (G,), the same for pieces of a table whose cuts are kept: a table has one tier."""
-        names = [tables[0].name for tables in self.anywhere.tables]
-        owners = names if self.kept is None else [self.kept.table_of(name) for name in names]
+        owners = [self.table_of(tables[0].name) for tables in self.anywhere.tables]
         return np.unique(owners, return_inverse=True)[1]
+
+    def table_of(self, name: str) -> str:
+        """The task's table of this name; where cuts are kept, the one whose piece has it."""
+        return name if self.kept is None else self.kept.table_of(name)
 
     def of_owner(self, of_groups: Floats) -> Floats:
         """What is of each table group, summed up over all that have its owner: (O, G)."""
@@ -173,20 +195,20 @@ class TierProblems:
 
     def in_tiers(self, state: State, choice: Ints) -> InTierPlan:
         """A plan with its HBM divided, as it is then priced."""
-        shards, groups = lay_out(state, self.current), zip(self.anywhere.tables, choice.tolist(), strict=True)
-        beyond = ((table.name, number) for tables, number in groups for table in tables if number != WHOLE)
-        held, first = set[str](), dict[str, int]()
-        for name, number in beyond:
-            if name in self.points.tables:
-                of = name if self.kept is None else self.kept.table_of(name)
-                held.add(of)
-                if number != DIVIDED:
-                    first[of] = self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
+        shards = lay_out(state, self.current)
         if self.kept is not None:
             shards = self.kept.shards(shards)
+        groups = zip(self.anywhere.tables, choice.tolist(), strict=True)
+        some = [(t.name, number) for tables, number in groups for t in tables if t.name in self.points.tables]
+        beyond = {self.table_of(name) for name, number in some if number != WHOLE}
+        first = {
+            self.table_of(name): self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
+            for name, number in some
+            if number not in (WHOLE, DIVIDED)
+        }
         model = cast(Divided, state.problem.model)
         busy_ms = state.ready - model.terms_ms(state.sums[:, -model.terms :])
-        names = [table.name for table in self.task.tables if table.name in held]
+        names = [table.name for table in self.task.tables if table.name in beyond]
         tiers = divided(self.task, shards, names, first, self.of_tables, busy_ms)
         planned = self.task.with_tiers(tiers)
         prices = price_shards(self.cost_model, planned, shards)
@@ -209,13 +231,11 @@ class TierProblems:
     @cached_property
     def host_bytes(self) -> Floats:
         """Host memory that each table group needs, by option: (O, G)."""
-        found = [
-            [
-                sum(memory.host for memory in problem.task.memories(list(map(Part.of, tables))))
-                for tables in problem.tables
-            ]
-            for problem in self.options
-        ]
+
+        def of_tables(task: ShardingTask, tables: Sequence[Table]) -> int:
+            return sum(memory.host for memory in task.memories(list(map(Part.of, tables))))
+
+        found = [[of_tables(problem.task, tables) for tables in problem.tables] for problem in self.options]
         return np.array(found, dtype=np.float64)
 
     @cached_property

@@ -68,9 +68,9 @@ def _check_bytes(task: ShardingTask, may: MayHold) -> None:
 def beyond_hbm(given: Given) -> Plan:
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
     permitted = given.permitted
-    if what := against_tiers(given):
+    if given.settings.algorithm != LOCAL_SEARCH:
         raise UsageError(
-            f"{what} for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
+            f"{given.settings.algorithm} is for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
     _check_bytes(permitted, given.may)
@@ -120,21 +120,14 @@ def _with_or_without_copies(given: Given) -> tuple[Given, FoundTiers, StartFrom 
     few = replace(given.settings, rounds=RELAXED_ROUNDS)
     asked = Asked(few, given.watch.quiet(), None, tries_row_wise=not given.task.may_split_rows)
     copied = worth_copying(task, given.cost_model, found.plan.tiers, names, asked)
-    had = (
-        frozenset[str]()
-        if given.previous is None
-        else given.previous.task.constraints.data_parallel.intersection(names)
-    )
+    had = frozenset[str]()
+    if given.previous is not None:
+        had = given.previous.task.constraints.data_parallel.intersection(names)
     if not (copied := copied | had):
         return without, found, before
     copied |= task.constraints.data_parallel
-    with_some = replace(
-        given,
-        task=given.task.with_copies(copied),
-        permitted=task.with_copies(copied),
-        may=rest,
-        watch=given.watch.anew(),
-    )
+    some, permitted = given.task.with_copies(copied), task.with_copies(copied)
+    with_some = replace(given, task=some, permitted=permitted, may=rest, watch=given.watch.anew())
     worth = 1.0 if had else 1 - given.settings.tuning.copies_worth
     try:
         other, other_before = _found(with_some)
@@ -168,12 +161,3 @@ def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
         if not mixed_up:
             return found, before
         stay |= mixed_up
-
-
-def against_tiers(given: Given) -> str | None:
-    """What was asked for that a search which chooses the tiers of tables does not do, in words."""
-    settings = given.settings
-    for what, so in ((f"{settings.algorithm} is", settings.algorithm != LOCAL_SEARCH),):
-        if so:
-            return what
-    return None

@@ -1,9 +1,13 @@
 """Search plans of tables that HBM does not hold: which are beyond it, how they are cut, and on which devices.
 
-First every part may be in any tier, and devices divide their HBM as is cheapest: a relaxation, since a table is in one tier.
-Its plan says what a byte of HBM is worth on each device, and at these prices which tables would rather be in HBM, whole. Those
-stay there, as far as they fit; the others are cached or in host memory. A search finds a plan for them. Then single tables
-change sides, those that an estimate ranks best, as long as that helps.
+1. A relaxation, in which every part of a table may be in any tier, says what a byte of HBM is worth on each device, and bounds
+   what any plan costs (divided.py, sides.py).
+2. At these prices tables get their first tiers, for less and less HBM until plans become dearer (choice.py), or those of the
+   plan to start from (start.py). A usual search places the tables of each.
+3. One or two tables at a time change their tier, those that an estimate ranks best, as long as that helps (toggle.py).
+
+Every plan is compared by what it costs once its devices have divided their HBM (division.py). All of it is done once more where
+hosts have too little memory (hosts.py), and where dense layers hide what is fetched ahead.
 """
 
 from dataclasses import dataclass, replace
@@ -63,7 +67,8 @@ def search_tiers(
     their plans the cheaper is taken, and of their bounds the higher.
 
     Raises Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move,
-    and UsageError where the model knows no tiers."""
+    and UsageError where the model knows no tiers.
+    """
     found = _on_hosts(task, model, asked, may, before, 1.0)
     if not task.hidden_ms or asked.watch.expired:
         return found
@@ -82,9 +87,8 @@ def _on_hosts(
     """The best plan found, where what is fetched ahead counts with this weight, but in the plan's own cost. If it needs more of a
     host than there is, a second search pays for that."""
     found = _searched(task, model, asked, may, before, weight)
-    if (
-        found.bound.ms is not None
-    ):  # a device waits for what is fetched ahead beyond `hidden_ms`: by any weight at least so long
+    if found.bound.ms is not None:
+        # by any weight from 0 to 1, a device waits at least weight x (fetched - hidden)
         ms = max(found.bound.ms - weight * task.hidden_ms, 0.0)
         found = replace(found, bound=replace(found.bound, ms=ms))
     if not found.plan.over:
@@ -102,7 +106,7 @@ def _searched(
     weight: float,
     hosts: HostPrices | None = None,
 ) -> FoundTiers:
-    """The same, whatever hosts have; with `hosts` there is no bound of all plans."""
+    """As `_on_hosts`, whatever hosts have; with prices of their memory (`hosts`), there is no bound of all plans."""
     searched = task if before is None or before.kept is None else before.kept.task
     points = PartPoints(searched, with_tiers(for_task(model, searched)), weight)
     rounds = min(RELAXED_ROUNDS, asked.settings.most_rounds)

@@ -9,11 +9,11 @@ plans with the least bound.
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.costmodel.protocol import Floats
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.problem import Problem
@@ -35,7 +35,8 @@ class Sides:
 
 @dataclass(frozen=True)
 class ThreeProblems:
-    """A task in which each part of a table is in any tier, in HBM, or beyond it. All their shards are priced."""
+    """A task in which each part of a table is in any tier (`anywhere`), in HBM (`whole`), or beyond it (`outside`). All their
+    shards are priced."""
 
     anywhere: Problem
     whole: Problem
@@ -51,24 +52,17 @@ class ThreeProblems:
     def most_torn(self, sides: Sides) -> int | None:
         """The table group that may be on either side and for which the relaxation gains most, by a bound without devices; None
         where each has its side."""
+        model = cast(Divided, self.anywhere.model)
+        # of each group, the least of ms and bytes x price, by price: (G, M)
         anywhere, whole, outside = (
-            _tier_terms(problem)[problem.whole] for problem in (self.anywhere, self.whole, self.outside)
+            problem.vectors[problem.whole, -model.terms :] for problem in (self.anywhere, self.whole, self.outside)
         )
         of_sides = np.where(sides.inside[:, None], whole, np.where(sides.beyond[:, None], outside, anywhere))
-        model = self.anywhere.model
-        assert isinstance(model, Divided)
         at = int((of_sides.sum(axis=0) / self.anywhere.devices - model.prices * model.hbm).argmax())
         torn = outside[:, 0] - np.abs(whole[:, at] - outside[:, at])
         torn[sides.inside | sides.beyond] = -np.inf
         best = int(torn.argmax())
         return best if torn[best] > 0 else None
-
-
-def _tier_terms(problem: Problem) -> Floats:
-    """Of each shard (S,), the least of ms and bytes x price, by price: (S, M)."""
-    model = problem.model
-    assert isinstance(model, Divided)
-    return problem.vectors[:, -model.terms :]
 
 
 def bound_by_sides(

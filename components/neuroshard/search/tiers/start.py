@@ -26,8 +26,7 @@ def _as_before(problems: TierProblems, before: StartFrom) -> Ints:
     tables, rules = {table.name: table for table in before.plan.task.tables}, before.plan.task.constraints.beyond_hbm
     choice = np.full(len(problems.anywhere.tables), WHOLE)
     for group in np.flatnonzero(problems.chosen).tolist():
-        names = [table.name for table in problems.anywhere.tables[group]]
-        owners = names if before.kept is None else [before.kept.table_of(name) for name in names]
+        owners = [problems.table_of(table.name) for table in problems.anywhere.tables[group]]
         ruled = [name for name in owners if name in rules and name in tables]
         if not ruled:
             continue
