@@ -1,7 +1,7 @@
 """The tiers of tables that a search tries first."""
 
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -21,17 +21,28 @@ def worth(problems: TierProblems, relaxed: State) -> Floats:
     return _possible(problems, linear_ms(problems, relaxed, ms + model.price_of(relaxed.sums)[:, None] * nbytes))
 
 
-def first_choice(problems: TierProblems, relaxed: State, share: float, sides: Sides | None) -> Ints:
-    """An option of each table group (G,), so that they fill this share of all HBM and take few ms, both estimated by the shards
-    and the prices of the relaxed plan.
+class Estimates(NamedTuple):
+    """What each option of each table group takes in ms, and the bytes of HBM that it then has, by the shards and the prices of
+    the relaxed plan: (O, G) each. Ms are infinite where a group may not have the option."""
+
+    ms: Floats
+    nbytes: Floats
+
+    @classmethod
+    def of(cls, problems: TierProblems, relaxed: State) -> "Estimates":
+        model = cast(Divided, relaxed.problem.model)
+        ms, nbytes = (linear_ms(problems, relaxed, slope) for slope in model.parts_of_slope(relaxed.sums))
+        return cls(_possible(problems, ms), nbytes)
+
+
+def first_choice(problems: TierProblems, estimates: Estimates, share: float, sides: Sides | None) -> Ints:
+    """An option of each table group (G,), so that they fill this share of all HBM and take few ms.
 
     All begin with the option that needs least HBM. Where hosts have too little memory for that, tables come to HBM, those first
     that gain most a byte. Then bytes are given along the convex hull of each group's options, first where they save most: the
     greedy way for a knapsack of several choices. Groups with a side are on it, if they fit.
     """
-    model = cast(Divided, relaxed.problem.model)
-    ms, nbytes = (linear_ms(problems, relaxed, slope) for slope in model.parts_of_slope(relaxed.sums))
-    ms = _possible(problems, ms)
+    ms, nbytes = estimates.ms.copy(), estimates.nbytes
     if sides is not None:
         ms[1:, sides.inside] += ms[np.isfinite(ms)].sum()  # first of all, if they fit
         ms[WHOLE, sides.beyond] = np.inf

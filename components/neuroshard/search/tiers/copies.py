@@ -5,7 +5,6 @@ and tiers are then searched anew beside them.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.sharding import DATA_PARALLEL
@@ -34,7 +33,7 @@ def worth_copying(
         return frozenset()
     try:
         problem = feasible(held, for_task(model, held), may={DATA_PARALLEL: frozenset(some)})
-        found = find(problem, replace(asked, settings=replace(asked.settings, simplicity=0.0))).best
+        found = find(problem, asked).best
     except Infeasible:
         return frozenset()
     return frozenset(name for name, sharding in found.problem.spread_as.items() if sharding.copied)

@@ -23,7 +23,7 @@ from neuroshard.search.problem.layout import make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.tiers.copies import worth_copying
 from neuroshard.search.tiers.options import StartFrom
-from neuroshard.search.tiers.search import RELAXED_ROUNDS, FoundTiers, search_tiers
+from neuroshard.search.tiers.search import FoundTiers, few_rounds, search_tiers
 
 IN_ANY_TIER = (
     "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
@@ -117,8 +117,7 @@ def _with_or_without_copies(given: Given) -> tuple[Given, FoundTiers, StartFrom 
         found, before = _found(without)
     if given.watch.expired:
         return without, found, before
-    few = replace(given.settings, rounds=RELAXED_ROUNDS)
-    asked = Asked(few, given.watch.quiet(), None, tries_row_wise=not given.task.may_split_rows)
+    asked = Asked(few_rounds(given.settings), given.watch.quiet(), None, tries_row_wise=not given.task.may_split_rows)
     copied = worth_copying(task, given.cost_model, found.plan.tiers, names, asked)
     had = frozenset[str]()
     if given.previous is not None:

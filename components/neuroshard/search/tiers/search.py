@@ -25,8 +25,8 @@ from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.kinds import MayHold
-from neuroshard.search.problem.state import State
-from neuroshard.search.tiers.choice import first_choice, worth
+from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tiers.choice import Estimates, first_choice, worth
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.hosts import HostPrices
 from neuroshard.search.tiers.options import InTierPlan, StartFrom, TierProblems
@@ -109,8 +109,7 @@ def _searched(
     """As `_on_hosts`, whatever hosts have; with prices of their memory (`hosts`), there is no bound of all plans."""
     searched = task if before is None or before.kept is None else before.kept.task
     points = PartPoints(searched, with_tiers(for_task(model, searched)), weight)
-    rounds = min(RELAXED_ROUNDS, asked.settings.most_rounds)
-    few = replace(asked, settings=replace(asked.settings, rounds=rounds, simplicity=0.0))
+    few = replace(asked, settings=few_rounds(asked.settings))
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
         prices = points.prices()
@@ -120,12 +119,12 @@ def _searched(
         relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
     first = lower_bound(problems.anywhere, relaxed)
     start = None if before is None else start_plan(problems, before, worth(problems, relaxed), asked.watch)
-    tried = set[bytes]()
-    first_plan = _first_plan(problems, relaxed, None, start, tried, few)
+    estimates, tried = Estimates.of(problems, relaxed), set[bytes]()
+    first_plan = _first_plan(problems, estimates, None, start, tried, few)
     assert first_plan is not None
     most = min(max(SIDES_SHARDS // len(problems.anywhere.group), 1), MOST_SIDES) if hosts is None else 0
     bound, sides = bound_by_sides(problems.sides, first, first_plan[0].state, most, lambda: asked.watch.expired)
-    other = _first_plan(problems, relaxed, sides, start, tried, few) if not asked.watch.expired else None
+    other = _first_plan(problems, estimates, sides, start, tried, few) if not asked.watch.expired else None
     plan, found = min(filter(None, (first_plan, other)), key=lambda one: one[0].rank)
     if plan.over and hosts is None:
         return FoundTiers(plan, found, bound, problems.notes)  # improved with a price of host memory
@@ -151,6 +150,11 @@ def _searched(
     return FoundTiers(plan, found, bound, problems.notes)
 
 
+def few_rounds(settings: SearchSettings) -> SearchSettings:
+    """Those of a search whose plan is improved later, or only tells something."""
+    return replace(settings, rounds=min(RELAXED_ROUNDS, settings.most_rounds), simplicity=0.0)
+
+
 def _bound(task: ShardingTask, model: CostModel, prices: Floats, may: MayHold, few: Asked, weight: float) -> Bound:
     """A bound on all plans, where a search had only those that keep column cuts."""
     points = PartPoints(task, with_tiers(for_task(model, task)), weight)
@@ -168,7 +172,7 @@ def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Float
 
 def _first_plan(
     problems: TierProblems,
-    relaxed: State,
+    estimates: Estimates,
     sides: Sides | None,
     start: InTierPlan | None,
     tried: set[bytes],
@@ -178,7 +182,7 @@ def _first_plan(
     plan to start from, for others may ask to move too much. None if all were `tried` or none fits beside these sides. Raises
     Infeasible if none fits, without sides."""
     best, why, quiet = None, None, few.watch.quiet()
-    choices = (first_choice(problems, relaxed, room, sides) for room in ROOMS)
+    choices = (first_choice(problems, estimates, room, sides) for room in ROOMS)
     for choice in choices if start is None else chain(choices, [start.choice]):
         if choice.tobytes() in tried or (best is not None and few.watch.expired):
             continue
