@@ -1,7 +1,8 @@
 """An order -> the cells to search: a kind of hardware, so many devices of it, so much memory each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted
@@ -23,6 +24,20 @@ class Cell:
     batch_size: int | None
     domain: int | None
     local_world_size: int | None
+
+    def search(self, options: Mapping[str, Any]) -> SearchOrder:
+        """The search of this cell with the `options` of all. Raises UsageError, InvalidInput."""
+        return SearchOrder.of(
+            {
+                **options,
+                "devices": self.devices,
+                "memory": self.memory_bytes,
+                "host_memory": self.kind.host_memory_bytes,
+                "batch_size": self.batch_size,
+                "domain": self.domain,
+                "local_world_size": self.local_world_size,
+            }
+        )
 
 
 def cells_of(order: SizeOrder) -> tuple[list[Cell], list[str]]:
@@ -46,13 +61,11 @@ def check_order(order: SizeOrder) -> None:
     for kind in order.kinds:
         if kind.name.startswith("analytic:"):
             _own_memory(kind, order)
-    sizes = [size for kind in order.kinds for size in _sizes(kind, order, left_out)]
+    sizes = [(kind, size) for kind in order.kinds for size in _sizes(kind, order, left_out)]
     if not sizes:
         raise UsageError(f"no size is left: {'; '.join(left_out)}")
-    for devices, domain, ranks in sizes:
-        SearchOrder.of(
-            {**order.search, "devices": devices, "memory": "1GiB", "domain": domain, "local_world_size": ranks}
-        )
+    for kind, (devices, domain, ranks) in sizes:
+        Cell(kind, devices, 2**30, order.batch_size(devices), domain, ranks).search(order.search)
 
 
 def _own_memory(kind: Kind, order: SizeOrder) -> int:

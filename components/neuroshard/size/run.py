@@ -17,7 +17,6 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.files.constraints import resolve
-from neuroshard.orders.search import SearchOrder
 from neuroshard.orders.sizes import SizeOrder
 from neuroshard.search.run import read_listed
 from neuroshard.size.cells import Cell, cells_of
@@ -69,7 +68,7 @@ class Sizes:
 
     def _fewest(self, cell: Cell) -> int:
         with silent(True):  # of constraints.json all was said before
-            constraints = resolve(_search_of(cell, self.order).constraints, self.tables, "constraints")
+            constraints = resolve(cell.search(self.order.search).constraints, self.tables, "constraints")
         usable = cell.memory_bytes - constraints.reserved(cell.memory_bytes)
         fewest = max(math.ceil(kept_bytes(self.tables) / usable), 1) if usable > 0 else 1
         proven = {
@@ -134,7 +133,7 @@ def run(
     ends = None if order.time_budget_s is None else time.time() + order.time_budget_s
     listed, notes = read_listed(tables) if isinstance(tables, Path) else (tuple(tables), ())
     cells, left_out = cells_of(order)
-    _search_of(cells[0], order)  # checks the options, and says what constraints.json does, once
+    cells[0].search(order.search)  # checks the options, and says what constraints.json does, once
     rows = sweep(cells, Sweep(listed, notes, dict(order.search), ends), stop, processes)
     if not any(row.fits or row.state == "not tried" for row in rows):
         raise Infeasible(_nearest(rows), proven=all(row.state == "proven not to fit" for row in rows))
@@ -143,19 +142,6 @@ def run(
         [f"{counted(untried, 'size')} not searched: the time was up, or the sweep was stopped"] if untried else []
     )
     return Sizes(listed, order, tuple(rows), (*left_out, *cut_short, *_assumed(order)))
-
-
-def _search_of(cell: Cell, order: SizeOrder) -> SearchOrder:
-    """The options of a search, checked for a cell's devices: a network needs their domains."""
-    return SearchOrder.of(
-        {
-            **order.search,
-            "devices": cell.devices,
-            "memory": cell.memory_bytes,
-            "domain": cell.domain,
-            "local_world_size": cell.local_world_size,
-        }
-    )
 
 
 def _nearest(rows: Sequence[Row]) -> str:

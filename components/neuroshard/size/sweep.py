@@ -27,7 +27,6 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.models.open import open_cost_model
-from neuroshard.orders.search import SearchOrder
 from neuroshard.progress import progress
 from neuroshard.search.notes import with_notes
 from neuroshard.search.run import search, settings_of, task_of, trust_in
@@ -208,30 +207,15 @@ def _with(row: Row, cell: Cell, bound_ms: float | None) -> Row:
     return replace(row, cell=cell, plan=Plan.parse({**dict(plan), **other}, "a plan"), bound_ms=bound)
 
 
-def _hides(cell: Cell, what: Sweep) -> str | None:
-    """The dense time, where rows of host memory are fetched meanwhile."""
-    kind = cell.kind
-    fetches = kind.host_memory_bytes is not None and what.options.get("pipeline") == "prefetch"
-    return f"{kind.dense_ms:.9f}ms" if fetches and kind.dense_ms is not None else None
-
-
 def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float | None) -> Row:
-    options = {
-        **what.options,
-        "devices": cell.devices,
-        "memory": cell.memory_bytes,
-        "host_memory": cell.kind.host_memory_bytes,
-        "dense_time": _hides(cell, what),
-        "batch_size": cell.batch_size,
-        "domain": cell.domain,
-        "local_world_size": cell.local_world_size,
-    }
     with silent(True):  # notes on constraints.json were said when the order was made
-        order = SearchOrder.of(options)
+        order = cell.search(what.options)
         settings = replace(settings_of(order), tuning=replace(TUNING, hints=False))
     try:
         model = open_cost_model(cell.kind.name, cell.batch_size)
         task = task_of(order, what.tables, model)
+        if task.pipeline == "prefetch" and task.host_memory_bytes is not None:  # rows are fetched meanwhile
+            task = task.model_copy(update={"dense_ms": cell.kind.dense_ms})
         if fault := too_small(task):
             return Row(cell, "proven not to fit", fault)
         watch = Watch(seconds, stop=stop)
