@@ -91,20 +91,17 @@ def _then(takes: Callable[[str, Any], T], parse: Callable[[T], Any]) -> Callable
     return lambda name, value: parse(takes(name, value))
 
 
-def _some_bytes(name: str, value: object) -> int:
-    text = take.amounts(name, value, "'1TiB'")
-    try:
-        return parse_bytes(text)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
+def _amount(example: str, parse: Callable[[str], T]) -> Callable[[str, Any], T]:
+    """What takes a text with its unit, and names the option where that is none."""
 
+    def taken(name: str, value: Any) -> T:
+        text = take.amounts(name, value, example)
+        try:
+            return parse(text)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
 
-def _step_time(name: str, value: object) -> float:
-    text = take.amounts(name, value, "'12ms'")
-    try:
-        return parse_step_time(text)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
+    return taken
 
 
 def _amounts(example: str) -> Callable[[str, Any], str]:
@@ -139,7 +136,7 @@ class SearchOptions(_Needed, total=False):
         Amount | None,
         "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
         _task(
-            _some_bytes,
+            _amount("'1TiB'", parse_bytes),
             "SIZE",
             field="host_memory_bytes",
             models_yaml=str | None,
@@ -167,7 +164,7 @@ class SearchOptions(_Needed, total=False):
         str | None,
         "What the dense layers of a step take, forward and backward: 12ms. Where the pipeline is prefetch, rows that caches miss "
         "are fetched meanwhile, and only what takes longer is waited for [default: all is].",
-        _task(_step_time, "TIME", field="dense_ms", models_yaml=str | None),
+        _task(_amount("'12ms'", parse_step_time), "TIME", field="dense_ms", models_yaml=str | None),
     ]
     domain: Annotated[
         int | None,
