@@ -318,10 +318,9 @@ class Analytic:
         state_row = rounded_up(columns * state, sheet.sector_bytes) + rounded_up(row_state, sheet.sector_bytes)
         output = self.batch_size * vectors * columns * OUTPUT_BYTES
         passes = np.ceil(np.log2(np.maximum(rows, 2)) / 8)
-        between = distinct * (row + output / np.maximum(lookups, 1))  # bytes that pass before a row comes back
-        again, row_missed = lookups - distinct, missed_share(between, sheet.cache_bytes)
+        again, row_missed = lookups - distinct, rows_lost(distinct, lookups, row, output, sheet.cache_bytes)
         bags = np.minimum(self.batch_size * vectors, lookups)
-        gradient_missed = missed_share(output, sheet.cache_bytes)
+        gradient_missed = _missed(output, sheet.cache_bytes)
         forward = distinct * row + again * row * row_missed + output + lookups * INDEX_BYTES
         gradients_again = np.maximum(lookups * gradient - output, 0.0) * gradient_missed
         backward = 2 * distinct * (row + state_row) + gradients_again + output + lookups * passes * SORT_BYTES
@@ -367,7 +366,7 @@ class Analytic:
         columns = widths_of(parts)
         row = rounded_up(columns * element, sheet.sector_bytes)
         output = self.batch_size * vectors * columns * OUTPUT_BYTES
-        lost = missed_share(distinct * (row + output / np.maximum(lookups, 1)), sheet.cache_bytes)
+        lost = rows_lost(distinct, lookups, row, output, sheet.cache_bytes)
         in_place = sheet.bus * sheet.in_place_share
         updated, places = distinct * columns * state / in_place, np.zeros_like(lookups)
         populated = lookups * sheet.lookup_ms
@@ -489,6 +488,12 @@ def analytic_model(name: str, batch_size: int | None) -> Analytic:
     return Analytic(name, batch_size)
 
 
-def missed_share(between: Floats, cache_bytes: float) -> Floats:
+def rows_lost(distinct_rows: Floats, lookups: Floats, row_bytes: Floats, output: Floats, cache_bytes: float) -> Floats:
+    """The share (N,) of repeated lookups of rows that find them pushed out of the cache: before a row comes back, all distinct
+    rows pass, and the `output` bytes of as many lookups."""
+    return _missed(distinct_rows * (row_bytes + output / np.maximum(lookups, 1)), cache_bytes)
+
+
+def _missed(between: Floats, cache_bytes: float) -> Floats:
     """The share of reads that find their bytes pushed out of the cache, by the bytes that passed since the last read."""
     return np.asarray(between / (between + cache_bytes))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.core.part import Part
-from neuroshard.costmodel.analytic import OUTPUT_BYTES, Datasheet, missed_share
+from neuroshard.costmodel.analytic import OUTPUT_BYTES, Datasheet, rows_lost
 from neuroshard.costmodel.features import distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.tier_constants import MeasuredTiers
@@ -59,7 +59,7 @@ class Work:
             distinct = distinct_rows(rows, pooling, bins, counted_on, batch_size)
         row = rounded_up(columns * element, sheet.sector_bytes)
         output = batch_size * vectors * columns * OUTPUT_BYTES
-        lost = missed_share(distinct * (row + output / np.maximum(lookups, 1)), sheet.cache_bytes)
+        lost = rows_lost(distinct, lookups, row, output, sheet.cache_bytes)
         return cls(lookups, distinct, distinct + (lookups - distinct) * lost, row, columns * state)
 
     def _rows(self, rows: Floats, row_bytes: Floats) -> Floats:
