@@ -1,61 +1,35 @@
 """What caches in HBM miss, as one HTML page: curves of the tables, HBM of the model, and all figures. No scripts, nothing
 fetched."""
 
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
 
 from neuroshard.core.clean import cleaned
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.cache import Caches
 from neuroshard.report.cache import CacheMisses
-from neuroshard.report.svg import COLOURS, drawn
+from neuroshard.report.plain_page import plain_page
+from neuroshard.report.svg import COLOURS
 
 MOST_CURVES = len(COLOURS)
 MOST_ROWS = 1000
 _POINTS = np.geomspace(1e-3, 1.0, 61)
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }} · NeuroShard</title>
-<style>{{ style | safe }} svg { max-width: 100%; height: auto; background: #ffffff; }</style>
-</head>
-<body>
-<header><div class="titles"><h1>{{ title }}</h1><p>{{ what }}</p>
-<p class="quiet">Predicted, of FBGEMM's LRU cache once it is warm. Misses are shares of the distinct rows that a step reads.</p>
-</div></header>
-<main>
-<section>
-  <div class="cards">{% for card in cards %}
-    <div class="card"><h3>{{ card.title }}</h3><p class="figure">{{ card.figure }}</p><p class="quiet">{{ card.note }}</p></div>
-  {% endfor %}</div>
-  {% for note in notes %}<p class="note">{{ note }}</p>{% endfor %}
-</section>
-<section><div class="pair">
+BLOCKS = """
+{% block legend %}
+Predicted, of FBGEMM's LRU cache once it is warm. Misses are shares of the distinct rows that a step reads.
+{%- endblock %}
+{% block pictures %}
   <div><h3>Misses of each table by the share of its rows in HBM</h3>{{ curves | safe }}<p class="quiet">{{ shown }}</p></div>
   <div><h3>Misses of the whole model by HBM for its caches</h3>{{ hbm | safe }}
   <p class="quiet">Each next row goes to the table where it saves most bytes. The maps of rows and row-wise optimizer state take
     {{ apart }} more.</p></div>
-</div></section>
-<section><h2>Tables</h2>
-  <div class="scroll"><table>
-    <thead><tr>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
-    <tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-    {% endfor %}</tbody>
-  </table></div>
-  <p class="quiet">In each cell: misses, and batches until the cache is warm.{% if left %} {{ left }} more are in --json.{%
-  endif %}</p>
-</section>
-</main>
-</body>
-</html>
+{% endblock %}
+{% block table %}Tables{% endblock %}
+{% block under_table %}In each cell: misses, and batches until the cache is warm.{% if left %} {{ left }} more are in --json.{%
+  endif %}{% endblock %}
 """
 
 
@@ -86,13 +60,7 @@ def cache_page(misses: CacheMisses) -> str:
         "rows": [_row(one) for one in listed[:MOST_ROWS]],
         "left": counted(left, "table") if left > 0 else "",
     }
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return template.from_string(PAGE).render(
-        **cleaned(fields),
-        style=(files("neuroshard.report") / "page" / "style.css").read_text(encoding="utf-8"),
-        curves=drawn(_curves(misses, shown)),
-        hbm=drawn(_hbm(misses)),
-    )
+    return plain_page(BLOCKS, fields, {"curves": _curves(misses, shown), "hbm": _hbm(misses)})
 
 
 def _card(need: dict[str, Any], weight_bytes: int) -> dict[str, str]:

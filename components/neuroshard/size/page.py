@@ -1,55 +1,28 @@
 """Sizes as one HTML page: ms against devices, ms against memory, and all rows. No scripts, nothing fetched."""
 
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined
 
 from neuroshard.core.clean import cleaned
 from neuroshard.core.text import short_name
 from neuroshard.core.units import format_bytes
-from neuroshard.report.svg import COLOURS, drawn
+from neuroshard.report.plain_page import plain_page
+from neuroshard.report.svg import COLOURS
 from neuroshard.size.frontier import GIB, may_join_or_leave, with_several_memories
 from neuroshard.size.row import Row, name_of
 from neuroshard.size.run import Sizes
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ title }} · NeuroShard</title>
-<style>{{ style | safe }} svg { max-width: 100%; height: auto; background: #ffffff; }</style>
-</head>
-<body>
-<header><div class="titles"><h1>{{ title }}</h1><p>{{ what }}</p>
-<p class="quiet">Predicted. Shaded: between a plan's ms and the bound that no plan goes below. Crosses, and the grey ground: does
-not fit. Rings: no other size is better in both time and {{ second }}.</p>
-</div></header>
-<main>
-<section>
-  <div class="cards">{% for card in cards %}
-    <div class="card"><h3>{{ card.title }}</h3><p class="figure">{{ card.figure }}</p><p class="quiet">{{ card.note }}</p></div>
-  {% endfor %}</div>
-  {% for note in notes %}<p class="note">{{ note }}</p>{% endfor %}
-</section>
-<section><div class="pair">
+BLOCKS = """
+{% block legend %}
+Predicted. Shaded: between a plan's ms and the bound that no plan goes below. Crosses, and the grey ground: does
+not fit. Rings: no other size is better in both time and {{ second }}.
+{%- endblock %}
+{% block pictures %}
   <div><h3>Ms a step by the number of devices</h3>{{ by_devices | safe }}</div>
   {% if by_memory %}<div><h3>Ms a step by HBM kept for tables</h3>{{ by_memory | safe }}</div>{% endif %}
-</div></section>
-<section><h2>Sizes</h2>
-  <div class="scroll"><table>
-    <thead><tr>{% for name in columns %}<th scope="col">{{ name }}</th>{% endfor %}</tr></thead>
-    <tbody>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-    {% endfor %}</tbody>
-  </table></div>
-  <p class="quiet">~: within the errors of the models it may be otherwise, beside sizes of another kind.</p>
-</section>
-</main>
-</body>
-</html>
+{% endblock %}
+{% block table %}Sizes{% endblock %}
+{% block under_table %}~: within the errors of the models it may be otherwise, beside sizes of another kind.{% endblock %}
 """
 Values = list[dict[str, Any]]
 COLUMNS = (
@@ -83,13 +56,8 @@ def sizes_page(sizes: Sizes) -> str:
             _cells(row, sizes.order.currency, place in best, place in uncertain) for place, row in enumerate(sizes.rows)
         ],
     }
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return template.from_string(PAGE).render(
-        **cleaned(fields),
-        style=(files("neuroshard.report") / "page" / "style.css").read_text(encoding="utf-8"),
-        by_devices=drawn(_by_devices(sizes, best)),
-        by_memory=drawn(_by_memory(swept)) if swept else "",
-    )
+    charts = {"by_devices": _by_devices(sizes, best), "by_memory": _by_memory(swept) if swept else None}
+    return plain_page(BLOCKS, fields, charts)
 
 
 def _cards(sizes: Sizes) -> Iterator[dict[str, str]]:
