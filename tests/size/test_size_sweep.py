@@ -135,6 +135,13 @@ def test_a_sweep_whose_time_is_up_says_so(swept: Swept, monkeypatch: pytest.Monk
     assert STOPPED not in row.found.provenance.notes
 
 
+def test_a_short_budget_is_not_spent_on_starting_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_in_processes", None)
+    order = size_order(["analytic:h100"], "2-8", memory=["1GiB"], time_budget="9s", search={"batch_size": 512})
+    sizes = run(TABLES, order, processes=2)
+    assert {row.cell.devices: row.state for row in sizes.rows}[8] == "fits"  # it comes first
+
+
 def test_the_largest_and_the_smallest_size_come_first_of_however_many() -> None:
     kinds = [Kind("analytic:h100"), Kind("analytic:b200")]
     cells = [[Cell(kind, count, 2**30, 512, None, None)] for kind in kinds for count in range(1, 4097)]

@@ -43,6 +43,7 @@ from neuroshard.size.row import Row, name_of
 
 TIME_UP = "the time budget of the sweep cut the search short: more of it might have found a better plan"
 NOT_TRIED = "the time was up, or the sweep was stopped, before this size was searched"
+WORTH_STARTING_S = 10.0  # time budget below which processes are not worth starting, some 2 s each: a guess
 POLL_S = 0.2  # how often a sweep looks whether it shall stop
 
 
@@ -68,8 +69,9 @@ def sweep(cells: Sequence[Cell], what: Sweep, stop: threading.Event | None, proc
     """
     groups = _in_order([list(group) for _, group in groupby(cells, key=lambda cell: (cell.kind, cell.devices))])
     found = dict[Cell, Row]()
+    alone = processes == 1 or what.left_s < WORTH_STARTING_S
     with progress("size", total=len(cells), unit="sizes", ends_in_seconds=_left(what)) as bar:
-        for rows in (_here if processes == 1 else _in_processes)(groups, what, stop, processes):
+        for rows in (_here if alone else _in_processes)(groups, what, stop, 1 if alone else processes):
             found |= {row.cell: row for row in rows}
             best = min((row for row in found.values() if row.fits), key=lambda row: row.sample_ms, default=None)
             bar.advance(len(rows), "" if best is None else f"best {name_of(best)}: {best.step_ms:.3f} ms")
