@@ -115,7 +115,9 @@ def test_sizes_beyond_what_was_measured_say_so(folder: Path) -> None:
     model = random_model(2, 4)
     save_cost_model(folder / "model", model)
     batch = model.manifest.batch_size
-    options = f"--model model --model analytic:h100 --devices 2-8 --memory 1GiB --batch-size {batch} --rounds 0"
+    options = (
+        f"--model model --model analytic:h100 --devices 2-8 --memory 1GiB --batch-size {batch} --rounds 0 --processes 1"
+    )
     text = " ".join(size(folder, options).stdout.split())
     said = "costs of an all-to-all between 8 devices are extrapolated: 2 to 4 were measured"
     assert f"model x 8: {said}" in text
