@@ -6,7 +6,7 @@ import pytest
 
 from neuroshard.core.errors import UsageError
 from neuroshard.orders.options import OPTIONS
-from neuroshard.orders.sizes import OWN, Kind, numbers_of_devices, size_order
+from neuroshard.orders.sizes import OWN, DenseTime, Kind, numbers_of_devices, size_order
 
 H100, B200 = "analytic:h100", "analytic:b200"
 
@@ -38,14 +38,14 @@ def test_a_kinds_own_value_comes_before_that_of_all() -> None:
         "8",
         memory=["40GiB,20GiB", f"{B200}=179GiB"],
         price=["$2/h", f"{B200}=5 $/h"],
-        dense_time=["1.5ms"],
+        dense_time=["1.5ms", f"{B200}=0.5ms@4096"],
         domain=[f"{B200}=4"],
         search={},
     )
     gib = 2**30
     assert order.kinds == (
-        Kind(H100, (20 * gib, 40 * gib), price=2.0, dense_ms=1.5),
-        Kind(B200, (179 * gib,), price=5.0, dense_ms=1.5, domain=4),
+        Kind(H100, (20 * gib, 40 * gib), price=2.0, dense=DenseTime(1.5)),
+        Kind(B200, (179 * gib,), price=5.0, dense=DenseTime(0.5, 4096), domain=4),
     )
     assert (order.currency, order.priced) == ("$", True)
 
@@ -62,6 +62,11 @@ def test_a_kinds_own_value_comes_before_that_of_all() -> None:
         ({"price": ["$2EUR/h"]}, "price of a device and hour"),
         ({"price": ["1/h", "2/h"]}, "given twice"),
         ({"dense_time": ["2"]}, "time in a step"),
+        ({"dense_time": ["2ms@"]}, "samples of a device"),
+        ({"dense_time": ["2ms@0"]}, "samples of a device"),
+        ({"dense_time": ["2ms@-4"]}, "samples of a device"),
+        ({"dense_time": ["2ms@9999999999"]}, "samples of a device"),
+        ({"dense_time": ["@8192"]}, "time in a step"),
         ({"memory": ["80 apples"]}, "--memory"),
         ({"domain": ["none"]}, "number of ranks"),
         ({"batch_per_device": 4, "search": {"batch_size": 64}}, "one of both"),

@@ -44,7 +44,7 @@ def test_the_text_says_what_is_proven_and_fits_a_terminal(folder: Path) -> None:
     for said in (
         "nothing below 4 devices of 32.0 MiB fits (proven)",
         "datasheets, not measured",
-        "EUR/M",
+        "EUR/bn",
         "embeddings alone",
     ):
         assert said in done.stdout
@@ -109,6 +109,56 @@ def test_a_trained_cost_model_of_a_store_is_mixed_with_a_datasheet(folder: Path)
     assert sizes.data["rows"][0]["embeddings_ms"] == two.cost_ms
     assert {plan.provenance.cost_model for plan in sizes.plans.values()} <= {model.name, "analytic:h100"}
     assert trained in " ".join(str(sizes).split())
+
+
+def test_sizes_beyond_what_was_measured_say_so(folder: Path) -> None:
+    model = random_model(2, 4)
+    save_cost_model(folder / "model", model)
+    batch = model.manifest.batch_size
+    options = (
+        f"--model model --model analytic:h100 --devices 2-8 --memory 1GiB --batch-size {batch} --rounds 0 --processes 1"
+    )
+    text = " ".join(size(folder, options).stdout.split())
+    said = "costs of an all-to-all between 8 devices are extrapolated: 2 to 4 were measured"
+    assert f"model x 8: {said}" in text
+    rows = json.loads(size(folder, f"{options} --json -o size.html --quiet").stdout)["rows"]
+    assert [(row["model"], row["devices"]) for row in rows if said in row["caveats"]] == [("model", 8)]
+    assert all(not row["caveats"] for row in rows if row["model"] == "analytic:h100")
+    assert f"model x 8: {said}" in (folder / "size.html").read_text()
+
+
+def test_a_cost_model_of_another_batch_prices_the_sizes_that_have_its_own(folder: Path) -> None:
+    model = random_model(2, 4)
+    store = FolderStore(folder / "store")
+    for name, batch in (("one", 1024), ("other", 4096)):
+        bench = model.manifest.bench.model_copy(update={"batch_size": batch})
+        own = {"bench": bench, "batch_size": batch, "batch_sizes": (batch,)}
+        manifest = model.manifest.model_copy(update=own)
+        save_cost_model(folder / name, replace(model, manifest=manifest))
+    options = "--model one --model analytic:h100 --devices 2-4 --batch-per-device 256 --rounds 0 --processes 1 --json"
+    rows = json.loads(size(folder, options).stdout)["rows"]
+    assert [(row["devices"], row["state"]) for row in rows[:2]] == [(2, "not priced"), (4, "fits")]
+    assert "measured for a batch of 1,024 samples, not 512" in rows[0]["why"]
+    for name in ("one", "other"):
+        publish_model(folder / name, store, now=NOW, asked=PublishRule(max_error=None))
+    options = options.replace("--model one", f"--model store#{model.manifest.bench.hardware.fingerprint}")
+    rows = json.loads(size(folder, options).stdout)["rows"]
+    assert [(row["devices"], row["state"]) for row in rows[:2]] == [(2, "not priced"), (4, "fits")]
+    assert "has cost models of several batch sizes, and none of 512" in rows[0]["why"]
+
+
+def test_money_is_in_digits_that_people_read(folder: Path) -> None:
+    cheap = "--model analytic:h100 --devices 2 --memory 1GiB --batch-size 65536 --rounds 0 --processes 1"
+    done = size(folder, f"{cheap} --price 2.40EUR/h -o size.html --json --quiet")
+    (row,) = json.loads(done.stdout)["rows"]
+    a_sample = 2 * 2.40 / 3600 / row["samples_per_s"]
+    assert row["money_per_billion_samples"] == pytest.approx(1e9 * a_sample)
+    shown = f"{row['money_per_billion_samples']:.4g}"
+    assert "e-" not in shown
+    assert f"{shown} EUR per billion samples" in (folder / "size.html").read_text()
+    text = size(folder, f"{cheap} --price 2.40EUR/h").stdout
+    assert shown in text
+    assert "for a billion samples" in " ".join(text.split())
 
 
 def test_a_network_joins_the_domains_of_every_size(folder: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 import neuroshard as ns
 from helpers.sizes import some_tables
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.orders.sizes import size_order
+from neuroshard.orders.sizes import Kind, size_order
 from neuroshard.search.notes import STOPPED
 from neuroshard.search.watch import Watch
 from neuroshard.size import sweep
+from neuroshard.size.cells import Cell
 from neuroshard.size.frontier import frontier, memory_frontiers
 from neuroshard.size.run import run
 from neuroshard.size.sweep import TIME_UP
@@ -63,10 +64,22 @@ def test_weak_scaling_gives_a_device_the_same_batch(swept: Swept) -> None:
 def test_money_and_dense_time(swept: Swept) -> None:
     (row,) = swept(TABLES, "4", "1GiB", price=["3/h"], dense_time=["2ms"]).rows
     assert row.step_ms == row.embeddings_ms + 2
-    hours = row.step_ms / 3.6e6 * 1e6 / 512  # of a million samples
+    hours = row.step_ms / 3.6e6 * 1e9 / 512  # of a billion samples
     assert row.money == pytest.approx(3 * 4 * hours)
     low, high = row.interval_ms
     assert (low - 2) * 1.3 == pytest.approx(row.embeddings_ms) == pytest.approx((high - 2) * 0.7)
+
+
+def test_a_dense_time_of_so_many_samples_a_device_scales_with_them(swept: Swept) -> None:
+    strong = swept(TABLES, "2-8", "1GiB", dense_time=["2ms@128"]).rows  # of 512 samples
+    assert [row.dense_ms for row in strong] == [4, 2, 1]
+    assert all(row.step_ms == row.embeddings_ms + row.dense_ms == row.data["step_ms"] for row in strong)
+    assert all(row.bound_step_ms == row.bound_ms + row.dense_ms for row in strong)
+    weak = swept(TABLES, "2-8", "1GiB", dense_time=["2ms@128"], batch_per_device=64).rows
+    assert [row.dense_ms for row in weak] == [1, 1, 1]
+    as_given = swept(TABLES, "2-8", "1GiB", dense_time=["2ms"])
+    assert [row.dense_ms for row in as_given.rows] == [2, 2, 2]
+    assert "--dense-time 12ms@8192" in " ".join(as_given.notes)
 
 
 def test_no_row_beats_one_of_the_frontier_and_one_beats_every_other(swept: Swept) -> None:
@@ -120,6 +133,34 @@ def test_a_sweep_whose_time_is_up_says_so(swept: Swept, monkeypatch: pytest.Monk
     (row,) = swept(TABLES, "4", "1GiB", time_budget="600").rows
     assert row.found.provenance.notes[-1] == TIME_UP
     assert STOPPED not in row.found.provenance.notes
+
+
+def test_a_short_budget_is_not_spent_on_starting_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_in_processes", None)
+    order = size_order(["analytic:h100"], "2-8", memory=["1GiB"], time_budget="9s", search={"batch_size": 512})
+    sizes = run(TABLES, order, processes=2)
+    assert {row.cell.devices: row.state for row in sizes.rows}[8] == "fits"  # it comes first
+
+
+def test_the_largest_and_the_smallest_size_come_first_of_however_many() -> None:
+    kinds = [Kind("analytic:h100"), Kind("analytic:b200")]
+    cells = [[Cell(kind, count, 2**30, 512, None, None)] for kind in kinds for count in range(1, 4097)]
+    order = [(group[0].devices, group[0].kind.name[-4:]) for group in sweep._in_order(cells)]
+    assert order[:8] == [(count, kind) for count in (4096, 1, 2048, 3072) for kind in ("h100", "b200")]
+    assert len(set(order)) == len(cells)
+
+
+def test_amounts_of_memory_share_the_time_of_their_size(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def watch(seconds: float, stop: None) -> Watch:
+        given.append(seconds)
+        return Watch(0.0, stop=stop)
+
+    monkeypatch.setattr(sweep, "Watch", watch)
+    swept(TABLES, "2", "70MiB,75MiB,1GiB", time_budget="600", no_row_wise=True)
+    assert given[0] <= 200
+    assert given[-1] <= 600
 
 
 def test_a_model_that_can_price_no_size_is_refused(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Sizes:
 
     def _columns(self) -> dict[str, list[Any]]:
         rows = self.data["rows"]
-        names = [*COLUMNS, *(["money_per_million_samples"] if self.found.order.priced else [])]
+        names = [*COLUMNS, *(["money_per_billion_samples"] if self.found.order.priced else [])]
         return {name: [row.get(name) for row in rows] for name in names}
 
     def __str__(self) -> str:
@@ -129,7 +129,8 @@ def size(
 
     `tables` is whatever `search` takes, `models` the names of cost models, one a kind of hardware. `devices` are numbers: "4-128"
     doubles from 4 on, "8-64/8" goes in steps, [4, 12] are these. What differs by kind is a list of texts, each a value for all
-    kinds or KIND=VALUE: memory=["80GiB,40GiB", "analytic:b200=179GiB"], price=["analytic:h100=2.40/h"].
+    kinds or KIND=VALUE: memory=["80GiB,40GiB", "analytic:b200=179GiB"], price=["analytic:h100=2.40/h"],
+    dense_time=["12ms@8192"] (with 8,192 samples a device, and in proportion with others; 12ms at every size).
 
     `batch_size` fixes the global batch, `batch_per_device` that of a device. `processes` other than 1 start Python anew: a script
     then needs `if __name__ == "__main__":`. Once `stop` is set, or the `time_budget` is spent, what was found is returned.

@@ -36,6 +36,7 @@ OWN = frozenset(
     }
 )
 MOST_PROCESSES = 64  # of a sweep: a guess, more than sizes are left at once
+MOST_SAMPLES = 2**31  # of a batch, as of a task's
 MOST_PRICE = 1e12  # of a device and hour in any currency: a guess, far from where money overflows
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _NAME = re.compile(r"(analytic:)?[^:#/=,]+")  # of a model in models.yaml: no path, no STORE#HARDWARE
@@ -45,10 +46,23 @@ _PRICE = re.compile(rf"(?P<before>{_CURRENCY})?\s*(?P<amount>{_AMOUNT})\s*(?P<af
 
 
 @dataclass(frozen=True)
+class DenseTime:
+    """What a step takes beside embeddings: `ms`, whatever the batch, or, where `samples` are given, with so many a device, and in
+    proportion with more or fewer."""
+
+    ms: float
+    samples: int | None = None
+
+    def at(self, samples: float) -> float:
+        """Ms with so many samples a device."""
+        return self.ms if self.samples is None else self.ms * samples / self.samples
+
+
+@dataclass(frozen=True)
 class Kind:
     """A kind of hardware: its cost model's name, the amounts of memory of a device to try (None: the one of its datasheet, or of
-    where it was measured), memory of a host for tables, ranks of a domain and of a host, the price of a device and hour, and ms
-    of a step that are not of embeddings."""
+    where it was measured), memory of a host for tables, ranks of a domain and of a host, the price of a device and hour, and what
+    a step takes beside embeddings."""
 
     name: str
     memories: tuple[int, ...] | None = None
@@ -56,7 +70,7 @@ class Kind:
     domain: int | None = None
     local_world_size: int | None = None
     price: float | None = None
-    dense_ms: float | None = None
+    dense: DenseTime | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class SizeOrder:
     @property
     def has_dense_time(self) -> bool:
         """Whether times are of whole steps, not of embeddings alone; as with prices, for all kinds or none."""
-        return self.kinds[0].dense_ms is not None
+        return self.kinds[0].dense is not None
 
     @property
     def priced(self) -> bool:
@@ -179,7 +193,7 @@ def size_order(
     domains = _by_kind("domain", domain, names, _ranks)
     ranks = _by_kind("local-world-size", local_world_size, names, _ranks)
     prices = _by_kind("price", price, names, _price)
-    dense = _by_kind("dense-time", dense_time, names, parse_step_time)
+    dense = _by_kind("dense-time", dense_time, names, _dense)
     currency = _currency_of(prices)
     for what, found in (("price", prices), ("dense-time", dense)):
         if found and (without := [name for name in names if name not in found]):
@@ -254,6 +268,14 @@ def _ranks(text: str) -> int:
     if not text.strip().isdigit() or not 1 <= int(text) <= MAX_DEVICES:
         raise UsageError(f"{shown(text)} is no number of ranks from 1 to {MAX_DEVICES}")
     return int(text)
+
+
+def _dense(text: str) -> DenseTime:
+    """`12ms`, or `12ms@8192` of 8,192 samples a device."""
+    time, at, samples = text.partition("@")
+    if at and (not re.fullmatch(r"[0-9]{1,10}", samples) or not 1 <= int(samples) <= MOST_SAMPLES):
+        raise UsageError(f"{shown(text)}: after @ are the samples of a device that the time is of, as in 12ms@8192")
+    return DenseTime(parse_step_time(time), int(samples) if at else None)
 
 
 def _price(text: str) -> tuple[float, str]:

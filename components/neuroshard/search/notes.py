@@ -34,13 +34,8 @@ def with_notes(plan: Plan, *notes: str) -> Plan:
 def caveats(plan: Plan, problem: Problem) -> list[str]:
     """A line for each thing that the plan asks of the cost model and that was not measured for it. The `problem` may be of
     some of the plan's tables, the others data-parallel."""
-    notes = []
-    model, dims = problem.model, np.array([shard.dim for shard in plan.shards])
-    if (wide := dims > model.max_dim).any():
-        notes.append(
-            f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
-            f"(widest: {dims.max()}); their costs are extrapolated"
-        )
+    model = problem.model
+    notes = beyond_measured(plan, model)
     if wide_tables := problem.too_wide_for_row_wise:
         widest = max(table.dim for table in wide_tables)
         notes.append(
@@ -60,12 +55,6 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
             f"{counted(len(untrained), 'table')} cannot be in a grid ({first_few(untrained)}): where a domain is several hosts, "
             "TorchRec cannot train grids with optimizer state per row"
         )
-    notes += model.caveats(problem.devices, _as_asked(plan))
-    if problem.task.batch_size != model.batch_size:
-        notes.append(
-            f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
-            f"{problem.task.batch_size:,}"
-        )
     kinds = shardings_of(plan)
     counts = Counter(kind.over.format(plan.task.devices) for kind in kinds.values() if kind.splits_rows)
     if counts:
@@ -75,6 +64,23 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
         notes.append(
             f"{counted(counts.total(), 'table')} of {len(kinds)} split row-wise {', '.join(ways)}: costs take all rows of a "
             f"table to be looked up alike{sums}"
+        )
+    return notes
+
+
+def beyond_measured(plan: Plan, model: CostModel) -> list[str]:
+    """A line for each cost of a plan that is beyond what was measured for the cost model, which is that of the plan's task."""
+    notes, dims = list[str](), np.array([shard.dim for shard in plan.shards])
+    if (wide := dims > model.max_dim).any():
+        notes.append(
+            f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
+            f"(widest: {dims.max()}); their costs are extrapolated"
+        )
+    notes += model.caveats(plan.task.devices, _as_asked(plan))
+    if plan.task.batch_size != model.batch_size:
+        notes.append(
+            f"costs are predicted for the cost model's batch size {model.batch_size:,}, not for the task's "
+            f"{plan.task.batch_size:,}"
         )
     return notes
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import memory_of
@@ -69,7 +69,16 @@ def check_order(order: SizeOrder) -> None:
 
 
 def _own_memory(kind: Kind, order: SizeOrder) -> int:
-    memory = memory_of(open_cost_model(kind.name, order.batch_size(order.devices[0])))
+    """Memory of a device by the cost model. It may know the batch of some size alone: then the others are not priced."""
+    batches = [*dict.fromkeys(map(order.batch_size, order.devices))]
+    for batch_size in batches:
+        try:
+            memory = memory_of(open_cost_model(kind.name, batch_size))
+        except InvalidInput:
+            if batch_size == batches[-1]:
+                raise
+        else:
+            break
     if memory is None:
         raise UsageError(f"{kind.name} does not say how much memory a device has: give --memory {kind.name}=SIZE")
     return memory

@@ -22,7 +22,10 @@ not fit. Rings: no other size is better in both time and {{ second }}.
   {% if by_memory %}<div><h3>Ms a step by HBM kept for tables</h3>{{ by_memory | safe }}</div>{% endif %}
 {% endblock %}
 {% block table %}Sizes{% endblock %}
-{% block under_table %}~: within the errors of the models it may be otherwise, beside sizes of another kind.{% endblock %}
+{% block under_table %}
+~: within the errors of the models it may be otherwise, beside sizes of another kind.
+{%- if not_measured %} !: beyond what was measured, as the notes say.{% endif %}
+{% endblock %}
 """
 Values = list[dict[str, Any]]
 COLUMNS = (
@@ -30,13 +33,14 @@ COLUMNS = (
     "memory a device",
     "costs",
     "ms a step",
+    "of it dense",
     "may be",
     "no less than",
     "samples/s",
     "a device",
     "memory left",
     "host memory",
-    "money per million samples",
+    "money per billion samples",
     "",
 )
 
@@ -50,7 +54,8 @@ def sizes_page(sizes: Sizes) -> str:
         "what": sizes.what,
         "second": "money" if sizes.order.priced else "devices",
         "cards": list(_cards(sizes)),
-        "notes": list(sizes.notes),
+        "notes": [*sizes.notes, *(f"beyond what was measured: {line}" for line in sizes.caveats)],
+        "not_measured": bool(sizes.caveats),
         "columns": COLUMNS,
         "rows": [
             _cells(row, sizes.order.currency, place in best, place in uncertain) for place, row in enumerate(sizes.rows)
@@ -67,7 +72,7 @@ def _cards(sizes: Sizes) -> Iterator[dict[str, str]]:
         return
     least = "least money" if sizes.order.priced else "fewest devices"
     for title, row in {least: best[0], "fastest": best[-1]}.items():
-        money = f", {row.money:.4g} {sizes.order.currency} per million samples" if row.money is not None else ""
+        money = f", {row.money_text} {sizes.order.currency}".rstrip() + " per billion samples" if row.money_text else ""
         yield {"title": title, "figure": name_of(row), "note": f"{row.step_ms:.3f} ms a step{money} ({row.basis})"}
     for name, devices in {name: devices for (name, _), devices in sizes.fewest_devices.items()}.items():
         if devices > 1:
@@ -81,20 +86,21 @@ def _cards(sizes: Sizes) -> Iterator[dict[str, str]]:
 def _cells(row: Row, currency: str, best: bool, uncertain: bool) -> list[str]:
     size = [name_of(row), format_bytes(row.cell.memory_bytes)]
     if not row.fits:
-        return [*size, "", row.state, "", "", "", "", "", "", "", row.why]
-    interval, bound, money = row.interval_ms, row.bound_step_ms, row.money
+        return [*size, "", row.state, "", "", "", "", "", "", "", "", row.why]
+    interval, bound = row.interval_ms, row.bound_step_ms
     return [
         *size,
         row.basis,
         f"{row.step_ms:.3f}",
+        f"{row.dense_ms:.3f}" if row.dense_ms else "",
         "" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}",
         "" if bound is None else f"{bound:.3f}",
         f"{row.samples_per_s:,.0f}",
         f"{row.samples_per_s / row.cell.devices:,.0f}",
         format_bytes(row.memory_left_bytes, "down"),
         format_bytes(row.host_bytes) if row.host_bytes else "",
-        "" if money is None else f"{money:.4g} {currency}".rstrip(),
-        " ".join(["frontier"] * best + ["~"] * uncertain),
+        f"{row.money_text} {currency}".strip() if row.money_text else "",
+        " ".join(["frontier"] * best + ["~"] * uncertain + ["!"] * bool(row.caveats)),
     ]
 
 

@@ -14,13 +14,14 @@ State = Literal["fits", "proven not to fit", "no plan found", "not priced", "not
 @dataclass(frozen=True)
 class Row:
     """A cell, and the `plan` found for it, or `why` there is none. No plan costs less than `bound_ms` of embeddings, by the cost
-    model; None where nothing is proven."""
+    model; None where nothing is proven. `caveats` say which of its costs are beyond what was measured."""
 
     cell: Cell
     state: State
     why: str = ""
     plan: Plan | None = None
     bound_ms: float | None = None
+    caveats: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -41,11 +42,17 @@ class Row:
     @property
     def step_ms(self) -> float:
         """The same with the dense time, where one is given."""
-        return self.embeddings_ms + (self.cell.kind.dense_ms or 0.0)
+        return self.embeddings_ms + self.dense_ms
+
+    @property
+    def dense_ms(self) -> float:
+        """Ms of a step that are not of embeddings; 0 where no dense time is given."""
+        dense = self.cell.kind.dense
+        return 0.0 if dense is None else dense.at(self.batch_size / self.cell.devices)
 
     @property
     def bound_step_ms(self) -> float | None:
-        return None if self.bound_ms is None else self.bound_ms + (self.cell.kind.dense_ms or 0.0)
+        return None if self.bound_ms is None else self.bound_ms + self.dense_ms
 
     @property
     def error(self) -> float | None:
@@ -57,9 +64,8 @@ class Row:
         """What a step may measure: predicted = measured x (1 ± error). The upper end is infinite from an error of 1 on."""
         if self.error is None:
             return None
-        dense = self.cell.kind.dense_ms or 0.0
         high = self.embeddings_ms / (1 - self.error) if self.error < 1 else float("inf")
-        return self.embeddings_ms / (1 + self.error) + dense, high + dense
+        return self.embeddings_ms / (1 + self.error) + self.dense_ms, high + self.dense_ms
 
     @property
     def batch_size(self) -> int:
@@ -76,9 +82,15 @@ class Row:
 
     @property
     def money(self) -> float | None:
-        """Price of a million samples; None where no price is given."""
+        """Price of a billion samples; None where no price is given."""
         price = self.cell.kind.price
-        return None if price is None else price * self.cell.devices * self.sample_ms * 1e6 / 3.6e6
+        return None if price is None else price * self.cell.devices * self.sample_ms * 1e9 / 3.6e6
+
+    @property
+    def money_text(self) -> str:
+        """The same, as people read it; empty where no price is given."""
+        money = self.money
+        return "" if money is None else f"{money:,.0f}" if 1000 <= money < 1e7 else f"{money:.4g}"
 
     @property
     def memory_left_bytes(self) -> int:
@@ -123,6 +135,7 @@ class Row:
             "batch_size": self.batch_size,
             "step_ms": self.step_ms,
             "embeddings_ms": self.embeddings_ms,
+            "dense_ms": self.dense_ms,
             "lower_bound_ms": self.bound_step_ms,
             "interval_ms": None if interval is None else [interval[0], high],
             "samples_per_s": self.samples_per_s,
@@ -130,9 +143,10 @@ class Row:
             "memory_used_bytes": self.memory_used_bytes,
             "memory_left_bytes": self.memory_left_bytes,
             "host_memory_bytes": self.host_bytes,
-            "money_per_million_samples": self.money,
+            "money_per_billion_samples": self.money,
             "basis": self.basis,
             "costs": source(provenance.cost_model_backend, provenance.cost_model_device),
+            "caveats": list(self.caveats),
             "plan": self.found.digest(),
         }
 

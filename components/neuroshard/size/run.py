@@ -14,10 +14,10 @@ from typing import Any
 from neuroshard.core.clean import silent
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, short_name
 from neuroshard.core.units import format_bytes
 from neuroshard.files.constraints import resolve
-from neuroshard.orders.sizes import SizeOrder
+from neuroshard.orders.sizes import Kind, SizeOrder
 from neuroshard.search.run import read_listed
 from neuroshard.size.cells import Cell, cells_of
 from neuroshard.size.frontier import frontier, may_be_reversed, may_join_or_leave, memory_frontiers
@@ -53,6 +53,19 @@ class Sizes:
         """Where in `rows` those of the frontier are, in the order of the frontier."""
         places = {id(row): place for place, row in enumerate(self.rows)}
         return [places[id(row)] for row in self.frontier]
+
+    @property
+    def caveats(self) -> list[str]:
+        """What is beyond what was measured: a line for each kind and thing, with the numbers of devices that it is of."""
+        found = dict[tuple[Kind, str], list[int]]()
+        for row in self.rows:
+            for line in row.caveats:
+                devices = found.setdefault((row.cell.kind, line), [])
+                devices += [row.cell.devices] * (row.cell.devices not in devices)
+        return [
+            f"{short_name(kind.name)} x {', '.join(f'{count:,}' for count in devices)}: {line}"
+            for (kind, line), devices in found.items()
+        ]
 
     @property
     def fewest_devices(self) -> dict[tuple[str, int], int]:
@@ -160,9 +173,12 @@ def _assumed(order: SizeOrder) -> list[str]:
         said.append(
             f"times{money} are of embeddings alone: a smaller size looks too good (--dense-time adds the rest of a step)"
         )
+    elif any(kind.dense and kind.dense.samples for kind in order.kinds):
+        said.append("the dense time is taken to be in proportion to the samples of a device")
     elif order.batch_per_device is None and len(order.devices) > 1:
         said.append(
-            "the dense time is taken to be the same at every size, though devices have fewer samples where they are more"
+            "the dense time is as given at every size, though devices have fewer samples where they are more: say of how many it "
+            "is (--dense-time 12ms@8192)"
         )
     if any(kind.name.startswith("analytic:") for kind in order.kinds):
         said.append("sizes of analytic: kinds are by datasheets, not measured")

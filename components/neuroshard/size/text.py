@@ -9,7 +9,7 @@ from neuroshard.size.frontier import may_join_or_leave, memory_frontiers
 from neuroshard.size.row import Row, name_of
 from neuroshard.size.run import Sizes
 
-HEAD = "  {:2} {:>7} {:>9} {:>9} {:>15} {:>8} {:>7} {:>9}"
+HEAD = " {:3} {:>7} {:>9} {:>9} {:>15} {:>8} {:>7} {:>9}"
 
 
 def sizes_text(sizes: Sizes) -> str:
@@ -21,7 +21,7 @@ def sizes_text(sizes: Sizes) -> str:
 
 def _kinds(sizes: Sizes) -> Iterator[str]:
     best, uncertain = set(sizes.places_of_frontier), may_join_or_leave(sizes.rows)
-    money = f"{sizes.order.currency or 'money'}/M" if sizes.order.priced else "a device"
+    money = f"{sizes.order.currency or 'money'}/bn" if sizes.order.priced else "a device"
     fewest = sizes.fewest_devices
     for kind in sizes.order.kinds:
         rows = [(place, row) for place, row in enumerate(sizes.rows) if row.cell.kind == kind]
@@ -42,7 +42,7 @@ def _kinds(sizes: Sizes) -> Iterator[str]:
         yield HEAD.format("", "devices", "memory", "ms a step", "may be", "no less", "k/s", money)
         for place, row in rows:
             if row.fits:
-                mark = "*" * (place in best) + "~" * (place in uncertain)
+                mark = "*" * (place in best) + "~" * (place in uncertain) + "!" * bool(row.caveats)
                 yield _line(row, mark)
             elif row.state != "proven not to fit" or row.cell.devices >= fewest.get(
                 (kind.name, row.cell.memory_bytes), 0
@@ -54,7 +54,7 @@ def _kinds(sizes: Sizes) -> Iterator[str]:
 def _line(row: Row, mark: str) -> str:
     interval, bound = row.interval_ms, row.bound_step_ms
     may_be = "-" if interval is None else f"{_ms(interval[0])}-{_ms(interval[1])}"
-    last = f"{row.samples_per_s / row.cell.devices / 1000:,.1f}" if row.money is None else f"{row.money:.4g}"
+    last = f"{row.samples_per_s / row.cell.devices / 1000:,.1f}" if row.money is None else row.money_text
     return HEAD.format(
         mark,
         f"{row.cell.devices:,}",
@@ -77,13 +77,17 @@ def _marks(sizes: Sizes) -> Iterator[str]:
     last = "its price" if sizes.order.priced else "those of a device"
     yield from wrapped(
         "ms of a step as predicted, what it may measure by the model's error, and the bound that no plan goes below; thousands "
-        f"of samples a second, and {last}{' for a million samples' if sizes.order.priced else ''}"
+        f"of samples a second, and {last}{' for a billion samples' if sizes.order.priced else ''}"
     )
     yield from wrapped(f"* no other size is better in both time and {second}")
     if may_join_or_leave(sizes.rows):
         yield from wrapped(
             "~ within the errors of the models that is not certain: beside another kind it may be the other way round"
         )
+    if caveats := sizes.caveats:
+        yield from wrapped("! beyond what was measured:")
+        for line in caveats:
+            yield from wrapped(f"  {line}", indent=4)
 
 
 def _of_memory(sizes: Sizes) -> Iterator[str]:

@@ -60,8 +60,9 @@ def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> L
     """The live cost model of the hardware with the fingerprint `wanted`, or with `wanted` in its name.
 
     Of cost models of several batch sizes it is the one of `batch_size`. A single cost model is returned whatever its batch
-    size, and the caller checks that. Raises NotFound where there is none, UsageError where several fit. Hardware whose pointer
-    cannot be read, such as one of a newer version, is noted on stderr and skipped, unless its fingerprint is `wanted`.
+    size, and the caller checks that. Raises NotFound where there is none, UsageError where several fit, InvalidInput where none
+    of several has the batch size. Hardware whose pointer cannot be read, such as one of a newer version, is noted on stderr and
+    skipped, unless its fingerprint is `wanted`.
     """
     named = bool(re.fullmatch(FINGERPRINT, wanted))
     keys, skipped = model_keys(store)
@@ -98,8 +99,10 @@ def find_hardware(store: Store, wanted: str, batch_size: int | None = None) -> L
         raise UsageError(f"{store.url}: {wanted!r} names {len(kinds)} kinds of hardware; give a fingerprint: {known}")
     same = [one for one in found if one.release.batch_size == batch_size]
     if len(same or found) > 1:
-        way_out = "give --batch-size" if batch_size is None else f"measure at batch size {batch_size:,}"
-        raise UsageError(f"{store.url}: {wanted!r} has cost models of several batch sizes, {way_out}: {known}")
+        several = f"{store.url}: {wanted!r} has cost models of several batch sizes"
+        if batch_size is None:
+            raise UsageError(f"{several}, give --batch-size: {known}")
+        raise InvalidInput(f"{several}, and none of {batch_size:,}; measure at batch size {batch_size:,}: {known}")
     return (same or found)[0]
 
 
