@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_notes_say_what_is_assumed() -> None:
     ],
 )
 def test_notes_say_how_far_a_stream_can_be_trusted(fields: dict[str, float], factor: float, said: list[str]) -> None:
-    stream = {
+    stream: dict[str, Any] = {
         "order": "time", "batches": 90, "distinct_rows": 50.0, "first_touches": 0.0, "cached_rows": [0, 500], **fields,
     }  # fmt: skip
     stream["missed_rows"] = [50.0 - stream["first_touches"], 0.0]
