@@ -34,6 +34,7 @@ from neuroshard.client.ranks import Channel
 from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.value import shown
 from neuroshard.costmodel.cache import miss_curve
 from neuroshard.files.count_access import AccessCounter, sampled_places
 from neuroshard.store.counted import read_counted
@@ -425,6 +426,12 @@ def test_a_time_that_is_none_is_refused_at_first_and_later_warned_of(tmp_path: P
     counts = AccessCounts(model(), str(tmp_path), "ads")
     with pytest.warns(AccessWarning, match=f"not {seconds!r}; it waits for none; training goes on"):
         counts.write(wait_seconds=seconds)
+
+
+@pytest.mark.parametrize("module", ["ads-ranker", None, torch.nn.Linear, [torch.nn.Linear(2, 2)]])
+def test_what_is_no_module_is_refused_in_a_line(tmp_path: Path, module: Any) -> None:
+    with refused(UsageError, shown(module), "torch.nn.Module"):
+        AccessCounts(module, str(tmp_path), "ads")
 
 
 @pytest.fixture

@@ -135,6 +135,13 @@ def test_what_is_no_time_in_a_step_is_refused(text):
         parse_step_time(text)
 
 
+@pytest.mark.parametrize("text", ["1001s", "2000000ms", "1" + "0" * 300 + "ms"])
+def test_a_time_in_a_step_of_more_than_1000_s_is_refused_as_it_was_written(text):
+    assert parse_step_time("1000s") == 1e6
+    with refused(UsageError, shown(text), "1000s"):
+        parse_step_time(text)
+
+
 @pytest.mark.parametrize(
     "parse", [parse_bytes, parse_rate, parse_network, parse_duration, parse_portion, parse_share, parse_step_time]
 )

@@ -41,20 +41,20 @@ def table_of(counter: AccessCounter, order: str = "time") -> Table:
 
 def test_stack_distances_of_a_stream_are_those_counted_by_hand() -> None:
     #            0       1       2       3       4       5       6       7
-    batches = [[0, 1], [2, 3], [0, 0], [4, 5], [1, 4], [0, 2], [0, 4], [6, 0]]
+    batches = [[0, 1], [2, 3], [0, 0], [4, 5], [1, 4], [0, 2], [0, 4], [0, 0]]
     curve = counted([np.array(batch) for batch in batches], rows=10).curve("time")
     stream = curve.stream
     # Of the last half: in batch 4, row 1 lies below 0, 2, 3, 4 and 5, alone in its batch now; 4 is one of two on top.
     # Batch 5: 0 lies below 1, 4 and 5; 2 is one of two (with 3) below 0 too. Batch 6: 0 is one of two on top, 4 one of two below.
-    # Batch 7: 6 is new; 0 is one of two on top.
+    # Batch 7: 0 is one of two on top.
     ranges = [(5, 6), (0, 2), (3, 4), (4, 6), (0, 2), (2, 4), (0, 2)]
     missed = [sum(1 - np.clip((k - above) / (below - above), 0, 1) for above, below in ranges) / 4
               for k in stream.cached_rows]  # fmt: skip
     assert stream.missed_rows == pytest.approx(missed, abs=1e-5)
-    assert (stream.distinct_rows, stream.first_touches, stream.batches) == (2.0, 0.25, 8)
+    assert (stream.distinct_rows, stream.first_touches, stream.batches) == (1.75, 0.0, 8)
     assert (stream.sampled, stream.error) == (1.0, 0.0)
     assert stream.cached_rows[0] == 0
-    assert stream.cached_rows[-1] == 7
+    assert stream.cached_rows[-1] == 6
 
 
 def test_a_row_of_the_batch_before_hits_any_cache_that_holds_a_batch() -> None:
@@ -80,6 +80,29 @@ def test_misses_of_a_later_part_are_those_counted_on_an_earlier_one(name: str, s
             rate = simulated(batches, cached, 400).miss_rate
             assert curve.missed(cached) / curve.distinct_rows == pytest.approx(rate, abs=0.015)
     assert tried > 1
+
+
+@pytest.mark.parametrize("exponent", [0.6, 1.1])
+def test_caches_that_the_first_half_does_not_fill_are_counted_on_the_batches_that_fill_them(exponent: float) -> None:
+    rows, access = 60_000, f"zipf:{exponent}"
+    table = table_of(counted(list(islice(independent(zipf(rows, exponent), 2000, rng(7)), 80)), rows))
+    stated = Table.parse(
+        {"name": "t", "rows": rows, "dim": 16, "pooling_factor": 2000 / LOOKUPS, "access": access}, "t"
+    )
+    ours, exact = (miss_curve(one, LOOKUPS, ways=0) for one in (table, stated))
+    cached = np.linspace(exact.rows_touched(40), exact.rows_touched(75), 6)
+    off = ours.missed(cached) / ours.distinct_rows - exact.missed(cached) / exact.distinct_rows
+    assert np.abs(off).max() < 0.02
+
+
+@pytest.mark.parametrize("name", ["sessions", "drifting"])
+def test_caches_of_more_rows_than_a_stream_read_miss_what_a_longer_stream_shows(name: str) -> None:
+    batches = list(islice(STREAMS[name](rng(1)), 600))
+    some, every = (table_of(counted(part)) for part in (batches[:60], batches))
+    short, long = (miss_curve(table, LOOKUPS, ways=0) for table in (some, every))
+    cached = np.linspace(some.access.stream.cached_rows[-1], 0.9 * every.access.stream.cached_rows[-1], 6)
+    off = short.missed(cached) / short.distinct_rows - long.missed(cached) / long.distinct_rows
+    assert np.abs(off).max() < 0.05
 
 
 def test_locality_in_time_is_lost_where_batches_are_shuffled() -> None:
@@ -168,6 +191,14 @@ def test_a_few_batches_are_a_distribution_without_a_stream_and_none_is_read_is_n
     unread = counted([np.empty(0, dtype=np.int64)] * 5)
     assert unread.fields("time")["access"] is None
     assert unread.fields("time")["pooling_factor"] == 0
+
+
+def test_lookups_of_which_none_is_in_the_sample_are_no_curve() -> None:
+    counter, nothing = AccessCounter(10**6), np.empty(0, dtype=np.int64)
+    for _ in range(8):
+        counter.add_sample(nothing, nothing, 2.0**-10, lookups=3, samples=LOOKUPS)
+    fields = counter.fields("time")
+    assert (fields["access"], fields["pooling_factor"]) == (None, 3 / LOOKUPS)
 
 
 def test_lookups_that_cannot_be_are_refused() -> None:

@@ -14,7 +14,15 @@ from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.access import count_bins
-from neuroshard.files.traces import Lookups, Traces, draw_lookups, read_traces, trace_lookups, write_traces
+from neuroshard.files.traces import (
+    Lookups,
+    Traces,
+    draw_lookups,
+    read_traces,
+    trace_batches,
+    trace_lookups,
+    write_traces,
+)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -178,6 +186,32 @@ def test_traces_are_checked_when_they_are_read(tmp_path, indices, lengths, facts
     save(path, arrays, {"format_version": "1"})
     with refused(InvalidInput, path, "'a'", *facts):
         read_traces(path)
+
+
+@pytest.mark.parametrize("indices", [[float("nan"), 1.0, 2.0], [0.5, 1.0, 2.0], ["1", "2", "3"]])
+def test_traces_of_what_are_no_whole_numbers_are_not_written(tmp_path, indices):
+    with refused(InvalidInput, "indices of table 'a'", str(np.array(indices).dtype)):
+        write_traces(tmp_path / "t.safetensors", Traces({"a": Lookups(np.array(indices), np.array([1, 2]))}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_batches_without_lookups_are_batches_too_and_samples_left_at_the_end_are_none(tmp_path):
+    path, lengths = tmp_path / "t.safetensors", np.array([0, 0, 2, 1, 0, 0, 0])
+    write_traces(
+        path, Traces({"a": Lookups(np.array([3, 4, 5]), lengths), "never": Lookups(np.array([], int), lengths * 0)})
+    )
+    assert [batch.tolist() for batch in trace_batches(path, "a", 2)] == [[], [3, 4, 5], []]
+    assert [batch.tolist() for batch in trace_batches(path, "never", 3)] == [[], []]
+    assert [batch.tolist() for batch in trace_batches(path, "a", 8)] == []
+
+
+@pytest.mark.parametrize(("lengths", "than"), [([1, 1, 1, 1], "more"), ([1, 1, 0, 0], "fewer")])
+def test_batches_of_a_trace_whose_lengths_do_not_add_up_are_refused(tmp_path, lengths, than):
+    path = tmp_path / "t.safetensors"
+    save(path, {"a.indices": np.array([1, 2, 3]), "a.lengths": np.array(lengths)}, {"format_version": "1"})
+    for batch_size in (1, 2, 3):
+        with refused(InvalidInput, path, "'a'", f"{than} lookups", "3 indices"):
+            list(trace_batches(path, "a", batch_size))
 
 
 def test_other_safetensors_files_are_no_traces(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,28 @@ def test_notes_say_what_is_assumed() -> None:
         "! fewer than 1.5 times the distinct rows of a batch",
     ]
     assert cache_misses((table("a", 10**6, "zipf:1.05"),), BATCH, [0.5]).data["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "factor", "said"),
+    [
+        ({"varies": 0.1}, 0.1, ["misses vary by up to 10.0%"]),
+        ({"varies": 0.01}, 0.1, []),
+        ({"first_touches": 5.0}, 0.1, []),
+        ({"first_touches": 5.0}, 0.9, ["read fewer rows than the largest cache holds"]),
+        ({"first_touches": 5.0}, 1.0, []),  # all of it is in HBM
+        ({"first_touches": 0.0}, 0.9, []),  # all rows that are ever read were
+    ],
+)
+def test_notes_say_how_far_a_stream_can_be_trusted(fields: dict[str, float], factor: float, said: list[str]) -> None:
+    stream: dict[str, Any] = {
+        "order": "time", "batches": 90, "distinct_rows": 50.0, "first_touches": 0.0, "cached_rows": [0, 500], **fields,
+    }  # fmt: skip
+    stream["missed_rows"] = [50.0 - stream["first_touches"], 0.0]
+    counted = {"batch_size": BATCH, "group_rows": [500], "lookups_per_row": [BATCH / 500], "stream": stream}
+    table_of_stream = table("a", 1000, counted)
+    notes = cache_misses((table_of_stream,), BATCH, [factor]).data["notes"]
+    assert [words in note for words, note in zip(said, notes, strict=True)] == [True] * len(said)
 
 
 @pytest.mark.parametrize("name", ["user", "item", "small"])

@@ -53,8 +53,9 @@ class AccessCounts:
     the world) must make one; where torch.distributed is not initialised, this process trains alone. Ranks other than 0 need no
     access to the store; rank 0 needs to write there. `single_writer` is for an S3 store that ignores conditional writes.
 
-    Raises UsageError for an invalid name, URL or patience, and InvalidInput for a module without tables that plans cover. After
-    that nothing raises: a fault ends the counting with an AccessWarning, on rank 0 or on the rank that has it.
+    Raises UsageError for what is no module and for an invalid name, URL or patience, and InvalidInput for a module without
+    tables that plans cover. After that nothing raises: a fault ends the counting with an AccessWarning, on rank 0 or on the rank
+    that has it.
     """
 
     def __init__(

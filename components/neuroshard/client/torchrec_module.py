@@ -8,12 +8,13 @@ from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagC
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from neuroshard.client.torchrec_warnings import warn
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
+from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_collections import find_collections, weight_of
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of
 
@@ -38,7 +39,12 @@ class TablePlace(NamedTuple):
 
 
 def collections_of(module: nn.Module) -> dict[str, Collection]:
-    """The collections of a model, by path. Raises InvalidInput without one, and for a module with tables that no plan covers."""
+    """The collections of a model, by path. Raises UsageError for what is no module, and InvalidInput for one without collections
+    or with tables that no plan covers."""
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"{shown(module)} is no torch.nn.Module; give the model itself, made on the meta device or another"
+        )
     every: dict[str, Collection] = find_collections(module).all
     if not every:
         raise InvalidInput(

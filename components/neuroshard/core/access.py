@@ -19,6 +19,7 @@ MOST_GROUPS = 4096
 MOST_POINTS = 4096
 MOST_LOOKUPS_A_BATCH = 1e18
 MAX_EXPONENT = 10.0
+STEADY = 0.02  # `varies` up to which a stream's misses are near enough to the 1.5 points that prediction leaves anyway
 LOOSE = 1e-4  # how far sums may be off, as numbers are written with six digits
 # Zipf ranks below 8 are groups of their own, later groups are a third wide: 0.1 points of misses
 FEWEST_EXACT, WIDTH = 8, 3
@@ -42,7 +43,8 @@ class StreamMisses(Value):
 
     The cache works as FBGEMM's does: by batch, no row of a batch is evicted while the batch is read. Any row may lie in any slot.
     `missed_rows` are rows that were read before and evicted since; `first_touches` are rows a batch that the stream had never
-    read before, which no cache holds. Both are of the last half of the stream: its first half fills the cache. `order` is "time"
+    read before, which no cache holds. Both are of the last half of the stream: its first half fills the cache; first touches, and
+    caches that it does not fill, are of the last quarter, or of as much as there is once the cache is full. `order` is "time"
     where batches came as they are trained, "shuffled" where they did not: then the curve knows nothing of locality in time.
     `sampled` is the share of rows that were counted, 1 for all; `error` the standard error that this makes, as a share of the
     distinct rows. `varies` is the standard deviation of that share between the quarters of what was counted, where it is largest:

@@ -12,11 +12,11 @@ from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import DenseOptimizer, Table, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
+from neuroshard.core.units import MOST_STEP_MS
 from neuroshard.core.value import Value, without_defaults
 
 MAX_DEVICES = 4096
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
-MOST_DENSE_MS = 1e6  # of a step: a quarter of an hour, beyond which a unit is wrong
 
 
 def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipeline: str | None) -> str | None:
@@ -56,7 +56,7 @@ class ShardingTask(Value):
     collective_precision: CollectivePrecision | None = None
     dense_optimizer: DenseOptimizer | None = None
     host_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
-    dense_ms: Annotated[float, Field(gt=0, le=MOST_DENSE_MS)] | None = None
+    dense_ms: Annotated[float, Field(gt=0, le=MOST_STEP_MS)] | None = None
 
     @field_validator("tables")
     @classmethod

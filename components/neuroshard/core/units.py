@@ -88,14 +88,19 @@ def parse_network(text: str) -> tuple[float, float | None]:
     return parse_rate(rate), float(match.group(1)) * _SHORT_MS[match.group(2)]
 
 
+MOST_STEP_MS = 1e6  # a quarter of an hour, beyond which a unit is wrong
+
+
 def parse_step_time(text: str) -> float:
-    """`"12ms"`, `"800us"` or `"0.5s"` as ms. Raises UsageError, also for zero and where no unit is said."""
+    """`"12ms"`, `"800us"` or `"0.5s"` as ms. Raises UsageError, also for zero, beyond 1,000 s and where no unit is said."""
     match = _SHORT.fullmatch(text)
     ms = float(match.group(1)) * _SHORT_MS[match.group(2)] if match else 0.0
     if not 0 < ms < math.inf:
         raise UsageError(
             f"{shown(text)} is not a time in a step; write a number above 0 with its unit, as in 12ms or 800us"
         )
+    if ms > MOST_STEP_MS:
+        raise UsageError(f"{shown(text)} is too long for a time in a step; write at most {MOST_STEP_MS / 1e3:g}s")
     return ms
 
 

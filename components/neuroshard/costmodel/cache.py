@@ -140,19 +140,15 @@ def _of_stream(rows: float, stream: StreamMisses, by_rates: MissCurve, batches: 
 
     The counted misses m(k) say how many distinct rows W(T) so many batches read: W(T + 1) = W(T) + m(W(T)) (Denning's working
     set). A batch c times as large misses W(T + c) - W(T) where the cache holds W(T). What less than a batch reads follows the
-    rates, and so does the fall of the misses beyond the rows that the stream read: there they are first touches, which become
-    fewer.
+    rates. Beyond the rows that the stream read, misses are first touches, which become fewer as fewer rows are left: as if these
+    were all as likely to be read. Rates would say that a stream with locality has read almost all rows that it ever will.
     """
     cached, missed = np.array(stream.cached_rows), np.array(stream.missed_rows) + stream.first_touches
     if cached[0] > 0:
         cached, missed = np.append(0.0, cached), np.append(stream.distinct_rows, missed)
     missed[0] = stream.distinct_rows
     if cached[-1] < rows:
-        beyond = by_rates.cached_rows[by_rates.cached_rows > cached[-1]]
-        of_rates = by_rates.missed(np.append(cached[-1], beyond))
-        cached = np.concatenate([cached, beyond, [rows] if not len(beyond) or beyond[-1] < rows else []])
-        tail = missed[-1] * of_rates[1:] / max(of_rates[0], _NEVER)
-        missed = np.concatenate([missed, tail, np.zeros(len(cached) - len(missed) - len(tail))])
+        cached, missed = np.append(cached, rows), np.append(missed, 0.0)
     missed[-1] = 0.0
     times, touched = _working_set(cached, missed, by_rates)
     read = cached[np.argmax(missed <= _NEVER)]  # no cache holds more rows than are ever read

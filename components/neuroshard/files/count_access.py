@@ -79,8 +79,9 @@ class _Stack:
 
 @dataclass
 class _Segment:
-    """What some batches in a row counted, all rows of a table and a sum over batches."""
+    """What some batches in a row counted, all rows of a table and a sum over batches; before them the stream had read so many."""
 
+    read: float
     batches: int
     distinct: float
     new: float
@@ -88,6 +89,7 @@ class _Segment:
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
+            self.read,
             self.batches + other.batches,
             self.distinct + other.distinct,
             self.new + other.new,
@@ -149,10 +151,11 @@ class AccessCounter:
         place = np.searchsorted(self._stack.rows, rows)
         known = place < len(self._stack.rows)
         known[known] = self._stack.rows[place[known]] == rows[known]
+        read = len(self._stack.rows) / self.sampled
         new, missed = self._stack.read(rows, self._cached_rows * self.sampled)
         self._counts[place[known]] += counts[known]
         self._counts = np.insert(self._counts, place[~known], counts[~known])
-        self._segments.append(_Segment(1, distinct, new / self.sampled, missed / self.sampled))
+        self._segments.append(_Segment(read, 1, distinct, new / self.sampled, missed / self.sampled))
         self._merge_segments()
 
         part = _part(rows) if self._parts else None
@@ -206,8 +209,9 @@ class AccessCounter:
         }
 
     def curve(self, order: Order, source: str = "") -> AccessCurve | None:
-        """The access curve; without a stream where there are fewer than 4 batches, None where no row was read."""
-        if not self.lookups:
+        """The access curve; without a stream where there are fewer than 4 batches, None where no row was read, or none that is in
+        the sample."""
+        if not self.lookups or not len(self._counts):
             return None
         rows, rates = self._groups()
         return AccessCurve(
@@ -243,12 +247,13 @@ class AccessCounter:
         counted = self._last_half()
         total = sum(counted[1:], start=counted[0])
         distinct = min(total.distinct / total.batches, self.lookups / self.batches)  # its first half may have had fewer
-        new = min(total.new / total.batches, distinct)
         tracked = min(len(self._stack.rows) / self.sampled, float(self.rows))
         inside = self._cached_rows < tracked
         cached = np.concatenate([[0.0], self._cached_rows[inside], [tracked]])
-        missed = np.concatenate([[distinct - new], total.missed[inside] / total.batches, [0.0]])
-        missed = np.minimum.accumulate(np.minimum(missed, distinct - new))
+        shares = _missed_shares(counted, self._cached_rows)
+        missed = np.minimum.accumulate(np.concatenate([[1.0], shares[:-1][inside], shares[-1:]])) * distinct
+        new = float(missed[-1])
+        missed = missed - new
         kept = _corners(cached, missed, _STRAIGHT * distinct)
         return StreamMisses(
             order=order,
@@ -308,6 +313,24 @@ def counted_table(
     if fields["access"] is None:
         said.pop("access", None)
     return Table.parse(said, f"table {table.name!r}")
+
+
+def _missed_shares(segments: list[_Segment], cached_rows: Floats) -> Floats:
+    """Of the distinct rows of the batches that fill a cache of so many rows (K,), the share that it missed, first touches and
+    others; and of the last half of them the share of first touches, which is what a cache of all rows misses: (K + 1,).
+
+    Before the stream has read so many rows, a row that is new may be one that the cache would hold. So a cache is counted on the
+    segments before which as many rows had been read as it has, and on the last half of them at least.
+    """
+    batches = np.cumsum([one.batches for one in segments])
+    last = int(np.searchsorted(batches, batches[-1] / 2, side="right"))
+    read = np.maximum.accumulate([one.read for one in segments])
+    first = np.append(np.minimum(np.searchsorted(read, cached_rows), last), last)
+    missed = np.array([np.append(one.missed, 0.0) + one.new for one in segments])
+    distinct = np.array([one.distinct for one in segments])
+    missed, distinct = (np.cumsum(of[::-1], axis=0)[::-1] for of in (missed, distinct))  # from a segment on
+    shares: Floats = missed[first, np.arange(len(first))] / np.maximum(distinct[first], 1e-9)
+    return shares
 
 
 def _varies(segments: list[_Segment], useful: NDArray[np.bool_]) -> float:

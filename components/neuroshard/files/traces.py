@@ -40,7 +40,13 @@ class Traces:
 
 
 def write_traces(path: Path, traces: Traces) -> None:
-    """Write the traces, whole or not at all, without copying them."""
+    """Write the traces, whole or not at all, without copying them. Raises InvalidInput for what are no whole numbers."""
+    for name, lookups in traces.tables.items():
+        for kind, array in lookups._asdict().items():
+            if not np.issubdtype(np.asarray(array).dtype, np.integer):
+                raise InvalidInput(
+                    f"{path}: {kind} of table {name!r} are {np.asarray(array).dtype}; row numbers and lengths are whole numbers"
+                )
     tensors = {
         f"{name}.{kind}": np.ascontiguousarray(array, dtype=np.int64)
         for name, lookups in traces.tables.items()
@@ -98,18 +104,20 @@ def trace_batches(path: Path, name: str, batch_size: int) -> Iterator[Ints]:
                 raise InvalidInput(
                     f"{where}: {kind} must be a vector of int64, not {one.get_dtype()} of {one.get_shape()}"
                 )
-        samples, done = lengths.get_shape()[0], 0
-        for first in range(0, samples - batch_size + 1, batch_size):
-            of_samples = lengths[first : first + batch_size]
-            if of_samples.min() < 0 or of_samples.max() > indices.get_shape()[0]:
-                raise InvalidInput(f"{where}: a sample of {first} to {first + batch_size - 1} has an impossible length")
-            batch = indices[done : done + int(of_samples.sum())]
-            if len(batch) < of_samples.sum():
+        samples, every, done = lengths.get_shape()[0], indices.get_shape()[0], 0
+        for first in range(0, samples, batch_size):
+            of_samples = lengths[first : min(first + batch_size, samples)]
+            if of_samples.min() < 0 or of_samples.max() > every:
                 raise InvalidInput(
-                    f"{where}: the lengths add up to more lookups than its {indices.get_shape()[0]:,} indices"
+                    f"{where}: a sample of {first} to {first + len(of_samples) - 1} has an impossible length"
                 )
-            done += len(batch)
-            yield batch
+            begin, done = done, done + int(of_samples.sum())
+            if done > every or (first + batch_size >= samples and done < every):
+                than = "more" if done > every else "fewer"
+                raise InvalidInput(f"{where}: the lengths add up to {than} lookups than its {every:,} indices")
+            if len(of_samples) == batch_size:
+                # safetensors cannot slice where nothing is left
+                yield indices[begin:done] if done > begin else np.empty(0, dtype=np.int64)
 
 
 @contextmanager

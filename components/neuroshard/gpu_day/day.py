@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from neuroshard.augment.tiers import TIER_CASES
 from neuroshard.files.disk import write_bytes
 
 
@@ -22,7 +23,7 @@ class Scale:
     most_pooling: float
     compute_cases: int = 2000
     collective_cases: int = 200
-    tier_cases: int = 48  # beyond HBM
+    tier_cases: int = TIER_CASES
     tasks: int = 30
     rounds: int = 7  # of all devices of all plans of a task
     epochs: int | None = None  # of training, at most

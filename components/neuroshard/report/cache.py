@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from neuroshard.core.access import STEADY
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing, counted, wrapped
@@ -132,6 +133,21 @@ def _notes(tables: Sequence[Table], batch_size: int, of_tables: Sequence[dict[st
         notes.append(
             f"{counted(len(other), 'table')} counted at a batch size of {sizes}: "
             f"misses at {batch_size:,} follow from it, to 2.5 points of the distinct rows"
+        )
+    every = [one.stream for one in streams if one.stream is not None]
+    if varying := [one.varies for one in every if one.varies > STEADY]:
+        notes.append(
+            f"{counted(len(varying), 'table')} counted on streams that change: misses vary by up to {max(varying):.1%} of the "
+            "distinct rows between parts of a stream (standard deviation); so may later ones"
+        )
+    if short := sum(
+        any(table.access.stream.cached_rows[-1] < rows < table.rows for rows in one["cached_rows"])
+        for table, one in zip(tables, of_tables, strict=True)
+        if table.access is not None and table.access.stream is not None and table.access.stream.first_touches > 0
+    ):
+        notes.append(
+            f"{counted(short, 'table')} counted on streams that read fewer rows than the largest cache holds: what it misses is "
+            "a guess by the rows that were new; count more batches"
         )
     if any(any(one["crowded"]) for one in of_tables):
         notes.append(

@@ -2,7 +2,7 @@
 
 import tracemalloc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -163,9 +163,23 @@ def test_batches_in_hand_give_pooling_factors_of_features_and_access() -> None:
     assert listed[0].access.stream.order == "shuffled"
 
 
-def test_the_last_smaller_batch_of_an_epoch_is_left_out() -> None:
-    tables = ns.tables(Model(), batches=[*kjts(5), *kjts(1, samples=7)], quiet=True)
-    assert tables[0].access.stream.batches == 5
+def test_the_last_smaller_batch_of_each_epoch_is_left_out_and_said() -> None:
+    tables = ns.tables(Model(), batches=2 * [*kjts(5), *kjts(1, samples=7)], quiet=True)
+    assert tables[0].access.stream.batches == 10
+    assert [note for note in tables.notes if "left out" in note] == [
+        f"2 of the batches left out, of fewer than {BATCH} samples"
+    ]
+
+
+def odd(change: Callable[[torch.Tensor], torch.Tensor]) -> KeyedJaggedTensor:
+    one = next(kjts(1))
+    return KeyedJaggedTensor(keys=one.keys(), values=change(one.values()), lengths=one.lengths())
+
+
+def test_row_numbers_of_any_type_and_features_that_come_twice_alike_are_counted() -> None:
+    plain = ns.tables(Model(), batches=[next(kjts(1))] * 4, quiet=True)
+    for batch in (odd(torch.Tensor.int), odd(torch.Tensor.float), [next(kjts(1)), next(kjts(1))]):
+        assert ns.tables(Model(), batches=[batch] * 4, quiet=True) == plain
 
 
 @pytest.mark.parametrize(
@@ -176,6 +190,10 @@ def test_the_last_smaller_batch_of_an_epoch_is_left_out() -> None:
         (list(kjts(1, keys="ab")), "batch 0 has no feature 'c' of table"),
         (next(kjts(1)), "batches is a list of KeyedJaggedTensors"),
         ([[next(kjts(1, keys="ab")), next(kjts(1, 3, keys="c"))]], "of 200 and 3 samples"),
+        ([odd(lambda ids: ids / 0.0)], "batch 0 looks up a row that is no number"),
+        ([odd(lambda ids: ids.to("meta"))], "batch 0 is on the meta device"),
+        ([odd(lambda ids: ids - 1)], "row -1 is looked up, but the table has rows 0 to"),
+        ([[*kjts(2)]], "batch 0 has feature 'a' twice, with other lookups"),
     ],
 )
 def test_batches_that_cannot_be_counted_are_refused(batches: object, said: str) -> None:

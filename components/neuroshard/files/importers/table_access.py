@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from neuroshard.core.access import access_exponent
+from neuroshard.core.access import STEADY, access_exponent
 from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
@@ -182,11 +182,12 @@ def with_batches(
     """
     counters = {table.name: AccessCounter(table.rows, where=f"table {table.name!r}") for table in tables}
     lookups = {table.name: np.zeros(len(features[table.name])) for table in tables}
-    samples = 0
+    samples = smaller = 0
     for number, batch in enumerate(batches):
         ids, samples_here = _features(batch, f"batch {number}")
-        if number and samples_here < samples:
-            break  # the last batch of an epoch
+        if samples_here < samples:
+            smaller += 1  # the last batch of an epoch
+            continue
         samples = samples_here
         for table in tables:
             absent = [name for name in features[table.name] if name not in ids]
@@ -200,14 +201,15 @@ def with_batches(
     found = [
         counted_table(table, counters[table.name], order, features[table.name], lookups[table.name]) for table in tables
     ]
-    return tuple(found), _notes_on(found)
+    left_out = [f"{smaller:,} of the batches left out, of fewer than {samples:,} samples"] if smaller else []
+    return tuple(found), (*left_out, *_notes_on(found))
 
 
 def _notes_on(tables: Sequence[Table]) -> tuple[str, ...]:
     """What the user should know of what was counted."""
     streams = [table.access.stream for table in tables if table.access is not None and table.access.stream is not None]
     sampled = [stream for stream in streams if stream.sampled < 1]
-    varying = [stream for stream in streams if stream.varies > 0.02]
+    varying = [stream for stream in streams if stream.varies > STEADY]
     notes = []
     if any(table.access is not None and table.access.stream is None for table in tables):
         notes.append(
@@ -244,9 +246,20 @@ def _features(batch: object, where: str) -> tuple[dict[str, Ints], int]:
         if samples not in (None, kjt.stride()):
             raise InvalidInput(f"{where} holds KeyedJaggedTensors of {samples:,} and {kjt.stride():,} samples")
         samples = kjt.stride()
-        values, ends = kjt.values().detach().cpu().numpy(), kjt.offset_per_key()
+        values, ends = kjt.values().detach(), kjt.offset_per_key()
+        if values.is_meta:
+            raise InvalidInput(
+                f"{where} is on the meta device, which holds no row numbers; give batches of your data loader"
+            )
+        if values.is_floating_point():
+            if not values.isfinite().all():
+                raise InvalidInput(f"{where} looks up a row that is no number (nan or inf)")
+            values = values.long()  # as TorchRec's operators do
+        every = values.cpu().numpy()
         for name, begin, end in zip(kjt.keys(), ends, ends[1:], strict=False):
-            ids[name] = values[begin:end].astype(np.int64, copy=False)
+            some = every[begin:end].astype(np.int64, copy=False)
+            if not np.array_equal(ids.setdefault(name, some), some):
+                raise InvalidInput(f"{where} has feature {name!r} twice, with other lookups; give each feature in one")
     if not samples:
         raise InvalidInput(f"{where} has no samples")
     return ids, samples
