@@ -61,16 +61,19 @@ class RowOrder(Value):
             before = point
         return self
 
+    @property
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """All points: of the hottest n rows of the table the share of lookups that they had. Rows that are not listed have had
+        equal shares of what the others have left."""
+        rest = ((self.rows, 1.0),) if self.rows > self.hot_rows else ()
+        return ((0, 0.0), *self.points, (self.hot_rows, self.lookup_share), *rest)
+
     def share_of(self, rows: int) -> float:
-        """The share of lookups that the hottest `rows` rows had. Between points it is a line, which is a little too little; rows
-        that are not listed have had equal shares of the rest."""
-        known = [(0, 0.0), *self.points, (self.hot_rows, self.lookup_share)]
-        if self.rows > self.hot_rows:
-            known.append((self.rows, 1.0))
-        for (low, least), (high, most) in pairwise(known):
+        """The share of lookups that the hottest `rows` rows had; between points a line, which is a little too little."""
+        for (low, least), (high, most) in pairwise(self.curve):
             if rows <= high:
                 return least + (most - least) * (rows - low) / (high - low)
-        return known[-1][1]
+        return self.curve[-1][1]
 
 
 def in_part(rank: int, hot_rows: int) -> tuple[RowPart, int]:
