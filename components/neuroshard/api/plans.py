@@ -193,11 +193,13 @@ def deploy(
     min_gain: str | float | None = None,
     force: bool = False,
     single_writer: bool = False,
+    row_orders: FilePath | None = None,
 ) -> Deployment:
     """Publish a plan in a store, ask the gate, and make it the live one of the model `name`; as `neuroshard deploy`.
 
     `store` is a folder or s3://bucket/prefix. `tables` are today's (a tables.json, or tables), `model` the plan's cost model;
-    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%". Raises Refused where the plan breaks a rule of
+    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%"; `row_orders` is the folder of the lists of hot
+    rows that the tables name, by default `rows` beside the plan's file. Raises Refused where the plan breaks a rule of
     the gate, Conflict where another deployer was faster, StoreError, InvalidInput; all in one line.
 
     >>> import neuroshard as ns
@@ -218,11 +220,19 @@ def deploy(
         min_gain=take.maybe(take.portion, "min_gain", min_gain),
         force=take.switch("force", force),
         single_writer=take.switch("single_writer", single_writer),
+        row_orders=_lists(plan) if row_orders is None else take.path("row_orders", row_orders),
     )
     store, name = _store(store), _name(name)
     read = _plan(plan)
     where = f"plan {read.digest()[:12]}" if isinstance(plan, Plan) else str(plan)
     return Deployment(store, *deploy_into(read, store, name, settings, where=where))
+
+
+def _lists(plan: Plan | FilePath) -> Path | None:
+    """The folder of the lists of hot rows beside a plan's file."""
+    from neuroshard.core.row_order import LISTS_FOLDER
+
+    return None if isinstance(plan, Plan) else take.plan_file("plan", plan).parent / LISTS_FOLDER
 
 
 def _plan(plan: Plan | FilePath) -> Plan:

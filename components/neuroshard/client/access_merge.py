@@ -30,6 +30,7 @@ from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, one_line
+from neuroshard.core.value import timestamp
 
 BLOCK_STEPS = 64  # of a block at least: one message to each rank that counts, however short the steps are
 MOST_QUEUED = 128  # steps that wait for the background thread; later ones are left out
@@ -251,7 +252,7 @@ class Background:
 
     def _write(self, merged: Merged, number: int) -> None:
         """Rank 0 gathers what all ranks counted, and writes it."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = timestamp(datetime.now(UTC))
         how_much = f"{counted(merged.steps, 'step')} of {counted(merged.batch_size, 'sample')} on {counted(self.ranks, 'rank')}"
         source = f"counted by trainers: {how_much} up to {now}"
         own = merged.tables(source) if merged.steps else []

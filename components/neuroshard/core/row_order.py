@@ -17,6 +17,7 @@ from pydantic import Field, field_validator, model_validator
 
 from neuroshard.core.value import TIME, Digest, Number, Value, Whole, shown
 
+LISTS_FOLDER = "rows"  # of the files of hot ids, beside a tables.json or a plan
 MOST_POINTS = 64  # of a curve; writers have one at each power of two
 
 RowCount = Annotated[Whole, Field(ge=1, le=2**40)]

@@ -5,6 +5,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -32,6 +33,11 @@ Number = Annotated[float, _written_as("number")]
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"  # of a moment in UTC, ISO 8601
+
+
+def timestamp(now: datetime) -> str:
+    """The moment as files have it."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Value(BaseModel):

@@ -16,8 +16,6 @@ from neuroshard.core.text import one_line
 from neuroshard.files.access import Ints
 from neuroshard.files.disk import disk_errors, write_bytes
 
-FOLDER = "rows"
-MOST_FILE_BYTES = 256 * 2**20  # 2^25 ids that need 8 bytes each: they are read whole from a store
 _REMADE = "make the order anew"
 
 

@@ -1,0 +1,53 @@
+"""The lists of hot rows that row orders name (core/row_order.py), in a store, as files/row_orders.py has them.
+
+<model>/rows/<sha256>.npy    written once under the digest of its bytes
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from neuroshard.core.release import Release
+from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Table
+from neuroshard.store.protocol import Store
+from neuroshard.store.releases import check_model
+from neuroshard.store.track import Files, ReleaseTrack, read_artifact
+
+
+def rows_of(model: str) -> ReleaseTrack[Release]:
+    """The lists of a model as artifacts, which are written, checked and kept from `gc` as plans are. None goes live."""
+    return ReleaseTrack(check_model(model), Release, ("rows/{}.npy",), _bytes, "list of hot rows", "deploy")
+
+
+def row_orders_of(tables: Iterable[Table]) -> dict[str, RowOrder]:
+    """The row orders of tables that have a list, by its digest."""
+    orders = [table.row_order for table in tables if table.row_order is not None]
+    return {order.ids_digest: order for order in orders if order.ids_digest}
+
+
+def put_ids(store: Store, model: str, digest: str, data: bytes) -> None:
+    """Write a list under its digest. Raises StoreError."""
+    store.create(rows_of(model).keys(digest)[0], data)
+
+
+def fetch_ids(store: Store, model: str, tables: Iterable[Table], folder: Path) -> None:
+    """Copy the lists of the tables' hot rows from the store into a folder, checked; those that are there stay. Raises NotFound,
+    InvalidInput, StoreError."""
+    from neuroshard.files.row_orders import ids_of, ids_path, write_ids  # NumPy, which a deployer does not need
+
+    for digest, order in row_orders_of(tables).items():
+        if not ids_path(folder, order).exists():
+            write_ids(folder, [read_artifact(store, rows_of(model), digest).value])
+        ids_of(folder, order)
+
+
+def list_digests(model: str, keys: Iterable[str]) -> dict[str, str]:
+    """Of the keys in a store, those of this model's lists, and their digests."""
+    form = re.compile(rf"{re.escape(model)}/rows/([0-9a-f]{{64}})\.npy")
+    return {key: found[1] for key in keys if (found := form.fullmatch(key))}
+
+
+def _bytes(files: Files, where: str) -> bytes:
+    (data,) = files.values()
+    return data
