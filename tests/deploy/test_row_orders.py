@@ -84,7 +84,7 @@ def test_a_list_that_is_nowhere_is_noted_with_the_way_out(store: FolderStore, tm
     run(tmp_path / "plan.json", store.url, "m")
     said = capfd.readouterr().err
     assert f"note: the lists of hot rows of user are neither in {tmp_path / LISTS_FOLDER} nor in {store.url}; " in said
-    put_ids(store, "m", sha256(list_of(7, 3)), list_of(7, 3))
+    put_ids(store, "m", list_of(7, 3))
     run(tmp_path / "plan.json", store.url, "m")
     assert "lists of hot rows" not in capfd.readouterr().err
 
@@ -92,8 +92,8 @@ def test_a_list_that_is_nowhere_is_noted_with_the_way_out(store: FolderStore, tm
 def test_gc_keeps_the_lists_of_plans_that_can_go_live_again_and_of_the_newest_counts(store: FolderStore) -> None:
     data = [list_of(number, 9) for number in range(5)]
     orders = [order_of(one, 2) for one in data]
-    for order, one in zip(orders, data, strict=True):
-        put_ids(store, "m", order.ids_digest, one)
+    for one in data:
+        put_ids(store, "m", one)
     for number in range(3):
         deploy(plan_with(orders[number], str(number)), store, "m", now=NOW)
     put_counted(store, counted_access([TABLES[0].model_copy(update={"row_order": orders[3]})], model="m"))
@@ -105,7 +105,7 @@ def test_gc_keeps_the_lists_of_plans_that_can_go_live_again_and_of_the_newest_co
 def test_gc_deletes_no_list_where_it_cannot_know_which_are_named(store: FolderStore) -> None:
     deploy(make_plan(), store, "m", now=NOW)
     data = list_of(7, 3)
-    put_ids(store, "m", sha256(data), data)
+    put_ids(store, "m", data)
     store.create(pointer_key("m"), b"{}")
     age(store)
     assert not gc(store, plans_of("m"), keep=1, age_seconds=DAY, apply=True).entries
@@ -119,7 +119,7 @@ def test_gc_deletes_no_list_where_it_cannot_know_which_are_named(store: FolderSt
 def test_a_plan_is_not_published_while_gc_deletes_its_list(store: FolderStore, monkeypatch: Any) -> None:
     deploy(make_plan(), store, "m", now=NOW)
     data = list_of(7, 3)
-    put_ids(store, "m", sha256(data), data)
+    put_ids(store, "m", data)
     age(store)
     deleted = FolderStore.delete
 

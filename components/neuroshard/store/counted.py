@@ -16,7 +16,7 @@ from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import check_model
-from neuroshard.store.row_orders import fetch_ids
+from neuroshard.store.row_orders import fetch_ids, put_ids
 from neuroshard.store.track import MAX_RELEASE_BYTES
 
 MOST_COUNTED_BYTES = 256 * 2**20  # as of any JSON file; a table has at most 50 kB, usually 5
@@ -32,8 +32,9 @@ def pointer_key(model: str) -> str:
     return f"{check_model(model)}/access/newest.json"
 
 
-def put_counted(store: Store, counted: CountedAccess) -> str:
-    """Write what a run counted, and let readers take it. Returns why not where they had better keep what is there, else "".
+def put_counted(store: Store, counted: CountedAccess, lists: Iterable[bytes] = ()) -> str:
+    """Write what a run counted, with the lists of hot rows that its tables name, and let readers take it. Returns why not where
+    they had better keep what is there, else "".
 
     A run replaces what it wrote before, and what another run wrote where it has counted as many steps, or where that is a day
     older: a run that has just started again does not hide a long one. Raises StoreError.
@@ -51,6 +52,8 @@ def put_counted(store: Store, counted: CountedAccess) -> str:
             there = _undamaged(found, f"{store.url}/{key}")
         if there is not None and (why := _keeps(there, pointer)):
             return why
+        for one in lists:
+            put_ids(store, counted.model, one)
         store.create(counted_key(counted.model, digest), data)
         try:
             store.swap(key, pointer.canonical_json(), token)

@@ -10,6 +10,7 @@ from pathlib import Path
 from neuroshard.core.release import Release
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
+from neuroshard.core.value import sha256
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import check_model
 from neuroshard.store.track import Files, ReleaseTrack, read_artifact
@@ -26,9 +27,9 @@ def row_orders_of(tables: Iterable[Table]) -> dict[str, RowOrder]:
     return {order.ids_digest: order for order in orders if order.ids_digest}
 
 
-def put_ids(store: Store, model: str, digest: str, data: bytes) -> None:
+def put_ids(store: Store, model: str, data: bytes) -> None:
     """Write a list under its digest. Raises StoreError."""
-    store.create(rows_of(model).keys(digest)[0], data)
+    store.create(rows_of(model).keys(sha256(data))[0], data)
 
 
 def fetch_ids(store: Store, model: str, tables: Iterable[Table], folder: Path) -> None:

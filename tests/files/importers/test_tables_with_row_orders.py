@@ -125,7 +125,7 @@ def in_store(folder: Path, with_list: bool = True) -> tuple[str, RowOrder]:
     )
     put_counted(store, counted_access([USER.model_copy(update={"row_order": order})]))
     if with_list:
-        put_ids(store, "ads", order.ids_digest, data)
+        put_ids(store, "ads", data)
     return str(folder / "ads"), order
 
 
