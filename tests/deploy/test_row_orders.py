@@ -1,5 +1,6 @@
 """The lists of hot rows of a plan's tables: in the store before the plan, kept while a plan or counts name them."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,29 @@ def test_a_list_that_is_nowhere_is_noted_with_the_way_out(store: FolderStore, tm
     put_ids(store, "m", list_of(7, 3))
     run(tmp_path / "plan.json", store.url, "m")
     assert "lists of hot rows" not in capfd.readouterr().err
+
+
+def test_deploy_and_diff_say_where_access_has_drifted(
+    store: FolderStore, tmp_path: Path, neuroshard: Any, capfd: Any
+) -> None:
+    orders = [order_of(list_of(*ids), 2) for ids in ((7, 3), (3, 8))]
+    orders[1] = orders[1].model_copy(update={"time": "2026-01-06T00:00:00Z", "points": ((1, 0.1),)})
+    write_ids(tmp_path / LISTS_FOLDER, [list_of(7, 3), list_of(3, 8)])
+    plans = [tmp_path / "old.json", tmp_path / "new.json"]
+    for path, order in zip(plans, orders, strict=True):
+        write_plan(path, plan_with(order))
+        run(path, store.url, "m")
+    line = "row order of table 'user': its hottest 2 rows had 50.0% of the lookups when it was made"
+    assert f"note: the live plan's {line}" in capfd.readouterr().err
+    found = neuroshard("diff", *plans)
+    assert line in " ".join(found.stdout.split())
+    (said,) = json.loads(neuroshard("diff", *plans, "--json").stdout)["row_orders_drifted"]
+    assert said.endswith("(2026-01-05T00:00:00Z), 10.1% now")
+    assert json.loads(neuroshard("diff", *plans[::-1], "--json").stdout)["row_orders_drifted"] == []
+
+    ids_path(tmp_path / LISTS_FOLDER, orders[0]).unlink()
+    said = " ".join(neuroshard("diff", *plans).stdout.split())
+    assert "whether access has drifted from the row orders is not known: " in said
 
 
 def test_gc_keeps_the_lists_of_plans_that_can_go_live_again_and_of_the_newest_counts(store: FolderStore) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Table
 from neuroshard.core.value import sha256
-from neuroshard.files.row_orders import bytes_of_ids, ids_of, ids_path, share_now, write_ids
+from neuroshard.files.row_orders import Drift, bytes_of_ids, drifts, ids_of, ids_path, share_now, write_ids
 
 TIME = "2026-11-24T09:00:00Z"
 
@@ -95,6 +96,29 @@ def test_a_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
         InvalidInput, match="no such file; it lists 2 hot rows of a table: copy it there, or make the order anew"
     ):
         ids_of(tmp_path, order_of([1, 2]))
+
+
+def test_an_order_has_drifted_where_its_hottest_rows_have_less_by_a_newer_one() -> None:
+    lists = {order: np.array(ids) for ids in ([5, 6, 7, 8], [50, 5, 60, 61]) for order in [order_of(ids).ids_digest]}
+    old, new = (
+        order_of(ids, points=[[1, 0.4], [2, 0.6]], time=f"2026-11-2{day}T09:00:00Z")
+        for day, ids in enumerate(([5, 6, 7, 8], [50, 5, 60, 61]))
+    )
+
+    def table(order: RowOrder | None) -> Table:
+        return Table.parse({"name": "t", "rows": 100, "dim": 4, "pooling_factor": 1.0, "row_order": order}, "it")
+
+    def found(were: RowOrder | None, are: RowOrder | None, **hot_rows: int) -> list[Drift]:
+        return drifts([table(were)], [table(are)], lambda order: lists[order.ids_digest], hot_rows)
+
+    (drift,) = found(old, new)
+    assert (drift.rows, drift.made, drift.now) == (4, 0.8, pytest.approx(0.2 + 3 * 0.2 / 96))
+    assert drift.text == (
+        "row order of table 't': its hottest 4 rows had 80.0% of the lookups when it was made (2026-11-20T09:00:00Z), "
+        "20.6% now"
+    )
+    assert found(old, new, t=1)[0].made == 0.4
+    assert [found(old, None), found(None, new), found(old, old), found(new, old)] == [[], [], [], []]
 
 
 def test_the_share_that_old_hot_rows_have_now_is_read_off_the_new_order() -> None:

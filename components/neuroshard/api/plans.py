@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from neuroshard.api.arguments import public, with_search_options
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
+from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
@@ -21,6 +22,8 @@ from neuroshard.orders.values import FilePath
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+    from neuroshard.files.access import Ints
 
 
 @public
@@ -117,7 +120,24 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
         from neuroshard.models.open import open_cost_model
 
         opened = open_cost_model(_model(model), plans[1].task.batch_size)
-    return Diff(diff_json(*plans, opened), diff_text(*plans, opened))
+    drifted = _drifted(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
+    return Diff(diff_json(*plans, opened, drifted), diff_text(*plans, opened, drifted))
+
+
+def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
+    """Lines on row orders of the old plan that access has drifted from, by the lists in these folders."""
+    if not all(any(table.row_order for table in plan.task.tables) for plan in (old, new)):
+        return []
+    from neuroshard.files.row_orders import drifts, ids_of, ids_path
+
+    def read(order: RowOrder) -> Ints:
+        folder = next((one for one in folders if ids_path(one, order).exists()), Path(LISTS_FOLDER))
+        return ids_of(folder, order)
+
+    try:
+        return [drift.text for drift in drifts(old.task.tables, new.task.tables, read, {})]
+    except InvalidInput as error:
+        return [f"whether access has drifted from the row orders is not known: {error}"]
 
 
 @public
@@ -230,8 +250,6 @@ def deploy(
 
 def _lists(plan: Plan | FilePath) -> Path | None:
     """The folder of the lists of hot rows beside a plan's file."""
-    from neuroshard.core.row_order import LISTS_FOLDER
-
     return None if isinstance(plan, Plan) else take.plan_file("plan", plan).parent / LISTS_FOLDER
 
 

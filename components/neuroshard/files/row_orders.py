@@ -5,18 +5,40 @@ A file is named by the sha256 of its bytes: `rows/<sha256>.npy` beside a tables.
 
 import hashlib
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Table
 from neuroshard.core.text import one_line
 from neuroshard.files.access import Ints
 from neuroshard.files.disk import disk_errors, write_bytes
 
+NOT_NUMPY = (ValueError, EOFError, SyntaxError)  # what np.load raises
+DRIFTED = 0.05  # of all lookups: an order whose hottest rows have so many less now is reported; a guess
 _REMADE = "make the order anew"
+
+
+class Drift(NamedTuple):
+    """An order of the rows of `table` whose hottest `rows` had a share of the lookups when it was made, and have another now."""
+
+    table: str
+    rows: int
+    made: float
+    now: float
+    time: str
+
+    @property
+    def text(self) -> str:
+        """In one line."""
+        return (
+            f"row order of table {self.table!r}: its hottest {self.rows:,} rows had {self.made:.1%} of the lookups when it was "
+            f"made ({self.time}), {self.now:.1%} now"
+        )
 
 
 def bytes_of_ids(ids: Ints) -> bytes:
@@ -46,7 +68,7 @@ def ids_of(folder: Path, order: RowOrder) -> Ints:
     The file is read once, for its digest and its ids: all of them distinct ids of the table. Raises InvalidInput in one line.
     """
     if not order.ids_digest:
-        return np.arange(order.hot_rows)
+        return first_ids(order)
     path = ids_path(folder, order)
     if not path.exists():
         raise InvalidInput(
@@ -62,10 +84,24 @@ def ids_of(folder: Path, order: RowOrder) -> Ints:
             )
         try:
             ids: Ints = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError, SyntaxError) as error:  # of the right digest, so another program wrote it
-            said = one_line(error, 80)
-            raise InvalidInput(f"{path}: not an array in NumPy's format ({said}); {_REMADE}") from None
+        except NOT_NUMPY as error:  # of the right digest, so another program wrote it
+            raise InvalidInput(f"{path}: not an array in NumPy's format ({one_line(error, 80)}); {_REMADE}") from None
     check_ids(ids, order, str(path))
+    return ids
+
+
+def first_ids(order: RowOrder) -> Ints:
+    """The ids of an order without a list."""
+    return np.arange(order.hot_rows)
+
+
+def ids_in(data: bytes, order: RowOrder, where: str) -> Ints:
+    """The hot ids of an order (hot_rows,) in a file's bytes, whose digest was checked. Raises InvalidInput in one line."""
+    try:
+        ids: Ints = np.load(io.BytesIO(data), allow_pickle=False)
+    except NOT_NUMPY as error:
+        raise InvalidInput(f"{where}: not an array in NumPy's format ({one_line(error, 80)}); {_REMADE}") from None
+    check_ids(ids, order, where)
     return ids
 
 
@@ -92,6 +128,23 @@ def share_now(old: Ints, new: RowOrder, new_ids: Ints) -> float:
     """
     rows, shares = zip(*new.curve, strict=True)
     return float(np.diff(np.interp(_ranks(old, new, new_ids)[:, None] + [0, 1], rows, shares), axis=1).sum())
+
+
+def drifts(
+    were: Iterable[Table], are: Iterable[Table], read: Callable[[RowOrder], Ints], hot_rows: Mapping[str, int]
+) -> list[Drift]:
+    """The row orders of tables that access has drifted from, by newer orders of the same tables. `read` returns an order's ids;
+    `hot_rows` says how many rows of a table matter, if not all that its order lists."""
+    newer, found = {table.name: table.row_order for table in are}, []
+    for table in were:
+        old, new = table.row_order, newer.get(table.name)
+        if old is None or new is None or old.time >= new.time:
+            continue
+        rows = min(hot_rows.get(table.name, old.hot_rows), old.hot_rows)
+        drift = Drift(table.name, rows, old.share_of(rows), share_now(read(old)[:rows], new, read(new)), old.time)
+        if drift.now < drift.made - DRIFTED:
+            found.append(drift)
+    return found
 
 
 def _ranks(rows: Ints, order: RowOrder, ids: Ints) -> Ints:

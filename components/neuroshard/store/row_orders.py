@@ -6,6 +6,7 @@
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuroshard.core.release import Release
 from neuroshard.core.row_order import RowOrder
@@ -14,6 +15,9 @@ from neuroshard.core.value import sha256
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import check_model
 from neuroshard.store.track import Files, ReleaseTrack, read_artifact
+
+if TYPE_CHECKING:
+    from neuroshard.files.access import Ints
 
 
 def rows_of(model: str) -> ReleaseTrack[Release]:
@@ -41,6 +45,16 @@ def fetch_ids(store: Store, model: str, tables: Iterable[Table], folder: Path) -
         if not ids_path(folder, order).exists():
             write_ids(folder, [read_artifact(store, rows_of(model), digest).value])
         ids_of(folder, order)
+
+
+def read_ids(store: Store, model: str, order: RowOrder) -> "Ints":
+    """The hot ids of an order (hot_rows,), from the store. Raises NotFound, InvalidInput, StoreError."""
+    from neuroshard.files.row_orders import first_ids, ids_in
+
+    if not order.ids_digest:
+        return first_ids(order)
+    found = read_artifact(store, rows_of(model), order.ids_digest)
+    return ids_in(found.value, order, f"{store.url}/{next(iter(found.files))}")
 
 
 def list_digests(model: str, keys: Iterable[str]) -> dict[str, str]:
