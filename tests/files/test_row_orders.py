@@ -91,6 +91,16 @@ def test_a_file_that_was_changed_is_refused_by_its_digest(tmp_path: Path) -> Non
         ids_of(tmp_path, order)
 
 
+def test_a_file_that_no_store_would_hold_is_not_read(tmp_path: Path) -> None:
+    order = written(tmp_path, [1, 2])
+    with ids_path(tmp_path, order).open("ab") as file:
+        file.truncate(2**40)
+    with pytest.raises(
+        InvalidInput, match="1,099,511,627,776 bytes, but a list has at most 16,777,216; make the order anew"
+    ):
+        ids_of(tmp_path, order)
+
+
 def test_a_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(
         InvalidInput, match="no such file; it lists 2 hot rows of a table: copy it there, or make the order anew"

@@ -18,6 +18,7 @@ from neuroshard.core.text import one_line
 from neuroshard.files.access import Ints
 from neuroshard.files.disk import disk_errors, write_bytes
 
+MOST_LIST_BYTES = 16 * 2**20  # as any object of a store may have
 NOT_NUMPY = (ValueError, EOFError, SyntaxError)  # what np.load raises
 DRIFTED = 0.05  # of all lookups: an order whose hottest rows have so many less now is reported; a guess
 _REMADE = "make the order anew"
@@ -75,6 +76,10 @@ def ids_of(folder: Path, order: RowOrder) -> Ints:
             f"{path}: no such file; it lists {order.hot_rows:,} hot rows of a table: copy it there, or {_REMADE}"
         )
     with disk_errors(path, "read it"):
+        if path.stat().st_size > MOST_LIST_BYTES:
+            raise InvalidInput(
+                f"{path}: {path.stat().st_size:,} bytes, but a list has at most {MOST_LIST_BYTES:,}; {_REMADE}"
+            )
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != order.ids_digest:
