@@ -10,7 +10,7 @@ import pytest
 
 from helpers.counted import counted_access
 from helpers.plans import NOW, TABLES, make_plan
-from neuroshard.core.errors import Conflict, InvalidInput
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.value import sha256
@@ -21,7 +21,7 @@ from neuroshard.files.row_orders import bytes_of_ids, ids_path, write_ids
 from neuroshard.store.counted import pointer_key, put_counted
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plans_of
-from neuroshard.store.row_orders import put_ids, rows_of
+from neuroshard.store.row_orders import open_ids, put_ids, rows_of
 
 DAY = 86400.0
 
@@ -68,6 +68,20 @@ def test_the_list_beside_a_plan_goes_into_the_store_with_it(store: FolderStore, 
     for _ in range(2):  # a second time changes nothing
         (run if how == "deploy" else run_publish)(tmp_path / "plan.json", store.url, "m")
         assert store.read(key_of(order_of(data, 2))) == data
+
+
+def test_a_trainer_maps_the_list_from_a_copy_of_its_own(store: FolderStore, tmp_path: Path) -> None:
+    data = list_of(7, 3)
+    put_ids(store, "m", data)
+    for _ in range(2):
+        ids = open_ids(store, "m", order_of(data, 2), tmp_path / "cache")
+        assert ids.tolist() == [7, 3]
+        store.delete(key_of(order_of(data, 2)))  # the copy is enough
+    assert ids_path(tmp_path / "cache", order_of(data, 2)).read_bytes() == data
+    in_order = order_of(data, 2).model_copy(update={"ids_digest": ""})
+    assert open_ids(store, "m", in_order, tmp_path / "nowhere").tolist() == [0, 1]
+    with pytest.raises(NotFound, match="list of hot rows was deleted there"):
+        open_ids(store, "m", order_of(data, 2), tmp_path / "other")
 
 
 def test_a_damaged_list_is_refused_before_anything_is_written(store: FolderStore, tmp_path: Path) -> None:

@@ -36,15 +36,20 @@ def put_ids(store: Store, model: str, data: bytes) -> None:
     store.create(rows_of(model).keys(sha256(data))[0], data)
 
 
-def fetch_ids(store: Store, model: str, tables: Iterable[Table], folder: Path) -> None:
-    """Copy the lists of the tables' hot rows from the store into a folder, checked; those that are there stay. Raises NotFound,
-    InvalidInput, StoreError."""
+def open_ids(store: Store, model: str, order: RowOrder, folder: Path) -> "Ints":
+    """The hot ids of an order (hot_rows,), mapped from a file in the folder, into which they are copied from the store unless
+    they are there; processes may do so at once. Raises NotFound, InvalidInput, StoreError."""
     from neuroshard.files.row_orders import ids_of, ids_path, write_ids  # NumPy, which a deployer does not need
 
-    for digest, order in row_orders_of(tables).items():
-        if not ids_path(folder, order).exists():
-            write_ids(folder, [read_artifact(store, rows_of(model), digest).value])
-        ids_of(folder, order)
+    if order.ids_digest and not ids_path(folder, order).exists():
+        write_ids(folder, [read_artifact(store, rows_of(model), order.ids_digest).value])
+    return ids_of(folder, order)
+
+
+def fetch_ids(store: Store, model: str, tables: Iterable[Table], folder: Path) -> None:
+    """Copy the lists of the tables' hot rows from the store into a folder, checked. Raises as `open_ids`."""
+    for order in row_orders_of(tables).values():
+        open_ids(store, model, order, folder)
 
 
 def read_ids(store: Store, model: str, order: RowOrder) -> "Ints":
