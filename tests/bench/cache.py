@@ -15,6 +15,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -28,10 +29,14 @@ from helpers.fbgemm_cache import simulated
 from helpers.streams import Batch, cycles, drifting, independent, sessions, zipf
 from neuroshard.core.access import AccessCurve
 from neuroshard.core.reuse import zipf_bins
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
+from neuroshard.core.value import timestamp
 from neuroshard.costmodel.cache import MissCurve, miss_curve
-from neuroshard.files.access import count_bins
+from neuroshard.files.access import Ints, count_bins
 from neuroshard.files.count_access import AccessCounter
+from neuroshard.files.hot_rows import HotRows
+from neuroshard.files.row_orders import first_ids, ids_in, share_now
 
 MOST_WARM_UP = 400  # batches; what needs more is left out
 TIMED_ROWS = 100_000  # distinct rows of the batches after the warm-up, so that a rate is known to 0.3 points
@@ -48,7 +53,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=12, help="of each kind [12]")
     parser.add_argument(
-        "--only", default="distributions,streams,real,counting", help="some of them, separated by commas"
+        "--only", default="distributions,streams,real,counting,orders", help="some of them, separated by commas"
     )
     parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
     parser.add_argument("--requests", type=Path, help="a number a line, in order of time")
@@ -79,6 +84,16 @@ def main() -> None:
         print_table(columns, rows)
         if options.publish:
             publish(f"cache-{name}", questions[name], columns, rows, costs="none")
+    if "orders" in only and (options.ratings or options.requests):
+        columns, rows = row_orders(options.ratings, options.requests)
+        question = (
+            "Which share of the lookups do the hottest rows of a row order have later? Real streams: an order of the first half, "
+            "and how it fares in the second. The hottest tenth of the rows, or as many as are listed."
+        )
+        print(f"\n{question}")
+        print_table(columns, rows)
+        if options.publish:
+            publish("cache-row-orders", question, columns, rows, costs="none")
     if "counting" in only:
         columns, rows = counting(options.seed)
         question = (
@@ -226,6 +241,13 @@ def counted_table(batches: Sequence[Batch], rows: int) -> Table:
 def of_real_streams(ratings: Path | None, requests: Path | None) -> Found:
     """Users and films of ratings, and requests, in batches in order of time and shuffled."""
     found: Found = defaultdict(lambda: defaultdict(list))
+    for name, batches, rows in real_streams(ratings, requests):
+        of_stream(found[name], batches, len(batches) // 2, rows)
+    return found
+
+
+def real_streams(ratings: Path | None, requests: Path | None) -> Iterator[tuple[str, list[Batch], int]]:
+    """What is read, its batches, and the rows of the table."""
     streams: dict[str, tuple[NDArray[np.int64], int]] = {}
     if ratings is not None:
         read = np.loadtxt(ratings, dtype=np.int64)
@@ -238,9 +260,45 @@ def of_real_streams(ratings: Path | None, requests: Path | None) -> Found:
         rows, ids = np.unique(ids, return_inverse=True)
         for order, in_order in (("in order of time", ids), ("shuffled", rng.permutation(ids))):
             half = len(ids) // size // 2
-            batches = list(in_order[: 2 * half * size].reshape(-1, size))
-            of_stream(found[f"{name}, {order}"], batches, half, len(rows))
-    return found
+            yield f"{name}, {order}", list(in_order[: 2 * half * size].reshape(-1, size)), len(rows)
+
+
+def row_orders(ratings: Path | None, requests: Path | None) -> tuple[list[str], list[list[str]]]:
+    """Orders of the halves of real streams, beside what the lookups of the second half are."""
+    columns = [
+        "rows are read",
+        "rows",
+        "hottest",
+        "said, %",
+        "of the second half, %",
+        "said by the second half's order, %",
+    ]
+    rows = []
+    for name, batches, of_table in real_streams(ratings, requests):
+        half = len(batches) // 2
+        first, second = ordered(batches[:half], of_table), ordered(batches[half:], of_table)
+        if first is None or second is None:
+            rows.append([name, f"{of_table:,}", "no order", "", "", ""])
+            continue
+        (old, old_ids), (new, new_ids) = first, second
+        hottest = min(of_table // 10, old.hot_rows)
+        shares = (
+            old.share_of(hottest),
+            np.isin(np.concatenate(batches[half:]), old_ids[:hottest]).mean(),
+            share_now(old_ids[:hottest], new, new_ids),
+        )
+        rows.append([name, f"{of_table:,}", f"{hottest:,}", *(f"{share * 100:.1f}" for share in shares)])
+    return columns, rows
+
+
+def ordered(batches: Sequence[Batch], rows: int) -> tuple[RowOrder, Ints] | None:
+    """The order of the rows by these batches, and its ids; None where rows are read alike."""
+    hot = HotRows(rows)
+    for batch in batches:
+        hot.add(*np.unique(batch, return_counts=True))
+    if (found := hot.order("bench", timestamp(datetime.now(UTC)))) is None:
+        return None
+    return found.order, ids_in(found.file, found.order, "bench") if found.file else first_ids(found.order)
 
 
 def counting(seed: int) -> tuple[list[str], list[list[str]]]:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from helpers.gloo import on_ranks
 from helpers.limits import HANGS
 from helpers.refusals import refused
+from helpers.streams import zipf
 from neuroshard.client.access import AccessCounts, AccessWarning
 from neuroshard.client.access_merge import MOST_QUEUED, Background, Step, Write
 from neuroshard.client.access_sample import Reading, Sampler, ends_on_device, limits_of, sample_on_device
@@ -37,8 +38,10 @@ from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.costmodel.cache import miss_curve
 from neuroshard.files.count_access import AccessCounter, sampled_places
-from neuroshard.store.counted import read_counted
+from neuroshard.files.row_orders import ids_of
+from neuroshard.store.counted import put_counted, read_counted
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.row_orders import fetch_ids
 
 ROWS = {"user": 30_000, "item": 3000, "tag": 50}
 FEATURES = {"user": ("u",), "item": ("clicked", "bought"), "tag": ("t",)}
@@ -266,14 +269,23 @@ def test_a_fault_of_a_rank_ends_the_counting_with_one_warning_and_not_the_traini
 
 
 def in_threads(
-    key_value: HashStore, ranks: int, write: Callable[[CountedAccess], str], patience_seconds: float = HANGS
+    key_value: HashStore | None,
+    ranks: int,
+    write: Callable[[CountedAccess, Sequence[bytes]], str],
+    patience_seconds: float = HANGS,
 ) -> list[Background]:
     """The background of each rank, in one process, over a key-value store that may hold what runs before have left."""
     tables = [Table(name=name, rows=rows, dim=8, pooling_factor=1.0) for name, rows in ROWS.items()]
     readings = [Reading(table, "m", FEATURES[table.name]) for table in tables]
     return [
         Background(
-            Sampler(readings, ranks), Channel(key_value, "same", rank), rank, ranks, "ads", write, patience_seconds
+            Sampler(readings, ranks),
+            None if key_value is None else Channel(key_value, "same", rank),
+            rank,
+            ranks,
+            "ads",
+            write,
+            patience_seconds,
         )
         for rank in range(ranks)
     ]
@@ -290,7 +302,7 @@ def step_of_all(ranks: list[Background], steps: range) -> None:
 def test_a_rank_that_dies_is_named_and_ranks_that_start_again_in_another_number_count_anew() -> None:
     key_value, written = HashStore(), list[CountedAccess]()
 
-    def write(found: CountedAccess) -> str:
+    def write(found: CountedAccess, lists: Sequence[bytes]) -> str:
         written.append(found)
         return ""
 
@@ -318,12 +330,62 @@ def test_a_rank_that_dies_is_named_and_ranks_that_start_again_in_another_number_
     assert {table.name: table.rows for table in found.tables} == ROWS
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_hot_rows_of_all_ranks_lookups_are_listed_in_the_store(ranks: int, tmp_path: Path) -> None:
+    store, written = FolderStore(tmp_path), list[CountedAccess]()
+    hottest = np.random.default_rng(0).permutation(ROWS["user"])
+    shares = zipf(ROWS["user"], 1.1)
+    below = np.cumsum(shares)
+
+    def write(found: CountedAccess, lists: Sequence[bytes]) -> str:
+        written.append(found)
+        return put_counted(store, found, lists)
+
+    several = in_threads(HashStore() if ranks > 1 else None, ranks, write)
+    for step in range(200):
+        for rank, one in enumerate(several):
+            rng = np.random.default_rng([rank, step])
+            of = {name: 50 * rng.integers(0, 50, 48 * lookups) for name, lookups in LOOKUPS.items()}
+            of["t"] //= 50
+            of["u"] = hottest[np.searchsorted(below, rng.random(48 * LOOKUPS["u"]) * below[-1])]
+            one.put(Step(step, one.sampler.draw([batch(of, ("clicked", "u", "bought")), batch(of, ("t",))])))
+        until(lambda: all(one.steps.qsize() < 64 or one.ended.is_set() for one in several))
+    for one in several:
+        one.put(Write(1, 200, HANGS))
+    assert [one.wait(1, HANGS) for one in several] == [""] * ranks
+    for one in several:
+        one.stop()
+    (found,) = written
+    tables = {table.name: table for table in found.tables}
+    fetch_ids(store, "ads", found.tables, tmp_path / "rows")
+    order = tables["user"].row_order
+    assert order is not None
+    assert order.time == found.time
+    ids = ids_of(tmp_path / "rows", order)
+    assert set(ids[:4].tolist()) <= set(hottest[:8].tolist())
+    place = np.argsort(hottest)
+    for rows in (16, 128, order.hot_rows):
+        have = shares[place[ids[:rows]]].sum()
+        assert have > shares[:rows].sum() - 0.08
+        assert have - 0.12 < order.share_of(rows) < have + 0.03
+    of_items = tables["item"].row_order  # counted by another rank, if there is one
+    assert of_items is not None
+    assert sorted(ids_of(tmp_path / "rows", of_items).tolist()) == [*range(0, 2500, 50)]
+    assert of_items.lookup_share == 1
+    assert tables["tag"].row_order is None  # its rows are read alike
+
+
+def nowhere(found: CountedAccess, lists: Sequence[bytes]) -> str:
+    return ""
+
+
 def test_ranks_that_do_not_count_are_named() -> None:
-    (rank_0,) = in_threads(HashStore(), 1, str)[:1]
+    (rank_0,) = in_threads(HashStore(), 1, nowhere)[:1]
     rank_0.stop()
     key_value = HashStore()
     alone = Background(
-        Sampler(rank_0.sampler.readings, 2), Channel(key_value, "same", 0), 0, 2, "ads", str, patience_seconds=0.2
+        Sampler(rank_0.sampler.readings, 2), Channel(key_value, "same", 0), 0, 2, "ads", nowhere, patience_seconds=0.2
     )
     until(alone.ended.is_set)
     assert alone.fault == "rank 1 does not count; every rank must make an AccessCounts"
@@ -377,7 +439,7 @@ def test_a_step_without_samples_is_left_out_and_counting_goes_on(tmp_path: Path)
 def test_a_rank_without_samples_leaves_out_the_step_of_all_ranks() -> None:
     written = list[CountedAccess]()
 
-    def write(found: CountedAccess) -> str:
+    def write(found: CountedAccess, lists: Sequence[bytes]) -> str:
         written.append(found)
         return ""
 
@@ -439,9 +501,10 @@ def sampler() -> Sampler:
     tables = [
         Table(name=name, rows=rows, dim=8, pooling_factor=1.0) for name, rows in (("a", 40_000), ("b", 60), ("c", 9000))
     ]
-    return Sampler(
-        [Reading(tables[0], "x", ("f", "g")), Reading(tables[1], "x", ("h",)), Reading(tables[2], "y", ("f",))], 4
-    )
+    readings = [Reading(tables[0], "x", ("f", "g")), Reading(tables[1], "x", ("h",)), Reading(tables[2], "y", ("f",))]
+    sampler = Sampler(readings, 4)
+    sampler.strides = (1, 1, 1)
+    return sampler
 
 
 def jagged(keys: tuple[str, ...], seed: int, samples: int = 256, **more: Any) -> KeyedJaggedTensor:
@@ -464,20 +527,53 @@ def test_a_sample_has_just_the_lookups_of_the_sampled_rows(sampler: Sampler) -> 
         assert sample.lookups[table].tolist() == [len(by_key[name]) for name in names]
 
 
+def test_of_a_table_s_lookups_each_as_many_th_is_sampled_whatever_feature_reads_it(sampler: Sampler) -> None:
+    sampler.shares, sampler.strides = (0.5, 1.0, 0.25), (8, 2, 32)
+    lookups, sampled = np.zeros((3, 60)), np.zeros((3, 60))
+    for step in range(400):
+        kjt = jagged(("g", "h", "other", "f"), step, samples=16)
+        sample = sampler.draw(kjt).sample()
+        by_key = dict(zip(kjt.keys(), np.split(kjt.values().numpy(), kjt.offset_per_key()[1:-1]), strict=True))
+        for table, names in enumerate((("f", "g"), ("h",), ("f",))):
+            lookups[table] += np.bincount(np.concatenate([by_key[name] for name in names]), minlength=60)
+            sampled[table] += np.bincount(sample.drawn[table], minlength=60)
+    for table, stride in enumerate((8, 2, 32)):
+        assert sampled[table].sum() == pytest.approx(lookups[table].sum() / stride, rel=0.05)
+        expected = lookups[table] / stride
+        assert (np.abs(sampled[table] - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_no_more_lookups_are_sampled_where_a_later_batch_has_many_more() -> None:
+    sampler = Sampler([Reading(Table(name="a", rows=1000, dim=8, pooling_factor=1.0), "x", ("f",))], 2)
+    for samples in (200, 20_000):
+        rows = np.arange(samples) % 1100  # some are outside
+        kjt = KeyedJaggedTensor(["f"], torch.from_numpy(rows), lengths=torch.ones(samples, dtype=torch.long))
+        sample = sampler.draw(kjt).sample()
+        assert sample is not None
+        assert 64 <= len(sample.drawn[0]) <= 512
+        assert sample.drawn[0].max() < 1000
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_what_a_device_samples_is_what_the_host_samples(weighted: bool) -> None:
     kjt = jagged(("f", "g", "h"), 1)
     if weighted:
         kjt = KeyedJaggedTensor(kjt.keys(), kjt.values(), weights=torch.rand(len(kjt.values())), lengths=kjt.lengths())
     shares = (0.25, 0.0, 1.0)
-    got = sample_on_device(kjt.values(), ends_on_device(kjt), limits_of(shares), 4096).numpy()
-    total, rows, keys = int(got[0]), got[4 : 4 + 4097], got[4 + 4097 :]
+    limits, start = limits_of(shares, (4, 16, 1)), 12345
+    got = sample_on_device(kjt.values(), ends_on_device(kjt), limits, start, 4096).numpy()
+    total, rows, codes = int(got[0]), got[4 : 4 + 4097], got[4 + 4097 :]
     parts = np.split(kjt.values().numpy(), kjt.offset_per_key()[1:-1])
     assert got[1:4].tolist() == [len(part) for part in parts]
     expected = [part[sampled_places(part, share)] for part, share in zip(parts, shares, strict=True)]
-    assert rows[:total].tolist() == np.concatenate(expected).tolist()
-    assert keys[:total].tolist() == np.repeat(np.arange(3), [len(one) for one in expected]).tolist()
-    cut = sample_on_device(kjt.values(), ends_on_device(kjt), limits_of(shares), 100).numpy()
+    by_row = np.flatnonzero(codes[:total] & 1)
+    assert rows[by_row].tolist() == np.concatenate(expected).tolist()
+    assert (codes[by_row] // 4).tolist() == np.repeat(np.arange(3), [len(one) for one in expected]).tolist()
+    places = np.arange(len(kjt.values())) + start + 1
+    stride = np.repeat([4, 16, 1], [len(part) for part in parts])
+    by_place = np.flatnonzero(codes[:total] & 2)
+    assert rows[by_place].tolist() == kjt.values().numpy()[places % stride == 0].tolist()
+    cut = sample_on_device(kjt.values(), ends_on_device(kjt), limits, start, 100).numpy()
     assert cut[0] == total > 100  # what does not fit is known
     assert cut[4:104].tolist() == rows[:100].tolist()
 
@@ -485,7 +581,9 @@ def test_what_a_device_samples_is_what_the_host_samples(weighted: bool) -> None:
 def test_hashes_of_rows_are_the_same_with_torch() -> None:
     rows = np.concatenate([np.arange(5000), np.random.default_rng(0).integers(0, 2**40, 5000)])
     for share in (0.5, 2.0**-4):
-        everywhere = sample_on_device(torch.from_numpy(rows), torch.tensor([len(rows)]), limits_of([share]), len(rows))
+        # no lookup is sampled by its place, as if no table read the key
+        limits = limits_of([share], [0])
+        everywhere = sample_on_device(torch.from_numpy(rows), torch.tensor([len(rows)]), limits, 0, len(rows))
         assert everywhere[2 : 2 + int(everywhere[0])].tolist() == rows[sampled_places(rows, share)].tolist()
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from neuroshard.api.arguments import public, with_search_options
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
+from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
@@ -21,6 +22,8 @@ from neuroshard.orders.values import FilePath
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+    from neuroshard.files.access import Ints
 
 
 @public
@@ -117,7 +120,24 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
         from neuroshard.models.open import open_cost_model
 
         opened = open_cost_model(_model(model), plans[1].task.batch_size)
-    return Diff(diff_json(*plans, opened), diff_text(*plans, opened))
+    drifted = _drifted(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
+    return Diff(diff_json(*plans, opened, drifted), diff_text(*plans, opened, drifted))
+
+
+def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
+    """Lines on row orders of the old plan that access has drifted from, by the lists in these folders."""
+    if not all(any(table.row_order for table in plan.task.tables) for plan in (old, new)):
+        return []
+    from neuroshard.files.row_orders import drifts, ids_of, ids_path
+
+    def read(order: RowOrder) -> Ints:
+        folder = next((one for one in folders if ids_path(one, order).exists()), Path(LISTS_FOLDER))
+        return ids_of(folder, order)
+
+    try:
+        return [drift.text for drift in drifts(old.task.tables, new.task.tables, read, {})]
+    except InvalidInput as error:
+        return [f"whether access has drifted from the row orders is not known: {error}"]
 
 
 @public
@@ -193,11 +213,13 @@ def deploy(
     min_gain: str | float | None = None,
     force: bool = False,
     single_writer: bool = False,
+    row_orders: FilePath | None = None,
 ) -> Deployment:
     """Publish a plan in a store, ask the gate, and make it the live one of the model `name`; as `neuroshard deploy`.
 
     `store` is a folder or s3://bucket/prefix. `tables` are today's (a tables.json, or tables), `model` the plan's cost model;
-    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%". Raises Refused where the plan breaks a rule of
+    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%"; `row_orders` is the folder of the lists of hot
+    rows that the tables name, by default `rows` beside the plan's file. Raises Refused where the plan breaks a rule of
     the gate, Conflict where another deployer was faster, StoreError, InvalidInput; all in one line.
 
     >>> import neuroshard as ns
@@ -218,11 +240,17 @@ def deploy(
         min_gain=take.maybe(take.portion, "min_gain", min_gain),
         force=take.switch("force", force),
         single_writer=take.switch("single_writer", single_writer),
+        row_orders=_lists(plan) if row_orders is None else take.path("row_orders", row_orders),
     )
     store, name = _store(store), _name(name)
     read = _plan(plan)
     where = f"plan {read.digest()[:12]}" if isinstance(plan, Plan) else str(plan)
     return Deployment(store, *deploy_into(read, store, name, settings, where=where))
+
+
+def _lists(plan: Plan | FilePath) -> Path | None:
+    """The folder of the lists of hot rows beside a plan's file."""
+    return None if isinstance(plan, Plan) else take.plan_file("plan", plan).parent / LISTS_FOLDER
 
 
 def _plan(plan: Plan | FilePath) -> Plan:

@@ -41,6 +41,7 @@ def tables(
     batch_size: int | None = None,
     order: str = "time",
     counted: str | None = None,
+    row_orders: FilePath | None = None,
     dtype: str = "fp32",
     optimizer: str = "rowwise_adagrad",
     dim: int = 128,
@@ -63,7 +64,8 @@ def tables(
     lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces` wrote, cut into
     batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A mapping as
     `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a store, such
-    as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted.
+    as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted. With `row_orders`, a folder, tables also
+    have orders of their rows by what is counted, whose lists of hot rows are written there.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
 
@@ -107,6 +109,9 @@ def tables(
     counted = take.maybe(_place, "counted", counted)
     if counted is not None and (paths or batches is not None):
         raise UsageError("counted is what trainers counted; leave out traces and batches, which would be counted too")
+    folder = take.maybe(take.path, "row_orders", row_orders)
+    if folder is not None and not (paths or batches is not None or counted is not None):
+        raise UsageError("row_orders is for traces, batches or counted, by which rows are ordered")
     if isinstance(source, str) and "://" in source:
         if (words, dtype, optimizer, dim, paths, counted) != (["uniform"], "fp32", "rowwise_adagrad", 128, [], None):
             raise UsageError(
@@ -137,10 +142,10 @@ def tables(
             f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
             f"{take.called_instead(source)}"
         )
-    of_trainers = None if counted is None else read_counted_at(counted)
-    imported = table_access.with_access(found.tables(), words, paths, batch_size, order, of_trainers)
+    of_trainers = None if counted is None else read_counted_at(counted, folder)
+    imported = table_access.with_access(found.tables(), words, paths, batch_size, order, of_trainers, folder)
     if batches is not None:
-        imported = _counted(source, found, imported, batches, order)
+        imported = _counted(source, found, imported, batches, order, folder)
     return _noted(imported.tables, imported.notes, quiet)
 
 
@@ -153,7 +158,9 @@ def _words(access: object) -> list[str]:
     ]
 
 
-def _counted(model: Any, found: Source, imported: Imported, batches: object, order: str) -> Imported:
+def _counted(
+    model: Any, found: Source, imported: Imported, batches: object, order: str, row_orders: Path | None
+) -> Imported:
     """A model's tables with what batches count. Raises UsageError, InvalidInput."""
     from neuroshard.files.importers.table_access import check_order, with_batches
     from neuroshard.files.importers.torchrec_model import features_of, make_on_meta
@@ -164,7 +171,7 @@ def _counted(model: Any, found: Source, imported: Imported, batches: object, ord
         )
     of_model = features_of(make_on_meta(model) if isinstance(model, str) else model, found.where)
     features = {table.name: of_model[table.module, table.name_in_module] for table in imported.tables}
-    tables, notes = with_batches(imported.tables, features, batches, check_order(order))
+    tables, notes = with_batches(imported.tables, features, batches, check_order(order), row_orders)
     # batches have counted what the importer assumed
     kept = tuple(note for note in imported.notes if "no pooling factor" not in note)
     return replace(imported, tables=tables, notes=(*kept, *notes))

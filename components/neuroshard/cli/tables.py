@@ -84,6 +84,13 @@ def tables(
     order: Annotated[
         str, typer.Option(help="With --access-from FILE: time, if batches are in the order of training, or shuffled.")
     ] = "time",
+    row_orders: Annotated[
+        bool,
+        typer.Option(
+            "--row-orders",
+            help="With --access-from: also find the hottest rows of each table; their lists go to rows/ beside tables.json.",
+        ),
+    ] = False,
     dtype: Annotated[
         str | None, typer.Option(help="Element type where the source does not say: fp32 or fp16 [default: fp32].")
     ] = None,
@@ -100,6 +107,7 @@ def tables(
     ] = None,
 ) -> None:
     """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
+    from neuroshard.core.row_order import LISTS_FOLDER
     from neuroshard.core.value import canonical_json
     from neuroshard.files.disk import check_can_write, only_writer_of, write_bytes
     from neuroshard.files.importers import tables_source
@@ -134,6 +142,7 @@ def tables(
         ("--memory", memory, "--plan-out", plan_out),
         ("--batch-size", batch_size is not None, "--access-from FILE", traces),
         ("--order", was_typed(context, "order"), "--access-from FILE", traces),
+        ("--row-orders", row_orders, "--access-from", access_from),
         ("--access-from", access_from, "-o tables.json", out),
         ("--dtype", dtype, "--preset, --from and --from-stats: a model has its own", torchrec is None),
         ("--dim", was_typed(context, "dim"), "--from FILE.pt", source is not None and has_lookups(source)),
@@ -173,9 +182,10 @@ def tables(
     if check:
         say_text(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
     if out is not None:
-        of_trainers = read_counted_at(in_store[0]) if in_store else None
+        lists = out.parent / LISTS_FOLDER if row_orders else None
+        of_trainers = read_counted_at(in_store[0], lists) if in_store else None
         imported = found.tables(sequences=costs_out is None)
-        imported = with_access(imported, words, traces, batch_size, order, of_trainers)
+        imported = with_access(imported, words, traces, batch_size, order, of_trainers, lists)
         note(imported.notes)
         with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
             if found.printed is not None and plan_out is not None:

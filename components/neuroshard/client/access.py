@@ -8,8 +8,8 @@
         ...
     counts.write(wait_seconds=60)  # at the end, and now and then, after the same steps on every rank
 
-It counts a sample of the rows in the background, in constant memory. Whatever fails ends the counting, or one write, with one
-AccessWarning; training goes on. Needs torch and torchrec.
+It counts a sample of the rows, and in a sample of the lookups which rows are hottest, in the background, in constant memory.
+Whatever fails ends the counting, or one write, with one AccessWarning; training goes on. Needs torch and torchrec.
 """
 
 import threading
@@ -82,9 +82,9 @@ class AccessCounts:
         self._step = self._writes = 0
         self._stopped = False
 
-        def store_it(counted: CountedAccess) -> str:
+        def store_it(counted: CountedAccess, lists: Sequence[bytes]) -> str:
             return within(
-                WRITE_SECONDS, store.url, lambda: put_counted(store, counted), place=f"{store.identity} counts"
+                WRITE_SECONDS, store.url, lambda: put_counted(store, counted, lists), place=f"{store.identity} counts"
             )
 
         self._background = Background(

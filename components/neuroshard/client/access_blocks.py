@@ -13,6 +13,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.files.access import Floats, Ints
 from neuroshard.files.count_access import AccessCounter, counted_table, sampled_places
+from neuroshard.files.hot_rows import FEWEST_COUNTERS, HotRows
 
 TRACKED_ROWS = 2**14  # of a table, in about 1 MB of the rank that counts it
 
@@ -33,6 +34,7 @@ class Block:
         some = [] if self.left_out else self.samples
         rows = [sample.rows[table] for sample in some for table in tables]
         counts = [sample.counts[table] for sample in some for table in tables]
+        drawn = [sample.drawn[table] for sample in some for table in tables]
         header = {
             "first": self.first,
             "steps": self.steps,
@@ -44,28 +46,35 @@ class Block:
             "samples": [sample.samples for sample in some],
             "lookups": [sample.lookups[table].tolist() for sample in some for table in tables],
             "sizes": [len(one) for one in rows],
+            "drawn": [len(one) for one in drawn],
         }
         arrays = [
-            np.concatenate([*some, np.empty(0, dtype=np.int64)]).astype("<i8").tobytes() for some in (rows, counts)
+            np.concatenate([*some, np.empty(0, dtype=np.int64)]).astype("<i8").tobytes()
+            for some in (rows, counts, drawn)
         ]
         return b"\n".join([json.dumps(header).encode(), b"".join(arrays)])
 
 
 @dataclass
 class Taken:
-    """A block of another rank, or of this one, as it was taken: of each step and table the rows and their lookups."""
+    """A block of another rank, or of this one, as it was taken: of each step and table the sampled rows, their lookups, and the
+    rows of the sampled lookups."""
 
     header: dict[str, Any]
     rows: list[Ints]
     counts: list[Ints]
+    drawn: list[Ints]
 
     @classmethod
     def of(cls, data: bytes) -> "Taken":
         head, _, body = data.partition(b"\n")
         header = json.loads(head)
-        rows, counts = np.frombuffer(body, dtype="<i8").reshape(2, sum(header["sizes"]))
+        every, size = np.frombuffer(body, dtype="<i8"), sum(header["sizes"])
+        rows, counts, drawn = np.split(every, [size, 2 * size])
         ends = np.cumsum(header["sizes"])[:-1]
-        return cls(header, np.split(rows, ends), np.split(counts, ends))
+        return cls(
+            header, np.split(rows, ends), np.split(counts, ends), np.split(drawn, np.cumsum(header["drawn"])[:-1])
+        )
 
 
 class Merged:
@@ -74,6 +83,7 @@ class Merged:
     def __init__(self, readings: Sequence[Reading], places: Sequence[int]) -> None:
         self.readings, self.places = readings, places
         self.counters = [AccessCounter(readings[place].table.rows, TRACKED_ROWS) for place in places]
+        self.hot_rows = [HotRows(readings[place].table.rows, FEWEST_COUNTERS) for place in places]
         self.lookups: list[Floats] = [np.zeros(len(readings[place].features)) for place in places]
         self.batch_size = self.steps = self.left_out = self.outside = 0
         self.why: Counter[str] = Counter()
@@ -111,19 +121,23 @@ class Merged:
         lookups = np.sum([block.header["lookups"][entry] for block in blocks], axis=0)
         self.lookups[place] += lookups
         self.counters[place].add_sample(found, each, share, int(lookups.sum()), samples)
+        drawn = np.concatenate([block.drawn[entry] for block in blocks])
+        self.hot_rows[place].add(*np.unique(drawn, return_counts=True))
 
     def _leave_out(self, steps: int, why: str) -> None:
         self.left_out += steps
         self.why[why] += steps
 
-    def tables(self, source: str) -> list[Table]:
-        """The tables that this rank counts, as counted."""
-        return [
-            counted_table(
-                self.readings[place].table, counter, "time", self.readings[place].features, self.lookups[number], source
-            )
-            for number, (place, counter) in enumerate(zip(self.places, self.counters, strict=True))
-        ]
+    def tables(self, source: str, time: str) -> tuple[list[Table], list[bytes]]:
+        """The tables that this rank counts, as counted, and the lists of hot rows that they name."""
+        tables, lists = [], []
+        for number, (place, counter) in enumerate(zip(self.places, self.counters, strict=True)):
+            _, _, features = reading = self.readings[place]
+            table = counted_table(reading.table, counter, "time", features, self.lookups[number], source)
+            hot = self.hot_rows[number].order(source, time)
+            tables.append(table.model_copy(update={"row_order": None if hot is None else hot.order}))
+            lists += [hot.file] if hot is not None and hot.file else []
+        return tables, lists
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ key-value store of torch.distributed (ranks.py), under a prefix that rank 0 make
 
     block/<b>/<from>/<to>/<i>    parts of a block, from each rank to each that counts; deleted once it was taken
     taken/<b>/<to>               every rank may send block b + 2, so at most two wait in the key-value store
-    result/<w>/<rank>/<i>        for write w: the tables that a rank counted, taken by rank 0
+    result/<w>/<rank>/<i>        for write w: the tables that a rank counted, and lists of their hot rows, taken by rank 0
     written/<w>                  what came of write w on rank 0: empty if it is in the store
 """
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, one_line
+from neuroshard.core.value import timestamp
 
 BLOCK_STEPS = 64  # of a block at least: one message to each rank that counts, however short the steps are
 MOST_QUEUED = 128  # steps that wait for the background thread; later ones are left out
@@ -71,7 +73,7 @@ class Background:
         rank: int,
         ranks: int,
         model: str,
-        store_it: Callable[[CountedAccess], str],
+        store_it: Callable[[CountedAccess, Sequence[bytes]], str],
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self.sampler, self.rank, self.ranks, self.model = sampler, rank, ranks, model
@@ -251,20 +253,23 @@ class Background:
 
     def _write(self, merged: Merged, number: int) -> None:
         """Rank 0 gathers what all ranks counted, and writes it."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = timestamp(datetime.now(UTC))
         how_much = f"{counted(merged.steps, 'step')} of {counted(merged.batch_size, 'sample')} on {counted(self.ranks, 'rank')}"
         source = f"counted by trainers: {how_much} up to {now}"
-        own = merged.tables(source) if merged.steps else []
+        own, lists = merged.tables(source, now) if merged.steps else ([], [])
         if self.rank:
-            data = json.dumps([table.model_dump(mode="json") for table in own]).encode()
-            self._send(f"result/{number}/{self.rank}", data)
+            header = {"tables": [table.model_dump(mode="json") for table in own], "lists": [len(one) for one in lists]}
+            self._send(f"result/{number}/{self.rank}", b"\n".join([json.dumps(header).encode(), b"".join(lists)]))
             return
         tables: list[Table | None] = [None] * len(self.sampler.readings)
         for rank, places in enumerate(self.dealt):
             found = own
             if rank:
-                listed = json.loads(self._receive(f"result/{number}/{rank}", rank))
-                found = [Table.parse(table, f"what rank {rank} counted") for table in listed]
+                head, _, body = self._receive(f"result/{number}/{rank}", rank).partition(b"\n")
+                header = json.loads(head)
+                found = [Table.parse(table, f"what rank {rank} counted") for table in header["tables"]]
+                ends = [*accumulate(header["lists"], initial=0)]
+                lists += [body[begin:end] for begin, end in pairwise(ends)]
             for place, table in zip(places, found, strict=False):
                 tables[place] = table
         outcome = "no step was counted yet"
@@ -281,7 +286,7 @@ class Background:
                 "notes": merged.notes,
             }
             try:
-                outcome = self.store_it(CountedAccess.parse(fields, "what was counted"))
+                outcome = self.store_it(CountedAccess.parse(fields, "what was counted"), lists)
             except NeuroshardError as error:  # a later write may succeed
                 outcome = f"cannot write: {error}"
         self._finish(number, outcome)

@@ -1,8 +1,10 @@
-"""A rank's batch -> a sample of the rows that it looks up, by table. Needs torch.
+"""A rank's batch -> a sample of the rows that it looks up, by table; and a sample of its lookups. Needs torch.
 
-Rows are sampled by a hash of their number, so every rank samples the same rows in every step. On a GPU a batch is hashed and
-selected there, and only the sample is copied to the host, in the background: the host waits for nothing. The first step is the
-exception, where the numbers of lookups say how large a sample is needed.
+Rows are sampled by a hash of their number, so every rank samples the same rows in every step: they say how rows are read, but
+not which are hot. Lookups are sampled by their place in the batch, each stride-th from another place every step: among them
+are the hot rows. On a GPU a batch is hashed and selected there, and only the samples are copied to the host, in the
+background: the host waits for nothing. The first step is the exception, where the numbers of lookups say how large the samples
+are to be.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
 
 SAMPLED_A_STEP = 512  # distinct rows of a table in a global step, about; docs/trainer.md has the errors of that
+LOOKUPS_A_STEP = 256  # of a table in a global step that are sampled, about; they cost half of what the rows do
+_MOST_TIMES = 4  # as many where later batches have more lookups than the first
 _FEWEST_SLOTS = 4096  # of a sample on a GPU; as it is too small it grows
 _DENSE_ROWS = 2**16  # tables up to so many rows are counted in an array of all rows, which is faster than sorting
 
@@ -38,23 +42,28 @@ class Reading(NamedTuple):
 
 class Sample(NamedTuple):
     """What a rank's batch looks up: `samples` of it; by table the lookups of each feature (F,), and of rows in the sample of
-    share `shares[t]`, rising, how often each was looked up (N,), (N,). `outside` lookups are of rows that their table lacks."""
+    share `shares[t]`, rising, how often each was looked up (N,), (N,); and the rows of a sample of the lookups (M,). `outside`
+    lookups are of rows that their table lacks."""
 
     samples: int
     shares: tuple[float, ...]
     lookups: list[Ints]
     rows: list[Ints]
     counts: list[Ints]
+    drawn: list[Ints]
     outside: int = 0
 
 
 @dataclass
 class _Drawn:
-    """The lookups of one KeyedJaggedTensor: by key how many, and those in the sample. On a GPU until `packed` has arrived."""
+    """The lookups of one KeyedJaggedTensor: by key how many, those of sampled rows, and those sampled by their place in the turn
+    `turn`. On a GPU until `packed` has arrived."""
 
     places: list[list[tuple[int, int]]]  # by key, the tables that read it, and which of their features it is
     lookups: Ints
     rows: list[Ints]
+    drawn: list[Ints]
+    turn: int
     packed: Tensor | None = None
     arrived: "torch.cuda.Event | None" = None
 
@@ -67,9 +76,13 @@ class _Drawn:
         got, keys = self.packed.numpy(), len(self.places)
         self.packed = self.arrived = None
         total, self.lookups = int(got[0]), got[1 : keys + 1]
-        rows, key = got[keys + 1 :].reshape(2, -1)
+        rows, code = got[keys + 1 :].reshape(2, -1)
         kept = min(total, len(rows) - 1)
-        self.rows = np.split(rows[:kept], np.searchsorted(key[:kept], np.arange(1, keys)))
+        rows, key, samples = rows[:kept], code[:kept] // 4, code[:kept] % 4
+        self.rows, self.drawn = (
+            np.split(rows[of], np.searchsorted(key[of], np.arange(1, keys)))
+            for of in (samples & 1 > 0, samples & 2 > 0)
+        )
         return total - kept
 
 
@@ -97,9 +110,11 @@ class Sampler:
     def __init__(self, readings: Sequence[Reading], ranks: int) -> None:
         self.readings, self.ranks = readings, ranks
         self.shares: tuple[float, ...] = ()
+        self.strides: tuple[int, ...] = ()  # powers of two
+        self._turn = 0
         self.slots = _FEWEST_SLOTS
         self._places: dict[tuple[str | None, tuple[str, ...]], list[list[tuple[int, int]]]] = {}
-        self._limits: dict[tuple[torch.device, tuple[float, ...]], Tensor] = {}
+        self._limits: dict[tuple[torch.device, tuple[float, ...], tuple[int, ...]], Tensor] = {}
         self._paths = {reading.path for reading in readings}
 
     def draw(
@@ -130,7 +145,7 @@ class Sampler:
         ):  # of a rank whose data has ended: the step is there, and says nothing about how much to sample
             return Batch(0, self.shares or (1.0,) * len(self.readings), [], self)
         if not self.shares:
-            self.shares = self._first_shares(several, places, min(samples))
+            self.shares, self.strides = self._first_shares(several, places, min(samples))
         drawn = [self._draw(one, by_key) for (_, one), by_key in zip(several, places, strict=True)]
         return Batch(min(samples), self.shares, drawn, self)
 
@@ -141,14 +156,18 @@ class Sampler:
     def by_table(self, batch: Batch) -> Sample:
         """The sample of a batch that has arrived."""
         rows: list[list[Ints]] = [[] for _ in self.readings]
+        every_drawn: list[list[Ints]] = [[] for _ in self.readings]
         lookups = [np.zeros(len(reading.features), dtype=np.int64) for reading in self.readings]
         for drawn in batch.drawn:
-            for by_key, count, some in zip(drawn.places, drawn.lookups, drawn.rows, strict=True):
+            for by_key, count, some, read in zip(drawn.places, drawn.lookups, drawn.rows, drawn.drawn, strict=True):
+                finest = min((self.strides[table] for table, _ in by_key), default=1)
                 for table, feature in by_key:
                     lookups[table][feature] = count
                     share = batch.shares[table]
                     largest = max(batch.shares[other] for other, _ in by_key)
                     rows[table].append(some if share == largest else some[sampled_places(some, share)])
+                    times = self.strides[table] // finest
+                    every_drawn[table].append(read[(drawn.turn >> 16) % times :: times])
         found = [_distinct(some, reading.table.rows) for some, reading in zip(rows, self.readings, strict=True)]
         return Sample(
             batch.samples,
@@ -156,8 +175,16 @@ class Sampler:
             lookups,
             [rows for rows, _, _ in found],
             [counts for _, counts, _ in found],
+            [self._no_more(some, reading.table.rows) for some, reading in zip(every_drawn, self.readings, strict=True)],
             sum(outside for _, _, outside in found),
         )
+
+    def _no_more(self, drawn: list[Ints], rows: int) -> Ints:
+        """The sampled lookups of a table's rows, or evenly chosen ones where they are many more than wanted."""
+        every = np.concatenate([*drawn, np.empty(0, dtype=np.int64)])
+        most = _MOST_TIMES * -(-LOOKUPS_A_STEP // self.ranks)
+        every = every[:: -(-len(every) // most) or 1]
+        return every[(every >= 0) & (every < rows)]
 
     def _places_of(self, path: str | None, batch: "KeyedJaggedTensor") -> list[list[tuple[int, int]]]:
         keys = tuple(batch.keys())
@@ -196,36 +223,42 @@ class Sampler:
         several: Sequence[tuple[str | None, "KeyedJaggedTensor"]],
         places: list[list[list[tuple[int, int]]]],
         samples: int,
-    ) -> tuple[float, ...]:
-        """Shares that sample about SAMPLED_A_STEP rows of a table, by the distinct rows of the first batch."""
-        distinct = [0] * len(self.readings)
+    ) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Shares that sample about SAMPLED_A_STEP rows of a table, and strides that sample LOOKUPS_A_STEP of its lookups, by the
+        distinct rows and the lookups of the first batch."""
+        distinct, lookups = [0] * len(self.readings), [0] * len(self.readings)
         for (_, batch), by_key in zip(several, places, strict=True):
             values, ends = batch.values().detach(), batch.offset_per_key()
             for key, begin, end in zip(by_key, ends, ends[1:], strict=False):
                 for table, _ in key:
                     distinct[table] += len(torch.unique(values[begin:end]))
+                    lookups[table] += end - begin
         shares = []
         for reading, count in zip(self.readings, distinct, strict=True):
             # a first batch without lookups is followed by others
             of_all_ranks = min(reading.table.rows, self.ranks * (count or samples))
             shares.append(min(2.0 ** np.floor(np.log2(SAMPLED_A_STEP / of_all_ranks)), 1.0))
-        return tuple(float(share) for share in shares)
+        of_step = (self.ranks * (count or samples) / LOOKUPS_A_STEP for count in lookups)
+        strides = tuple(2 ** max(int(np.log2(times)), 0) for times in of_step)
+        return tuple(float(share) for share in shares), strides
 
     def _draw(self, batch: "KeyedJaggedTensor", places: list[list[tuple[int, int]]]) -> _Drawn:
         largest = tuple(max((self.shares[table] for table, _ in key), default=0.0) for key in places)
+        finest = tuple(min((self.strides[table] for table, _ in key), default=0) for key in places)
         values = batch.values().detach()
+        self._turn = (self._turn + GOLDEN) % 2**30  # so every place of a sample has its turn, whatever the stride
         if values.device.type == "cpu":
-            return _draw_on_cpu(values, batch.offset_per_key(), places, largest)
-        limits = self._limits.get((values.device, largest))
+            return _draw_on_cpu(values, batch.offset_per_key(), places, largest, finest, self._turn)
+        limits = self._limits.get((values.device, largest, finest))
         if limits is None:
-            limits = self._limits[values.device, largest] = limits_of(largest).to(values.device)
+            limits = self._limits[values.device, largest, finest] = limits_of(largest, finest).to(values.device)
         with torch.cuda.device(values.device):
-            packed = sample_on_device(values, ends_on_device(batch), limits, self.slots)
+            packed = sample_on_device(values, ends_on_device(batch), limits, self._turn, self.slots)
             host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             host.copy_(packed, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record()
-        return _Drawn(places, np.empty(0, dtype=np.int64), [], host, arrived)
+        return _Drawn(places, np.empty(0, dtype=np.int64), [], [], self._turn, host, arrived)
 
 
 def _samples(batch: "KeyedJaggedTensor") -> int:
@@ -235,22 +268,30 @@ def _samples(batch: "KeyedJaggedTensor") -> int:
 
 
 def _draw_on_cpu(
-    values: Tensor, ends: Sequence[int], places: list[list[tuple[int, int]]], shares: Sequence[float]
+    values: Tensor,
+    ends: Sequence[int],
+    places: list[list[tuple[int, int]]],
+    shares: Sequence[float],
+    strides: Sequence[int],
+    turn: int,
 ) -> _Drawn:
     if values.is_floating_point():
         values = values.long()  # as TorchRec's operators do
-    every, rows = values.numpy(), []
-    for begin, end, share in zip(ends, ends[1:], shares, strict=False):
+    every, rows, drawn = values.numpy(), [], []
+    for begin, end, share, stride in zip(ends, ends[1:], shares, strides, strict=False):
         some = every[begin : end if share else begin]
         rows.append(some[sampled_places(some, share)].astype(np.int64))
-    return _Drawn(places, np.diff(np.array(ends)), rows)
+        drawn.append(some[-(begin + turn + 1) % max(stride, 1) :: max(stride, 1)].astype(np.int64))
+    return _Drawn(places, np.diff(np.array(ends)), rows, drawn, turn)
 
 
-def limits_of(shares: Sequence[float]) -> Tensor:
-    """By key what the two hashes of a sampled row are below (2, K + 1), 0 for lookups of no key."""
+def limits_of(shares: Sequence[float], strides: Sequence[int]) -> Tensor:
+    """By key what the two hashes of a sampled row are below, and the bits that the place of a sampled lookup must not have
+    (3, K + 1): 0, 0 and all bits for lookups of no key."""
     product = [int(max(share, BY_PRODUCT) * 2**62) if share else 0 for share in shares]
     mixed = [int(min(share / BY_PRODUCT, 1.0) * 2**62) for share in shares]
-    return torch.tensor([[*product, 0], [*mixed, 0]], dtype=torch.int64)
+    bits = [stride - 1 for stride in strides]  # all where there is no table
+    return torch.tensor([[*product, 0], [*mixed, 0], [*bits, -1]], dtype=torch.int64)
 
 
 def ends_on_device(batch: "KeyedJaggedTensor") -> Tensor:
@@ -261,18 +302,22 @@ def ends_on_device(batch: "KeyedJaggedTensor") -> Tensor:
     return torch.stack([offsets[int(end)] for end in np.cumsum(batch.stride_per_key())])
 
 
-def sample_on_device(values: Tensor, ends: Tensor, limits: Tensor, slots: int) -> Tensor:
-    """On the device of `values` (N,), in one tensor of int64: how many lookups are in the sample, the lookups of each key (K,),
-    the sampled rows (slots + 1,), of which the last means nothing, and their keys (slots + 1,). The host waits for nothing."""
+def sample_on_device(values: Tensor, ends: Tensor, limits: Tensor, turn: int, slots: int) -> Tensor:
+    """On the device of `values` (N,), in one tensor of int64: how many lookups are in a sample, the lookups of each key (K,), the
+    rows of those in one (slots + 1,), of which the last means nothing, and their codes (slots + 1,): 4 times the key, plus 1
+    where the row is sampled, plus 2 where the lookup is. The host waits for nothing."""
     values = values.long()
-    key = torch.searchsorted(ends, torch.arange(len(values), device=values.device, dtype=ends.dtype), right=True)
-    of_product, of_mixed = limits[:, key]
-    kept = (_shifted(values * _signed(GOLDEN), 2) < of_product) & (_shifted(_mixed(values), 2) < of_mixed)
+    places = torch.arange(len(values), device=values.device)
+    key = torch.searchsorted(ends, places.to(ends.dtype), right=True)
+    of_product, of_mixed, bits = limits[:, key]
+    of_row = (_shifted(values * _signed(GOLDEN), 2) < of_product) & (_shifted(_mixed(values), 2) < of_mixed)
+    by_place = ((places + (turn + 1)) & bits) == 0  # never where all bits are asked for
+    kept = of_row | by_place
     place = torch.cumsum(kept, 0)
     slot = torch.where(kept & (place <= slots), place - 1, slots)
     rows, keys = (torch.zeros(slots + 1, dtype=torch.int64, device=values.device) for _ in range(2))
     rows.scatter_(0, slot, values)
-    keys.scatter_(0, slot, key)
+    keys.scatter_(0, slot, 4 * key + of_row + 2 * by_place)
     total = kept.sum().reshape(1)
     lookups = torch.diff(ends.long(), prepend=torch.zeros(1, dtype=torch.int64, device=values.device))
     return torch.cat([total, lookups, rows, keys])

@@ -5,9 +5,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from neuroshard.core.errors import InvalidInput, NewerFormat
 
@@ -29,6 +30,14 @@ def _written_as(kind: str) -> BeforeValidator:
 # For files that people write. Files that only programs write are not checked so strictly, which would take time
 Whole = Annotated[int, _written_as("whole number")]
 Number = Annotated[float, _written_as("number")]
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"  # of a moment in UTC, ISO 8601
+
+
+def timestamp(now: datetime) -> str:
+    """The moment as files have it."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Value(BaseModel):

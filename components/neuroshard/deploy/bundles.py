@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, NotFound, Refused
 from neuroshard.core.release import BUNDLE_FILES, ModelRelease, in_the_future
+from neuroshard.core.value import timestamp
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.costmodel.manifest import Manifest
 from neuroshard.deploy.gate import check_max_error
-from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
+from neuroshard.deploy.golive import claim, go_live, next_number, put, remember
 from neuroshard.files.disk import read_bytes
 from neuroshard.store.bundles import models_of
 from neuroshard.store.open import open_store

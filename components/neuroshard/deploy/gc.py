@@ -3,7 +3,8 @@
     neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 7d [--apply]
 
 Kept are the live release, the last `keep` releases, the `keep` releases that rollbacks from the live one reach, the artifacts
-of all of them, the newest of what a model's trainers counted, its page of sizes, and every object that is younger than the age.
+of all of them, the newest of what a model's trainers counted, the lists of hot rows that these name, its page of sizes, and
+every object that is younger than the age.
 A damaged release among them is kept too, and named; it does not count, since no rollback can use it.
 
 An artifact must not go live while it is deleted. gc first writes a mark that names what it is about to delete, and then looks at
@@ -28,15 +29,18 @@ from uuid import uuid4
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, StoreError, UsageError
 from neuroshard.core.release import FINGERPRINT, Condemned
-from neuroshard.deploy.golive import MARK_SECONDS, timestamp
+from neuroshard.core.table import Table
+from neuroshard.core.value import timestamp
+from neuroshard.deploy.golive import MARK_SECONDS
 from neuroshard.deploy.tracks import track_of
 from neuroshard.orders.nightly import MEASURING_FOLDER
 from neuroshard.progress import progress
-from neuroshard.store.counted import counted_digests, read_pointer_to_counted
+from neuroshard.store.counted import counted_digests, read_counted, read_pointer_to_counted
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import ObjectInfo, Store
-from neuroshard.store.track import Live, R, ReleaseTrack, read_past, read_pointer
+from neuroshard.store.row_orders import list_digests, row_orders_of
+from neuroshard.store.track import Live, R, ReleaseTrack, read_artifact, read_past, read_pointer
 
 MIN_AGE_SECONDS = 3600.0  # no writer takes longer from its artifact to its swap
 
@@ -84,6 +88,7 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
         *(entry for entry in old if track.is_record(entry.key) and not is_mark(entry)),
         *(entry for entry in old if track.digest_of(entry.key) is not None),
         *_counted(store, track, old),
+        *_lists(store, track, [release.artifact for release in kept], old),
         *(entry for entry in old if track.is_record(entry.key) and is_mark(entry)),
     ]
     return Garbage(tuple(found), len(entries) - len(found), tuple(damaged.values()))
@@ -103,6 +108,29 @@ def _counted(store: Store, track: ReleaseTrack[R], old: list[ObjectInfo]) -> lis
         log(f"note: {error}; so nothing that trainers counted is deleted")
         return []
     return [entry for entry in old if found.get(entry.key, newest) != newest]
+
+
+def _lists(store: Store, track: ReleaseTrack[R], plans: list[str], old: list[ObjectInfo]) -> list[ObjectInfo]:
+    """Lists of hot rows that neither these plans nor the newest counts name. All stay where one of these cannot be read."""
+    found = list_digests(track.name, [entry.key for entry in old])
+    if not found:
+        return []
+    try:
+        named = [table for digest in plans for table in read_artifact(store, track, digest).value.task.tables]
+        named += _counted_tables(store, track.name)
+    except (NotFound, InvalidInput) as error:
+        log(f"note: {error}; so no list of hot rows is deleted")
+        return []
+    wanted = row_orders_of(named)
+    return [entry for entry in old if entry.key in found and found[entry.key] not in wanted]
+
+
+def _counted_tables(store: Store, model: str) -> tuple[Table, ...]:
+    try:
+        read_pointer_to_counted(store, model)
+    except NotFound:
+        return ()
+    return read_counted(store, model).tables
 
 
 def gc(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:
@@ -186,6 +214,7 @@ def _check_age(age_seconds: float, why: str) -> None:
 def _condemn(garbage: Garbage, store: Store, track: ReleaseTrack[R], now: datetime) -> ObjectInfo:
     """Write the mark of what is about to be deleted, under a new key. Returns the mark as the store lists it."""
     digests = {digest for entry in garbage.entries if (digest := track.digest_of(entry.key))}
+    digests |= {*list_digests(track.name, [entry.key for entry in garbage.entries]).values()}
     mark = Condemned(name=track.name, digests=tuple(sorted(digests)), time=timestamp(now))
     key = f"{track.condemned_folder}{mark.time.replace('-', '').replace(':', '')}-{uuid4().hex[:16]}.json"
     store.create(key, mark.canonical_json())

@@ -5,7 +5,7 @@ next writer completes what is missing. A `gc` at the same time (gc.py) never del
 """
 
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from neuroshard.core.errors import (
     Conflict,
@@ -17,7 +17,7 @@ from neuroshard.core.errors import (
     Unreachable,
 )
 from neuroshard.core.release import Condemned
-from neuroshard.core.value import sha256
+from neuroshard.core.value import sha256, timestamp
 from neuroshard.store.protocol import MAX_BYTES, Store
 from neuroshard.store.track import (
     MAX_RELEASE_BYTES,
@@ -190,10 +190,6 @@ def remember(live: Live[R], store: Store, track: ReleaseTrack[R]) -> None:
             f"{store.url}/{key}: holds another release {live.release.number} than {track.live_key}, which was put there by hand; "
             "move one of the two away, then try again"
         ) from None
-
-
-def timestamp(now: datetime) -> str:
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _renew(store: Store, key: str, data: bytes) -> None:

@@ -6,7 +6,7 @@ The order of the writes (docs/formats.md, "Releases") makes a deployer that dies
 the new one is live, and the next writer completes what is missing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,11 +15,13 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import Refused
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Decision, Refusal, Release
+from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
-from neuroshard.core.value import sha256
+from neuroshard.core.value import sha256, timestamp
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.golive import claim, go_live, next_number, put, remember, timestamp
+from neuroshard.deploy.golive import claim, go_live, next_number, put, remember
 from neuroshard.deploy.rolled_back import placement, rolled_back_digests, rolled_back_placements
+from neuroshard.deploy.row_orders import note_drift, put_lists
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.files.tables import read_tables
 from neuroshard.store.open import open_store
@@ -33,7 +35,8 @@ class DeploySettings:
     """How a plan is deployed: what the gate is given, and the store's mode. Shares are of 1.
 
     `tables` is today's tables.json, or its tables, `cost_model` names the plan's cost model as `--model` does; with it the gate
-    prices the live plan. The other rules are those of `Gate`.
+    prices the live plan. `row_orders` is the folder of the lists of hot rows that the plan's tables name. The other rules are
+    those of `Gate`.
     """
 
     tables: Path | tuple[Table, ...] | None = None
@@ -45,6 +48,7 @@ class DeploySettings:
     nightly: bool = False
     must_copy: frozenset[str] | None = None
     single_writer: bool = False
+    row_orders: Path | None = None
 
 
 OPEN = Gate()
@@ -68,8 +72,10 @@ def deploy(plan: Plan, store: Store, model: str, *, now: datetime, gate: Gate = 
     return _deploy_plan(plan, store, model, gate, now).release
 
 
-def publish(plan: Plan, store: Store, model: str) -> Artifact:
-    """Write the plan under its digest, and read it back. It does not go live."""
+def publish(plan: Plan, store: Store, model: str, row_orders: Path | None = None) -> Artifact:
+    """Write the plan under its digest, and read it back; before it the lists of hot rows that are in the folder `row_orders`. It
+    does not go live."""
+    put_lists(plan, store, model, row_orders)
     track, data = plans_of(model), plan.canonical_json()
     (key,) = track.keys(sha256(data))
     return put(store, track, sha256(data), {key: data})
@@ -86,7 +92,9 @@ def promote(store: Store, model: str, digest: str, *, now: datetime) -> Release:
 
 
 def run(plan_path: Path, store_url: str, model: str, settings: DeploySettings = USUAL) -> Deployed:
-    """Deploy a plan.json into a store, if the gate allows it. Notes of the plan's search go to stderr."""
+    """Deploy a plan.json into a store, if the gate allows it, with the lists of hot rows beside it. Notes of the plan's search go
+    to stderr."""
+    settings = replace(settings, row_orders=settings.row_orders or plan_path.parent / LISTS_FOLDER)
     return deploy_into(read_plan_file(plan_path), store_url, model, settings, where=str(plan_path))
 
 
@@ -108,7 +116,7 @@ def deploy_into(plan: Plan, store_url: str, model: str, settings: DeploySettings
         must_copy=settings.must_copy,
     )
     store = open_store(store_url, single_writer=settings.single_writer)
-    deployed = _deploy_plan(plan, store, model, gate, datetime.now(UTC))
+    deployed = _deploy_plan(plan, store, model, gate, datetime.now(UTC), settings.row_orders)
     if deployed.decision is None:
         log(f"{store.url}: this plan is live already, since {deployed.release.time}; nothing to do")
     else:
@@ -118,14 +126,17 @@ def deploy_into(plan: Plan, store_url: str, model: str, settings: DeploySettings
 
 
 def run_publish(plan_path: Path, store_url: str, model: str, *, single_writer: bool = False) -> str:
-    """Publish a plan.json without making it live; its digest."""
-    return publish(read_plan_file(plan_path), open_store(store_url, single_writer=single_writer), model).digest
+    """Publish a plan.json, and the lists of hot rows beside it, without making it live; its digest."""
+    store = open_store(store_url, single_writer=single_writer)
+    return publish(read_plan_file(plan_path), store, model, plan_path.parent / LISTS_FOLDER).digest
 
 
-def _deploy_plan(plan: Plan, store: Store, model: str, gate: Gate, now: datetime) -> Deployed:
+def _deploy_plan(
+    plan: Plan, store: Store, model: str, gate: Gate, now: datetime, row_orders: Path | None = None
+) -> Deployed:
     gate.check()
     live_or_none(store, plans_of(model))  # raises for a broken pointer before anything is written
-    return _deploy(publish(plan, store, model), store, model, "deploy", gate, now)
+    return _deploy(publish(plan, store, model, row_orders), store, model, "deploy", gate, now)
 
 
 def _deploy(
@@ -138,11 +149,13 @@ def _deploy(
     if live and live.release.plan_digest == artifact.digest:
         remember(live, store, track)
         return Deployed(live.release, None)
+    there = live_plan(live, store)
+    note_drift(there, plan, store, model)
     decision = decide(
         plan,
         gate,
         live.release if live else None,
-        live_plan(live, store),
+        there,
         rolled_back=_was_rolled_back(artifact, live, model, store, by_placement=gate.nightly),
     )
     if not decision.goes_live:

@@ -25,6 +25,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
 from neuroshard.files.access import Floats, Ints, fitted_rates
+from neuroshard.files.hot_rows import HotRows
 
 Order = Literal["time", "shuffled"]
 
@@ -100,11 +101,13 @@ class _Segment:
 class AccessCounter:
     """Counts the lookups of one table, batch by batch.
 
-    `rows` are those of the table. At most `tracked_rows` of them are followed.
+    `rows` are those of the table. At most `tracked_rows` of them are followed. What is added is also counted by `hot_rows`.
     """
 
-    def __init__(self, rows: int, tracked_rows: int = TRACKED_ROWS, where: str = "") -> None:
-        self.rows, self.tracked_rows, self.where = rows, tracked_rows, where
+    def __init__(
+        self, rows: int, tracked_rows: int = TRACKED_ROWS, where: str = "", hot_rows: HotRows | None = None
+    ) -> None:
+        self.rows, self.tracked_rows, self.where, self.hot_rows = rows, tracked_rows, where, hot_rows
         self.batch_size = self.batches = self.lookups = 0
         self.sampled = 1.0
         self._stack = _Stack()
@@ -132,6 +135,8 @@ class AccessCounter:
                 f"{self.where}: row {wrong:,} is looked up, but the table has rows 0 to {self.rows - 1:,}"
             )
         self._add(rows, counts, 1.0, len(indices), samples)
+        if self.hot_rows is not None:
+            self.hot_rows.add(rows, counts)
 
     def add_sample(self, rows: Ints, counts: Ints, share: float, lookups: int, samples: int) -> None:
         """Count one batch of which only a sample is known: the rows (N,), rising, that are in a sample of this `share` by
@@ -183,6 +188,11 @@ class AccessCounter:
         if len(self._segments) == _SEGMENTS and self._segments[-1].batches == length:
             pairs = zip(self._segments[::2], self._segments[1::2], strict=True)
             self._segments = [first + second for first, second in pairs]
+
+    @property
+    def said(self) -> str:
+        """What was counted, in a few words."""
+        return f"{self.batches:,} batches of {self.batch_size:,} samples"
 
     @property
     def pooling_factor(self) -> float:
@@ -299,7 +309,7 @@ def counted_table(
     source: str = "",
 ) -> Table:
     """The table with what was counted, whole or by feature where these are known; else features keep their shares."""
-    fields = counter.fields(order, source or f"{counter.batches:,} batches of {counter.batch_size:,} samples")
+    fields = counter.fields(order, source or counter.said)
     each = (
         table.resized(table.rows, table.dim, fields["pooling_factor"]).model_dump()["features"]
         if table.features

@@ -222,6 +222,7 @@ def _pool(day: Day) -> tuple[Table, ...]:
                     "name": f"{name}_{tables[i].name}",
                     "features": (),
                     "access": None,  # of all rows
+                    "row_order": None,
                     "rows": min(tables[i].rows, scale.most_rows),
                     "pooling_factor": min(max(tables[i].pooling_factor, 1.0), scale.most_pooling),
                 }

@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Unreachable, Unsafe
 from neuroshard.core.text import one_line
-from neuroshard.core.value import canonical_json
-from neuroshard.deploy.golive import timestamp
+from neuroshard.core.value import canonical_json, timestamp
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.nightly import ModelSpec, Survey, Verdict

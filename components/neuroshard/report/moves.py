@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 MOVES_SHOWN, DEVICES_SHOWN = 20, 32
 
 
-def diff_json(old: Plan, new: Plan, model: CostModel | None = None) -> dict[str, Any]:
+def diff_json(old: Plan, new: Plan, model: CostModel | None = None, drifted: Sequence[str] = ()) -> dict[str, Any]:
     """All changes. Bytes are of weights and optimizer state; ms are predicted, by `model` if it is given, else as each plan says.
+    `drifted` are lines on row orders of the old plan that access has drifted from (files/row_orders.py).
 
     Raises InvalidInput for plans of other tables, and where `model` cannot price a plan.
     """
-    return _diff(old, new, moves(old, new), _predictions(old, new, model))
+    return _diff(old, new, moves(old, new), _predictions(old, new, model)) | {"row_orders_drifted": list(drifted)}
 
 
 class _Predictions(NamedTuple):
@@ -89,7 +90,7 @@ def _device(predicted: _Predictions, sums: Mapping[str, Sequence[int]], device: 
     }
 
 
-def diff_text(old: Plan, new: Plan, model: CostModel | None = None) -> str:
+def diff_text(old: Plan, new: Plan, model: CostModel | None = None, drifted: Sequence[str] = ()) -> str:
     """What moves between which devices, what is gained, and both for every device. Raises what `diff_json` raises."""
     found = moves(old, new)
     data = _diff(old, new, found, _predictions(old, new, model))
@@ -112,6 +113,8 @@ def diff_text(old: Plan, new: Plan, model: CostModel | None = None) -> str:
         lines += wrapped(f"  {carried_over(len(names))}: {first_few(names)}", indent=4)
     if changed := data["reordered"]:
         lines += wrapped(f"  {said_reordered([each['module'] for each in changed])}", indent=4)
+    for line in drifted:
+        lines += wrapped(f"  {line}", indent=4)
     lines += ["", "device     arriving      leaving         made      ms before     ms after  taken"]
     busiest = max(device["arriving_bytes"] + device["made_bytes"] for device in data["devices"])
     shown = sorted(data["devices"], key=lambda device: -(device["arriving_bytes"] + device["made_bytes"]))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from neuroshard.core.counted import COUNTED_FORMAT, CountedAccess, CountedPointer
 from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound, UsageError
@@ -15,6 +16,7 @@ from neuroshard.core.value import check_format, decode_json, sha256
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import check_model
+from neuroshard.store.row_orders import fetch_ids, put_ids
 from neuroshard.store.track import MAX_RELEASE_BYTES
 
 MOST_COUNTED_BYTES = 256 * 2**20  # as of any JSON file; a table has at most 50 kB, usually 5
@@ -30,8 +32,9 @@ def pointer_key(model: str) -> str:
     return f"{check_model(model)}/access/newest.json"
 
 
-def put_counted(store: Store, counted: CountedAccess) -> str:
-    """Write what a run counted, and let readers take it. Returns why not where they had better keep what is there, else "".
+def put_counted(store: Store, counted: CountedAccess, lists: Iterable[bytes] = ()) -> str:
+    """Write what a run counted, with the lists of hot rows that its tables name, and let readers take it. Returns why not where
+    they had better keep what is there, else "".
 
     A run replaces what it wrote before, and what another run wrote where it has counted as many steps, or where that is a day
     older: a run that has just started again does not hide a long one. Raises StoreError.
@@ -49,6 +52,8 @@ def put_counted(store: Store, counted: CountedAccess) -> str:
             there = _undamaged(found, f"{store.url}/{key}")
         if there is not None and (why := _keeps(there, pointer)):
             return why
+        for one in lists:
+            put_ids(store, counted.model, one)
         store.create(counted_key(counted.model, digest), data)
         try:
             store.swap(key, pointer.canonical_json(), token)
@@ -106,13 +111,17 @@ def read_counted(store: Store, model: str) -> CountedAccess:
     return CountedAccess.parse(check_format(decode_json(data, where), COUNTED_FORMAT, where), where)
 
 
-def read_counted_at(place: str) -> CountedAccess:
-    """What the trainers of the model at `place` counted: `s3://bucket/prefix/ads-ranker`, or such a folder. Raises as
-    `read_counted`, and UsageError."""
+def read_counted_at(place: str, row_orders: Path | None = None) -> CountedAccess:
+    """What the trainers of the model at `place` counted: `s3://bucket/prefix/ads-ranker`, or such a folder. The lists of hot rows
+    are copied into the folder `row_orders`. Raises as `read_counted`, and UsageError."""
     url, _, model = place.rstrip("/").rpartition("/")
     if not url or url.endswith(":/"):
         raise UsageError(f"{place!r} is not a model in a store; write s3://bucket/prefix/ads-ranker, or its folder")
-    return read_counted(open_store(url), model)
+    store = open_store(url)
+    found = read_counted(store, model)
+    if row_orders is not None:
+        fetch_ids(store, model, found.tables, row_orders)
+    return found
 
 
 def counted_digests(model: str, keys: Iterable[str]) -> dict[str, str]:

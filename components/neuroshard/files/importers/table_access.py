@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
@@ -13,10 +14,12 @@ from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.value import shown
+from neuroshard.core.value import shown, timestamp
 from neuroshard.files.access import Ints
 from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter, Order, counted_table
+from neuroshard.files.hot_rows import COUNTERS, FEWEST_COUNTERS, HotRows
 from neuroshard.files.importers.imported import Imported
+from neuroshard.files.row_orders import write_ids
 from neuroshard.files.traces import trace_batches, trace_tables
 from neuroshard.progress import progress
 
@@ -49,9 +52,10 @@ def with_access(
     batch_size: int | None = None,
     order: str = "time",
     of_trainers: CountedAccess | None = None,
+    row_orders: Path | None = None,
 ) -> Imported:
-    """Imported tables with the access that options give them: words first, then traces, or what trainers counted. Raises
-    UsageError, InvalidInput."""
+    """Imported tables with the access that options give them: words first, then traces, or what trainers counted. With
+    `row_orders`, the folder of the lists of hot rows, also with orders of their rows. Raises UsageError, InvalidInput."""
     default, named = access_options(access)
     tables, notes = with_words(imported.tables, named), imported.notes
     if default != "uniform" and not any(table.access and table.access.source == default for table in tables):
@@ -61,10 +65,10 @@ def with_access(
     if traces:
         if batch_size is None or batch_size < 1:
             raise UsageError("counting traces needs --batch-size, the samples of a global batch")
-        tables, more = with_traces(tables, traces, batch_size, check_order(order))
+        tables, more = with_traces(tables, traces, batch_size, check_order(order), row_orders=row_orders)
         notes += more
     if of_trainers is not None:
-        tables, more = with_counted(tables, of_trainers)
+        tables, more = with_counted(tables, of_trainers, row_orders=row_orders is not None)
         notes += more
     return replace(imported, tables=tables, notes=notes)
 
@@ -93,11 +97,13 @@ def with_traces(
     batch_size: int,
     order: Order = "time",
     tracked_rows: int = TRACKED_ROWS,
+    row_orders: Path | None = None,
 ) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables with what their traces count (files one after the other in time), and notes.
 
-    A batch is `batch_size` samples. Pooling factor, reuse bins and access curve are the traces'; tables without a trace stay as
-    they are. Memory is that of a batch and of one table's tracked rows. Raises InvalidInput.
+    A batch is `batch_size` samples. Pooling factor, reuse bins and access curve are the traces', and so is the row order with
+    `row_orders`, the folder of the lists of hot rows; tables without a trace stay as they are. Memory is that of a batch and of
+    one table's counted rows. Raises InvalidInput.
     """
     there = {name for path in paths for name in trace_tables(path)}
     missing = [table.name for table in tables if table.name not in there]
@@ -107,7 +113,8 @@ def with_traces(
     with progress("count access", total=len(tables), unit="tables") as bar:
         for table in tables:
             if table.name in there:
-                counter = AccessCounter(table.rows, tracked_rows, f"table {table.name!r}")
+                hot_rows = None if row_orders is None else HotRows(table.rows)
+                counter = AccessCounter(table.rows, tracked_rows, f"table {table.name!r}", hot_rows)
                 for path in paths:
                     for batch in trace_batches(path, table.name, batch_size):
                         counter.add(batch, batch_size)
@@ -115,17 +122,46 @@ def with_traces(
                     raise InvalidInput(
                         f"{paths[0]}: table {table.name!r} has fewer than {batch_size:,} samples; give a smaller --batch-size"
                     )
-                found.append(counted_table(table, counter, order))
+                found.append(_with_row_order(counted_table(table, counter, order), counter, row_orders))
             else:
                 found.append(table)
             bar.advance()
     notes = [f"{counted(len(missing), 'table')} without a trace: {first_few(missing)}"] if missing else []
+    if row_orders is not None:
+        notes += _notes_on_row_orders([table for table in found if table.name in there])
     return tuple(found), (*notes, *_notes_on(found))
 
 
-def with_counted(tables: Sequence[Table], found: CountedAccess) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+def _with_row_order(table: Table, counter: AccessCounter, folder: Path | None) -> Table:
+    """The table with the order of its hot rows, if any are, whose list is written into the folder."""
+    if counter.hot_rows is None or folder is None:
+        return table
+    found = counter.hot_rows.order(counter.said, timestamp(datetime.now(UTC)))
+    if found is not None and found.file:
+        write_ids(folder, [found.file])
+    return table.model_copy(update={"row_order": None if found is None else found.order})
+
+
+def _notes_on_row_orders(tables: Sequence[Table]) -> list[str]:
+    """What was found of the hot rows of these tables."""
+    orders = [(table.name, table.row_order) for table in tables if table.row_order is not None]
+    listed = [f"{name} ({order.hot_rows:,} rows, {order.lookup_share:.1%} of the lookups)" for name, order in orders]
+    alike = [table.name for table in tables if table.row_order is None]
+    notes = [f"hot rows of {counted(len(listed), 'table')}: {first_few(listed)}"] if listed else []
+    if alike:
+        notes.append(
+            f"{counted(len(alike), 'table')} without a row order, as rows are read alike or too few batches were counted: "
+            f"{first_few(alike)}"
+        )
+    return notes
+
+
+def with_counted(
+    tables: Sequence[Table], found: CountedAccess, *, row_orders: bool = True
+) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables with what trainers counted of them, and notes. Whatever they said before, pooling factor, reuse bins and access
-    curve are those of the trainers, who have read the tables as they are trained.
+    curve are those of the trainers, who have read the tables as they are trained; so, with `row_orders`, are the row orders that
+    they have.
 
     A table is found as in a trainer: by its name and, where several modules have a table of that name, by its module. One that
     the trainers do not have, or have with other rows, stays as it is. Raises InvalidInput where they have none of the tables.
@@ -148,6 +184,8 @@ def with_counted(tables: Sequence[Table], found: CountedAccess) -> tuple[tuple[T
         said |= {name: value for name, value in counted_as.model_dump().items() if name in fields}
         if counted_as.access is None:
             said.pop("access", None)
+        if row_orders and counted_as.row_order is not None:
+            said["row_order"] = counted_as.row_order
         if len(counted_as.features) == len(table.features):
             said["features"] = counted_as.model_dump().get("features", [])
         elif not table.pooling_factor:  # no features to share lookups by
@@ -172,15 +210,28 @@ def with_counted(tables: Sequence[Table], found: CountedAccess) -> tuple[tuple[T
 
 
 def with_batches(
-    tables: Sequence[Table], features: Mapping[str, Sequence[str]], batches: Iterable[object], order: Order = "time"
+    tables: Sequence[Table],
+    features: Mapping[str, Sequence[str]],
+    batches: Iterable[object],
+    order: Order = "time",
+    row_orders: Path | None = None,
 ) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables with what batches count, and notes.
 
     `features` are the names of the features that read each table. A batch is a TorchRec KeyedJaggedTensor, or several of them
     as a list or dict, each feature in one. Any number of batches may come, in the order in which they are trained; only one is
-    held at a time. Raises InvalidInput for a batch that lacks a feature, and for a row that a table lacks.
+    held at a time. With `row_orders`, the folder of the lists of hot rows, the tables also have orders of their rows. Raises
+    InvalidInput for a batch that lacks a feature, and for a row that a table lacks.
     """
-    counters = {table.name: AccessCounter(table.rows, where=f"table {table.name!r}") for table in tables}
+    of_each = max(COUNTERS // len(tables), FEWEST_COUNTERS)
+    counters = {
+        table.name: AccessCounter(
+            table.rows,
+            where=f"table {table.name!r}",
+            hot_rows=None if row_orders is None else HotRows(table.rows, of_each),
+        )
+        for table in tables
+    }
     lookups = {table.name: np.zeros(len(features[table.name])) for table in tables}
     samples = smaller = 0
     for number, batch in enumerate(batches):
@@ -201,8 +252,10 @@ def with_batches(
     found = [
         counted_table(table, counters[table.name], order, features[table.name], lookups[table.name]) for table in tables
     ]
+    found = [_with_row_order(table, counters[table.name], row_orders) for table in found]
     left_out = [f"{smaller:,} of the batches left out, of fewer than {samples:,} samples"] if smaller else []
-    return tuple(found), (*left_out, *_notes_on(found))
+    orders = _notes_on_row_orders(found) if row_orders is not None else ()
+    return tuple(found), (*left_out, *orders, *_notes_on(found))
 
 
 def _notes_on(tables: Sequence[Table]) -> tuple[str, ...]:

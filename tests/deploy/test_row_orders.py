@@ -1,0 +1,172 @@
+"""The lists of hot rows of a plan's tables: in the store before the plan, kept while a plan or counts name them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.counted import counted_access
+from helpers.plans import NOW, TABLES, make_plan
+from neuroshard.core.errors import Conflict, InvalidInput, NotFound
+from neuroshard.core.plan import Plan
+from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
+from neuroshard.core.value import sha256
+from neuroshard.deploy.gc import gc
+from neuroshard.deploy.run import deploy, publish, run, run_publish
+from neuroshard.files.plan import write_plan
+from neuroshard.files.row_orders import bytes_of_ids, ids_path, write_ids
+from neuroshard.store.counted import pointer_key, put_counted
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.releases import plans_of
+from neuroshard.store.row_orders import open_ids, put_ids, rows_of
+
+DAY = 86400.0
+
+
+def list_of(*ids: int) -> bytes:
+    return bytes_of_ids(np.array(ids))
+
+
+def order_of(data: bytes, hot_rows: int) -> RowOrder:
+    return RowOrder(
+        ids_digest=sha256(data), rows=1000, hot_rows=hot_rows, lookup_share=0.5, time="2026-01-05T00:00:00Z"
+    )
+
+
+def plan_with(order: RowOrder, note: str = "") -> Plan:
+    first, *others = TABLES
+    return make_plan(note, tables=(first.model_copy(update={"row_order": order}), *others))
+
+
+def key_of(order: RowOrder) -> str:
+    return rows_of("m").keys(order.ids_digest)[0]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FolderStore:
+    return FolderStore(tmp_path / "store")
+
+
+def age(store: FolderStore) -> None:
+    for path in store.root.rglob("*.*"):
+        then = path.stat().st_mtime - 30 * DAY
+        os.utime(path, (then, then))
+
+
+def lists(store: FolderStore) -> set[str]:
+    return {entry.key for entry in store.list("m/rows/")}
+
+
+@pytest.mark.parametrize("how", ["deploy", "publish"])
+def test_the_list_beside_a_plan_goes_into_the_store_with_it(store: FolderStore, tmp_path: Path, how: str) -> None:
+    data = list_of(7, 3)
+    write_plan(tmp_path / "plan.json", plan_with(order_of(data, 2)))
+    write_ids(tmp_path / LISTS_FOLDER, [data])
+    for _ in range(2):  # a second time changes nothing
+        (run if how == "deploy" else run_publish)(tmp_path / "plan.json", store.url, "m")
+        assert store.read(key_of(order_of(data, 2))) == data
+
+
+def test_a_trainer_maps_the_list_from_a_copy_of_its_own(store: FolderStore, tmp_path: Path) -> None:
+    data = list_of(7, 3)
+    put_ids(store, "m", data)
+    for _ in range(2):
+        ids = open_ids(store, "m", order_of(data, 2), tmp_path / "cache")
+        assert ids.tolist() == [7, 3]
+        store.delete(key_of(order_of(data, 2)))  # the copy is enough
+    assert ids_path(tmp_path / "cache", order_of(data, 2)).read_bytes() == data
+    in_order = order_of(data, 2).model_copy(update={"ids_digest": ""})
+    assert open_ids(store, "m", in_order, tmp_path / "nowhere").tolist() == [0, 1]
+    with pytest.raises(NotFound, match="list of hot rows was deleted there"):
+        open_ids(store, "m", order_of(data, 2), tmp_path / "other")
+
+
+def test_a_damaged_list_is_refused_before_anything_is_written(store: FolderStore, tmp_path: Path) -> None:
+    data = list_of(7, 3)
+    write_plan(tmp_path / "plan.json", plan_with(order_of(data, 2)))
+    write_ids(tmp_path / LISTS_FOLDER, [data])
+    ids_path(tmp_path / LISTS_FOLDER, order_of(data, 2)).write_bytes(data[:-1])
+    with pytest.raises(InvalidInput, match="cut off or changed"):
+        run(tmp_path / "plan.json", store.url, "m")
+    assert store.list("m/") == ()
+
+
+def test_a_list_that_is_nowhere_is_noted_with_the_way_out(store: FolderStore, tmp_path: Path, capfd: Any) -> None:
+    write_plan(tmp_path / "plan.json", plan_with(order_of(list_of(7, 3), 2)))
+    run(tmp_path / "plan.json", store.url, "m")
+    said = capfd.readouterr().err
+    assert f"note: the lists of hot rows of user are neither in {tmp_path / LISTS_FOLDER} nor in {store.url}; " in said
+    put_ids(store, "m", list_of(7, 3))
+    run(tmp_path / "plan.json", store.url, "m")
+    assert "lists of hot rows" not in capfd.readouterr().err
+
+
+def test_deploy_and_diff_say_where_access_has_drifted(
+    store: FolderStore, tmp_path: Path, neuroshard: Any, capfd: Any
+) -> None:
+    orders = [order_of(list_of(*ids), 2) for ids in ((7, 3), (3, 8))]
+    orders[1] = orders[1].model_copy(update={"time": "2026-01-06T00:00:00Z", "points": ((1, 0.1),)})
+    write_ids(tmp_path / LISTS_FOLDER, [list_of(7, 3), list_of(3, 8)])
+    plans = [tmp_path / "old.json", tmp_path / "new.json"]
+    for path, order in zip(plans, orders, strict=True):
+        write_plan(path, plan_with(order))
+        run(path, store.url, "m")
+    line = "row order of table 'user': its hottest 2 rows had 50.0% of the lookups when it was made"
+    assert f"note: the live plan's {line}" in capfd.readouterr().err
+    found = neuroshard("diff", *plans)
+    assert line in " ".join(found.stdout.split())
+    (said,) = json.loads(neuroshard("diff", *plans, "--json").stdout)["row_orders_drifted"]
+    assert said.endswith("(2026-01-05T00:00:00Z), 10.1% now")
+    assert json.loads(neuroshard("diff", *plans[::-1], "--json").stdout)["row_orders_drifted"] == []
+
+    ids_path(tmp_path / LISTS_FOLDER, orders[0]).unlink()
+    said = " ".join(neuroshard("diff", *plans).stdout.split())
+    assert "whether access has drifted from the row orders is not known: " in said
+
+
+def test_gc_keeps_the_lists_of_plans_that_can_go_live_again_and_of_the_newest_counts(store: FolderStore) -> None:
+    data = [list_of(number, 9) for number in range(5)]
+    orders = [order_of(one, 2) for one in data]
+    for one in data:
+        put_ids(store, "m", one)
+    for number in range(3):
+        deploy(plan_with(orders[number], str(number)), store, "m", now=NOW)
+    put_counted(store, counted_access([TABLES[0].model_copy(update={"row_order": orders[3]})], model="m"))
+    age(store)
+    gc(store, plans_of("m"), keep=1, age_seconds=DAY, apply=True)
+    assert lists(store) == {key_of(order) for order in (orders[1], orders[2], orders[3])}
+
+
+def test_gc_deletes_no_list_where_it_cannot_know_which_are_named(store: FolderStore) -> None:
+    deploy(make_plan(), store, "m", now=NOW)
+    data = list_of(7, 3)
+    put_ids(store, "m", data)
+    store.create(pointer_key("m"), b"{}")
+    age(store)
+    assert not gc(store, plans_of("m"), keep=1, age_seconds=DAY, apply=True).entries
+    store.delete(pointer_key("m"))
+    age(store)
+    assert [entry.key for entry in gc(store, plans_of("m"), keep=1, age_seconds=DAY, apply=True).entries] == [
+        key_of(order_of(data, 2))
+    ]
+
+
+def test_a_plan_is_not_published_while_gc_deletes_its_list(store: FolderStore, monkeypatch: Any) -> None:
+    deploy(make_plan(), store, "m", now=NOW)
+    data = list_of(7, 3)
+    put_ids(store, "m", data)
+    age(store)
+    deleted = FolderStore.delete
+
+    def meanwhile(self: FolderStore, key: str) -> None:
+        if key == key_of(order_of(data, 2)):
+            with pytest.raises(Conflict, match="is deleting list of hot rows"):
+                publish(plan_with(order_of(data, 2)), store, "m")
+        deleted(self, key)
+
+    monkeypatch.setattr(FolderStore, "delete", meanwhile)
+    gc(store, plans_of("m"), keep=1, age_seconds=DAY, apply=True)
+    assert lists(store) == set()

@@ -1,0 +1,139 @@
+"""Files of hot ids: what is written is read, and whatever is wrong with one is said in one line with the way out."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Table
+from neuroshard.core.value import sha256
+from neuroshard.files.row_orders import Drift, bytes_of_ids, drifts, ids_of, ids_path, share_now, write_ids
+
+TIME = "2026-11-24T09:00:00Z"
+
+
+def order_of(ids: Any, rows: int = 100, file: bytes | None = None, **fields: Any) -> RowOrder:
+    data = bytes_of_ids(np.array(ids)) if file is None else file
+    said = {"ids_digest": sha256(data), "rows": rows, "hot_rows": len(ids), "lookup_share": 0.8, "time": TIME}
+    return RowOrder.parse(said | fields, "it")
+
+
+def written(folder: Path, ids: Any, rows: int = 100, file: bytes | None = None) -> RowOrder:
+    data = bytes_of_ids(np.array(ids)) if file is None else file
+    write_ids(folder, [data])
+    return order_of(ids, rows, data)
+
+
+def saved(array: Any) -> bytes:
+    """The array in NumPy's format, whatever it is."""
+    from io import BytesIO
+
+    data = BytesIO()
+    np.save(data, array)
+    return data.getvalue()
+
+
+def test_ids_are_read_as_they_were_written_and_mapped(tmp_path: Path) -> None:
+    ids = ids_of(tmp_path / "rows", written(tmp_path / "rows", [7, 99, 0]))
+    assert ids.tolist() == [7, 99, 0]
+    assert isinstance(ids, np.memmap)
+    assert os.listdir(tmp_path / "rows") == [f"{order_of([7, 99, 0]).ids_digest}.npy"]
+
+
+def test_an_order_without_a_file_lists_the_first_rows(tmp_path: Path) -> None:
+    assert ids_of(tmp_path, order_of([7, 99, 0], ids_digest="")).tolist() == [0, 1, 2]
+
+
+def test_equal_ids_are_written_once(tmp_path: Path) -> None:
+    written(tmp_path, [3, 1])
+    first = os.stat(ids_path(tmp_path, order_of([3, 1])))
+    written(tmp_path, [3, 1])
+    assert os.stat(ids_path(tmp_path, order_of([3, 1]))).st_ino == first.st_ino
+
+
+@pytest.mark.parametrize(
+    ("ids", "file", "said"),
+    [
+        ([1, 2, 100], None, "lists row 100, but the table had rows 0 to 99; make the order anew"),
+        ([1, -2, 3], None, "lists row -2, but the table had rows 0 to 99; make the order anew"),
+        ([1, 2, 1], None, "lists row 1 twice; make the order anew"),
+        ([1, 2], saved(np.array([1, 2, 3], dtype="<i4")), "lists 3 rows, but the row order has 2; make the order anew"),
+        ([1, 2], saved(np.array([[1, 2]], dtype="<i4")), "not int32 of shape (1, 2)"),
+        ([1, 2], saved(np.array([1, 2], dtype=">i4")), "not >i4 of shape (2,)"),
+        ([1, 2], saved(np.array([1.0, 2.0])), "not float64 of shape (2,)"),
+        ([1, 2], b"ids", "not an array in NumPy's format"),
+        ([1, 2], b"", "not an array in NumPy's format"),
+        ([1, 2], saved(np.array([1, 2], dtype="<i4"))[:-1], "not an array in NumPy's format"),
+        ([1, 2], saved(np.array([1, None])), "not an array in NumPy's format"),
+    ],
+)
+def test_a_file_that_lists_what_it_must_not_is_refused_in_one_line(
+    tmp_path: Path, ids: Any, file: bytes | None, said: str
+) -> None:
+    order = written(tmp_path, ids, file=file)
+    with pytest.raises(InvalidInput) as error:
+        ids_of(tmp_path, order)
+    assert str(error.value).startswith(str(ids_path(tmp_path, order)))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_was_changed_is_refused_by_its_digest(tmp_path: Path) -> None:
+    order = written(tmp_path, [1, 2])
+    ids_path(tmp_path, order).write_bytes(bytes_of_ids(np.array([1, 3])))
+    with pytest.raises(
+        InvalidInput, match=r"its bytes have the digest \w{12}, the row order has \w{12}, so it was cut off or"
+    ):
+        ids_of(tmp_path, order)
+
+
+def test_a_file_that_no_store_would_hold_is_not_read(tmp_path: Path) -> None:
+    order = written(tmp_path, [1, 2])
+    with ids_path(tmp_path, order).open("ab") as file:
+        file.truncate(2**40)
+    with pytest.raises(
+        InvalidInput, match="1,099,511,627,776 bytes, but a list has at most 16,777,216; make the order anew"
+    ):
+        ids_of(tmp_path, order)
+
+
+def test_a_file_that_is_not_there_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInput, match="no such file; it lists 2 hot rows of a table: copy it there, or make the order anew"
+    ):
+        ids_of(tmp_path, order_of([1, 2]))
+
+
+def test_an_order_has_drifted_where_its_hottest_rows_have_less_by_a_newer_one() -> None:
+    lists = {order: np.array(ids) for ids in ([5, 6, 7, 8], [50, 5, 60, 61]) for order in [order_of(ids).ids_digest]}
+    old, new = (
+        order_of(ids, points=[[1, 0.4], [2, 0.6]], time=f"2026-11-2{day}T09:00:00Z")
+        for day, ids in enumerate(([5, 6, 7, 8], [50, 5, 60, 61]))
+    )
+
+    def table(order: RowOrder | None) -> Table:
+        return Table.parse({"name": "t", "rows": 100, "dim": 4, "pooling_factor": 1.0, "row_order": order}, "it")
+
+    def found(were: RowOrder | None, are: RowOrder | None, **hot_rows: int) -> list[Drift]:
+        return drifts([table(were)], [table(are)], lambda order: lists[order.ids_digest], hot_rows)
+
+    (drift,) = found(old, new)
+    assert (drift.rows, drift.made, drift.now) == (4, 0.8, pytest.approx(0.2 + 3 * 0.2 / 96))
+    assert drift.text == (
+        "row order of table 't': its hottest 4 rows had 80.0% of the lookups when it was made (2026-11-20T09:00:00Z), "
+        "20.6% now"
+    )
+    assert found(old, new, t=1)[0].made == 0.4
+    assert [found(old, None), found(None, new), found(old, old), found(new, old)] == [[], [], [], []]
+
+
+def test_the_share_that_old_hot_rows_have_now_is_read_off_the_new_order() -> None:
+    new = order_of([5, 6, 7, 8], lookup_share=0.8, points=[[1, 0.4], [2, 0.6]])
+    ids = np.array([5, 6, 7, 8])
+    shares = [share_now(np.array(rows), new, ids) for rows in ([5], [6, 5], [8], [7, 8], [50], [5, 50, 51], [])]
+    assert shares == pytest.approx([0.4, 0.6, 0.1, 0.2, 0.2 / 96, 0.4 + 2 * 0.2 / 96, 0.0])
+    assert share_now(np.arange(100), new, ids) == pytest.approx(1.0)
