@@ -27,6 +27,7 @@ from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import TierErrors
 from neuroshard.costmodel.tiers import CacheSizes, with_tiers
 from neuroshard.report.origin import Fact, model_facts
+from neuroshard.search import run
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.problem.state import State
 from neuroshard.search.run import search
@@ -319,15 +320,47 @@ def test_tables_that_fit_but_cannot_be_packed_go_to_host_memory():
     assert {"t3"} < set(plan.task.constraints.beyond_hbm)
 
 
-def test_a_task_that_fits_into_hbm_is_planned_as_without_host_memory():
-    task = drawn(0, 12, 4, 1.3)
+def test_a_task_that_leaves_room_in_hbm_is_planned_as_without_host_memory(monkeypatch):
+    task = drawn(0, 12, 4, 2.5)
     model = analytic_model("h100", task.batch_size)
+    monkeypatch.setattr(run, "cheaper_beyond", None)  # nothing beyond HBM is sought
     plan, without = (search(one, model, FEW) for one in (task, task.model_copy(update={"host_memory_bytes": None})))
     assert (plan.shards, plan.predicted_ms, plan.lower_bound_ms) == (
         without.shards,
         without.predicted_ms,
         without.lower_bound_ms,
     )
+
+
+def with_a_large_table(share: float, pooling: float) -> ShardingTask:
+    """As `drawn`, and one table of two thirds of all bytes, larger than a device."""
+    task = drawn(1, 12, 8, 1.0)
+    rows = 2 * sum(table.rows * table.dim for table in task.tables) // 32
+    large = Table(name="large", rows=rows, dim=32, pooling_factor=pooling, access="zipf:0.6")
+    task = task.model_copy(update={"tables": (*task.tables, large)})
+    memory = int(share * task.need_bytes / task.devices)
+    return task.model_copy(update={"device_memory_bytes": (memory,) * task.devices})
+
+
+def test_a_large_table_that_hbm_holds_only_in_costly_cuts_goes_to_host_memory():
+    task = with_a_large_table(1.1, pooling=0.01)
+    model, settings = analytic_model("h100", task.batch_size), SearchSettings(rounds=6, try_row_wise=True)
+    plan, without = (
+        search(one, model, settings) for one in (task, task.model_copy(update={"host_memory_bytes": None}))
+    )
+    assert set(plan.task.constraints.beyond_hbm) == {"large"}
+    assert plan.cost_ms < 0.97 * without.cost_ms
+
+
+@pytest.mark.parametrize("host_memory", [2**44, 1])
+def test_a_table_that_is_read_too_often_for_host_memory_stays_in_tight_hbm(host_memory):
+    task = with_a_large_table(1.1, pooling=200.0).model_copy(update={"host_memory_bytes": host_memory})
+    model, settings = analytic_model("h100", task.batch_size), SearchSettings(rounds=6, try_row_wise=True)
+    plan, without = (
+        search(one, model, settings) for one in (task, task.model_copy(update={"host_memory_bytes": None}))
+    )
+    assert "large" not in plan.task.constraints.beyond_hbm
+    assert plan.lower_bound_ms <= plan.cost_ms <= without.cost_ms
 
 
 @pytest.mark.parametrize("rates", [0, len(THRESHOLDS)], ids=["convex", "bending"])
