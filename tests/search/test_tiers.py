@@ -27,6 +27,7 @@ from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import TierErrors
 from neuroshard.costmodel.tiers import CacheSizes, with_tiers
 from neuroshard.report.origin import Fact, model_facts
+from neuroshard.search import run
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.problem.state import State
 from neuroshard.search.run import search
@@ -76,7 +77,7 @@ def whole_on_the_first(task: ShardingTask) -> list[Shard]:
 def test_hbm_is_divided_at_most_1_percent_above_the_linear_programme(seed, share):
     task = drawn(seed, 30, 1, share)
     points, each = parts_of(task)
-    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], {}, points, np.zeros(1))
+    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], points, np.zeros(1))
     chosen = [part.at(tiers[table.name][1] or 0) for table, part in zip(task.placed, each, strict=True)]
     least = sum(float(part.nbytes[-1]) for part in each)
     assert sum(float(one.nbytes[0]) for one in chosen) <= task.placeable_bytes[0]
@@ -111,7 +112,7 @@ def test_hbm_is_divided_among_tables_of_loops_as_well_as_an_integer_programme_do
     roomy = ShardingTask(tables=tables, device_memory_bytes=(2**50,), batch_size=4096, host_memory_bytes=2**44)
     task = roomy.model_copy(update={"device_memory_bytes": (int(share * roomy.need_bytes),)})
     points, each = parts_of(task)
-    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], {}, points, np.zeros(1))
+    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], points, np.zeros(1))
     chosen = [part.at(tiers[table.name][1] or 0) for table, part in zip(task.placed, each, strict=True)]
     room = task.placeable_bytes[0]
     assert sum(float(one.nbytes[0]) for one in chosen) <= room
@@ -162,7 +163,7 @@ def test_the_cached_rows_of_a_table_on_two_devices_are_those_that_the_slowest_de
         for n, t in enumerate(others)
     ]
     names, busy = [table.name for table in task.placed], np.array([0.3, 0.1])
-    tiers = divided(task, shards, names, {}, points, busy)
+    tiers = divided(task, shards, names, points, busy)
     assert all(
         memory.total <= hbm
         for memory, hbm in zip(device_memory(task.with_tiers(tiers), shards), task.usable_bytes, strict=True)
@@ -183,6 +184,31 @@ def test_the_cached_rows_of_a_table_on_two_devices_are_those_that_the_slowest_de
 
     rows = points([Part.of(first)])[0].rows[1::3].astype(int).tolist()
     assert slowest_ms(tiers[first.name][1] or 0) <= 1.02 * min(map(slowest_ms, rows))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_tables_on_the_same_devices_share_their_hbm_as_an_integer_programme_does(seed, share):
+    """Each is split into equal row blocks over two devices, so what one of them has, the others lack on both."""
+    task = drawn(seed, 4, 2, share)
+    task = task.model_copy(
+        update={
+            "tables": tuple(t.model_copy(update={"rows": t.rows // 64 * 64}) for t in task.tables),
+            "constraints": Constraints(row_wise=True),
+        }
+    )
+    shards = [
+        Shard(table=t.name, column_offset=0, dim=t.dim, device=n, row_offset=n * t.rows // 2, rows=t.rows // 2)
+        for t in task.placed
+        for n in (0, 1)
+    ]
+    points, _ = parts_of(task)
+    tiers = divided(task, shards, [table.name for table in task.placed], points, np.zeros(2))
+    halves = points([part for n, part in enumerate(parts_of_shards(task, shards)) if n % 2 == 0])
+    chosen = [half.at(tiers[t.name][1] or 0) for t, half in zip(task.placed, halves, strict=True)]
+    room = task.usable_bytes[0] - sum(float(one.nbytes[-1]) for one in halves)
+    assert sum(float(one.nbytes[0] - half.nbytes[-1]) for one, half in zip(chosen, halves, strict=True)) <= room
+    assert sum(float(one.ms[0]) for one in chosen) <= 1.01 * least_ms(halves, room, whole=True)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
@@ -294,15 +320,47 @@ def test_tables_that_fit_but_cannot_be_packed_go_to_host_memory():
     assert {"t3"} < set(plan.task.constraints.beyond_hbm)
 
 
-def test_a_task_that_fits_into_hbm_is_planned_as_without_host_memory():
-    task = drawn(0, 12, 4, 1.3)
+def test_a_task_that_leaves_room_in_hbm_is_planned_as_without_host_memory(monkeypatch):
+    task = drawn(0, 12, 4, 2.5)
     model = analytic_model("h100", task.batch_size)
+    monkeypatch.setattr(run, "cheaper_beyond", None)  # nothing beyond HBM is sought
     plan, without = (search(one, model, FEW) for one in (task, task.model_copy(update={"host_memory_bytes": None})))
     assert (plan.shards, plan.predicted_ms, plan.lower_bound_ms) == (
         without.shards,
         without.predicted_ms,
         without.lower_bound_ms,
     )
+
+
+def with_a_large_table(share: float, pooling: float) -> ShardingTask:
+    """As `drawn`, and one table of two thirds of all bytes, larger than a device."""
+    task = drawn(1, 12, 8, 1.0)
+    rows = 2 * sum(table.rows * table.dim for table in task.tables) // 32
+    large = Table(name="large", rows=rows, dim=32, pooling_factor=pooling, access="zipf:0.6")
+    task = task.model_copy(update={"tables": (*task.tables, large)})
+    memory = int(share * task.need_bytes / task.devices)
+    return task.model_copy(update={"device_memory_bytes": (memory,) * task.devices})
+
+
+def test_a_large_table_that_hbm_holds_only_in_costly_cuts_goes_to_host_memory():
+    task = with_a_large_table(1.1, pooling=0.01)
+    model, settings = analytic_model("h100", task.batch_size), SearchSettings(rounds=6, try_row_wise=True)
+    plan, without = (
+        search(one, model, settings) for one in (task, task.model_copy(update={"host_memory_bytes": None}))
+    )
+    assert set(plan.task.constraints.beyond_hbm) == {"large"}
+    assert plan.cost_ms < 0.97 * without.cost_ms
+
+
+@pytest.mark.parametrize("host_memory", [2**44, 1])
+def test_a_table_that_is_read_too_often_for_host_memory_stays_in_tight_hbm(host_memory):
+    task = with_a_large_table(1.1, pooling=200.0).model_copy(update={"host_memory_bytes": host_memory})
+    model, settings = analytic_model("h100", task.batch_size), SearchSettings(rounds=6, try_row_wise=True)
+    plan, without = (
+        search(one, model, settings) for one in (task, task.model_copy(update={"host_memory_bytes": None}))
+    )
+    assert "large" not in plan.task.constraints.beyond_hbm
+    assert plan.lower_bound_ms <= plan.cost_ms <= without.cost_ms
 
 
 @pytest.mark.parametrize("rates", [0, len(THRESHOLDS)], ids=["convex", "bending"])

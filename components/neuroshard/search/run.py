@@ -40,7 +40,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.tiers.plan import beyond_hbm, check_host_memory, needs_tiers
+from neuroshard.search.tiers.plan import beyond_hbm, cheaper_beyond, check_host_memory, is_tight, needs_tiers
 from neuroshard.search.watch import Watch
 
 
@@ -67,13 +67,18 @@ def search(
     watch = watch or Watch(settings.time_budget_s)
     permitted, may = _permitted(task, cost_model, settings, previous)
     given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
-    if not needs_tiers(permitted):
-        try:
-            return _in_hbm(given)
-        except Infeasible:  # HBM has enough bytes, but no plan fits into it
-            if task.host_memory_bytes is None or settings.algorithm != LOCAL_SEARCH:
-                raise
-    return beyond_hbm(given)
+    if needs_tiers(permitted):
+        return beyond_hbm(given)
+    tight, in_hbm = is_tight(given), None
+    try:
+        with watch.sharing(0.5 if tight else 1.0):
+            in_hbm = _in_hbm(given)
+    except Infeasible:  # HBM has enough bytes, but no plan fits into it
+        if task.host_memory_bytes is None or settings.algorithm != LOCAL_SEARCH:
+            raise
+    if in_hbm is None:
+        return beyond_hbm(given)
+    return cheaper_beyond(given, in_hbm) if tight and not watch.expired else in_hbm
 
 
 def _in_hbm(given: Given) -> Plan:

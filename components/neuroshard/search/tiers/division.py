@@ -7,6 +7,7 @@ left to its other tables, as is cheapest.
 
 from collections.abc import Collection, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,13 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard, parts_of
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS, Tier
-from neuroshard.costmodel.cache import WaterFilling
-from neuroshard.costmodel.protocol import Floats
+from neuroshard.costmodel.cache import WaterFilling, convex_hull
+from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.tiers.points import Curve, PartPoints
 
 GAP = 1e-3  # relative, of a division's ms above its bound, at which it is good enough: a guess
 MOST_BRANCHES = 40  # of the division of a device: a guess
+SIZES = 33  # of caches of a table in several shards, evenly spaced, that are tried beside those of its points: a guess
 MOST_SWEEPS = 3  # over the tables in several shards: a guess
 SOFT = 16  # the norm of the devices' ms that stands for the slowest, so that the others count a little: a guess
 
@@ -31,14 +33,12 @@ def divided(
     task: ShardingTask,
     shards: Sequence[Shard],
     beyond: Collection[str],
-    first: Mapping[str, int],
     points: PartPoints,
     busy_ms: Floats,
 ) -> dict[str, tuple[Tier, int | None]]:
     """The tiers of the tables `beyond` HBM, where these are the shards of all tables.
 
-    Of tables in several shards, `first` may say with how many cached rows to begin; without, they begin in host memory. `task`
-    has none of these tables in a tier. `busy_ms` (D,) is what each device takes with all of its tables in HBM.
+    `task` has none of these tables in a tier. `busy_ms` (D,) is what each device takes with all of its tables in HBM.
     """
     free, parts = np.array(task.usable_bytes, dtype=np.float64), dict[str, list[tuple[int, Part]]]()
     of_shards = parts_of(task, shards)
@@ -54,11 +54,11 @@ def divided(
         if len(some) == 1:
             alone[some[0][0]].append(some[0][1])
         else:
-            several[name] = _Several.of(some, first.get(name, 0), points, task.devices)
-    curves = [list(map(points.curve, some)) for some in alone]
-    found = {
-        name: tier_of(rows, len(parts[name])) for name, rows in _of_several(several, curves, free, busy_ms).items()
-    }
+            several[name] = _Several.of(some, points, task.devices)
+    curves, found = [list(map(points.curve, some)) for some in alone], {}
+    if several:
+        rows = _of_several(list(several.values()), curves, free, busy_ms)
+        found = {name: tier_of(cached, len(parts[name])) for name, cached in zip(several, rows, strict=True)}
     for there, of_there, room in zip(alone, curves, free.tolist(), strict=True):
         sizes = _filled(of_there, room).tolist() if there else []
         for part, of_part, size in zip(there, points(there), sizes, strict=True):
@@ -67,54 +67,80 @@ def divided(
 
 
 class _Several(NamedTuple):
-    """What the shards of a table take, by the rows that it caches (P,): bytes of HBM more than in host memory and ms of each
-    device, (P, D). The first is where it begins."""
+    """What the shards of a table take, by the rows that it caches (P,), from none on: bytes of HBM more than in host memory and
+    ms of each device, (P, D)."""
 
     rows: Floats
     nbytes: Floats
     ms: Floats
 
     @classmethod
-    def of(cls, parts: Sequence[tuple[int, Part]], first: int, points: PartPoints, devices: int) -> "_Several":
+    def of(cls, parts: Sequence[tuple[int, Part]], points: PartPoints, devices: int) -> "_Several":
         each = points([part for _, part in parts])
-        rows = np.append(first, each[0].rows[1:])
-        nbytes, ms = np.zeros((len(rows), devices)), np.zeros((len(rows), devices))
+        known = each[0].rows[1:-1]
+        rows = np.union1d(known, np.linspace(known[0], known[-1], SIZES))
+        nbytes, ms = np.zeros((len(rows) + 1, devices)), np.zeros((len(rows) + 1, devices))
         for (device, part), one in zip(parts, each, strict=True):
-            begin = one.at(first)
-            nbytes[:, device] += np.append(begin.nbytes, one.nbytes[1:]) - one.nbytes[-1]
-            nbytes[1:-1, device] += WAYS * points.slot(part)  # FBGEMM makes a block's last set whole
-            ms[:, device] += np.append(begin.ms, one.ms[1:])
-        return cls(rows, nbytes, ms)
+            last_set = WAYS * points.slot(part)  # of a block's, which FBGEMM makes whole
+            nbytes[1:, device] += np.interp(rows, known, one.nbytes[1:-1]) - one.nbytes[-1] + last_set
+            ms[:, device] += np.append(one.ms[-1], np.interp(rows, known, one.ms[1:-1]))
+        return cls(np.append(0.0, rows), nbytes, ms)
 
 
 def _of_several(
-    several: Mapping[str, _Several], curves: Sequence[Sequence[Curve]], free: Floats, busy_ms: Floats
-) -> dict[str, float]:
+    several: Sequence[_Several], curves: Sequence[Sequence[Curve]], free: Floats, busy_ms: Floats
+) -> list[float]:
     """Cached rows of tables in several shards, whose bytes are taken from those `free` (D,) beyond what all tables take in host
-    memory.
+    memory. Their devices give the rest to the `curves` of their other tables, as the hulls of these have it.
 
-    Their devices give the rest to the `curves` of their other tables, as the hulls of these have it. One table after another has
-    the rows that are best for the slowest devices, until none changes.
+    Of the choices to which `_filling_up` leads, the one is taken that is best for the slowest devices. From there, one table
+    after another has the rows that are best for them, until none changes.
     """
-    at = dict.fromkeys(several, 0)
     fillings = {device: WaterFilling([curve.hulled for curve in some]) for device, some in enumerate(curves) if some}
-    free -= sum(of.nbytes[0] for of in several.values())
-    ms = busy_ms + sum(of.ms[0] for of in several.values())
+    busy_ms = busy_ms + sum(of.ms[0] for of in several)
+
+    def slowest(nbytes: Floats, ms: Floats) -> Floats:
+        """What the slowest devices take by what these tables take, both (N, D): (N,). Infinite but for the first without room."""
+        room, total = free - nbytes, busy_ms + ms
+        for device, filling in fillings.items():
+            total[:, device] += filling.left_at(room[:, device])
+        found: Floats = np.linalg.norm(total / total.max(), ord=SOFT, axis=1)
+        found[1:][(room[1:] < 0).any(axis=1)] = np.inf
+        return found
+
+    taken = [(of.nbytes, of.ms - of.ms[0]) for of in several]
+    choices = _filling_up(taken, free)
+    nbytes, ms = (np.sum([of[axis][at] for of, at in zip(taken, choices.T, strict=True)], axis=0) for axis in (0, 1))
+    at = choices[int(slowest(nbytes, ms).argmin())]
     for _ in range(MOST_SWEEPS):
-        before = dict(at)
-        for name, of in several.items():
-            now = at[name]
-            room, total = free + of.nbytes[now] - of.nbytes, ms - of.ms[now] + of.ms
-            for device, filling in fillings.items():
-                total[:, device] += filling.left_at(room[:, device])
-            slowest = np.linalg.norm(total / total.max(), ord=SOFT, axis=1)
-            slowest[1:][(room[1:] < 0).any(axis=1)] = np.inf
-            at[name] = best = int(slowest.argmin())
-            free += of.nbytes[now] - of.nbytes[best]
-            ms += of.ms[best] - of.ms[now]
-        if at == before:
+        before = at.copy()
+        for number, (nbytes, ms) in enumerate(taken):
+            others = [sum(of[axis][at[n]] for n, of in enumerate(taken) if n != number) for axis in (0, 1)]
+            at[number] = int(slowest(others[0] + nbytes, others[1] + ms).argmin())
+        if (at == before).all():
             break
-    return {name: float(of.rows[at[name]]) for name, of in several.items()}
+    free -= sum(of.nbytes[place] for of, place in zip(several, at.tolist(), strict=True))
+    return [float(of.rows[place]) for of, place in zip(several, at.tolist(), strict=True)]
+
+
+def _filling_up(taken: Sequence[tuple[Floats, Floats]], free: Floats) -> Ints:
+    """Choices of a place in the bytes and ms (P, D) of each of N tables: first all in host memory, then one after another has
+    more rows, as the hulls of what they take of all devices together have it, those first that save most a byte: (C, N)."""
+    steps = []
+    for number, (nbytes, ms) in enumerate(taken):
+        size, least = nbytes.sum(axis=1), np.minimum.accumulate(ms.sum(axis=1))
+        for before, after in pairwise(convex_hull(size, least).tolist()):
+            saved = (least[before] - least[after]) / max(size[after] - size[before], 1.0)
+            if saved > 0:
+                steps.append((-saved, number, after))
+    choices, room = [np.zeros(len(taken), dtype=np.int64)], free
+    for _, number, place in sorted(steps):
+        more = taken[number][0][place] - taken[number][0][choices[-1][number]]
+        if (room >= more).all():
+            room = room - more
+            choices.append(choices[-1].copy())
+            choices[-1][number] = place
+    return np.array(choices)
 
 
 def tier_of(rows: float, parts: int = 1) -> tuple[Tier, int | None]:

@@ -201,15 +201,10 @@ class TierProblems:
         groups = zip(self.anywhere.tables, choice.tolist(), strict=True)
         some = [(t.name, number) for tables, number in groups for t in tables if t.name in self.points.tables]
         beyond = {self.table_of(name) for name, number in some if number != WHOLE}
-        first = {
-            self.table_of(name): self.options[number].task.constraints.beyond_hbm[name].cached_rows or 0
-            for name, number in some
-            if number not in (WHOLE, DIVIDED)
-        }
         model = cast(Divided, state.problem.model)
         busy_ms = state.ready - model.terms_ms(state.sums[:, -model.terms :])
         names = [table.name for table in self.task.tables if table.name in beyond]
-        tiers = divided(self.task, shards, names, first, self.of_tables, busy_ms)
+        tiers = divided(self.task, shards, names, self.of_tables, busy_ms)
         planned = self.task.with_tiers(tiers)
         prices = price_shards(self.cost_model, planned, shards)
         assert prices is not None
