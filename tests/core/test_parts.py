@@ -188,7 +188,7 @@ def test_the_map_of_listed_ids_takes_memory_of_every_device_unless_they_are_in_o
         COPIED.model_copy(update={"device_memory_bytes": (full + 8 * 5_000 - less, 2**24)}) for less in (0, 1)
     )
     Plan(task=fits, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)
-    with pytest.raises(ValidationError, match="device 0 needs .* \\(1 bytes too many\\)"):
+    with pytest.raises(ValidationError, match=r"device 0 needs .* \(1 bytes too many\)"):
         Plan(task=lacks, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)
 
 
@@ -302,7 +302,7 @@ def test_rows_that_are_dealt_come_from_all_blocks_alike() -> None:
 
 
 def test_tables_whose_parts_are_cut_or_lie_in_other_tiers_are_named() -> None:
-    host = {"host_memory_bytes": 2**30}
+    host: dict[str, Any] = {"host_memory_bytes": 2**30}
     cold = task(*COPIED.constraints.tables, rule("ads/cold", tier="host"), **host)
     in_host = Plan(task=cold, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)
     assert changed_tiers(IN_PARTS, in_host) == {"ads": (ROWS - HOT) * DIM * 4}

@@ -31,8 +31,8 @@ Pattern = Annotated[str, Field(min_length=1)]
 class MatchedRule(Value):
     """Rules for all tables whose names match. `split: false` allows one shard; `row_wise: true` lets a search split them row-wise
     over all devices or in domains; `data_parallel: true` copies them to every device. `tier` says where they lie, with
-    `cached_rows` of each if that is behind a cache. `rows_by_access` deals their rows over row blocks, or holds each in two parts,
-    `<table>/hot` and `<table>/cold`, which may be matched by rules of their own.
+    `cached_rows` of each if that is behind a cache. `rows_by_access` deals their rows over row blocks, or holds each in two
+    parts, `<table>/hot` and `<table>/cold`, which rules of their own may match.
     """
 
     match: Pattern
