@@ -5,6 +5,7 @@ from typing import Any
 
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard, shardings_of
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
@@ -80,11 +81,19 @@ def hosts_memory(plan: Plan) -> str | None:
 
 
 def _copies_counted(task: ShardingTask) -> str:
-    """What memory counts of data-parallel tables, in words; empty where there are none."""
-    copied = [table for table in task.tables if table.name in task.constraints.data_parallel]
-    if not copied:
-        return ""
-    nbytes = format_bytes(sum(task.memory(Part.of(table, copies=task.devices)).total for table in copied))
+    """What memory counts of data-parallel tables, and of copied hot parts, in words; empty where there are none."""
+    hot = task.by_access.hot
+    apart, copied = ([table for table in task.copied if (table.name in hot) == is_hot] for is_hot in (True, False))
+    words = f"; {_copied_bytes(task, apart)} for copies of hot rows, with a gradient" if apart else ""
+    return words + (_densely_trained(task, copied) if copied else "")
+
+
+def _copied_bytes(task: ShardingTask, tables: list[Table]) -> str:
+    return format_bytes(sum(task.memory(Part.of(table, copies=task.devices)).total for table in tables))
+
+
+def _densely_trained(task: ShardingTask, copied: list[Table]) -> str:
+    nbytes = _copied_bytes(task, copied)
     if task.dense_optimizer is None:
         return f"; {nbytes} for data-parallel tables, with a gradient, without a dense optimizer, which the plan does not name"
     return f"; {nbytes} for data-parallel tables, with gradients and the state of the dense optimizer {task.dense_optimizer}"
