@@ -341,6 +341,15 @@ class Plan(Value):
         return cls.parse(raw, where)
 
 
+def unparted(plan: Plan, task: ShardingTask) -> Plan:
+    """A plan of the parted task of `task`, or of that with other rules and settings, as one of `task` with these. Raises
+    pydantic's ValidationError where a dealt table is in no row blocks."""
+    fields = {
+        name: getattr(plan, name) for name in Plan.model_fields if name not in ("format_version", "task", "task_digest")
+    }
+    return Plan(task=plan.task.unparted(task), **fields)
+
+
 def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sharding:
     """What these shards of a table of a (parted) task are. The task says whether they are copies: one on one device looks
     whole."""

@@ -328,6 +328,11 @@ class ShardingTask(Value):
         return tuple(table for table in self.tables if table.name in names)
 
     @property
+    def densely_trained(self) -> tuple[Table, ...]:
+        """The data-parallel tables that the dense optimizer trains: all but copied hot parts."""
+        return tuple(table for table in self.copied if table.name not in self.by_access.hot)
+
+    @property
     def placed(self) -> tuple[Table, ...]:
         """The other tables, which a search places."""
         names = self.constraints.data_parallel
