@@ -186,6 +186,7 @@ ROW_ORDER = {
 TABLE = {
     "name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0, "reuse_bins": [1.0] + [0.0] * 16,
     "features": [{"name": "f", "pooling_factor": 2.0}], "access": ACCESS, "row_order": ROW_ORDER,
+    "lookups_by_id": [0.7, 0.2, 0.1],
 }  # fmt: skip
 LIVE = golden("live-1.json")
 COST = DeviceCost(compute_ms=1, forward_collective_ms=1, backward_collective_ms=1)
@@ -212,6 +213,9 @@ def use_counted(data: Any, folder: Path) -> None:
     use_tables({"tables": data["tables"]}, folder)
 
 
+CONSTRAINTS = golden("constraints-1.json")
+CONSTRAINTS["tables"][0]["rows_by_access"] = {"hot_rows": 100}
+
 FORMATS = {
     "counts": Format(CountedAccess, COUNTED, use_counted),
     "newest.json": Format(CountedPointer, NEWEST, sealed(CountedPointer)),
@@ -220,7 +224,7 @@ FORMATS = {
     "given costs of parts": Format(
         GivenCosts, golden("given-1.json", tables=golden("given-1.json")["tables"][::-1]), use_given
     ),
-    "constraints.json": Format(ConstraintsFile, golden("constraints-1.json"), use_constraints),
+    "constraints.json": Format(ConstraintsFile, CONSTRAINTS, use_constraints),
     "cases.json": Format(
         CasesManifest,
         {"tables": [TABLE], "compute_cases": 0, "collective_cases": 0, "max_dim": 128, "seed": 0},

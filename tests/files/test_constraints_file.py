@@ -115,3 +115,22 @@ def test_rules_of_tiers_that_contradict_each_other_are_refused(rules, facts):
     given = ConstraintsFile.model_validate({"tables": rules})
     with refused(InvalidInput, "constraints.json", *facts):
         resolve(given, [Table(name="a", rows=100, dim=8, pooling_factor=1.0)], "constraints.json")
+
+
+def test_rules_of_a_table_in_two_parts_hold_for_both_and_parts_may_have_rules_of_their_own():
+    tables = [Table(name=name, rows=1000, dim=16, pooling_factor=1.0) for name in ("ads", "user")]
+    rules = [
+        {"match": "ads", "rows_by_access": {"hot_rows": 10}},
+        {"match": "ads/hot", "data_parallel": True},
+        {"match": "*/cold", "tier": "host"},
+        {"match": "*", "min_dim": 8},
+    ]
+    found = resolve(ConstraintsFile.model_validate({"tables": rules}), tables, "c.json")
+    assert {rule.table: rule.model_dump(exclude_none=True) for rule in found.tables} == {
+        "ads": {"table": "ads", "min_dim": 8, "rows_by_access": {"hot_rows": 10}},
+        "user": {"table": "user", "min_dim": 8},
+        "ads/hot": {"table": "ads/hot", "data_parallel": True},
+        "ads/cold": {"table": "ads/cold", "tier": "host"},
+    }
+    with refused(InvalidInput, "no table matches 'user/hot'"):
+        resolve(ConstraintsFile.model_validate({"tables": [*rules, {"match": "user/hot"}]}), tables, "c.json")

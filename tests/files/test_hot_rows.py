@@ -8,7 +8,7 @@ import pytest
 
 from helpers.streams import zipf
 from neuroshard.files.access import Floats, Ints
-from neuroshard.files.hot_rows import AS_GOOD, COUNTERS, FEWEST_LOOKUPS, HotRows, Ordered
+from neuroshard.files.hot_rows import AS_GOOD, COUNTERS, FEWEST_LOOKUPS, RANGES, HotRows, Ordered
 
 ROWS, LOOKUPS, BATCHES = 100_000, 10_000, 60
 TIME = "2026-11-24T09:00:00Z"
@@ -136,3 +136,17 @@ def test_large_ids_take_eight_bytes_and_small_ones_four() -> None:
         ids_in(ordered(counted([(np.array([row - 1]), np.array([9]))] * 2, rows=2**33))) for row in (2**31, 2**31 + 1)
     )
     assert (small.dtype, large.dtype) == (np.dtype("<i4"), np.dtype("<i8"))
+
+
+def test_lookups_by_id_are_shares_of_ranges_where_they_are_uneven_and_counted_enough() -> None:
+    rng = np.random.default_rng(0)
+    counted, even, few = (HotRows(1_000) for _ in range(3))
+    for _ in range(4):
+        counted.add(*np.unique(np.minimum(rng.zipf(1.3, 10_000) - 1, 999), return_counts=True))
+        even.add(*np.unique(rng.integers(0, 1_000, 10_000), return_counts=True))
+        few.add(np.array([0]), np.array([100]))
+    shares = counted.lookups_by_id
+    assert len(shares) == RANGES
+    assert sum(shares) == pytest.approx(1, abs=1e-4)
+    assert shares[0] > 0.5
+    assert (even.lookups_by_id, few.lookups_by_id) == ((), ())

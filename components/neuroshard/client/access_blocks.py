@@ -135,7 +135,8 @@ class Merged:
             _, _, features = reading = self.readings[place]
             table = counted_table(reading.table, counter, "time", features, self.lookups[number], source)
             hot = self.hot_rows[number].order(source, time)
-            tables.append(table.model_copy(update={"row_order": None if hot is None else hot.order}))
+            order, by_id = None if hot is None else hot.order, self.hot_rows[number].lookups_by_id
+            tables.append(table.model_copy(update={"row_order": order, "lookups_by_id": by_id}))
             lists += [hot.file] if hot is not None and hot.file else []
         return tables, lists
 

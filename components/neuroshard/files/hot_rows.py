@@ -11,6 +11,8 @@ row that was read more than `lookups / counters` times is lost, and what is coun
 
 Rows that were read most in some batches seem hotter than they are: of a million equal rows, some are read four times by chance.
 So the batches are counted in two halves, in turn, and the share of lookups of the hottest rows of one half is that of the other.
+
+How the lookups fall over the ids is counted beside it, in RANGES equal ranges (`lookups_by_id`).
 """
 
 from dataclasses import dataclass
@@ -29,6 +31,9 @@ COUNTERS = (
 FEWEST_COUNTERS = 2**15  # of a table; it may list half as many rows
 FEWEST_LOOKUPS = 4  # of a row that is listed; a guess: which of the rows below are hotter is mostly chance
 LEAST_SKEW = 0.05  # of all lookups: so many more than other rows must the hottest have to be listed; a guess
+RANGES = 64  # of ids: blocks of rows for as many devices. More would be chance, and bytes of every plan
+UNEVEN = 0.05  # of all lookups: so many at least are in other ranges than evenly spread ones would be; a guess
+LOOKUPS_A_RANGE = 400  # with fewer, even ranges differ by 2 % of the lookups by chance
 AS_GOOD = 0.01  # of all lookups: as much less may the rows 0, 1, 2, … have than the hottest, to need no list
 
 
@@ -58,18 +63,30 @@ class HotRows:
         self._counts = _Counts(*(np.empty(shape, dtype=np.int64) for shape in (0, (0, 2), 0)))
         self._new: list[tuple[Ints, Ints]] = []
         self._waiting = 0  # rows in it
+        self._by_id = np.zeros(min(RANGES, rows), dtype=np.int64)
 
     def add(self, rows: Ints, counts: Ints) -> None:
         """Count one batch: distinct rows (N,), and how often each is read in it (N,)."""
         half = self.batches % 2
         self.batches += 1
         self.lookups[half] += counts.sum()
+        ranges = len(self._by_id)
+        self._by_id += np.bincount(rows * ranges // self.rows, counts, ranges).astype(np.int64)
         halves = np.zeros((len(rows), 2), dtype=np.int64)
         halves[:, half] = counts
         self._new.append((rows, halves))
         self._waiting += len(rows)
         if self._waiting > self.counters // 2:  # sorting a few at once costs much each
             self._merge()
+
+    @property
+    def lookups_by_id(self) -> tuple[float, ...]:
+        """The shares of the lookups in equal ranges of ids; none where they are even, or too few were counted."""
+        lookups, ranges = int(self._by_id.sum()), len(self._by_id)
+        if lookups < LOOKUPS_A_RANGE * ranges:
+            return ()
+        shares = self._by_id / lookups
+        return tuple(map(_short, shares.tolist())) if np.abs(shares - 1 / ranges).sum() / 2 >= UNEVEN else ()
 
     def order(self, source: str, time: str) -> Ordered | None:
         """The order of the rows by what was counted; None where batches are fewer than two, or the rows are read alike."""

@@ -62,8 +62,8 @@ def may_be_copied(task: ShardingTask, stay: Collection[str], device: Device) -> 
 
 
 def copies_note(plan: Plan, model: CostModel, *, assumed: bool) -> str:
-    """A line about the data-parallel tables of a plan, whose dense optimizer may be `assumed`."""
-    task, tables = plan.task, plan.task.copied
+    """A line about the data-parallel tables of a plan that a dense optimizer, which may be `assumed`, trains."""
+    task, tables = plan.task, plan.task.densely_trained
     names = first_few([table.name for table in tables])
     return (
         f"{counted(len(tables), 'table')} data-parallel ({names}): their gradients are dense and summed up over all "

@@ -59,11 +59,14 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
     counts = Counter(kind.over.format(plan.task.devices) for kind in kinds.values() if kind.splits_rows)
     if counts:
         ways = [f"{counts[way]} {way}" for way in counts] if len(counts) > 1 else list(counts)
-        pooled = any(kinds[table.name].splits_rows and table.pooling != "none" for table in plan.task.tables)
+        split = [table for table in plan.parted.tables if kinds[table.name].splits_rows]
+        pooled = any(table.pooling != "none" for table in split)
+        known = sum(table.lookup_share(0, 1) is not None for table in split)
+        where = "" if not known else f", but {known} of them by their lookups by id"
         sums = ", and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes" * pooled
         notes.append(
             f"{counted(counts.total(), 'table')} of {len(kinds)} split row-wise {', '.join(ways)}: costs take all rows of a "
-            f"table to be looked up alike{sums}"
+            f"table to be looked up alike{where}{sums}"
         )
     return notes
 
@@ -92,7 +95,7 @@ def _as_asked(plan: Plan) -> list[Part]:
         kept = largest.setdefault(part.table.name, part)
         if part.rows > kept.rows:
             largest[part.table.name] = part
-    return [largest[table.name] for table in plan.task.tables]
+    return [largest[table.name] for table in plan.parted.tables]
 
 
 def mean_pooled(task: ShardingTask, tried: bool) -> tuple[str, ...]:

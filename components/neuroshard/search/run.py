@@ -10,11 +10,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Plan, Shard, unparted
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.value import explain
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, trains_on
@@ -65,6 +68,25 @@ def search(
     """
     settings.check(from_a_plan=previous is not None)
     watch = watch or Watch(settings.time_budget_s)
+    if not task.constraints.rows_by_access:
+        return _searched(task, cost_model, settings, previous, trust, notes, watch)
+    found = _searched(task.parted, cost_model, settings, previous, trust, notes, watch)
+    try:
+        return unparted(found, task)
+    except ValidationError as error:  # which names a table that is dealt, but in no row blocks
+        raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
+
+
+def _searched(
+    task: ShardingTask,
+    cost_model: CostModel,
+    settings: SearchSettings,
+    previous: Plan | None,
+    trust: Trust,
+    notes: tuple[str, ...],
+    watch: Watch,
+) -> Plan:
+    """As `search`, of a task without tables in two parts, or dealt."""
     permitted, may = _permitted(task, cost_model, settings, previous)
     given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
     if needs_tiers(permitted):
@@ -109,7 +131,7 @@ def _in_hbm(given: Given) -> Plan:
         improvements=found.improvements,
         provenance=given.provenance(said),
     )
-    if problem.copied:
+    if problem.task.densely_trained:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model))
     plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, given.cost_model))
@@ -132,7 +154,7 @@ def _permitted(
         keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
         now = previous.task if keeps and previous is not None else None
         may_copy = may_be_copied(task, () if now is None else {table.name for table in now.placed}, device)
-    if may_copy or task.copied:
+    if may_copy or task.densely_trained:
         assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
         check_copies(task, device, assumed=assumed)
     tries_rows = settings.try_row_wise and is_ours and model.prices_rows

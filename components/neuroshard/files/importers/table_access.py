@@ -133,13 +133,14 @@ def with_traces(
 
 
 def _with_row_order(table: Table, counter: AccessCounter, folder: Path | None) -> Table:
-    """The table with the order of its hot rows, if any are, whose list is written into the folder."""
+    """The table with the order of its hot rows, if any are, whose list is written into the folder, and its lookups by id."""
     if counter.hot_rows is None or folder is None:
         return table
     found = counter.hot_rows.order(counter.said, timestamp(datetime.now(UTC)))
     if found is not None and found.file:
         write_ids(folder, [found.file])
-    return table.model_copy(update={"row_order": None if found is None else found.order})
+    order = None if found is None else found.order
+    return table.model_copy(update={"row_order": order, "lookups_by_id": counter.hot_rows.lookups_by_id})
 
 
 def _notes_on_row_orders(tables: Sequence[Table]) -> list[str]:
@@ -161,7 +162,7 @@ def with_counted(
 ) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables with what trainers counted of them, and notes. Whatever they said before, pooling factor, reuse bins and access
     curve are those of the trainers, who have read the tables as they are trained; so, with `row_orders`, are the row orders that
-    they have.
+    they have, and the lookups by id.
 
     A table is found as in a trainer: by its name and, where several modules have a table of that name, by its module. One that
     the trainers do not have, or have with other rows, stays as it is. Raises InvalidInput where they have none of the tables.
@@ -186,6 +187,8 @@ def with_counted(
             said.pop("access", None)
         if row_orders and counted_as.row_order is not None:
             said["row_order"] = counted_as.row_order
+        if row_orders:
+            said["lookups_by_id"] = counted_as.lookups_by_id
         if len(counted_as.features) == len(table.features):
             said["features"] = counted_as.model_dump().get("features", [])
         elif not table.pooling_factor:  # no features to share lookups by

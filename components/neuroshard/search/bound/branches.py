@@ -163,8 +163,8 @@ class Branches:
         back = self._backward_ms((columns + options.least * others).ravel(), mean).reshape(others.shape[0], -1)
         alone: Floats = self.problem.model.compute_ms(beside + vectors).max(axis=2) + back
         fits = nbytes.max(axis=2) <= memory.max()
-        last = nbytes[:, OVER_ALL, 1] <= memory[-1]
-        fits[:, OVER_ALL] = (nbytes[:, OVER_ALL, 0] <= memory[:-1].min()) & last
+        last = nbytes[:, OVER_ALL, -1] <= memory[-1]
+        fits[:, OVER_ALL] = (nbytes[:, OVER_ALL, :-1].max(axis=1) <= memory[:-1].min()) & last
         alone[~(fits & options.allowed)] = np.inf
         return alone
 

@@ -206,7 +206,7 @@ def reach(problem: Problem, possible: NDArray[np.bool_], with_blocks: bool, dips
     group, vectors = problem.group[possible], problem.vectors[possible]
     if with_blocks:
         options = problem.options
-        group = np.concatenate([group, np.repeat(options.groups, 2 * len(options.kinds))])
+        group = np.concatenate([group, np.repeat(options.groups, options.rows[0].size)])
         vectors = np.concatenate([vectors, options.vectors.reshape(-1, vectors.shape[1])])
         order = np.argsort(group, kind="stable")
         group, vectors = group[order], vectors[order]

@@ -32,7 +32,7 @@ class _Linearized(NamedTuple):
         """Ms and columns that the pieces of these groups, at their places, are on each device: two (C, D)."""
         options = self.state.problem.options
         load = options.ms(groups, places, self.slope)
-        sent = options.dims[options.positions(groups), options.way_of[places], 0]
+        sent = options.of_fullest(options.dims, options.positions(groups), options.way_of[places])
         dims = np.where(np.isfinite(load), sent[:, None], 0.0)
         return np.nan_to_num(load, nan=0.0) + self.soft.objective.own_ms * dims, dims
 

@@ -50,7 +50,7 @@ def _relieved(problem: Problem, preferred: int) -> tuple[Ints, Ints]:
     """
     options, free, places = problem.options, problem.memory.copy(), []
     ways = np.where(options.allowed[:, preferred], preferred, options.allowed.argmax(axis=1))
-    needs = options.nbytes[np.arange(len(ways)), ways, 0]
+    needs = options.nbytes[np.arange(len(ways)), ways, :-1].max(axis=-1)
     relief = problem.nbytes[problem.whole[options.groups]] - needs
     some = np.flatnonzero((relief > 0) & options.allowed.any(axis=1))
     some = some[np.argsort(-relief[some], kind="stable")]

@@ -51,9 +51,10 @@ class Spread:
         """Columns of a piece."""
         return max(table.dim // self.parts, DIM_STEP)
 
-    def part(self, table: Table, rows: int) -> Part:
-        """A piece of so many rows."""
-        return Part(table, rows, self.width(table), self.blocks, self.devices * self.sharding.copied)
+    def part(self, table: Table, rows: int, first: int) -> Part:
+        """A piece of so many rows, from the first on."""
+        share = table.lookup_share(first, rows)
+        return Part(table, rows, self.width(table), self.blocks, self.devices * self.sharding.copied, share)
 
     def shards(self, table: Table, start: int) -> list[Shard]:
         """The shards of a table on the devices from `start` on."""

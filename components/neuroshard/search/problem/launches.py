@@ -12,7 +12,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDINGS, TABLE_WISE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices
+from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices, map_ms
 from neuroshard.costmodel.protocol import CostModel, Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
@@ -35,6 +35,7 @@ class LaunchCosts:
         model: CostModel,
     ) -> None:
         self.model, self.devices = model, task.devices
+        self.map_ms, self.wrapped_columns = map_ms(model, task), task.by_access.columns
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
         self.tables = [table for _, table in tables]
         self.group: Ints = np.array([place for place, _ in tables])
@@ -125,10 +126,12 @@ class LaunchCosts:
         return self._ms(len(operators) - self.measured, outputs, self.joined_columns).total_ms
 
     def _ms(self, operators: int, outputs: Ints, reordered: float = 0.0) -> LaunchMs:
-        """Of so many operators beyond those measured, the collectives with these numbers, and so many columns put into order."""
+        """Of so many operators beyond those measured, the collectives with these numbers, and so many columns put into order; and
+        what tables by access take of every device."""
         inputs = int(self.inputs[outputs].sum())
         count = int(self.collectives[outputs].sum())
-        return self.prices.ms(operators, max(count - 1, 0), inputs, reordered)
+        launched = self.prices.ms(operators, max(count - 1, 0), inputs, reordered + self.wrapped_columns)
+        return launched._replace(compute_ms=launched.compute_ms + self.map_ms)
 
 
 def distinct(numbers: Ints) -> Ints:

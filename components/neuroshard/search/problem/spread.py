@@ -1,11 +1,12 @@
 """Spread sharding options: a table has a piece on every device of a set, and is placed by choosing the set.
 
 An enumerator makes each kind (`kinds.py`). Row blocks are dealt out as by TorchRec's ROW_WISE, TABLE_ROW_WISE and GRID_SHARD;
-the last has what is left. Of a pooled table each block has sums for all samples, so it sends all columns, or more
-(`pricing.block_columns`); of a sequence what it looked up, which is taken to be the same on all. Over a domain, sums are added
-up inside it, and each device sends its share of them on (`pricing.HostColumns`). In a grid each domain has as many of the
-columns, and their rows are split over its devices. A copy looks its device's own samples up and sends nothing; its gradients
-are dense, and summed up over all devices.
+the last has what is left. All others are alike, unless it is known how a table's lookups fall over its ids
+(`Table.lookup_share`): then each is a piece of its own. Of a pooled table each block has sums for all samples, so it sends all
+columns, or more (`pricing.block_columns`); of a sequence what it looked up. Over a domain, sums are added up inside it, and each
+device sends its share of them on (`pricing.HostColumns`). In a grid each domain has as many of the columns, and their rows are
+split over its devices. A copy looks its device's own samples up and sends nothing; its gradients are dense, and summed up over
+all devices.
 """
 
 import copy
@@ -23,7 +24,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, columns_sent
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
-from neuroshard.search.problem.kinds import MayHold, enumerated
+from neuroshard.search.problem.kinds import MayHold, Spread, enumerated
 
 
 class Load(NamedTuple):
@@ -42,8 +43,11 @@ class SpreadOptions:
 
     Of each table and kind:
     `allowed` (P, W);
-    `rows`, `nbytes`, `dims` (P, W, 2) and `vectors` (P, W, 2, K): of a piece, and of the last row block of a domain; `dims` are
-    how many columns take as long to send as what a device with the piece sends. Copies are priced apart, and have no vectors;
+    `rows`, `nbytes`, `dims` (P, W, M) and `vectors` (P, W, M, K): of M pieces, of which the last is the last row block of a
+    domain. M is 2, and the other piece any other block, unless some table's blocks differ: then the others are the blocks in
+    order, and of kinds with fewer the first again. `dims` are how many columns take as long to send as what a device with the
+    piece sends. Copies are priced apart, and have no vectors;
+    `fullest` (P, W): the piece with most lookups;
     `widths` (P, W): columns of a piece;
     `more` (P, W): columns that a device sends beyond those of the whole table, in the mean of all devices;
     `least` (P, W): columns that a device with a piece sends at least;
@@ -75,14 +79,21 @@ class SpreadOptions:
         rows = np.array([table.rows for table in tables], dtype=np.int64)[:, None]
         block = np.minimum(-(-rows // blocks), rows)
         last = rows - block * (blocks - 1)
-        self.rows: Ints = np.stack([block, np.maximum(last, 1)], axis=-1)  # no such kind is allowed where none are left
+        differ = any(table.lookup_share(0, 1) is not None for table in tables if table.rows > 1)
+        self.pieces = max(int(blocks.max()), 2) if differ else 2
+        pieces = [block] * (self.pieces - 1)
+        self.rows: Ints = np.stack(
+            [*pieces, np.maximum(last, 1)], axis=-1
+        )  # no such kind is allowed where none are left
         widths = [[kind.width(table) for kind in self.kinds] for table in tables]
         self.parts = [
-            [[kind.part(table, count) for count in pair] for pair, kind in zip(of_table, self.kinds, strict=True)]
+            [self._parts(kind, table, counts) for counts, kind in zip(of_table, self.kinds, strict=True)]
             for table, of_table in zip(tables, self.rows.tolist(), strict=True)
         ]
+        shares = [[[part.share_of_lookups for part in some] for some in of_table] for of_table in self.parts]
+        self.fullest: Ints = np.array(shares, dtype=np.float64).reshape(self.rows.shape).argmax(axis=-1)
         self.widths: Ints = np.array(widths, dtype=np.int64).reshape(shape)
-        self.dims: Floats = np.zeros((*shape, 2))
+        self.dims: Floats = np.zeros(self.rows.shape)
         self.least, self.near, self.far, self.encoded = np.zeros((4, *shape))
         self._columns_sent(task)
         sent = np.array([Part.of(table).sent_columns for table in tables], dtype=np.float64)
@@ -90,6 +101,16 @@ class SpreadOptions:
         sizes = [memory.total for memory in task.memories([p for of in self.parts for pair in of for p in pair])]
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
         self._vectors: Floats | None = None
+
+    def _parts(self, kind: Spread, table: Table, counts: Sequence[int]) -> list[Part]:
+        """The M pieces of a table held in one kind, which have so many rows."""
+        last = kind.blocks - 1
+        places = [number if number < last else 0 for number in range(self.pieces - 1)]
+        return [kind.part(table, rows, block * counts[0]) for rows, block in zip(counts, [*places, last], strict=True)]
+
+    def of_fullest(self, of_pieces: Floats, positions: Ints, ways: Ints) -> Floats:
+        """Of these tables, held in these kinds (C,), what the piece with most lookups has: (P, W, M, …) -> (C, …)."""
+        return np.asarray(of_pieces[positions, ways, self.fullest[positions, ways]])
 
     def _columns_sent(self, task: ShardingTask) -> None:
         """Fill in what pieces send."""
@@ -127,7 +148,7 @@ class SpreadOptions:
             parts = [part for of_table in self.parts for way in ways for part in of_table[way]]
             vectors = finite_vectors(self.model, parts)
             self._vectors = np.zeros((*self.rows.shape, vectors.shape[-1]))
-            self._vectors[:, ways] = vectors.reshape(len(self.tables), len(ways), 2, -1)
+            self._vectors[:, ways] = vectors.reshape(len(self.tables), len(ways), self.pieces, vectors.shape[-1])
         return self._vectors
 
     def with_tables_of(self, other: "SpreadOptions", tables: NDArray[np.bool_]) -> "SpreadOptions":
@@ -145,11 +166,13 @@ class SpreadOptions:
         return self._of_all_pieces(self.vectors)
 
     def _of_all_pieces(self, of_each: Floats) -> Floats:
-        """The sum over all pieces of what a piece and the last block are: (P, W, 2, K) -> (P, W, K)."""
-        others = np.array([kind.blocks - 1 for kind in self.kinds])[:, None]
-        times = np.array([kind.devices // kind.blocks for kind in self.kinds])[:, None]
-        total: Floats = (of_each[:, :, 0] * others + of_each[:, :, 1]) * times
-        return total
+        """The sum over all pieces on all devices: (P, W, M, K) -> (P, W, K)."""
+        blocks = np.array([kind.blocks for kind in self.kinds])
+        times = np.array([kind.devices for kind in self.kinds]) // blocks
+        total: Floats = of_each[:, :, 0] * (blocks - 1 if self.pieces == 2 else blocks > 1)[:, None]
+        for number in range(1, self.pieces - 1):
+            total = total + of_each[:, :, number] * (number < blocks - 1)[:, None]
+        return np.asarray((total + of_each[:, :, -1]) * times[:, None])
 
     def saved_bytes(self, whole: Ints) -> int:
         """Bytes of all devices together that tables, of so many bytes each where they are whole (P,), need less if they are
@@ -174,11 +197,12 @@ class SpreadOptions:
         return self.kinds[way].shards(table, start)
 
     def _devices_of(self, place: int) -> tuple[slice, Ints]:
-        """The devices of a place, and for each of them 1 if it has the last rows, else 0."""
+        """The devices of a place, and which of the M pieces each has."""
         way, start = self.places[place]
         kind = self.kinds[way]
-        devices = np.arange(start, start + kind.devices)
-        return slice(start, start + kind.devices), (devices % kind.blocks == kind.blocks - 1).astype(np.int64)
+        block = np.arange(start, start + kind.devices) % kind.blocks
+        is_last = block == kind.blocks - 1
+        return slice(start, start + kind.devices), np.where(is_last, self.pieces - 1, block if self.pieces > 2 else 0)
 
     def load(self, groups: Ints, places: Ints) -> Load:
         """What these table groups, each at its place, add to each device."""
@@ -204,12 +228,14 @@ class SpreadOptions:
         """What the piece of each group, at its place, takes on each device by a linear estimate of `slope` (D, K): (C, D). NaN
         where the device has none of it."""
         positions, ways = self.positions(groups), self.way_of[places]
-        of_piece, of_last = (np.einsum("pk,dk->pd", self.vectors[positions, ways, part], slope) for part in range(2))
-        found: Floats = np.full(of_piece.shape, np.nan)
+        of_pieces = [np.einsum("pk,dk->pd", self.vectors[positions, ways, part], slope) for part in range(self.pieces)]
+        found: Floats = np.full(of_pieces[0].shape, np.nan)
         for place in np.unique(places).tolist():
             there, which = self._devices_of(place)
             rows = np.flatnonzero(places == place)
-            found[rows, there] = np.where(which == 1, of_last[rows, there], of_piece[rows, there])
+            for part in np.unique(which).tolist():
+                devices = np.arange(there.start, there.stop)[which == part]
+                found[np.ix_(rows, devices)] = of_pieces[part][np.ix_(rows, devices)]
         return found
 
 

@@ -156,7 +156,7 @@ def _places(problem: Problem, groups: Ints, ways: Ints) -> Ints:
     over = np.flatnonzero(ways != OVER_ALL)
     if not len(over):
         return places
-    vectors = options.vectors[options.positions(groups[over]), ways[over], 0]
+    vectors = options.of_fullest(options.vectors, options.positions(groups[over]), ways[over])
     ms = np.maximum(vectors @ problem.model.compute_slope(vectors.sum(axis=0)), 0.0)
     load = np.zeros(problem.devices)
     for one in np.argsort(-ms, kind="stable").tolist():
@@ -204,8 +204,9 @@ class _SetCosts:
         positions = options.positions(order)
         share = np.array([kind.devices for kind in options.kinds])[ways] / devices  # of the devices, that have a block
         nbytes = (options.nbytes[positions, ways] * share[:, None]).cumsum(axis=0)[last]
-        fits = (nbytes[:, :1] <= problem.memory[:-1]).all(axis=1) & (nbytes[:, 1] <= problem.memory[-1])
-        block = (options.vectors[positions, ways, 0] * share[:, None]).cumsum(axis=0)[last]
+        others = nbytes[:, :-1].max(axis=1, keepdims=True)
+        fits = (others <= problem.memory[:-1]).all(axis=1) & (nbytes[:, -1] <= problem.memory[-1])
+        block = (options.of_fullest(options.vectors, positions, ways) * share[:, None]).cumsum(axis=0)[last]
         more = (self.all_pieces[positions, ways] - self.vectors[order]).cumsum(axis=0)[last]
         mean = model.compute_ms((self.vectors.sum(axis=0) + more) / devices)
         columns = problem.mean_columns + options.more[positions, ways].cumsum()[last]

@@ -120,7 +120,7 @@ def beyond_hbm(given: Given) -> Plan:
         improvements=watch.improvements,
         provenance=given.provenance((*given.notes, *found.notes, *found.found.notes)),
     )
-    if problem.copied:
+    if problem.task.densely_trained:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     more = (say.STOPPED,) if watch.stopped else ()
     plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)

@@ -1,0 +1,71 @@
+"""A search of a task whose rules have tables in two parts, or dealt: its plan is of that task, with what it chose for parts."""
+
+from typing import Any
+
+import pytest
+
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.parts import RowsByAccess
+from neuroshard.core.plan import Plan, shardings_of
+from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.models.open import open_cost_model
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+
+MODEL = open_cost_model("analytic:h100", 8192)
+ROWS = 500_000
+ORDER = RowOrder(ids_digest="", rows=ROWS, hot_rows=50_000, lookup_share=0.9, time="2025-11-20T12:00:00Z")
+
+
+def found(*rules: TableRule, memory: int = 2**28, sharding_types: Any = None, **more: Any) -> Plan:
+    large = Table(name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", row_order=ORDER)
+    small = tuple(Table(name=f"small{n}", rows=1000 * n, dim=32, pooling_factor=5.0 * n) for n in range(1, 5))
+    task = ShardingTask(
+        tables=(large, *small),
+        device_memory_bytes=(memory,) * 4,
+        batch_size=8192,
+        constraints=Constraints(tables=rules, sharding_types=sharding_types),
+        **more,
+    )
+    plan = search(task, MODEL, SearchSettings(rounds=2))
+    prices = price_shards(MODEL, plan.task, plan.shards)
+    assert prices is not None
+    assert plan.predicted_ms == pytest.approx(prices.total_ms.tolist())
+    assert plan.lower_bound_ms is None or (plan.cost_ms is not None and plan.lower_bound_ms <= plan.cost_ms)
+    assert plan.task.tables == task.tables
+    assert plan.task.constraints.rows_by_access == task.constraints.rows_by_access
+    return plan
+
+
+def rule(table: str = "large", **fields: Any) -> TableRule:
+    return TableRule(table=table, **fields)
+
+
+IN_TWO = rule(rows_by_access=RowsByAccess(hot_rows=20_000))
+
+
+def test_parts_are_placed_as_tables_are() -> None:
+    plan = found(IN_TWO, rule("large/hot", data_parallel=True), rule("large/cold", row_wise=True, max_shards=4))
+    assert shardings_of(plan)["large/hot"].copied
+    assert plan.task.dense_optimizer is None  # only the wrapper trains copies
+    assert not any("dense optimizer" in note for note in plan.provenance.notes)
+
+
+def test_the_tiers_that_a_search_chooses_for_parts_are_rules_of_theirs() -> None:
+    plan = found(IN_TWO, memory=20 * 2**20, host_memory_bytes=2**32)
+    beyond = plan.parted.constraints.beyond_hbm
+    assert beyond.keys() <= {table.name for table in plan.parted.tables}
+    assert "large/cold" in beyond
+    assert plan.task.constraints.rules()["large/cold"].tier == beyond["large/cold"].tier
+
+
+def test_a_table_is_dealt_only_over_row_blocks() -> None:
+    dealt = rule(rows_by_access=RowsByAccess(dealt=True), row_wise=True)
+    plan = found(dealt, memory=64 * 2**20, sharding_types=("row-wise",))
+    assert shardings_of(plan)["large"].splits_rows
+    with pytest.raises(Infeasible, match="'large' is dealt by access, but none of its shards is a block"):
+        found(rule(rows_by_access=RowsByAccess(dealt=True), max_shards=1))
