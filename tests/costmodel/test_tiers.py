@@ -11,6 +11,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.tiers import Tier
 from neuroshard.costmodel.analytic import DATASHEETS, Analytic
 from neuroshard.costmodel.cache import miss_curve
 from neuroshard.costmodel.network import for_task
@@ -76,6 +77,24 @@ def test_a_longer_dense_time_never_costs_more_and_each_device_hides_its_own() ->
         slope = (model.compute_ms(sums[:, None] + step) - costs[-1][:, None]) / 1e-7
         assert model.compute_slope(sums) == pytest.approx(slope, abs=1e-4)
     assert (np.diff(costs, axis=0) <= 0).all()
+
+
+def test_state_of_elements_moves_once_however_many_rows_are_cached() -> None:
+    """It lies in host memory whatever the tier. A crowded cache leaves rows there too, but moves their state no second time."""
+    adam, sgd = (
+        CACHED.model_copy(update={"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": of}) for of in (8, 0)
+    )
+    crowded = 1.5 * miss_curve(CACHED, BATCH).distinct_rows
+
+    def more_ms(table: Table, cached_rows: int | None) -> float:
+        asked = ShardingTask(tables=(table,), device_memory_bytes=(2**34,), batch_size=BATCH, host_memory_bytes=2**40)
+        tier: Tier = "host" if cached_rows is None else "cached"
+        model = for_task(Analytic("h100", BATCH), asked.with_tiers({"cached": (tier, cached_rows)}))
+        return float(model.of_parts([Part.of(table)]).sum())  # type: ignore[attr-defined]
+
+    moved = [more_ms(adam, rows) - more_ms(sgd, rows) for rows in (None, ROWS, int(0.8 * crowded), int(0.2 * crowded))]
+    assert moved[0] > 0.1 * more_ms(sgd, None)
+    assert moved == pytest.approx([moved[0]] * 4, rel=1e-6)
 
 
 def test_blocks_of_a_table_fetch_their_share() -> None:

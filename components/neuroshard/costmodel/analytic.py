@@ -377,6 +377,7 @@ class Analytic:
             updated + self._waits_ms(lookups, places, sheet.backward_warps),
             updated + distinct * row / in_place,
             populated,
+            updated,
         )
 
     def compute_ms(self, vector_sums: Floats) -> Floats:

@@ -29,6 +29,7 @@ def beyond_hbm(measured: MeasuredTiers, parts: Sequence[Part], batch_size: int, 
         measured.cached_backward.ms(work.through_a_cache) + updated,
         measured.host_backward.ms(work.written) + updated,
         work.lookups * measured.cached_forward.lookup_ms,
+        updated,
     )
 
 

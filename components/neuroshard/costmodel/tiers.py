@@ -34,7 +34,8 @@ MOST_CACHED = 0.98  # share of its rows up to which a table is cached: with more
 class BeyondHbm(NamedTuple):
     """Ms that each of N tables takes more than in HBM, (N,) each: through a cache that misses nothing, for each row that it
     misses, and in host memory. A missed row comes before forward, while another is written back. `populated` is the part of
-    `cached_forward` in which lookups are sorted, looked for and inserted."""
+    `cached_forward` in which lookups are sorted, looked for and inserted. `updated` is the part of both backward passes in which
+    state of elements is read and written in host memory, whatever the tier."""
 
     cached_forward: Floats
     missed: Floats
@@ -42,6 +43,7 @@ class BeyondHbm(NamedTuple):
     cached_backward: Floats
     host_backward: Floats
     populated: Floats
+    updated: Floats
 
     @property
     def cached_ms(self) -> Floats:
@@ -52,6 +54,11 @@ class BeyondHbm(NamedTuple):
     def host_ms(self) -> Floats:
         """In host memory, forward and backward."""
         return self.host_forward + self.host_backward
+
+    @property
+    def spilt_ms(self) -> Floats:
+        """Of a cached table all of whose rows are read and written in host memory, more than of one that misses nothing."""
+        return self.host_ms - self.updated
 
 
 class KnowsTiers(CostModel, Protocol):
@@ -102,9 +109,9 @@ class CacheSizes:
         """The one cache of so many rows."""
         return CacheSizes(np.array([rows]), *(np.interp([rows], self.rows, of) for of in (self.missed, self.spilt)))
 
-    def ms(self, part: Part, operator_ms: float, cached_ms: float, missed_ms: float, host_ms: float) -> Floats:
+    def ms(self, part: Part, operator_ms: float, cached_ms: float, missed_ms: float, spilt_ms: float) -> Floats:
         """What a part of the table takes more than in HBM (P,): an operator of its own, and as `BeyondHbm` says of the part."""
-        return operator_ms + cached_ms + part.share_of_lookups * self.missed * missed_ms + self.spilt * host_ms
+        return operator_ms + cached_ms + part.share_of_lookups * self.missed * missed_ms + self.spilt * spilt_ms
 
     def fetched_ms(self, part: Part, populated_ms: float, missed_ms: float) -> Floats:
         """Of `ms`, what a trainer that prefetches does ahead (P,)."""
@@ -194,8 +201,8 @@ class InTiers(MoreTerms):
         if not some:
             return terms
         beyond = cast(KnowsTiers, self.inner).beyond_hbm([parts[number] for number in some])
-        all_ms = (beyond.cached_ms, beyond.missed, beyond.host_ms, beyond.populated)
-        for number, cached_ms, missed_ms, host_ms, populated_ms in zip(
+        all_ms = (beyond.cached_ms, beyond.missed, beyond.host_ms, beyond.spilt_ms, beyond.populated)
+        for number, cached_ms, missed_ms, host_ms, spilt_ms, populated_ms in zip(
             some, *(ms.tolist() for ms in all_ms), strict=True
         ):
             part = parts[number]
@@ -204,7 +211,7 @@ class InTiers(MoreTerms):
                 terms[number, 0] = host_ms
                 continue
             cache = self.caches[part.table.name].at(cached_rows)
-            [ms] = cache.ms(part, self.inner.operator_ms, cached_ms, missed_ms, host_ms)
+            [ms] = cache.ms(part, self.inner.operator_ms, cached_ms, missed_ms, spilt_ms)
             fetched_ms = float(cache.fetched_ms(part, populated_ms, missed_ms)[0]) if self.hidden_ms else 0.0
             terms[number] = ms - fetched_ms, fetched_ms
         return terms

@@ -56,7 +56,7 @@ class MissedBytes(Analytic):
         read = [miss_curve(part.table, self.batch_size).distinct_rows * part.rows / part.table.rows for part in parts]
         row = np.array([float(part.dim * part.table.element_bytes) for part in parts])
         nothing = np.zeros(len(parts))
-        return BeyondHbm(nothing, row, np.array(read) * row, nothing, nothing, nothing)
+        return BeyondHbm(nothing, row, np.array(read) * row, nothing, nothing, nothing, nothing)
 
 
 class Solved(NamedTuple):

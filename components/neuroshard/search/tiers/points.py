@@ -113,7 +113,7 @@ class PartPoints:
             self._known[key] = Points(np.array([float(held)]), np.zeros(1), np.zeros(1))
         if new:
             more = self.model.beyond_hbm([parts[number] for number in new.values()])
-            all_ms = (more.cached_ms, more.missed, more.host_ms, more.populated)
+            all_ms = (more.cached_ms, more.missed, more.host_ms, more.spilt_ms, more.populated)
             for (key, number), *ms in zip(new.items(), *(of.tolist() for of in all_ms), strict=True):
                 self._known[key] = self._points(parts[number], *ms)
         return [self._known[key] for key in keys]
@@ -131,12 +131,14 @@ class PartPoints:
         """Bytes of HBM for a cached row of a part."""
         return part.dim * part.table.element_bytes + slot_bytes(prefetch=self.prefetch)
 
-    def _points(self, part: Part, cached_ms: float, missed_ms: float, host_ms: float, populated_ms: float) -> Points:
+    def _points(
+        self, part: Part, cached_ms: float, missed_ms: float, host_ms: float, spilt_ms: float, populated_ms: float
+    ) -> Points:
         table, caches, whole = part.table, self.caches[part.table.name], self.task.memory(part)
         share = part.rows / table.rows
         least = part.rows * table.optimizer_bytes_per_row + whole.step
         cached = share * caches.rows * self.slot(part) + part.rows * MAP_BYTES
-        ms = caches.ms(part, self.model.operator_ms, cached_ms, missed_ms, host_ms)
+        ms = caches.ms(part, self.model.operator_ms, cached_ms, missed_ms, spilt_ms)
         ms = ms - (1 - self.weight) * caches.fetched_ms(part, populated_ms, missed_ms)
         ms = np.where(caches.rows < WAYS, np.maximum(ms, host_ms), ms)  # in a set at least, or in host memory
         return Points(
