@@ -118,7 +118,7 @@ def beyond_hbm(given: Given) -> Plan:
         bound_ms=found.bound.ms,
         bound_assumptions=(*found.bound.why, IN_ANY_TIER),
         improvements=watch.improvements,
-        provenance=given.provenance((*given.notes, *found.notes, *found.found.notes)),
+        provenance=given.provenance((*given.notes, *found.notes)),
     )
     if problem.task.densely_trained:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))

@@ -3,13 +3,15 @@
 1. A relaxation, in which every part of a table may be in any tier, says what a byte of HBM is worth on each device, and bounds
    what any plan costs (divided.py, sides.py).
 2. At these prices tables get their first tiers, for less and less HBM until plans become dearer (choice.py), or those of the
-   plan to start from (start.py). A usual search places the tables of each.
+   plan to start from (start.py). A short search places the tables of each, from the relaxed plan where its shards may stay.
 3. One or two tables at a time change their tier, those that an estimate ranks best, as long as that helps (toggle.py).
 
 Every plan is compared by what it costs once its devices have divided their HBM (division.py). All of it is done once more where
 hosts have too little memory (hosts.py), and where dense layers hide what is fetched ahead.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -21,10 +23,12 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, Floats
 from neuroshard.costmodel.tiers import with_tiers
-from neuroshard.search.algorithms import Asked, Found, find
+from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.kinds import MayHold
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tiers.choice import Estimates, first_choice, worth
 from neuroshard.search.tiers.divided import Divided
@@ -32,28 +36,26 @@ from neuroshard.search.tiers.hosts import HostPrices
 from neuroshard.search.tiers.options import InTierPlan, StartFrom, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
-from neuroshard.search.tiers.start import start_plan
+from neuroshard.search.tiers.start import start_plan, started
 from neuroshard.search.tiers.toggle import toggled
 from neuroshard.search.watch import Watch
 
-# Of the relaxation, and of first plans. 4 gave the same plans of 60 tables on 8 devices within 2 %, a sixth sooner, but a plan of
-# 500 tables on 64 devices that was 9 % dearer
-RELAXED_ROUNDS = 16
+RELAXED_ROUNDS = 16  # of the relaxation, whose plan the first ones begin with: a guess
+FIRST_ROUNDS = 4  # of first plans. 16 gave the same plans of 500 tables on 64 devices within 0.5 %, in twice the time
 HOSTS_TRIED = 5  # times as many rounds, for hosts that have little memory: a guess
 # Shares of all HBM that first choices fill, from the largest on until a plan is dearer. Of 500 tables on 64 devices, a few large
 # ones leave no room for moves: 0.75 gave plans 13 to 47 % below 0.97 at 10 and 50 % of HBM
 ROOMS = (0.97, 0.9, 0.75, 0.5, 0.25, 0.0)
-# The bound distinguishes so many tables: 6,000 over the shards of the problem, a guess, at least 1, and at most 32. Of 12 tables
-# on 3 devices 8, 32 and 500 gave the same bounds, and a search took ten times as long with 500 as with 32
-SIDES_SHARDS, MOST_SIDES = 6_000, 32
+# Tables that the bound distinguishes, at most. Of 12 tables on 3 devices 8, 32 and 500 gave the same bounds, and a search took
+# ten times as long with 500 as with 32. Of 500 on 64 devices 1 left a gap of 59 %, 32 one of 22 %
+MOST_SIDES = 32
 
 
 @dataclass(frozen=True)
 class FoundTiers:
-    """The best plan found, how the search got there, the bound, and notes on the plan that it started from."""
+    """The best plan found, the bound, and notes on the plan that it started from."""
 
     plan: InTierPlan
-    found: Found
     bound: Bound
     notes: tuple[str, ...] = ()
 
@@ -119,15 +121,16 @@ def _searched(
         relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
     first = lower_bound(problems.anywhere, relaxed)
     start = None if before is None else start_plan(problems, before, worth(problems, relaxed), asked.watch)
-    estimates, tried = Estimates.of(problems, relaxed), set[bytes]()
-    first_plan = _first_plan(problems, estimates, None, start, tried, few)
-    assert first_plan is not None
-    most = min(max(SIDES_SHARDS // len(problems.anywhere.group), 1), MOST_SIDES) if hosts is None else 0
-    bound, sides = bound_by_sides(problems.sides, first, first_plan[0].state, most, lambda: asked.watch.expired)
-    other = _first_plan(problems, estimates, sides, start, tried, few) if not asked.watch.expired else None
-    plan, found = min(filter(None, (first_plan, other)), key=lambda one: one[0].rank)
+    estimates = Estimates.of(problems, relaxed)
+    plan, room = _first_plan(problems, estimates, None, ROOMS, start, relaxed, few)
+    most = MOST_SIDES if hosts is None else 0
+    bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
+    if sides.some and not asked.watch.expired:
+        with suppress(Infeasible):  # none fits beside these sides
+            other, _ = _first_plan(problems, estimates, sides, [room], None, relaxed, few)
+            plan = min(plan, other, key=lambda one: one.rank)
     if plan.over and hosts is None:
-        return FoundTiers(plan, found, bound, problems.notes)  # improved with a price of host memory
+        return FoundTiers(plan, bound, problems.notes)  # improved with a price of host memory
     for _ in range(HOSTS_TRIED if plan.over else 0):  # whatever the time: a plan must fit
         fits = LocalSearch([plan.state], rng, Watch(), problems.current).run(RELAXED_ROUNDS)
         plan = min(plan, problems.found(fits, plan.choice, asked.watch, Watch()), key=lambda one: one.rank)
@@ -147,7 +150,7 @@ def _searched(
         plan = start  # nothing moves for next to no gain
     if before is not None and before.kept is not None and before.kept.cut:
         bound = _bound(task, model, prices, may, few, weight)
-    return FoundTiers(plan, found, bound, problems.notes)
+    return FoundTiers(plan, bound, problems.notes)
 
 
 def few_rounds(settings: SearchSettings) -> SearchSettings:
@@ -174,29 +177,40 @@ def _first_plan(
     problems: TierProblems,
     estimates: Estimates,
     sides: Sides | None,
+    rooms: Sequence[float],
     start: InTierPlan | None,
-    tried: set[bytes],
+    relaxed: State,
     few: Asked,
-) -> tuple[InTierPlan, Found] | None:
-    """The cheapest plan of the first choices, of less and less HBM until one is dearer; then, if none fits, of the choice of the
-    plan to start from, for others may ask to move too much. None if all were `tried` or none fits beside these sides. Raises
-    Infeasible if none fits, without sides."""
-    best, why, quiet = None, None, few.watch.quiet()
-    choices = (first_choice(problems, estimates, room, sides) for room in ROOMS)
-    for choice in choices if start is None else chain(choices, [start.choice]):
+) -> tuple[InTierPlan, float]:
+    """The cheapest plan of the first choices, of less and less HBM until one is dearer, and the share of HBM that its choice
+    fills. If none fits, of the choice of the plan to start from, for others may ask to move too much. Raises Infeasible if none
+    fits."""
+    best, why, quiet, tried = None, None, few.watch.quiet(), set[bytes]()
+    choices = ((first_choice(problems, estimates, room, sides), room) for room in rooms)
+    for choice, room in choices if start is None else chain(choices, [(start.choice, rooms[0])]):
         if choice.tobytes() in tried or (best is not None and few.watch.expired):
             continue
         tried.add(choice.tobytes())
         try:
-            found = find(problems.of(choice), replace(few, watch=quiet))
+            state = _placed(problems.of(choice), relaxed, replace(few, watch=quiet))
         except Infeasible as error:
             why = why or error
             continue
-        plan = problems.found(found.best, choice, few.watch, quiet)
+        plan = problems.found(state, choice, few.watch, quiet)
         if best is not None and plan.rank >= best[0].rank:
             break
-        best = plan, found
-    if best is None and sides is None:
+        best = plan, room
+    if best is None:
         assert why is not None
         raise why
     return best
+
+
+def _placed(problem: Problem, relaxed: State, few: Asked) -> State:
+    """A plan of the problem: from the shards of the relaxed plan, or else from greedy plans. Raises Infeasible if none fits."""
+    few = replace(few, settings=replace(few.settings, rounds=min(FIRST_ROUNDS, few.settings.most_rounds)))
+    near = started(problem, relaxed) if few.current is None else None
+    if near is None:
+        return find(problem, few).best
+    rng = np.random.default_rng(few.settings.seed)
+    return LocalSearch([near], rng, few.watch, toggle=problem.may_spread).run(few.settings.most_rounds)

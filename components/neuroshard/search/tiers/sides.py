@@ -32,6 +32,11 @@ class Sides:
     beyond: NDArray[np.bool_]
     ms: float
 
+    @property
+    def some(self) -> bool:
+        """Whether any group has a side."""
+        return bool(self.inside.any() or self.beyond.any())
+
 
 @dataclass(frozen=True)
 class ThreeProblems:

@@ -10,6 +10,7 @@ from neuroshard.search.problem.filling import complete
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
+from neuroshard.search.tiers.start import started
 
 # How often tables change sides: as often as so many cells, table groups x devices, allow, and at most and at least so often. 120
 # for 60 tables on 8 devices took half of a search's time
@@ -46,8 +47,7 @@ def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.rand
             if choice.tobytes() in tried:
                 continue
             tried.add(choice.tobytes())
-            there = problems.of(choice).with_spread(best.state.problem.spread, best.state.problem.places)
-            start, current = None if there is None else _start(there, best, choice), problems.current
+            start, current = _start(problems.of(choice), best, choice), problems.current
             if start is None or (current is not None and not current.within_budget(start.problem, start.widths)):
                 continue
             quiet = asked.watch.quiet()
@@ -80,12 +80,12 @@ def _with_room(problems: TierProblems, choice: Ints, before: Ints, change: Float
 
 def _start(problem: Problem, plan: InTierPlan, choice: Ints) -> State | None:
     """A plan of the problem with the shards of another plan; groups of another option find new places if they have no room."""
-    kept = complete(problem, plan.state.widths.copy())
+    kept = started(problem, plan.state)
     if kept is not None:
         return kept
-    widths = plan.state.widths.copy()
+    there, widths = problem.with_spread(plan.state.problem.spread, plan.state.problem.places), plan.state.widths.copy()
     widths[choice != plan.choice] = 0
-    return complete(problem, widths)
+    return None if there is None else complete(there, widths)
 
 
 def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
