@@ -179,9 +179,13 @@ STREAM = {
     "cached_rows": [0, 50, 100], "missed_rows": [19.0, 5.0, 0.0],
 }  # fmt: skip
 ACCESS = {"batch_size": 10, "group_rows": [1, 9], "lookups_per_row": [11, 1], "stream": STREAM}
+ROW_ORDER = {
+    "ids_digest": "0" * 64, "rows": 900, "hot_rows": 100, "lookup_share": 0.8, "points": [[1, 0.2], [10, 0.5]],
+    "time": "2026-01-05T00:00:00Z",
+}  # fmt: skip
 TABLE = {
     "name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0, "reuse_bins": [1.0] + [0.0] * 16,
-    "features": [{"name": "f", "pooling_factor": 2.0}], "access": ACCESS,
+    "features": [{"name": "f", "pooling_factor": 2.0}], "access": ACCESS, "row_order": ROW_ORDER,
 }  # fmt: skip
 LIVE = golden("live-1.json")
 COST = DeviceCost(compute_ms=1, forward_collective_ms=1, backward_collective_ms=1)

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from neuroshard.core.release import MODEL_NAME, TIME, Digest, Sealed
+from neuroshard.core.release import MODEL_NAME, Sealed
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.text import counted
-from neuroshard.core.value import Value, Whole
+from neuroshard.core.value import TIME, Digest, Value, Whole
 
 COUNTED_FORMAT: Literal[1] = 1
 Steps = Annotated[Whole, Field(ge=0, le=2**53)]

@@ -21,7 +21,9 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[2] = 2  # tasks without tiers and access curves are written as 1, which older programs read
+PLAN_FORMAT: Literal[2] = (
+    2  # tasks without tiers, access curves and row orders are written as 1, which older programs read
+)
 
 
 class Shard(Value):
@@ -150,7 +152,7 @@ class Plan(Value):
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
         if self.task.is_of_format_2 and self.format_version == 1:
             raise ValueError(
-                "the plan's task names tiers, host memory or access curves, which format_version 1 does not know; it is 2"
+                "the plan's task names tiers, host memory, access curves or row orders, which format_version 1 lacks; it is 2"
             )
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:

@@ -11,15 +11,22 @@ from neuroshard.core.moves import carried_over
 from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import PredictedMs
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256, without_defaults
+from neuroshard.core.value import (
+    TIME,
+    Digest,
+    Value,
+    canonical_json,
+    check_format,
+    decode_json,
+    sha256,
+    without_defaults,
+)
 
 RELEASE_FORMAT: Literal[1] = 1
 MOST_RELEASES = 10**12  # of one name: one a second for 30,000 years
 Number = Annotated[int, Field(ge=1, le=MOST_RELEASES)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0)]
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"
 HARDWARE = "hardware"  # the folder of all cost models, each under its hardware's fingerprint and its batch size
 FINGERPRINT = r"^[0-9a-f]{16}$"
 BUNDLE_FILES = ("nets.safetensors", "model.json")  # of a cost model, in the order in which they are written

@@ -15,6 +15,7 @@ from pydantic import (
 from neuroshard.core.access import LOOSE, AccessCurve, access_exponent, stated_curve
 from neuroshard.core.errors import UsageError
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.value import Number, Value, Whole, shown, without_defaults
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
@@ -96,6 +97,7 @@ class Table(Value):
     says that each lookup comes with a weight of its own (TorchRec's `is_weighted`). `module` is the path of the module that
     holds the table in the trainer's model, "" where that is not known; where two modules hold tables of one name, `name` is the
     path, a dot and that name. `access` says how its rows are read (core/access.py); "zipf:1.05" is short for such a curve.
+    `row_order` says which rows are hottest (core/row_order.py); the table may have grown since it was made.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -112,14 +114,16 @@ class Table(Value):
     module: Annotated[str, Field(max_length=MAX_NAME)] = ""
     features: Annotated[tuple[Feature, ...], Field(max_length=MOST_FEATURES)] = ()
     access: AccessCurve | None = None
+    row_order: RowOrder | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data = without_defaults(fields(self), _UNSAID)
         if not self.features:
             data.pop("features", None)
-        if self.access is None:
-            data.pop("access", None)
+        for name in ("access", "row_order"):
+            if getattr(self, name) is None:
+                data.pop(name, None)
         return data
 
     @model_validator(mode="before")
@@ -202,6 +206,11 @@ class Table(Value):
             raise ValueError("a sequence (pooling none) has no weighted lookups")
         if self.access is not None:
             _check_access(self.access, self.rows, self.pooling_factor)
+        if self.row_order is not None and self.row_order.rows > self.rows:
+            raise ValueError(
+                f"row_order is of a table with {self.row_order.rows:,} rows, but the table has {self.rows:,}; make it anew, or "
+                "leave row_order out"
+            )
         if not self.features:
             return self
         names = [feature.name for feature in self.features]
@@ -239,11 +248,12 @@ class Table(Value):
         return self.model_copy(update={"dim": dim})
 
     def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
-        """The same table with another size and other lookups; each feature keeps its share of them. The values are not
-        checked."""
+        """The same table with another size and other lookups; each feature keeps its share of them. With other rows it
+        has no row order. The values are not checked."""
         size: dict[str, Any] = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
-        if self.access is not None and rows != self.rows:
-            size["access"] = self.access.of_rows(rows / self.rows)
+        if rows != self.rows:
+            size["access"] = None if self.access is None else self.access.of_rows(rows / self.rows)
+            size["row_order"] = None
         if not self.features or pooling_factor == self.pooling_factor:
             return self.model_copy(update=size)
         share = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0

@@ -120,9 +120,9 @@ class ShardingTask(Value):
 
     @property
     def is_of_format_2(self) -> bool:
-        """Whether it names host memory, the tier of a table or an access curve, which readers of plans of format 1 would drop."""
+        """Whether it names what readers of plans of format 1 drop: host memory, a tier, an access curve or a row order."""
         named = self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
-        return named or any(table.access is not None for table in self.tables)
+        return named or any((table.access, table.row_order) != (None, None) for table in self.tables)
 
     @property
     def devices(self) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from neuroshard.core.errors import InvalidInput, NewerFormat
 
@@ -29,6 +29,9 @@ def _written_as(kind: str) -> BeforeValidator:
 # For files that people write. Files that only programs write are not checked so strictly, which would take time
 Whole = Annotated[int, _written_as("whole number")]
 Number = Annotated[float, _written_as("number")]
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"  # of a moment in UTC, ISO 8601
 
 
 class Value(BaseModel):

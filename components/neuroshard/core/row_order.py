@@ -1,0 +1,117 @@
+"""An order of a table's rows by access: its hot ids, most read first. And where a row of such an order is held.
+
+Only the hot ids are listed, in a file of their own (files/row_orders.py). The rank of a listed id is its place in the list. Ids
+that are not listed come after, in the order of their ids: such an id has rank `hot_rows + id - (listed ids below it)`. So every
+id of the table has one rank, whatever number of ids is listed, and rows that a table has grown by since are simply not listed.
+Where ids are in this order already, nothing is stored: an order with the `ids_digest` "" lists the ids 0, 1, 2, …, and a rank
+is an id.
+
+With ranks for ids, a table can be held in two parts (`in_part`), or dealt over the blocks of row-wise sharding (`Dealing`) so
+that each has as many lookups, not only as many rows.
+"""
+
+from itertools import pairwise
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from neuroshard.core.value import TIME, Digest, Number, Value, Whole, shown
+
+MOST_POINTS = 64  # of a curve; writers have one at each power of two
+
+RowCount = Annotated[Whole, Field(ge=1, le=2**40)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+RowPart = Literal["hot", "cold"]
+
+
+class RowOrder(Value):
+    """The `hot_rows` hottest ids of a table that had `rows` rows at `time` (UTC, ISO 8601), when `source` was counted.
+
+    `ids_digest` is the sha256 of the file that lists them, "" where they are 0, 1, 2, …. They had `lookup_share` of all lookups,
+    and the hottest n of them the share that `points` (n, share) say, of numbers of rows that rise and are below `hot_rows`.
+    """
+
+    ids_digest: Digest | Literal[""]
+    rows: RowCount
+    hot_rows: RowCount
+    lookup_share: Share
+    points: Annotated[tuple[tuple[RowCount, Share], ...], Field(max_length=MOST_POINTS)] = ()
+    source: Annotated[str, Field(max_length=200)] = ""
+    time: Annotated[str, Field(pattern=TIME)]
+
+    @field_validator("source")
+    @classmethod
+    def _source(cls, source: str) -> str:
+        if any(not char.isprintable() for char in source):
+            raise ValueError(f"must be one line without control characters, not {shown(source)}")
+        return source
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.hot_rows > self.rows:
+            raise ValueError(f"lists {self.hot_rows:,} rows, but the table had {self.rows:,}")
+        before = (0, 0.0)
+        for index, point in enumerate((*self.points, (self.hot_rows, self.lookup_share))):
+            if point[0] <= before[0] or point[1] < before[1]:
+                what = f"points[{index}]" if index < len(self.points) else "hot_rows and lookup_share"
+                raise ValueError(
+                    f"{what}: {point[0]:,} rows have {point[1]:g} of the lookups, after {before[0]:,} with {before[1]:g}; rows "
+                    "must rise from point to point up to hot_rows, and shares never fall"
+                )
+            before = point
+        return self
+
+    def share_of(self, rows: int) -> float:
+        """The share of lookups that the hottest `rows` rows had. Between points it is a line, which is a little too little; rows
+        that are not listed have had equal shares of the rest."""
+        known = [(0, 0.0), *self.points, (self.hot_rows, self.lookup_share)]
+        if self.rows > self.hot_rows:
+            known.append((self.rows, 1.0))
+        for (low, least), (high, most) in pairwise(known):
+            if rows <= high:
+                return least + (most - least) * (rows - low) / (high - low)
+        return known[-1][1]
+
+
+def in_part(rank: int, hot_rows: int) -> tuple[RowPart, int]:
+    """The part of a table held in two, and the row of it, that holds a rank: the first `hot_rows` are the hot part."""
+    return ("hot", rank) if rank < hot_rows else ("cold", rank - hot_rows)
+
+
+def rank_in_part(part: RowPart, row: int, hot_rows: int) -> int:
+    """The rank that a row of a part holds: the inverse of `in_part`."""
+    return row if part == "hot" else hot_rows + row
+
+
+class Dealing(NamedTuple):
+    """Ranks dealt over the row blocks of TorchRec as cards are, one to each block in turn, until a block is full.
+
+    TorchRec's blocks have `block_rows` rows each, the first `full_blocks` of them; the next has `rest` rows, maybe none, and any
+    others have none. So the first `rest * (full_blocks + 1)` ranks go to one block more than those after them.
+    """
+
+    block_rows: int
+    full_blocks: int
+    rest: int
+
+    @classmethod
+    def of(cls, rows: int, blocks: int) -> Self:
+        """Of so many rows over so many blocks, both at least 1: the devices of row-wise, the table's of table-row-wise."""
+        block_rows = -(-rows // blocks)
+        full_blocks, rest = divmod(rows, block_rows)
+        return cls(block_rows, full_blocks, rest)
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The block of a rank, and its row of the block."""
+        left = rank - self.rest * (self.full_blocks + 1)
+        if left < 0:
+            row, block = divmod(rank, self.full_blocks + 1)
+            return block, row
+        row, block = divmod(left, self.full_blocks)
+        return block, self.rest + row
+
+    def rank(self, block: int, row: int) -> int:
+        """The rank that a row of a block holds: the inverse of `place`."""
+        if row < self.rest:
+            return row * (self.full_blocks + 1) + block
+        return self.rest * (self.full_blocks + 1) + (row - self.rest) * self.full_blocks + block
