@@ -1,7 +1,7 @@
 """Trainers on gloo, of tables held by access and of the same tables as ever: what they return, and what they learn."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, Emb
 from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
+from neuroshard.client.rows_state import load_model_state, model_state
 from neuroshard.files.importers.torchrec_tables import configs_of
 
 SAMPLES, LEARNING_RATE, EPS = 16, 0.05, 1e-8
@@ -125,11 +126,12 @@ class Trainer:
             plan=ShardingPlan({"e": plan}),
             sharders=[*sharders, CollectionByAccessSharder(*sharders)],
         )
-        for table, weight in case.start().items():  # TorchRec draws those of pooled tables anew
-            for name, ids in self._held(table):
-                for shard in self._shards(name):
-                    first, count = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
-                    shard.tensor.detach().copy_(weight[ids(torch.arange(first, first + count))])
+        state = model_state(self.model)  # TorchRec draws the weights of pooled tables anew
+        for key, weight in state["model"].items():
+            for shard in weight.local_shards():
+                first, count = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
+                shard.tensor.detach().copy_(case.start()[key.split(".")[-2]][first : first + count])
+        load_model_state(self.model, state)
 
     @property
     def sharded(self) -> Any:
@@ -150,38 +152,30 @@ class Trainer:
 
     def weights(self) -> dict[str, Tensor]:
         """Whole tables, rows in the order of their ids, of all ranks."""
-        found = {}
-        for table, rows in self.case.rows.items():
-            whole = torch.zeros(rows, self.case.dim)
-            for name, ids in self._held(table):
-                for shard in self._shards(name):
-                    first, count = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
-                    whole[ids(torch.arange(first, first + count))] += shard.tensor.detach().float()
-            dist.all_reduce(whole)
-            for name, weight in (getattr(self.sharded, "copies", None) or nn.Module()).named_buffers():
-                if name.startswith(f"{table}/"):
-                    part = self.sharded.rows.held[table].parts[0]
-                    whole[self.sharded.rows.ids_of(table, part, torch.arange(part.rows))] = weight.float()
-            found[table] = whole
-        return found
+        return {key.split(".")[-2]: _whole(of) for key, of in self._all(model_state(self.model)["model"]).items()}
 
-    def _held(self, table: str) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
-        rows = getattr(self.sharded, "rows", None)
-        if rows is None or table not in rows.held:
-            return [(table, lambda of: of)]
-        return [
-            (rows.held[table].name_of(table, part), lambda of, part=part: rows.ids_of(table, part, of))  # type: ignore[misc]
-            for part in rows.held[table].parts
-            if not part.copied
-        ]
+    def moments(self) -> dict[str, Tensor]:
+        every = model_state(self.model)["optimizer"]["state"]
+        return {
+            name: _whole(of) for name, of in self._all({k: v for of in every.values() for k, v in of.items()}).items()
+        }
 
-    def _shards(self, name: str) -> list[Any]:
-        return [
-            shard
-            for key, value in self.model.state_dict().items()
-            if key.split(".")[-2] == name
-            for shard in value.local_shards()
-        ]
+    def _all(self, own: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The shards of all ranks, by key."""
+        mine = {
+            key: [(shard.metadata.shard_offsets, shard.tensor.detach().float()) for shard in value.local_shards()]
+            for key, value in own.items()
+        }
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, mine)
+        return {
+            key: [shard for of in every for shard in of.get(key, [])] for key in sorted({k for of in every for k in of})
+        }
+
+
+def _whole(shards: list[Any]) -> Tensor:
+    """A tensor of its row blocks."""
+    return torch.cat([tensor for _, tensor in sorted(shards, key=lambda shard: shard[0])])
 
 
 def wanted(key: str, value: Tensor) -> Tensor:
@@ -208,5 +202,8 @@ def differences(
         found["losses"] = max(found["losses"], abs(loss - their_loss) / their_loss)
     weights, other_weights = ours.weights(), theirs.weights()
     found["weights"] = max(float((weights[table] - other_weights[table]).abs().max()) for table in weights)
+    moments, other_moments = ours.moments(), theirs.moments()
+    assert moments.keys() == other_moments.keys()
+    found["moments"] = max((float((of - other_moments[name]).abs().max()) for name, of in moments.items()), default=0.0)
     found["learned"] = min(float((weights[table] - value).abs().max()) for table, value in case.start().items())
     return found

@@ -1,8 +1,8 @@
 """A collection whose tables are held by access: dealt over row blocks, or in a hot and a cold part. Needs torch and torchrec.
 
-`CollectionByAccess` stands in the model where the collection was, takes the same features and returns the same outputs. Inside is a
-collection of the parts as tables of their own, each read by features of its own (`f->t/hot`), so that TorchRec shards them as
-any tables. What it does to a batch, for each feature of such a table:
+`CollectionByAccess` stands in the model where the collection was, takes the same features and returns the same outputs. Inside
+is a collection of the parts as tables of their own, each read by features of its own (`f->t/hot`), so that TorchRec shards them
+as any tables. What it does to a batch, for each feature of such a table:
 - ids become rows of the parts (client/rows_map.py), and a part gets those that it holds;
 - sequences: each part's rows go back to the places of their ids. Nothing is added, so nothing is rounded;
 - pooled: the parts are sums, and their outputs are added; a mean is divided by the sample's whole number of lookups at the end.
@@ -98,9 +98,9 @@ class Rows(nn.Module):
 
     def ids_of(self, table: str, part: Part, rows: Tensor) -> Tensor:
         """The ids that these rows of a part hold."""
-        return self._map(table).ids_of(part.ranks_of(rows))
+        return self.map_of(table).ids_of(part.ranks_of(rows))
 
-    def _map(self, table: str) -> RowMap:
+    def map_of(self, table: str) -> RowMap:
         return cast(RowMap, self.maps[table])
 
     @property
@@ -136,7 +136,7 @@ class Rows(nn.Module):
         """Put what the parts of a table read into `new`. Ids that the table lacks go to its last part as they are, which has
         fewer rows than the table, so they are outside of it too."""
         parts = self.held[reading.table].parts
-        ranks, there = self._map(reading.table).ranks(given.ids)
+        ranks, there = self.map_of(reading.table).ranks(given.ids)
         if len(parts) == 1:
             rows = torch.where(there, parts[0].held_in(ranks), given.ids)
             new[cast(str, reading.inside[0])] = _Feature(rows, given.lengths, given.weights)
@@ -255,6 +255,11 @@ class CollectionByAccess(nn.Module):
                 self.copies.add(name, config, own)
             else:
                 _holders(self.inner)[name].weight = own
+
+    @property
+    def output_names(self) -> list[str]:
+        """The keys of the output, in order."""
+        return self.rows.output_names
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor | dict[str, JaggedTensor]:
         inside, joinings = self.rows.split(features)

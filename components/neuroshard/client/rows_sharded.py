@@ -1,7 +1,7 @@
 """TorchRec's sharding of a collection whose tables are held by access (client/rows.py). Needs torch and torchrec.
 
-Give DistributedModelParallel, among its sharders, `CollectionByAccessSharder` with the sharders of the collections inside. It is a
-ShardedModule as TorchRec's own of feature processors is, so that its pipelines send ids ahead as for any collection: ids
+Give DistributedModelParallel, among its sharders, `CollectionByAccessSharder` with the sharders of the collections inside. It
+is a ShardedModule as TorchRec's own of feature processors is, so that its pipelines send ids ahead as for any collection: ids
 are mapped in `input_dist`, copied rows are looked up when the rest is, and outputs are joined when they are waited for.
 """
 
@@ -19,7 +19,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext, Emb
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardingEnv
 from torchrec.distributed.utils import append_prefix
 
-from neuroshard.client.rows import Joining, CollectionByAccess
+from neuroshard.client.rows import CollectionByAccess, Joining
 
 
 @dataclass
@@ -60,6 +60,7 @@ class ShardedCollectionByAccess(ShardedEmbeddingModule[KJTList, list[torch.Tenso
     ) -> None:
         super().__init__()
         self.rows = module.rows.to(device)
+        self.params, self.device, self.group = params, device, env.process_group
         self.copies = module.copies
         self.copies.start(sharder.fused_params, device, env.process_group)
         self.inner = sharder.shard(module.inner, params, env=env, device=device, module_fqn=module_fqn)
@@ -104,8 +105,8 @@ class ShardedCollectionByAccess(ShardedEmbeddingModule[KJTList, list[torch.Tenso
 
 
 class CollectionByAccessSharder(BaseEmbeddingSharder[CollectionByAccess]):
-    """For modules that are CollectionByAccess, with the sharders that collections without would have: their `fused_params` and codecs
-    are used."""
+    """For modules that are CollectionByAccess, with the sharders that other collections have: their `fused_params` and codecs are
+    used."""
 
     def __init__(
         self,
