@@ -107,9 +107,9 @@ def test_a_table_is_written_with_its_order_and_without_one_as_before() -> None:
     assert b"row_order" not in Table.parse(TABLE, "it").canonical_json()
 
 
-def test_a_plan_of_tables_with_an_order_is_not_of_the_format_that_would_drop_it() -> None:
+def test_a_plan_of_tables_with_an_order_is_not_of_a_format_that_would_drop_it() -> None:
     task = {"device_memory_bytes": [2**30], "batch_size": 8}
     without, with_order = (
         ShardingTask.parse(task | {"tables": [TABLE | more]}, "it") for more in ({}, {"row_order": ORDER})
     )
-    assert (without.is_of_format_2, with_order.is_of_format_2) == (False, True)
+    assert (without.plan_format, with_order.plan_format) == (1, 3)

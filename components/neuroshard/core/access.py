@@ -148,13 +148,38 @@ class AccessCurve(Value):
 
     def reuse_bins(self, batch_size: int) -> tuple[float, ...]:
         """The 17 reuse bins that a batch of this size has (core/reuse.py)."""
-        scale = batch_size / self.batch_size
-        return expected_bins((n, each * scale) for n, each in zip(self.group_rows, self.lookups_per_row, strict=True))
+        return expected_bins(self.rates(batch_size))
 
-    def of_rows(self, share: float) -> Self:
-        """The same of a share of the table's rows, spread evenly over it, as a block of rows is where ids are hashed."""
+    def rates(self, batch_size: int) -> list[tuple[float, float]]:
+        """The rows of each group, and the lookups of one of them in a batch of this size."""
+        scale = batch_size / self.batch_size
+        return [(n, each * scale) for n, each in zip(self.group_rows, self.lookups_per_row, strict=True)]
+
+    def split(self, rows: float) -> tuple[Self, Self]:
+        """The same of the `rows` hottest rows, and of the others: without what is known of their order in time. Where there are
+        no others that are ever read, one row that is not stands for them."""
+        hot, cold = list[tuple[float, float]](), list[tuple[float, float]]()
+        left = float(rows)
+        for count, lookups in zip(self.group_rows, self.lookups_per_row, strict=True):
+            first = min(count, left)
+            left -= first
+            hot += [(first, lookups)] if first > 0 else []
+            cold += [(count - first, lookups)] if count > first else []
+        return self._of_groups(hot), self._of_groups(cold)
+
+    def _of_groups(self, groups: list[tuple[float, float]]) -> Self:
+        rows, lookups = zip(*(groups or [(1.0, 0.0)]), strict=True)
+        return self.model_copy(update={"group_rows": rows, "lookups_per_row": lookups, "stream": None})
+
+    def of_rows(self, share: float, lookups: float | None = None) -> Self:
+        """The same of a share of the table's rows, spread evenly over it, as a block of rows is where ids are hashed. With
+        another share of the `lookups`, all of its rows are read so much more, or less; counts of a stream do not say how."""
         stream = None if self.stream is None else self.stream.of_rows(share)
-        return self.model_copy(update={"group_rows": tuple(n * share for n in self.group_rows), "stream": stream})
+        changed = {"group_rows": tuple(n * share for n in self.group_rows), "stream": stream}
+        if lookups is not None and not math.isclose(lookups, share, rel_tol=LOOSE):
+            times = lookups / share
+            changed |= {"lookups_per_row": tuple(each * times for each in self.lookups_per_row), "stream": None}
+        return self.model_copy(update=changed)
 
 
 def check_order(name: str, numbers: Sequence[float], *, rising: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.sharding import SHARDINGS, TABLE_ROW_WISE, ShardingName, ShardingTypeName
 from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
 from neuroshard.core.text import counted
@@ -36,7 +37,9 @@ def check_simplicity(share: float) -> float:
 class TableRule(Value):
     """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
     instead. None means no rule of its own. A `data_parallel` table is neither pinned nor cut: every device has a copy. `tier`
-    says where it lies (core/tiers.py); `cached_rows` how many of its rows a cache has room for, over all its row blocks."""
+    says where it lies (core/tiers.py); `cached_rows` how many of its rows a cache has room for, over all its row blocks.
+    `rows_by_access` says what is made of its row order; of a table held in two parts, each may have a rule of its own, by the
+    name of the part (core/parts.py), which comes before that of the table."""
 
     table: str
     devices: tuple[DeviceNumber, ...] | None = None
@@ -46,11 +49,23 @@ class TableRule(Value):
     data_parallel: bool | None = None
     tier: Tier | None = None
     cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
+    rows_by_access: RowsByAccess | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unsaid = dict.fromkeys(("row_wise", "data_parallel", "tier", "cached_rows"))
+        unsaid = dict.fromkeys(("row_wise", "data_parallel", "tier", "cached_rows", "rows_by_access"))
         return without_defaults(fields(self), unsaid)
+
+    @property
+    def says_more(self) -> bool:
+        """Whether it says anything but what is made of the table's row order."""
+        return any(getattr(self, name) is not None for name in type(self).model_fields if name not in _OF_TABLES)
+
+    def over(self, other: "TableRule") -> Self:
+        """This rule of a part, and where it says nothing what the rule of its table says. A tier comes with its cached rows."""
+        unsaid = {name for name in type(self).model_fields if getattr(self, name) is None}
+        unsaid -= {*_OF_TABLES, "cached_rows"} if self.tier is not None else _OF_TABLES
+        return self.model_copy(update={name: getattr(other, name) for name in unsaid})
 
     @model_validator(mode="after")
     def _some_tier(self) -> Self:
@@ -75,6 +90,26 @@ class TableRule(Value):
         if self.data_parallel and (what := next((name for name, said in others.items() if said), None)):
             raise ValueError(f"table {self.table!r} is data-parallel, a copy on every device, and cannot be {what}")
         return self
+
+    @model_validator(mode="after")
+    def _of_parts(self) -> Self:
+        if self.rows_by_access is None:
+            return self
+        if self.data_parallel:
+            what = "dealt over row blocks" if self.rows_by_access.dealt else "held in two parts"
+            raise ValueError(
+                f"table {self.table!r} is data-parallel, a copy on every device, and cannot be {what}; say data_parallel of its "
+                f"hot part, {part_names(self.table)[0]!r}, or leave one of them out"
+            )
+        if self.rows_by_access.hot_rows is not None and self.cached_rows is not None:
+            raise ValueError(
+                f"table {self.table!r} is held in two parts, and {self.cached_rows:,} of its rows are cached; say of which part, "
+                f"{' or '.join(map(repr, part_names(self.table)))}"
+            )
+        return self
+
+
+_OF_TABLES = {"table", "rows_by_access"}  # what no part takes over from its table
 
 
 class Constraints(Value):
@@ -131,7 +166,7 @@ class Constraints(Value):
             )
         ruled: set[str] = set()
         for rule in self.tables:
-            _check_known(rule.table, known, "a rule")
+            check_known(rule.table, known, "a rule")
             if rule.table in ruled:
                 raise ValueError(f"table {rule.table!r} has two rules; write one")
             ruled.add(rule.table)
@@ -181,7 +216,7 @@ class Constraints(Value):
         kept: set[str] = set()
         for group in self.together:
             for name in group:
-                _check_known(name, known, "a set kept together")
+                check_known(name, known, "a set kept together")
                 if name in self.data_parallel:
                     raise ValueError(f"table {name!r} is data-parallel, and cannot be kept together with others")
                 if name in kept:
@@ -201,6 +236,40 @@ class Constraints(Value):
     def beyond_hbm(self) -> dict[str, TableRule]:
         """The rules of the tables that are cached or in host memory, by table."""
         return {rule.table: rule for rule in self.tables if rule.tier in ("cached", "host")}
+
+    @property
+    def rows_by_access(self) -> dict[str, RowsByAccess]:
+        """What is made of the row orders of tables, by table."""
+        return {rule.table: rule.rows_by_access for rule in self.tables if rule.rows_by_access is not None}
+
+    @property
+    def in_two_parts(self) -> list[str]:
+        """Names of the tables held in two parts."""
+        return [name for name, held in self.rows_by_access.items() if held.hot_rows is not None]
+
+    @property
+    def parted(self) -> Self:
+        """The same rules of the tables that stand for those held in two parts. What the rule of such a table says holds for both
+        parts, where theirs say nothing. Raises ValueError where such a table has two rules."""
+        halves, whole = {name: part_names(name) for name in self.in_two_parts}, dict[str, TableRule]()
+        own = list[TableRule]()
+        for rule in self.tables:
+            if rule.table not in halves:
+                own.append(rule.model_copy(update={"rows_by_access": None}))
+            elif rule.table in whole:
+                raise ValueError(f"table {rule.table!r} has two rules; write one")
+            else:
+                whole[rule.table] = rule
+        said = {rule.table for rule in own}
+        above = {part: whole[name] for name, parts in halves.items() for part in parts}
+        own += [TableRule(table=part) for part, rule in above.items() if part not in said and rule.says_more]
+        together = (tuple(part for name in group for part in halves.get(name, (name,))) for group in self.together)
+        return self.model_copy(
+            update={
+                "tables": tuple(rule.over(above[rule.table]) if rule.table in above else rule for rule in own),
+                "together": tuple(together),
+            }
+        )
 
     def rules(self) -> Mapping[str, TableRule]:
         """The rules by table, for those that have one of their own."""
@@ -238,7 +307,7 @@ class Constraints(Value):
         return [table.name for table in tables if table.name not in kept and may(table)]
 
 
-def _check_known(name: str, known: Collection[str], where: str) -> None:
+def check_known(name: str, known: Collection[str], where: str) -> None:
     if name not in known:
         raise ValueError(f"{where} is about table {name!r}, which is not in the task")
 

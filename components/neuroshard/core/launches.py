@@ -9,6 +9,8 @@ embedding.py; counted on gloo in tests/client/test_launches.py).
 Pooled outputs may be copied once more each way. Once a table of a collection is cut column-wise, the outputs of all its whole and
 cut tables are put into the tables' order (`PermutePooledEmbeddingsSplit` of cw_sharding.py); those of grids always are. Where
 tables of a collection have several sharding types, all its outputs are concatenated (`construct_output_kt` of embeddingbag.py).
+Where tables of a collection are dealt or in two parts, the wrapper joins its outputs (client/rows.py). Parts are tables of the
+collection, but a copied hot part is an operator of its own, as any copy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,6 +66,7 @@ class Launches:
 
 def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
     """What is launched for these shards of the task's tables."""
+    task = task.parted
     tables = {table.name: table for table in task.tables}
     of_table: dict[str, list[Shard]] = {}
     for shard in shards:
@@ -85,7 +88,8 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
         outputs=sum(group.outputs for group in distinct),
         inputs=sum(group.inputs for group in distinct),
         kinds_of_operators=len(kinds),
-        reordered=reordered_columns(
+        reordered=task.by_access.columns
+        + reordered_columns(
             (groups[name], Part.of(tables[name]).sent_columns, sharding.splits_columns)
             for name, sharding in held.items()
         ),

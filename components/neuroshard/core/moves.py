@@ -4,14 +4,20 @@ What a device already holds stays. Bytes in host memory go from device to device
 that allocates the memory of its own tables. Rows and tables that the old plan does not have are initialised, not moved; so is a
 table whose number of columns changed, since its old vectors cannot be used. Of a table that either plan copies to every device,
 only weights count: its copies are trained by the dense optimizer, whose state no sharded table has
-(client/torchrec_optimizer.py).
+(client/torchrec_optimizer.py). The copied hot part of a table has the state of its table (client/rows_copies.py).
+
+Where both plans hold a table's rows in the same places, by id or by one order, rows are compared. Where they do not, no plan says
+which rows a shard has in common with an old one: then so many are counted as there are on average, which is exact for shards of
+all rows.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from neuroshard.core.part import Part
+from neuroshard.core.parts import part_names
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
@@ -22,7 +28,8 @@ from neuroshard.core.value import Value
 class Move(Value):
     """A rectangle of a table that goes to `to_device`: from `from_device`, or, where that is None, initialised there.
 
-    `nbytes` counts weights and optimizer state. Row-wise state moves with the first columns of its rows.
+    `nbytes` counts weights and optimizer state. Row-wise state moves with the first columns of its rows. `rows` are some of those
+    of a shard that begins at `row_offset` where the plans hold the table's rows in different places.
     """
 
     table: str
@@ -37,14 +44,16 @@ class Move(Value):
 
 def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     """Everything that devices hold under `new` and not under `old`, in the order of the new plan's shards."""
-    tables = {table.name: table for table in new.task.tables}
-    dims = {table.name: table.dim for table in old.task.tables}
-    shards, copied = old.by_table(), old.task.constraints.data_parallel
-    held = {
-        name: _OldShards(shards[name] if dims.get(name) == table.dim else (), copies=name in copied)
+    task, before = new.parted, old.parted
+    tables = {table.name: table for table in task.tables}
+    dims = {table.name: table.dim for table in before.tables}
+    shards, copied = old.by_table(), before.constraints.data_parallel
+    held: dict[str, _OldShards | _OtherRows] = {
+        name: _OldShards(shards.get(name, ()) if dims.get(name) == table.dim else (), copies=name in copied)
         for name, table in tables.items()
     }
-    for name in copied | new.task.constraints.data_parallel:
+    held |= _in_other_places(old, new)
+    for name in (copied - before.by_access.hot) | (task.constraints.data_parallel - task.by_access.hot):
         if name in tables:
             tables[name] = _stateless(tables[name])
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], held[shard.table]))
@@ -75,30 +84,59 @@ def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
     those with state per row and shard whose column cuts differ, and those with any state that only one of the plans copies to
     every device, where the dense optimizer trains them. A table with another number of columns is initialised."""
     before = {table.name: table for table in old.task.tables}
-    copied = new.task.constraints.data_parallel ^ old.task.constraints.data_parallel
+    densely = new.task.constraints.data_parallel ^ old.task.constraints.data_parallel
+    densely -= new.task.by_access.hot | old.task.by_access.hot
     cuts, were = new.by_table(), old.by_table()
+
+    def cut_otherwise(table: Table) -> bool:
+        """Whether rows of the table may have been cut in other columns."""
+        spans = [_spans(were[part.name]) for part in plan_parts(old, before[table.name])]
+        spans += [_spans(cuts[part.name]) for part in plan_parts(new, table)]
+        return any(each != spans[0] for each in spans)
+
     return tuple(
         table.name
         for table in new.task.tables
         if table.name in before
         and before[table.name].dim == table.dim
         and (
-            (table.optimizer_bytes_per_row and _spans(cuts[table.name]) != _spans(were[table.name]))
-            or (table.optimizer_bytes_per_row + table.optimizer_bytes_per_element and table.name in copied)
+            (table.optimizer_bytes_per_row and cut_otherwise(table))
+            or (table.optimizer_bytes_per_row + table.optimizer_bytes_per_element and table.name in densely)
         )
     )
 
 
 def changed_tiers(old: Plan, new: Plan) -> dict[str, int]:
     """Bytes of weights and of optimizer state of elements that lie in HBM by one plan and in host memory by the other, by table.
-    Those of caches are copies."""
-    before = {table.name for table in old.task.tables}
-    was, now = old.task.constraints.beyond_hbm, new.task.constraints.beyond_hbm
-    return {
-        table.name: operator_bytes([(Part.of(table), "host")]).host
-        for table in new.task.tables
-        if table.name in before and (table.name in was) != (table.name in now)
-    }
+    Those of caches are copies. Of a table in two parts, those of so many rows as the plans' differ in."""
+    before, found = {table.name: table for table in old.task.tables}, dict[str, int]()
+    beyond_old, beyond_new = (plan.parted.constraints.beyond_hbm for plan in (old, new))
+    for table in new.task.tables:
+        if table.name not in before:
+            continue
+        was = sum(part.rows for part in plan_parts(old, before[table.name]) if part.name in beyond_old)
+        now = sum(part.rows for part in plan_parts(new, table) if part.name in beyond_new)
+        rows = min(abs(now - was), table.rows) if was and now else max(now, min(was, table.rows))
+        if rows and was != now:
+            found[table.name] = operator_bytes([(Part(table, rows, table.dim), "host")]).host
+    return found
+
+
+class PlanPart(NamedTuple):
+    """A table of a plan's shards, a table of its task or a part of one: rows `first` to `first + rows` of it, in its order."""
+
+    name: str
+    first: int
+    rows: int
+
+
+def plan_parts(plan: Plan, table: Table) -> tuple[PlanPart, ...]:
+    """The tables of a plan's shards that have the rows of a table of its task: two of one in two parts."""
+    held = plan.task.constraints.rows_by_access.get(table.name)
+    if held is None or held.hot_rows is None:
+        return (PlanPart(table.name, 0, table.rows),)
+    hot, cold = part_names(table.name)
+    return PlanPart(hot, 0, held.hot_rows), PlanPart(cold, held.hot_rows, table.rows - held.hot_rows)
 
 
 def carried_over(changed: int) -> str:
@@ -198,7 +236,109 @@ def _first_row(shard: Shard) -> int:
     return shard.row_offset
 
 
-def _arriving(shard: Shard, table: Table, held: _OldShards) -> Iterator[Move]:
+class _OtherRows(NamedTuple):
+    """The shards of a table whose rows the old plan holds in other places, of each `old` part; or its `copies`, by device. The
+    rows of a new shard are spread evenly over those of `part`, and those of an old one over those of its part."""
+
+    part: PlanPart
+    old: tuple[tuple[PlanPart, Sequence[Shard]], ...]
+    copies: tuple[tuple[PlanPart, dict[int, Shard]], ...]
+
+    def in_common(self, shard: Shard) -> Iterator[tuple[Shard, float]]:
+        """The old shards that have columns of a new one, and how many of its rows, on average."""
+        copies = ((part, [held.get(shard.device) or held[shard.device % len(held)]]) for part, held in self.copies)
+        for part, shards in (*self.old, *copies):
+            both = min(part.first + part.rows, self.part.first + self.part.rows) - max(part.first, self.part.first)
+            for one in shards if both > 0 else ():
+                left, right = _columns(shard, one)
+                if right > left:
+                    yield one, both * (shard.rows / self.part.rows) * (one.rows / part.rows)
+
+
+def _in_other_places(old: Plan, new: Plan) -> dict[str, _OtherRows]:
+    """By table of the new plan's shards, for those whose rows the old plan holds in other places."""
+    before, shards, found = {table.name: table for table in old.task.tables}, old.by_table(), dict[str, _OtherRows]()
+    copied = old.parted.constraints.data_parallel
+    for table in new.task.tables:
+        was = before.get(table.name)
+        if was is None or was.dim != table.dim or _places(old, was) == _places(new, table):
+            continue
+        one_order = was.row_order is not None and _order(was) == _order(table)
+        # by another order, the rows of a part may have been anywhere
+        there = [
+            (part if one_order else part._replace(first=0, rows=was.rows), shards[part.name])
+            for part in plan_parts(old, was)
+        ]
+        placed = tuple((ranks, some) for ranks, some in there if ranks.name not in copied)
+        copies = tuple((ranks, {one.device: one for one in some}) for ranks, some in there if ranks.name in copied)
+        for part in plan_parts(new, table):
+            found[part.name] = _OtherRows(
+                part if one_order else part._replace(first=0, rows=table.rows), placed, copies
+            )
+    return found
+
+
+def _places(plan: Plan, table: Table) -> object:
+    """What decides in which row of a plan's shards an id is: None where that is its own row."""
+    held = plan.task.constraints.rows_by_access.get(table.name)
+    if held is None:
+        return None
+    parts = {part.name for part in plan_parts(plan, table)}
+    blocks = {(shard.table, shard.row_offset) for shard in plan.shards if shard.table in parts}
+    return held, _order(table), blocks
+
+
+def _order(table: Table) -> tuple[str, int] | None:
+    """What tells row orders apart: when they were made, and from what, does not."""
+    order = table.row_order
+    return None if order is None else (order.ids_digest, order.hot_rows)
+
+
+def _arriving_of_others(shard: Shard, table: Table, held: _OtherRows) -> Iterator[Move]:
+    """As `_arriving`, of rows that the old plan holds in other places."""
+    element_bytes = table.element_bytes + table.optimizer_bytes_per_element
+    there = list(held.in_common(shard))
+    columns = {one.column_offset for one, _ in there if one.device == shard.device}
+    with_state = [
+        sum(rows for one, rows in there if one.device == shard.device and one.column_offset == at) for at in columns
+    ]
+    bare, missing = shard.rows - max(with_state, default=0.0), float(shard.rows * shard.dim)
+    for one, rows in there:
+        left, right = _columns(shard, one)
+        missing -= rows * (right - left)
+        if one.device == shard.device:
+            continue
+        stateless = min(rows, bare)
+        bare -= stateless
+        yield _some_rows(
+            shard, one.device, rows, (left, right), element_bytes, stateless * table.optimizer_bytes_per_row
+        )
+    if missing > 0.5:
+        whole = shard.column_offset, shard.column_offset + shard.dim
+        rows = missing / shard.dim
+        yield _some_rows(shard, None, rows, whole, element_bytes, min(rows, bare) * table.optimizer_bytes_per_row)
+
+
+def _some_rows(
+    shard: Shard, device: int | None, count: float, columns: tuple[int, int], element_bytes: int, state: float
+) -> Move:
+    left, right = columns
+    return Move(
+        table=shard.table,
+        row_offset=shard.row_offset,
+        rows=round(count),
+        column_offset=left,
+        dim=right - left,
+        from_device=device,
+        to_device=shard.device,
+        nbytes=round(count * (right - left) * element_bytes + state),
+    )
+
+
+def _arriving(shard: Shard, table: Table, held: _OldShards | _OtherRows) -> Iterator[Move]:
+    if isinstance(held, _OtherRows):
+        yield from _arriving_of_others(shard, table, held)
+        return
     element_bytes = table.element_bytes + table.optimizer_bytes_per_element
     last = shard.row_offset + shard.rows
     with_state = held.rows[shard.device].near(shard.row_offset, last) if shard.device in held.rows else _Rows()

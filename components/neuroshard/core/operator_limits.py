@@ -110,7 +110,8 @@ def widest_cut(table: Table, most: int) -> int | None:
 
 def fault_of_plan(plan: Plan, device: Device) -> str:
     """Which shards of a plan a device's operator cannot hold, in words; empty if it holds all."""
-    return fault_of_shards(plan.task.tables, plan.shards, device, plan.task.constraints.data_parallel)
+    task = plan.parted
+    return fault_of_shards(task.tables, plan.shards, device, task.constraints.data_parallel)
 
 
 def fault_of_shards(

@@ -7,6 +7,8 @@ cut comes where its first device does. All features of a table come together (to
 and `_create_output_dist` of embeddingbag.py, `group_tables` of embedding_sharding.py, `_init_combined_embeddings` of
 cw_sharding.py).
 
+A module that has tables dealt or in two parts is wrapped (client/rows.py): its outputs come as the module has its tables.
+
 The order of the sharding plan's own dictionaries does not matter. tests/client/test_output_order.py compares with real modules.
 """
 
@@ -85,19 +87,20 @@ def said_reordered(modules: Sequence[str]) -> str:
 
 def _orders(plan: Plan, tables: Sequence[Table]) -> dict[str, tuple[str, ...]]:
     """The orders of these tables of a plan, by module."""
-    shards = plan.by_table()
-    own = {table.name: table for table in plan.task.tables}
+    shards, task = plan.by_table(), plan.parted
+    own, wrapped = {table.name: table for table in task.tables}, plan.task.constraints.rows_by_access
 
     def held(name: str) -> Held:
-        group = Group.of(own[name], sharding_of(plan.task, own[name], shards[name]))
+        group = Group.of(own[name], sharding_of(task, own[name], shards[name]))
         return Held(
             name, group.sharding.name, frozenset(shard.device for shard in shards[name]), own[name].operator_key
         )
 
-    collections = _grouped(((table.module, *_unknown(table)), held(table.name)) for table in tables)
+    collections = _grouped(((table.module, *_unknown(table)), table.name) for table in tables)
     found: dict[str, tuple[str, ...]] = {}
-    for (module, *_), of_one in collections.items():
-        found[module] = (*found.get(module, ()), *order_of(of_one))
+    for (module, *_), names in collections.items():
+        order = names if wrapped.keys() & set(names) else order_of(list(map(held, names)))
+        found[module] = (*found.get(module, ()), *order)
     return found
 
 

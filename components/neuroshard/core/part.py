@@ -28,7 +28,8 @@ class Memory(NamedTuple):
 
 class Part(NamedTuple):
     """`rows` x `dim` of a table on a device: one of `row_blocks` that share the rows of these columns, or one of `copies` of the
-    table, 0 if it is no copy. A copy looks up the samples of its own device.
+    table, 0 if it is no copy. A copy looks up the samples of its own device. `lookup_share` is the share of the table's lookups
+    that its rows have; None where all rows are taken to be looked up equally often.
 
     A tuple, for a search makes thousands: with trained nets these take 0.5 % of its time more than arrays of tables and widths.
     """
@@ -38,6 +39,7 @@ class Part(NamedTuple):
     dim: int
     row_blocks: int = 1
     copies: int = 0
+    lookup_share: float | None = None
 
     @classmethod
     def of(cls, table: Table, copies: int = 0) -> "Part":
@@ -46,11 +48,18 @@ class Part(NamedTuple):
 
     @property
     def pooling_factor(self) -> float:
-        """Lookups a sample: the share of the table's that its rows have, as if all rows were looked up equally often."""
+        """Lookups a sample: the share of the table's that its rows have."""
         table = self.table
         if self.copies:
             return table.pooling_factor / self.copies
+        if self.lookup_share is not None:
+            return table.pooling_factor * self.lookup_share
         return table.pooling_factor if self.rows == table.rows else table.pooling_factor * self.rows / table.rows
+
+    @property
+    def share_of_lookups(self) -> float:
+        """Of the table's, if it is no copy."""
+        return self.rows / self.table.rows if self.lookup_share is None else self.lookup_share
 
     @property
     def vectors(self) -> float:
@@ -71,6 +80,11 @@ class Part(NamedTuple):
         number of lookups."""
         return self.pooling_factor * (2 + self.table.weighted) + max(len(self.table.features), 1)
 
+    @property
+    def size(self) -> tuple[int, int, float | None]:
+        """What parts of one table that are no copies differ in: rows, columns, and the share of lookups."""
+        return self.rows, self.dim, self.lookup_share
+
     def as_table(self) -> Table:
         """A table of the same size, with as many lookups: what is measured for the part."""
         return self.table.resized(self.rows, self.dim, self.pooling_factor)
@@ -89,7 +103,7 @@ class Part(NamedTuple):
         """
         weights, state = (self.rows * each for each in self.table.row_bytes(self.dim))
         samples = -(-batch_size // max(self.copies, 1))
-        step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks)
+        step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks, self.lookup_share)
         if not self.copies:
             return Memory(weights, state, step)
         if dense_optimizer is None:

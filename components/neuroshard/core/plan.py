@@ -21,9 +21,7 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[2] = (
-    2  # tasks without tiers, access curves and row orders are written as 1, which older programs read
-)
+PLAN_FORMAT: Literal[3] = 3  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
 
 
 class Shard(Value):
@@ -107,7 +105,7 @@ class Provenance(Value):
 
 class Plan(Value):
     """Shards that tile every table of the task exactly once and fit every device. Of a data-parallel table, every device has one
-    whole shard.
+    whole shard. Of a table held in two parts, shards are of its parts, as if these were tables (`parted`).
 
     A Plan that exists is valid: building one checks bounds, widths, gaps, overlaps, devices and memory, and raises
     pydantic's ValidationError that names table or device, the value and the limit. `predicted_ms[d]` is the predicted
@@ -115,7 +113,7 @@ class Plan(Value):
     `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
-    format_version: Literal[1, 2] = 1
+    format_version: Literal[1, 2, 3] = 1
     task: ShardingTask
     task_digest: str = ""
     shards: tuple[Shard, ...]
@@ -131,8 +129,7 @@ class Plan(Value):
     @classmethod
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
-            version = PLAN_FORMAT if data["task"].is_of_format_2 else 1
-            return {"format_version": version, **data, "task_digest": data["task"].digest()}
+            return {"format_version": data["task"].plan_format, **data, "task_digest": data["task"].digest()}
         return data
 
     @model_serializer(mode="wrap")
@@ -150,9 +147,12 @@ class Plan(Value):
     def _valid(self) -> Self:
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
-        if self.task.is_of_format_2 and self.format_version == 1:
+        if (known := self.task.plan_format) > self.format_version:
+            named = (
+                "tiers, host memory or access curves" if known == 2 else "row orders, lookups by id or rows by access"
+            )
             raise ValueError(
-                "the plan's task names tiers, host memory, access curves or row orders, which format_version 1 lacks; it is 2"
+                f"the plan's task names {named}, which format_version {self.format_version} lacks; it is {known}"
             )
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:
@@ -167,12 +167,20 @@ class Plan(Value):
         self._check_constraints()
         return self
 
+    @property
+    def parted(self) -> ShardingTask:
+        """The task that the shards are of: with its parts in place of a table held in two."""
+        return self.task.parted
+
     def _check_tiling(self) -> None:
-        tables = {table.name: table for table in self.task.tables}
+        task = self.parted
+        tables = {table.name: table for table in task.tables}
         shards: dict[str, list[Shard]] = {name: [] for name in tables}
         for shard in self.shards:
             if shard.table not in tables:
-                raise ValueError(f"a shard is of table {shown(shard.table)}, which is not in the task")
+                in_two = shard.table in self.task.constraints.in_two_parts
+                what = "held in two parts, of which shards are" if in_two else "not in the task"
+                raise ValueError(f"a shard is of table {shown(shard.table)}, which is {what}")
             if shard.device >= self.task.devices:
                 raise ValueError(
                     f"table {shard.table!r} has a shard on device {shard.device}, but there are {self.task.devices}"
@@ -183,7 +191,7 @@ class Plan(Value):
                     f"both must be multiples of {DIM_STEP}"
                 )
             shards[shard.table].append(shard)
-        copied = self.task.constraints.data_parallel
+        copied = task.constraints.data_parallel
         for name, table in tables.items():
             if name in copied:
                 check_copies(table, shards[name], self.task.devices)
@@ -206,9 +214,16 @@ class Plan(Value):
                 )
 
     def _check_constraints(self) -> None:
-        constraints, shards = self.task.constraints, self.by_table()
+        task, shards = self.parted, self.by_table()
+        constraints = task.constraints
         rules = constraints.rules()
-        for table in self.task.tables:
+        rows = {table.name: table.rows for table in task.tables}
+        for name, by_access in self.task.constraints.rows_by_access.items():
+            if by_access.dealt and all(shard.rows == rows[name] for shard in shards[name]):
+                raise ValueError(
+                    f"table {name!r} is dealt by access, but none of its shards is a block of its rows; leave out the rule"
+                )
+        for table in task.tables:
             if table.name in constraints.data_parallel:
                 continue
             rule, held = rules.get(table.name), shards[table.name]
@@ -230,8 +245,8 @@ class Plan(Value):
                 )
 
     def by_table(self) -> dict[str, list[Shard]]:
-        """The shards of each table."""
-        shards: dict[str, list[Shard]] = {table.name: [] for table in self.task.tables}
+        """The shards of each table, and of the parts of one held in two."""
+        shards: dict[str, list[Shard]] = {table.name: [] for table in self.parted.tables}
         for shard in self.shards:
             shards[shard.table].append(shard)
         return shards
@@ -327,7 +342,8 @@ class Plan(Value):
 
 
 def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sharding:
-    """What these shards of a table are. The task says whether they are copies: one on one device looks whole."""
+    """What these shards of a table of a (parted) task are. The task says whether they are copies: one on one device looks
+    whole."""
     if table.name in task.constraints.data_parallel:
         return DATA_PARALLEL
     rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
@@ -339,25 +355,33 @@ def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sh
 
 
 def shardings_of(plan: Plan) -> dict[str, Sharding]:
-    """What each table of a plan is, in the order of the task."""
-    shards = plan.by_table()
-    return {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}
+    """What each table of a plan, or part of one held in two, is, in the order of the task."""
+    shards, task = plan.by_table(), plan.parted
+    return {table.name: sharding_of(task, table, shards[table.name]) for table in task.tables}
 
 
 def parts_of(task: ShardingTask, shards: Sequence[Shard]) -> list[Part]:
     """The part of its table that each of a plan's shards is."""
+    task = task.parted
     tables, copied = {table.name: table for table in task.tables}, task.constraints.data_parallel
     row_blocks = Counter((shard.table, shard.column_offset, shard.dim) for shard in shards)
     return [
         Part.of(tables[s.table], copies=task.devices)
         if s.table in copied
-        else Part(tables[s.table], s.rows, s.dim, row_blocks[s.table, s.column_offset, s.dim])
+        else Part(
+            tables[s.table],
+            s.rows,
+            s.dim,
+            row_blocks[s.table, s.column_offset, s.dim],
+            lookup_share=tables[s.table].lookup_share(s.row_offset, s.rows),
+        )
         for s in shards
     ]
 
 
 def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
     """What each of a plan's shards takes of its device."""
+    task = task.parted
     return task.memories(parts_of(task, shards))
 
 

@@ -11,6 +11,9 @@ from functools import lru_cache
 REUSE_BINS = 17
 REFERENCE_BATCH_SIZE = 65536  # the batch of Meta's dlrm_datasets and of the paper
 
+# Touches of a row in each bin: the middle of (2^(i-1), 2^i]. The last bin has no upper end; four times its lower end is used.
+BIN_TOUCHES = (1.0, 2.0, *(0.75 * 2.0**i + 0.5 for i in range(2, REUSE_BINS - 1)), 2.0**REUSE_BINS)
+
 
 def poisson_at_most(count: int, mean: float) -> float:
     """P(X <= count) for a Poisson X. Exact sums for small means, Wilson-Hilferty (error < 0.002) for larger ones."""
@@ -42,14 +45,20 @@ def expected_bins(groups: Iterable[tuple[float, float]]) -> tuple[float, ...]:
 
     Returns 17 shares that sum to 1, or all zeros where nothing is ever looked up.
     """
+    touched = expected_touches(groups)
+    total = math.fsum(touched)
+    return tuple(t / total for t in touched) if total > 0 else (0.0,) * REUSE_BINS
+
+
+def expected_touches(groups: Iterable[tuple[float, float]]) -> list[float]:
+    """The rows of each bin that a batch touches, of groups of (number of rows, mean lookups of one row in a batch)."""
     touched = [0.0] * REUSE_BINS
     for rows, mean in groups:
         if rows > 0 and mean > 0:
             # 3 digits of the mean keep the cache small; the bins are powers of two wide
             for i, share in enumerate(_touched_by_bin(float(f"{max(mean, 1e-12):.3g}"))):
                 touched[i] += rows * share
-    total = math.fsum(touched)
-    return tuple(t / total for t in touched) if total > 0 else (0.0,) * REUSE_BINS
+    return touched
 
 
 def uniform_bins(rows: int, pooling_factor: float, batch_size: int = REFERENCE_BATCH_SIZE) -> tuple[float, ...]:

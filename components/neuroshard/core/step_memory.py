@@ -18,15 +18,24 @@ LOOKUP_BYTES = 8  # the operator's row indices are int64, whatever the batch hol
 BATCHES: dict[Pipeline, int] = {"none": 1, "sparse-dist": 2, "prefetch": 3}  # of lookups on the device at a time
 
 
-def step_bytes(table: Table, dim: int, samples: int, pipeline: Pipeline | None, row_blocks: int = 1) -> int:
+def step_bytes(
+    table: Table,
+    dim: int,
+    samples: int,
+    pipeline: Pipeline | None,
+    row_blocks: int = 1,
+    lookup_share: float | None = None,
+) -> int:
     """The bytes of a shard of `dim` columns of this table, for so many samples of all devices; 0 where no pipeline is given.
 
-    A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts. Of a pooled table it
-    still has an output for every sample and feature, which the ranks sum up; of a sequence it has one for each of its lookups.
+    A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts, where its
+    `lookup_share` is not known. Of a pooled table it still has an output for every sample and feature, which the ranks sum up;
+    of a sequence it has one for each of its lookups.
     """
     if pipeline is None:
         return 0
-    lookups = math.ceil(table.pooling_factor * samples / row_blocks)
+    of_all = table.pooling_factor * samples
+    lookups = math.ceil(of_all / row_blocks if lookup_share is None else of_all * lookup_share)
     kept = BATCHES[pipeline] * lookups * LOOKUP_BYTES
     if pipeline != "none":
         return kept

@@ -67,6 +67,7 @@ ELEMENT_BYTES = {"fp32": 4, "fp16": 2}
 
 MOST_LOOKUPS = 1e9  # a sample
 MOST_FEATURES = 4096  # of one table
+MOST_RANGES = 4096  # of ids
 AGREEING = 0.02  # how far the lookups of an access curve may be off the pooling factor
 VECTOR_STEPS = 256  # vectors a sample are counted in steps of 1/256, so that sums of columns are exact in any order
 
@@ -97,6 +98,7 @@ class Table(Value):
     says that each lookup comes with a weight of its own (TorchRec's `is_weighted`). `module` is the path of the module that
     holds the table in the trainer's model, "" where that is not known; where two modules hold tables of one name, `name` is the
     path, a dot and that name. `access` says how its rows are read (core/access.py); "zipf:1.05" is short for such a curve.
+    `lookups_by_id` are the shares of the lookups in so many equal ranges of ids, in order.
     `row_order` says which rows are hottest (core/row_order.py); the table may have grown since it was made.
     """
 
@@ -115,6 +117,7 @@ class Table(Value):
     features: Annotated[tuple[Feature, ...], Field(max_length=MOST_FEATURES)] = ()
     access: AccessCurve | None = None
     row_order: RowOrder | None = None
+    lookups_by_id: Annotated[tuple[Annotated[Number, Field(ge=0, le=2)], ...], Field(max_length=MOST_RANGES)] = ()
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -124,6 +127,8 @@ class Table(Value):
         for name in ("access", "row_order"):
             if getattr(self, name) is None:
                 data.pop(name, None)
+        if not self.lookups_by_id:
+            data.pop("lookups_by_id", None)
         return data
 
     @model_validator(mode="before")
@@ -200,6 +205,16 @@ class Table(Value):
         # scaled only if the sum is off, so that a table read back has exactly the bins, and the digest, that were written
         return tuple(b / total for b in bins) if total and abs(total - 1) > 1e-9 else bins
 
+    @field_validator("lookups_by_id")
+    @classmethod
+    def _lookups_by_id(cls, shares: tuple[float, ...]) -> tuple[float, ...]:
+        total = math.fsum(shares)
+        if shares and abs(total - 1) > AGREEING:
+            raise ValueError(
+                f"must be shares of the lookups that sum to 1, not to {total:g}; leave it out where none is known"
+            )
+        return tuple(share / total for share in shares) if shares and abs(total - 1) > 1e-9 else shares
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.pooling == "none" and self.weighted:
@@ -210,6 +225,10 @@ class Table(Value):
             raise ValueError(
                 f"row_order is of a table with {self.row_order.rows:,} rows, but the table has {self.rows:,}; make it anew, or "
                 "leave row_order out"
+            )
+        if len(self.lookups_by_id) > self.rows:
+            raise ValueError(
+                f"lookups_by_id has {len(self.lookups_by_id):,} ranges of ids, but the table has {self.rows:,} rows; say fewer"
             )
         if not self.features:
             return self
@@ -249,16 +268,46 @@ class Table(Value):
 
     def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
         """The same table with another size and other lookups; each feature keeps its share of them. With other rows it
-        has no row order. The values are not checked."""
+        has no row order, and nothing is known of its lookups by id. The values are not checked."""
         size: dict[str, Any] = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
         if rows != self.rows:
-            size["access"] = None if self.access is None else self.access.of_rows(rows / self.rows)
-            size["row_order"] = None
+            lookups = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0
+            size["access"] = None if self.access is None else self.access.of_rows(rows / self.rows, lookups)
+            size |= {"row_order": None, "lookups_by_id": ()}
         if not self.features or pooling_factor == self.pooling_factor:
             return self.model_copy(update=size)
         share = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0
         features = (one.model_copy(update={"pooling_factor": one.pooling_factor * share}) for one in self.features)
         return self.model_copy(update={**size, "features": tuple(features)})
+
+    def hottest_share(self, rows: int) -> float:
+        """The share of the lookups that the `rows` hottest rows have: by the access curve, else as the row order says."""
+        if self.access is not None and self.access.lookups:
+            return min(self.access.split(rows)[0].lookups / self.access.lookups, 1.0)
+        return rows / self.rows if self.row_order is None else self.row_order.share_of(rows)
+
+    def lookup_share(self, first: int, rows: int) -> float | None:
+        """The share of the lookups that `rows` ids from `first` on have, where it is known: by counts of ranges of ids, or where
+        ids are in the order of access already. None where all rows are taken to be looked up alike."""
+        if rows == self.rows:
+            return None
+        if shares := self.lookups_by_id:
+            begin, end = (id_ * len(shares) / self.rows for id_ in (first, first + rows))
+            pieces = (
+                shares[at] * (min(end, at + 1) - max(begin, at))
+                for at in range(int(begin), min(math.ceil(end), len(shares)))
+            )
+            return min(math.fsum(pieces), 1.0)
+        if self.row_order is not None and not self.row_order.ids_digest:
+            return max(self._share_below(first + rows) - self._share_below(first), 0.0)
+        return None
+
+    def _share_below(self, id_: int) -> float:
+        """The share of lookups of the ids below, where the first are listed by a row order as they are: others are alike."""
+        listed = self.row_order.hot_rows if self.row_order is not None else 0
+        if id_ <= listed:
+            return self.hottest_share(id_)
+        return 1 - (1 - self.hottest_share(listed)) * (self.rows - id_) / (self.rows - listed)
 
     def row_blocks(self, devices: int) -> list[tuple[int, int]]:
         """First row and number of rows of each device where all share the rows, as TorchRec's ROW_WISE deals them out: blocks of

@@ -1,12 +1,20 @@
 """A sharding task: which tables, on which devices, under which constraints."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.constraints import Constraints, TableRule, check_known
 from neuroshard.core.part import Memory, Part
+from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import DenseOptimizer, Table, check_distinct
@@ -45,6 +53,9 @@ class ShardingTask(Value):
     the trainer's, which trains the data-parallel tables: see `Part.memory`. `host_memory_bytes` is what each host has for tables
     that are cached or in host memory; without it all tables are in HBM. `dense_ms` is what the dense layers of a step take,
     forward and backward: the trainer's pipeline `prefetch` fetches missed rows of the next batch meanwhile.
+
+    Where the constraints have tables in two parts, or dealt over their row blocks, `parted` is the task that is weighed and
+    priced, whose tables a plan's shards are of.
     """
 
     tables: tuple[Table, ...]
@@ -57,6 +68,7 @@ class ShardingTask(Value):
     dense_optimizer: DenseOptimizer | None = None
     host_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
     dense_ms: Annotated[float, Field(gt=0, le=MOST_DENSE_MS)] | None = None
+    _by_access: ByAccess = PrivateAttr(ByAccess())  # of a parted task
 
     @field_validator("tables")
     @classmethod
@@ -73,10 +85,12 @@ class ShardingTask(Value):
     @model_validator(mode="after")
     def _constraints(self) -> Self:
         self._check_constraints()
-        copied = self.constraints.data_parallel
-        if name := next((t.name for t in self.tables if t.name in copied and t.pooling == "none"), None):
+        parted = self.parted
+        check_distinct(parted.tables)
+        copied = parted.constraints.data_parallel - parted.by_access.hot  # these are of a module of their own
+        if name := next((t.name for t in parted.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
-        self._check_tiers()
+        parted._check_tiers()
         if fault := dense_time_fault(self.dense_ms, self.host_memory_bytes, self.pipeline):
             raise ValueError(fault)
         precision = self.collective_precision
@@ -119,10 +133,63 @@ class ShardingTask(Value):
         return (self.dense_ms or 0.0) if self.pipeline == "prefetch" else 0.0
 
     @property
-    def is_of_format_2(self) -> bool:
-        """Whether it names what readers of plans of format 1 drop: host memory, a tier, an access curve or a row order."""
+    def plan_format(self) -> Literal[1, 2, 3]:
+        """The oldest format of plans whose readers do not drop what it names: 2 has host memory, tiers and access curves, 3 row
+        orders, lookups by id, and rows by access."""
+        if self.constraints.rows_by_access or any(table.row_order or table.lookups_by_id for table in self.tables):
+            return 3
         named = self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
-        return named or any((table.access, table.row_order) != (None, None) for table in self.tables)
+        return 2 if named or any(table.access is not None for table in self.tables) else 1
+
+    @property
+    def parted(self) -> Self:
+        """The task in which two tables stand for each that is held in two parts, with the rules of both, and of a table that is
+        dealt over its row blocks all rows are looked up alike. Itself where there are none. Raises ValueError where a part
+        contradicts its table."""
+        held = self.constraints.rows_by_access
+        if not held:
+            return self
+        tables = list[Table]()
+        for table in self.tables:
+            hot_rows = held[table.name].hot_rows if table.name in held else None
+            if hot_rows is not None:
+                tables += hot_and_cold(table, hot_rows)
+            elif table.name in held:
+                tables.append(table.model_copy(update={"row_order": None, "lookups_by_id": ()}))
+            else:
+                tables.append(table)
+        parted = self.model_copy(update={"tables": tuple(tables), "constraints": self.constraints.parted})
+        parted._by_access = self.by_access
+        return parted
+
+    def unparted(self, whole: "ShardingTask") -> Self:
+        """The task of which this is the parted one, or that with other rules and settings, such as a search makes of it: with the
+        tables of `whole`, and what its constraints say of rows by access and of tables kept together."""
+        held, rules = whole.constraints.rows_by_access, dict(self.constraints.rules())
+        for name, by_access in held.items():
+            rules[name] = rules.get(name, TableRule(table=name)).model_copy(update={"rows_by_access": by_access})
+        constraints = self.constraints.model_copy(update={"together": whole.constraints.together})
+        task = self.model_copy(update={"tables": whole.tables, "constraints": constraints})._with_rules(rules)
+        task._by_access = ByAccess()
+        return task
+
+    def with_rows_by_access(self, held: Mapping[str, RowsByAccess]) -> Self:
+        """The same task with these tables, and no others, in two parts or dealt. Rules of parts that there are no more are
+        left out."""
+        parts = {part for name in self.constraints.in_two_parts for part in part_names(name)}
+        kept = {part for name, how in held.items() if how.hot_rows is not None for part in part_names(name)}
+        rules = {name: rule for name, rule in self.constraints.rules().items() if name not in parts - kept}
+        for name in held.keys() | self.constraints.rows_by_access.keys():
+            rule = rules.pop(name, TableRule(table=name)).model_copy(update={"rows_by_access": held.get(name)})
+            if name in held or rule.says_more:
+                rules[name] = rule
+        return self._with_rules(rules)
+
+    @property
+    def by_access(self) -> ByAccess:
+        """What tables that are dealt or in two parts take of every rank beside the tables of the parted task."""
+        held = self.constraints.rows_by_access
+        return ByAccess.of(self.tables, held) if held else self._by_access
 
     @property
     def devices(self) -> int:
@@ -148,7 +215,13 @@ class ShardingTask(Value):
         return False
 
     def _check_constraints(self) -> None:
-        self.constraints.check({table.name for table in self.tables}, self.device_memory_bytes, self._domain)
+        tables = {table.name: table for table in self.tables}
+        for name, held in self.constraints.rows_by_access.items():
+            check_known(name, tables, "a rule")
+            if fault := held.fault(tables[name]):
+                raise ValueError(f"table {name!r} {fault}")
+        parted = self.parted
+        parted.constraints.check({table.name for table in parted.tables}, self.device_memory_bytes, self._domain)
 
     @property
     def _domain(self) -> int:
@@ -158,18 +231,21 @@ class ShardingTask(Value):
 
     @property
     def usable_bytes(self) -> tuple[int, ...]:
-        """Memory of each device that is for tables."""
-        return tuple(memory - self.constraints.reserved(memory) for memory in self.device_memory_bytes)
+        """Memory of each device that is for tables: beside what is reserved, and maps of ids to rows by access."""
+        maps = self.by_access.map_bytes
+        return tuple(max(memory - self.constraints.reserved(memory) - maps, 0) for memory in self.device_memory_bytes)
 
     def memory(self, part: Part) -> Memory:
         """What a part of one of its tables takes of a device, and of its host."""
         return self.memories([part])[0]
 
     def memories(self, parts: Sequence[Part]) -> list[Memory]:
-        """What parts of its tables take, each in the tier of its table. A cached part is an operator of its own."""
-        beyond, found = self.constraints.beyond_hbm, list[Memory]()
+        """What parts of its tables take, each in the tier of its table. A cached part is an operator of its own. A copied hot
+        part has the state of its table, and one gradient: it is trained as the rest of the table (client/rows_copies.py)."""
+        beyond, hot, found = self.constraints.beyond_hbm, self.by_access.hot, list[Memory]()
         for part in parts:
-            memory = part.memory(self.batch_size, self.pipeline, self.dense_optimizer)
+            dense_optimizer = None if part.table.name in hot else self.dense_optimizer
+            memory = part.memory(self.batch_size, self.pipeline, dense_optimizer)
             rule = beyond.get(part.table.name)
             if rule is not None and rule.tier is not None:
                 cache = None
@@ -190,8 +266,7 @@ class ShardingTask(Value):
         for name, (tier, cached_rows) in tiers.items():
             rule = rules.get(name, TableRule(table=name))
             rules[name] = rule.model_copy(update={"tier": tier, "cached_rows": cached_rows})
-        ordered = tuple(rules[table.name] for table in self.tables if table.name in rules)
-        return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
+        return self._with_rules(rules)
 
     def with_copies(self, names: Collection[str]) -> Self:
         """The same task, except that these tables and no others are data-parallel, without other rules of their own."""
@@ -199,14 +274,22 @@ class ShardingTask(Value):
         for name in self.constraints.data_parallel.difference(names):
             rules[name] = rules[name].model_copy(update={"data_parallel": None})
         rules |= {name: TableRule(table=name, data_parallel=True) for name in names}
-        ordered = tuple(rules[table.name] for table in self.tables if table.name in rules)
+        return self._with_rules(rules)
+
+    def _with_rules(self, rules: Mapping[str, TableRule]) -> Self:
+        """The same task with these rules of tables and of their parts, and no others, in the order of the tables."""
+        names = (name for table in self.tables for name in (table.name, *part_names(table.name)))
+        ordered = tuple(rules[name] for name in names if name in rules)
         return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
 
     def held_as(self, other: "ShardingTask") -> Self:
-        """The same task whose tables are data-parallel, cached or in host memory where those of `other` are, and else in HBM."""
-        mine, theirs = self.constraints.beyond_hbm, other.constraints.beyond_hbm
+        """The same task whose tables are dealt, in two parts, data-parallel, cached or in host memory where those of `other` are,
+        and else in HBM."""
+        if self.constraints.rows_by_access or other.constraints.rows_by_access:
+            self = self.parted_as(other)
+        mine, theirs = self.constraints.beyond_hbm, other.parted.constraints.beyond_hbm
         tiers: dict[str, tuple[Tier | None, int | None]] = dict.fromkeys(mine, (None, None))
-        known = {table.name: table.rows for table in self.tables}
+        known = {table.name: table.rows for table in self.parted.tables}
         for name, rule in theirs.items():
             if name in known:
                 rows = rule.cached_rows and min(rule.cached_rows, known[name])
@@ -216,6 +299,20 @@ class ShardingTask(Value):
             return task
         memory = self.host_memory_bytes or other.host_memory_bytes
         return task.with_tiers(tiers).model_copy(update={"host_memory_bytes": memory})
+
+    def parted_as(self, other: "ShardingTask") -> Self:
+        """The same task whose tables are dealt and in two parts as those of `other`, by the orders that those have."""
+        orders = {table.name: table.row_order for table in other.tables}
+        held = {
+            table.name: other.constraints.rows_by_access[table.name]
+            for table in self.tables
+            if table.name in other.constraints.rows_by_access
+        }
+        tables = (
+            table.model_copy(update={"row_order": orders[table.name]}) if table.name in held else table
+            for table in self.tables
+        )
+        return self.model_copy(update={"tables": tuple(tables)}).with_rows_by_access(held)
 
     @property
     def waits_for_input(self) -> bool:

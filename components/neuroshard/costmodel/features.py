@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core import reuse
 from neuroshard.core.part import Part
 from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.costmodel.protocol import Floats, Ints
@@ -56,8 +57,7 @@ BY_WIDTH: Final = [
     _PLACE[name] for name in ("log2_dim", "log2_weight_bytes", "gib_looked_up", "gib_distinct", "gib_pooled")
 ]
 
-# Touches of a row in each bin: the middle of (2^(i-1), 2^i]. The last bin has no upper end; four times its lower end is used.
-BIN_TOUCHES: Final = np.array([1.0, 2.0, *(0.75 * 2.0**i + 0.5 for i in range(2, REUSE_BINS - 1)), 2.0**REUSE_BINS])
+BIN_TOUCHES: Final = np.array(reuse.BIN_TOUCHES)
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def but_for_widths(parts: Sequence[Part], *more: Iterable[Any]) -> tuple[dict[tu
 
     A search asks for a table at all its widths, so this loops over the parts in C alone.
     """
-    tables, rows, copies = (map(attrgetter(name), parts) for name in ("table", "rows", "copies"))
-    keys = list(zip(map(id, tables), rows, copies, *more, strict=True))
+    tables, *others = (map(attrgetter(name), parts) for name in ("table", "rows", "copies", "lookup_share"))
+    keys = list(zip(map(id, tables), *others, *more, strict=True))
     distinct = dict(zip(keys, parts, strict=True))
     place = dict(zip(distinct, range(len(distinct)), strict=True))
     return distinct, np.fromiter(map(place.__getitem__, keys), dtype=np.intp, count=len(keys))

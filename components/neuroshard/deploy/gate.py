@@ -217,13 +217,17 @@ def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
 
 
 def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> ShardingTask:
-    """Today's task with the live plan's data-parallel tables, except those that today's rules pin, or forbid to copy.
+    """Today's task with the live plan's tables in two parts, dealt, in tiers and data-parallel, except those copies that today's
+    rules pin or forbid.
 
     A search may copy tables by itself, and its plan's task does not say which. So a table that only today's plan copies need not
     be copied, except in a `nightly` run, which knows which the model's constraints name (`must_copy`). A search permits itself to
     split rows too, but only searches obey that permission: it makes no other plan invalid.
     """
-    rules, copied = dict(today.constraints.rules()), live.constraints.data_parallel
+    if today.constraints.rows_by_access or live.constraints.rows_by_access:
+        today = today.parted_as(live)
+    rules, live = dict(today.constraints.rules()), live.parted
+    copied = live.constraints.data_parallel
     required: Collection[str] = gate.must_copy or ()
     if gate.nightly and gate.must_copy is None:
         required = today.constraints.data_parallel
@@ -239,7 +243,7 @@ def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> Sh
     if not (held.constraints.beyond_hbm or live.constraints.beyond_hbm):
         return held
     beyond = {name: (rule.tier, rule.cached_rows) for name, rule in live.constraints.beyond_hbm.items()}
-    names = {table.name for table in held.tables}
+    names = {table.name for table in held.parted.tables}
     tiers = dict.fromkeys(held.constraints.beyond_hbm, (None, None)) | beyond
     return held.with_tiers({name: tier for name, tier in tiers.items() if name in names})
 

@@ -5,15 +5,17 @@
  "together": [["user_id", "user_history"]]}
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
 from neuroshard.core.tiers import Tier
@@ -29,7 +31,8 @@ Pattern = Annotated[str, Field(min_length=1)]
 class MatchedRule(Value):
     """Rules for all tables whose names match. `split: false` allows one shard; `row_wise: true` lets a search split them row-wise
     over all devices or in domains; `data_parallel: true` copies them to every device. `tier` says where they lie, with
-    `cached_rows` of each if that is behind a cache.
+    `cached_rows` of each if that is behind a cache. `rows_by_access` deals their rows over row blocks, or holds each in two parts,
+    `<table>/hot` and `<table>/cold`, which may be matched by rules of their own.
     """
 
     match: Pattern
@@ -41,6 +44,7 @@ class MatchedRule(Value):
     data_parallel: bool | None = None
     tier: Tier | None = None
     cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
+    rows_by_access: RowsByAccess | None = None
 
     @model_validator(mode="after")
     def _whole_is_one_shard(self) -> Self:
@@ -146,6 +150,13 @@ def with_flags(given: ConstraintsFile, ranks_a_host: int | None = None, /, **fla
 def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Constraints:
     """The constraints table by table. Raises InvalidInput for a pattern that matches nothing, and for contradictions."""
     names = [table.name for table in tables]
+    in_two = {
+        name
+        for rule in given.tables
+        if rule.rows_by_access is not None and rule.rows_by_access.hot_rows is not None
+        for name in _matching(rule.match, names, where)
+    }
+    parts = {part: name for name in names if name in in_two for part in part_names(name)}
     rules: dict[str, dict[str, Any]] = {}
     said: dict[tuple[str, str], str] = {}
     for rule in given.tables:
@@ -157,7 +168,8 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
             "row_wise": rule.row_wise,
         }
         fields |= {"data_parallel": rule.data_parallel, "tier": rule.tier, "cached_rows": rule.cached_rows}
-        for name in _matching(rule.match, names, where):
+        fields["rows_by_access"] = rule.rows_by_access
+        for name in _matching(rule.match, names, where, parts):
             for field, value in fields.items():
                 if value is None:
                     continue
@@ -180,7 +192,7 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
             max_shards=given.max_shards,
             row_wise=bool(given.row_wise),
             sharding_types=given.sharding_types,
-            tables=tuple(TableRule(table=name, **rules[name]) for name in names if name in rules),
+            tables=tuple(TableRule(table=name, **rules[name]) for name in [*names, *parts] if name in rules),
             together=tuple(group for group in groups if len(group) > 1),
         )
     except ValidationError as error:
@@ -198,9 +210,13 @@ def _sharding_types(text: str) -> list[str]:
     return names
 
 
-def _matching(pattern: str, names: Sequence[str], where: str) -> list[str]:
-    """The table with this exact name, or else all that match."""
+def _matching(
+    pattern: str, names: Sequence[str], where: str, parts: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """The table with this exact name, or else all that match; and those of the `parts` whose table does not, since what holds for
+    a table holds for its parts."""
     found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
+    found += [part for part, name in parts.items() if name not in found and fnmatchcase(part, pattern)]
     if not found:
         raise InvalidInput(f"{where}: no table matches {pattern!r}; the first of {len(names)} tables is {names[0]!r}")
     return found

@@ -110,7 +110,7 @@ def _cases(plan: Plan, by_device: Sequence[ComputeCase | None], all_to_all: Coll
     """All that is run of the plan."""
     compute = tuple(case for case in by_device if case)
     return Cases(
-        tables=plan.task.tables,
+        tables=plan.parted.tables,
         compute=compute,
         collective=(all_to_all,) if all_to_all else (),
         max_dim=max(table.dim for case in compute for table in case.tables),

@@ -86,7 +86,7 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
     live_ms, why = _live_ms(plan, live.plan, model)
     found = moves(live.plan, plan)
     sums = bytes_by_device(found, max(plan.task.devices, live.plan.task.devices))
-    place = {table.name: index for index, table in enumerate(plan.task.tables)}
+    place = {table.name: index for index, table in enumerate(plan.parted.tables)}
     listed = sorted(found, key=lambda move: -move.nbytes)[:MOST_MOVES]
     return PlanChange(
         live=live,

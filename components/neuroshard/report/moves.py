@@ -126,7 +126,7 @@ def diff_text(old: Plan, new: Plan, model: CostModel | None = None) -> str:
         lines.append(f"{device['device']:>6} {' '.join(sizes)}  {' '.join(costs)}  {drawn}".rstrip())
     if len(shown) < len(data["devices"]):
         lines.append(f"the {len(shown)} with most to take; {len(data['devices']) - len(shown)} more with --json")
-    lines += _move_lines(moving[:MOVES_SHOWN], {table.name: table.rows for table in new.task.tables})
+    lines += _move_lines(moving[:MOVES_SHOWN], {table.name: table.rows for table in new.parted.tables})
     if len(moving) > MOVES_SHOWN:
         lines.append(f"and {counted(len(moving) - MOVES_SHOWN, 'smaller piece')} (--json lists all)")
     return "\n".join(lines)

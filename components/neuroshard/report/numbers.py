@@ -36,11 +36,15 @@ def cut_tables(plan: Plan) -> str:
     copied = sum(kind.copied for kind in kinds.values())
     split = f", {counted(row_wise, 'table')} row-wise" if row_wise else ""
     split += f", {counted(copied, 'table')} data-parallel" if copied else ""
-    if beyond := plan.task.constraints.beyond_hbm:
+    if beyond := plan.parted.constraints.beyond_hbm:
         cached = sum(rule.tier == "cached" for rule in beyond.values())
         split += f", {cached} cached, {len(beyond) - cached} in host memory"
+    held = plan.task.constraints.rows_by_access
+    in_two = sum(one.hot_rows is not None for one in held.values())
+    split += f", {counted(in_two, 'table')} in two parts" if in_two else ""
+    split += f", {counted(len(held) - in_two, 'table')} dealt by access" if len(held) > in_two else ""
     cuts = counted(sum(len(shards[name]) - 1 for name in placed), "cut")
-    return f"{counted(len(kinds), 'table')} in {counted(len(plan.shards), 'shard')} ({cuts}{split})"
+    return f"{counted(len(plan.task.tables), 'table')} in {counted(len(plan.shards), 'shard')} ({cuts}{split})"
 
 
 def memory_counts(plan: Plan) -> str:
@@ -48,9 +52,11 @@ def memory_counts(plan: Plan) -> str:
     what = "weights and optimizer state; not a step's inputs and outputs, since the plan names no pipeline"
     if plan.task.pipeline is not None:
         what = f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
-    if plan.task.constraints.beyond_hbm:
+    if plan.parted.constraints.beyond_hbm:
         what += "; of tables beyond HBM their caches, and what they keep in HBM"
-    return what + _copies_counted(plan.task)
+    if maps := plan.task.by_access.map_bytes:
+        what += f"; {format_bytes(maps)} of the reserve are for maps of ids to rows by access"
+    return what + _copies_counted(plan.parted)
 
 
 HOSTS_SHOWN = 8
@@ -61,7 +67,7 @@ def hosts_memory(plan: Plan) -> str | None:
     the fullest.
     """
     limit = plan.task.host_memory_bytes
-    if limit is None or not plan.task.constraints.beyond_hbm:
+    if limit is None or not plan.parted.constraints.beyond_hbm:
         return None
     used = plan.host_memory()
     if len(used) == 1:

@@ -38,7 +38,7 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
 
 def _caches(plan: Plan) -> list[int]:
     """Bytes of the caches on each device."""
-    beyond, caches = plan.task.constraints.beyond_hbm, [0] * plan.task.devices
+    beyond, caches = plan.parted.constraints.beyond_hbm, [0] * plan.task.devices
     if beyond:
         for shard, memory in zip(plan.shards, shard_memory(plan.task, plan.shards), strict=True):
             caches[shard.device] += memory.weights if shard.table in beyond else 0
@@ -52,13 +52,13 @@ def evaluated_columns(plan: Plan, evaluated: Evaluated) -> Columns:
 
 
 def table_columns(plan: Plan, prices: Prices | None) -> Columns:
-    """A value for each table, in the order of the task.
+    """A value for each table, or part of one held in two, in the order of the task.
 
     `count`, `rowWise` and `bytes` are of the table's shards, `adds` is their predicted ms of compute. `devices` are ranges of
     devices, as pairs of the first and the last. Where some are beyond HBM, `tier` is each one's, `cached` its cached rows or
     null, and `host` its bytes of host memory.
     """
-    tables = plan.task.tables
+    tables = plan.parted.tables
     shards, row_wise = plan.by_table(), row_wise_tables(plan)
     nbytes = dict.fromkeys(shards, 0)
     for shard, memory in zip(plan.shards, shard_memory(plan.task, plan.shards), strict=True):
@@ -74,7 +74,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
         "bytes": list(nbytes.values()),
         "devices": [_spans({shard.device for shard in shards[table.name]}) for table in tables],
     }
-    if beyond := plan.task.constraints.beyond_hbm:
+    if beyond := plan.parted.constraints.beyond_hbm:
         columns["tier"] = [beyond[table.name].tier if table.name in beyond else "hbm" for table in tables]
         columns["cached"] = [beyond[table.name].cached_rows if table.name in beyond else None for table in tables]
         columns["host"] = [sum(host_memory(plan.task, shards[table.name])) for table in tables]
@@ -123,7 +123,7 @@ def _in_sum(plan: Plan, shards: Ints, nbytes: Sequence[int], prices: Prices | No
 
 def _places(plan: Plan) -> list[int]:
     """The index of each shard's table."""
-    place = {table.name: index for index, table in enumerate(plan.task.tables)}
+    place = {table.name: index for index, table in enumerate(plan.parted.tables)}
     return [place[shard.table] for shard in plan.shards]
 
 

@@ -33,7 +33,7 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     counted = Counter(shardings_of(plan).values())
     used, limits = plan.memory_bytes(), plan.task.usable_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
-    topology, beyond = plan.task.topology, plan.task.constraints.beyond_hbm
+    topology, beyond = plan.task.topology, plan.parted.constraints.beyond_hbm
     return {
         "slowest device": f"{max(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
         "mean device": f"{sum(ms) / len(ms):.3f} ms, predicted" if ms else NOT_KNOWN,

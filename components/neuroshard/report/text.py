@@ -5,6 +5,7 @@ from typing import Any
 
 from neuroshard.core.clean import clean
 from neuroshard.core.operator_limits import device_of, fault_of_plan
+from neuroshard.core.parts import part_names
 from neuroshard.core.plan import Plan, Provenance, shardings_of
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, short_name, spanned, wrapped
@@ -12,7 +13,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
 from neuroshard.report.numbers import against, cut_tables, hosts_memory, memory_counts, row_wise_tables, source
 
-DEVICES_SHOWN, ROW_WISE_SHOWN, TIERS_SHOWN = 32, 8, 8
+DEVICES_SHOWN, ROW_WISE_SHOWN, TIERS_SHOWN, BY_ACCESS_SHOWN = 32, 8, 8, 8
 BAR, MEMORY_BAR = 44, 12
 
 
@@ -24,7 +25,7 @@ def plan_text(plan: Plan, *, bound: bool = False) -> str:
     lines = wrapped(f"less certain: {plan.provenance.instead}") if plan.provenance.instead else []
     lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
     lines += [*_cost_lines(plan, bound), "", *_device_lines(plan), *_bar_lines(plan), "", *_memory_lines(plan), ""]
-    lines += _row_wise_lines(plan)
+    lines += [*_row_wise_lines(plan), *_by_access_lines(plan)]
     lines += _tier_lines(plan)
     lines += wrapped(_origin(plan))
     by = plan.provenance
@@ -125,11 +126,11 @@ def _memory_lines(plan: Plan) -> list[str]:
     lines = [
         " ".join(["device", *(f"{part:>11}" for part in ("weights", "optimizer", "step", "reserve", "left", "of"))])
     ]
-    memory, constraints = plan.device_memory(), plan.task.constraints
+    memory, usable = plan.device_memory(), plan.task.usable_bytes
     for device in devices_shown(plan):
         limit = plan.task.device_memory_bytes[device]
         held = memory[device]
-        parts = held.weights, held.optimizer, held.step, constraints.reserved(limit)
+        parts = held.weights, held.optimizer, held.step, limit - usable[device]
         lines.append(
             " ".join([f"{device:>6}", *(f"{format_bytes(n):>11}" for n in (*parts, limit - sum(parts), limit))])
         )
@@ -151,12 +152,31 @@ def _row_wise_lines(plan: Plan) -> list[str]:
     return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines
 
 
+def _by_access_lines(plan: Plan) -> list[str]:
+    """The tables that are in two parts, or dealt over their row blocks, those with most lookups first."""
+    held, kinds = plan.task.constraints.rows_by_access, shardings_of(plan)
+    tables = sorted((table for table in plan.task.tables if table.name in held), key=lambda one: -one.pooling_factor)
+    lines = []
+    for table in tables[:BY_ACCESS_SHOWN]:
+        hot_rows = held[table.name].hot_rows
+        if hot_rows is None:
+            lines += wrapped(f"{table.name}: rows dealt over its blocks by access")
+        else:
+            each = " and ".join(f"{part} {kinds[part].words}" for part in part_names(table.name))
+            lines += wrapped(
+                f"{table.name}: in two parts, {hot_rows:,} of {table.rows:,} rows hot, with {table.hottest_share(hot_rows):.1%} "
+                f"of the lookups ({each})"
+            )
+    left = len(tables) - BY_ACCESS_SHOWN
+    return [*lines, f"and {counted(left, 'more table')} by access (--json lists all)"] if left > 0 else lines
+
+
 def _tier_lines(plan: Plan) -> list[str]:
     """What hosts hold, and the tables beyond HBM, those with the largest caches first."""
-    beyond, limit = plan.task.constraints.beyond_hbm, plan.task.host_memory_bytes
+    beyond, limit = plan.parted.constraints.beyond_hbm, plan.task.host_memory_bytes
     if not beyond or limit is None:
         return []
-    rows = {table.name: table.rows for table in plan.task.tables}
+    rows = {table.name: table.rows for table in plan.parted.tables}
     lines = wrapped(f"host memory: {hosts_memory(plan)}")
     listed = sorted(beyond.values(), key=lambda rule: -(rule.cached_rows or 0))
     for rule in listed[:TIERS_SHOWN]:
@@ -204,8 +224,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "row_wise_tables": list(row_wise_tables(plan)),
         "beyond_hbm": [
             {"table": rule.table, "tier": rule.tier, "cached_rows": rule.cached_rows}
-            for rule in plan.task.constraints.beyond_hbm.values()
+            for rule in plan.parted.constraints.beyond_hbm.values()
         ],
+        "rows_by_access": {name: held.model_dump() for name, held in plan.task.constraints.rows_by_access.items()},
+        "row_maps_bytes": plan.task.by_access.map_bytes,
         "host_memory_bytes": list(plan.host_memory()),
         "batch_size": plan.task.batch_size,
         "pipeline": plan.task.pipeline,

@@ -46,13 +46,13 @@ class CurrentPlacement:
         self.problem, self.budget_bytes = problem, budget_bytes
         self.shards = {name: shards for name, shards in plan.by_table().items() if len(shards) > 0}
         self.copied = (
-            plan.task.constraints.data_parallel
+            plan.parted.constraints.data_parallel
         )  # of which every device has a copy: taken apart, nothing moves
         self.spans: dict[str, dict[int, Spans]] = {}  # by table and device
         self.rows: dict[str, int] = {}
         self.not_whole: set[str] = set()  # tables of which some shard does not have all rows
         dims = {table.name: table.dim for table in problem.task.tables}
-        before = {table.name: table for table in plan.task.tables}
+        before = {table.name: table for table in plan.parted.tables}
         for shard in plan.shards:
             if dims.get(shard.table) != before[shard.table].dim:
                 continue  # another table by now: made anew

@@ -101,12 +101,12 @@ class PartPoints:
         self.caches = {
             name: CacheSizes.of(table, task.batch_size, prefetch=self.prefetch) for name, table in self.tables.items()
         }
-        self._known: dict[tuple[str, int, int], Points] = {}
-        self._curves: dict[tuple[str, int, int], Curve] = {}
+        self._known: dict[tuple[str, int, int, float | None], Points] = {}
+        self._curves: dict[tuple[str, int, int, float | None], Curve] = {}
 
     def __call__(self, parts: Sequence[Part]) -> list[Points]:
         """Of (N,) parts."""
-        keys = [(part.table.name, part.rows, part.dim) for part in parts]
+        keys = [(part.table.name, *part.size) for part in parts]
         new = {key: number for number, key in enumerate(keys) if key not in self._known}
         for key in [key for key in new if key[0] not in self.tables]:
             held = self.task.memory(parts[new.pop(key)]).total
@@ -120,7 +120,7 @@ class PartPoints:
 
     def curve(self, part: Part) -> Curve:
         """Of the points of a part beyond HBM."""
-        key = (part.table.name, part.rows, part.dim)
+        key = (part.table.name, *part.size)
         if key not in self._curves:
             [of] = self([part])
             order = np.array([len(of.ms) - 1, *range(1, len(of.ms) - 1)])

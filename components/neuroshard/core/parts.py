@@ -1,0 +1,164 @@
+"""Rows by access in a plan: a table dealt over its row blocks, or held in two parts, by the order of its rows (row_order.py).
+
+A table held in two parts stands in a plan's shards as two tables, `<table>/hot` and `<table>/cold`: its hottest rows and the
+others. Each has a sharding type and a tier of its own. `ShardingTask.parted` is the task in which these two stand for it, so what
+weighs and prices tables knows nothing of parts. How the lookups are shared out: `hot_and_cold`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from neuroshard.core.access import AccessCurve
+from neuroshard.core.part import Part
+from neuroshard.core.reuse import BIN_TOUCHES, REUSE_BINS, expected_touches
+from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import MAX_ROWS, Table
+from neuroshard.core.value import Value, Whole, without_defaults
+
+HOT, COLD = "hot", "cold"
+# Of a listed id on every rank: the id, in order, and its place in the list; of int32 up to so many rows (client/rows_map.py)
+LISTED_BYTES, LONG_LISTED_BYTES = 2 * 4, 2 * 8
+MOST_INT32_ROWS = 2**31 - 1
+
+
+class RowsByAccess(Value):
+    """What a plan makes of a table's row order, one of two: `dealt`, its row blocks hold rows that were dealt out by the order,
+    or `hot_rows`, so many of its hottest rows are a table of their own."""
+
+    dealt: Literal[True] | None = None
+    hot_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), {"dealt": None, "hot_rows": None})
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.dealt is None) == (self.hot_rows is None):
+            raise ValueError(
+                "rows_by_access says either dealt (true) or hot_rows (a number of rows), not "
+                f"{'both' if self.dealt else 'neither'}"
+            )
+        return self
+
+    def fault(self, table: Table) -> str | None:
+        """Why a table cannot be held so, as words after its name; None where it can."""
+        order = table.row_order
+        if order is None:
+            return "has no row order, which says which rows are hot; count its access, or leave rows_by_access out"
+        if table.pooling == "mean" and table.weighted:
+            return "is pooled by mean with weights, which no trainer holds by access; leave rows_by_access out"
+        if self.hot_rows is None:
+            return None
+        if self.hot_rows >= table.rows:
+            return f"has {table.rows:,} rows, of which {self.hot_rows:,} cannot be apart as the hot ones; say fewer hot_rows"
+        if self.hot_rows > order.hot_rows:
+            return (
+                f"has a row order that lists {order.hot_rows:,} rows, fewer than the {self.hot_rows:,} hot_rows; say at most as "
+                "many, or count its access again"
+            )
+        return None
+
+
+class ByAccess(NamedTuple):
+    """What a trainer's wrapper (client/rows.py) takes of every rank for tables that are dealt or in two parts: bytes of its maps,
+    and in a step so many `lookups` of a sample, of so many `features`, that it maps, and `columns` of a sample that it copies to
+    join outputs: of a collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts."""
+
+    map_bytes: int = 0
+    lookups: float = 0.0
+    features: int = 0
+    columns: float = 0.0
+    hot: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tables: Sequence[Table], held: Mapping[str, RowsByAccess]) -> Self:
+        """Of these tables, of which some are `held` so."""
+        some = [table for table in tables if table.name in held]
+        in_two = {table.name for table in some if held[table.name].hot_rows is not None}
+        pooled = {(table.module, table.weighted) for table in some if table.pooling != "none"}
+        joined = (
+            table
+            for table in tables
+            if (table.name in in_two if table.pooling == "none" else (table.module, table.weighted) in pooled)
+        )
+        return cls(
+            sum(map_bytes(table.row_order, table.rows) for table in some if table.row_order is not None),
+            math.fsum(table.pooling_factor for table in some),
+            sum(max(len(table.features), 1) for table in some),
+            math.fsum(Part.of(table).sent_columns for table in joined),
+            frozenset(part_names(name)[0] for name in in_two),
+        )
+
+
+def map_bytes(order: RowOrder, rows: int) -> int:
+    """Bytes of the map that every rank keeps of an order: of listed ids alone, and none where the ids are in order already."""
+    if not order.ids_digest:
+        return 0
+    return order.hot_rows * (LISTED_BYTES if rows <= MOST_INT32_ROWS else LONG_LISTED_BYTES)
+
+
+def part_names(table: str) -> tuple[str, str]:
+    """The names of the hot and the cold part of a table."""
+    return f"{table}/{HOT}", f"{table}/{COLD}"
+
+
+def hot_and_cold(table: Table, hot_rows: int) -> tuple[Table, Table]:
+    """The two tables that stand for one held in two parts, of which `hot_rows` rows are hot; it has a row order.
+
+    Lookups and distinct rows of a batch, by their reuse bins, are those of the table together. The hottest rows of its access
+    curve go to the hot part; counts of a stream go to neither, since they say nothing of parts. Rows pooled by mean are sums in
+    both, which the trainer divides by the count of all (client/rows.py).
+    """
+    share = table.hottest_share(hot_rows)
+    curves: tuple[AccessCurve | None, AccessCurve | None] = None, None
+    if table.access is not None:
+        curves = table.access.split(hot_rows)
+    shared_bins = _shared_bins(table, share, curves)
+    parts = []
+    sizes = zip(part_names(table.name), (hot_rows, table.rows - hot_rows), (share, 1 - share), strict=True)
+    for (name, rows, lookups), bins, curve in zip(sizes, shared_bins, curves, strict=True):
+        part = table.resized(rows, table.dim, table.pooling_factor * lookups)
+        same = {"name": name, "reuse_bins": bins, "access": curve, "lookups_by_id": ()}
+        parts.append(part.model_copy(update={**same, "pooling": "sum" if table.pooling == "mean" else table.pooling}))
+    return parts[0], parts[1]
+
+
+def _shared_bins(
+    table: Table, share: float, curves: tuple[AccessCurve | None, AccessCurve | None]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The reuse bins of the rows that have `share` of the lookups, and of the others.
+
+    Rows of a bin are shared out as by the access curves, else those touched most are hot; and then so many more or less that the
+    lookups of either are its share.
+    """
+    touched_rows = sum(bin_ * touches for bin_, touches in zip(table.reuse_bins, BIN_TOUCHES, strict=True))
+    if not touched_rows:
+        return table.reuse_bins, table.reuse_bins
+    rows = [bin_ / touched_rows for bin_ in table.reuse_bins]  # of each bin, in all lookups
+    if None not in curves:
+        of_curves = [expected_touches(curve.rates(table.reuse_batch_size)) for curve in curves if curve is not None]
+        hot = [
+            each * (ours / (ours + others) if ours + others else share)
+            for each, ours, others in zip(rows, *of_curves, strict=True)
+        ]
+    else:
+        hot, left = [0.0] * REUSE_BINS, share
+        for place in reversed(range(REUSE_BINS)):
+            hot[place] = min(rows[place], left / BIN_TOUCHES[place])
+            left = max(left - hot[place] * BIN_TOUCHES[place], 0.0)
+    lookups = math.fsum(each * touches for each, touches in zip(hot, BIN_TOUCHES, strict=True))
+    if lookups > share:
+        hot = [each * share / lookups for each in hot]
+    elif lookups < 1:
+        kept = min((1 - share) / (1 - lookups), 1.0)
+        hot = [each - (each - ours) * kept for each, ours in zip(rows, hot, strict=True)]
+    return _as_shares(hot), _as_shares([max(each - ours, 0.0) for each, ours in zip(rows, hot, strict=True)])
+
+
+def _as_shares(rows: list[float]) -> tuple[float, ...]:
+    total = math.fsum(rows)
+    return tuple(each / total for each in rows) if total > 0 else tuple(rows)
