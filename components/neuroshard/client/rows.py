@@ -234,6 +234,12 @@ class CollectionByAccess(nn.Module):
         _check(configs, held, isinstance(collection, EmbeddingBagCollection) and collection.is_weighted())
         self.inner, self.copies = _parted(collection, configs, held), Copies()
         self.rows = Rows(configs, self.inner, held)
+        self.names_in_plan = {
+            rows.name_of(table, part): table if len(rows.parts) == 1 else f"{table}/{part.name}"
+            for table, rows in held.items()
+            for part in rows.parts
+        }
+        self.inner.names_in_plan = self.names_in_plan  # for match_tables, which sees the collection inside
         for table, config in configs.items():
             self._take_over(table, config, weight_of(collection, table))
 
