@@ -1,6 +1,7 @@
 """Tables held by access on real TorchRec and gloo: they return and learn what the same tables do that are held as ever."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, KeyedJaggedTensor, KeyedTensor
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.streamable import Pipelineable
 
 from helpers.gloo import on_ranks
 from helpers.row_trainers import Case, Trainer, dealt, differences, in_parts
@@ -82,6 +85,62 @@ def test_sequences_are_bit_equal(tmp_path: Path) -> None:
 def test_a_sorted_order_needs_no_list(tmp_path: Path) -> None:
     parts = Part("hot", 0, 7, copied=True), Part("cold", 7, 34, 2)
     check(2, tmp_path, Sequences(), {"a": TableRows(parts)})
+
+
+@dataclass
+class Batch(Pipelineable):  # type: ignore[misc]
+    """What a pipeline takes."""
+
+    features: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return self
+
+    def record_stream(self, stream: torch.Stream) -> None: ...
+
+    def pin_memory(self) -> "Batch":
+        return self
+
+
+class Under(torch.nn.Module):
+    """A model whose loss is of one feature of each table."""
+
+    def __init__(self, tables: torch.nn.Module) -> None:
+        super().__init__()
+        self.tables, self.over = tables, torch.nn.Linear(8, 1)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.tables(batch.features)
+        loss = self.over(found["f"]).square().mean() + found["h"].square().mean() + found["g@b"].square().mean()
+        return loss, loss.detach()
+
+
+def piped(rank: int, held: Mapping[str, TableRows]) -> tuple[list[float], list[float], str]:
+    """Losses without a pipeline and in one, and what its collection does in it."""
+    case, losses = Case(), []
+    batches = [Batch(case.batch(step, rank)) for step in range(5)]
+    for pipeline in (False, True):
+        sharded = Trainer(case, held).sharded
+        torch.manual_seed(0)
+        model, found = Under(sharded), []
+        if pipeline:
+            optimizer = torch.optim.SGD(model.over.parameters(), lr=0.0)
+            given, runs = iter(batches), TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+            found = [float(runs.progress(given)) for _ in batches]
+        else:
+            for batch in batches:
+                loss, value = model(batch)
+                loss.backward()
+                found.append(float(value))
+        losses.append(found)
+    return losses[0], losses[1], type(sharded.forward).__name__
+
+
+def test_torchrecs_pipeline_sends_ids_ahead(tmp_path: Path) -> None:
+    for plain, in_pipeline, forward in on_ranks(2, tmp_path, piped, {**COPIED, "b": dealt(17, 2)}):
+        assert in_pipeline == plain
+        assert len(set(plain)) == 5
+        assert forward == "PipelinedForward"
 
 
 def unsharded(case: Case, held: Mapping[str, TableRows]) -> tuple[dict[str, Any], dict[str, Any]]:
