@@ -31,13 +31,17 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Feature, Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.value import sha256
+from neuroshard.files.row_orders import bytes_of_ids
 
 CASES = {"pooled": Case(optimizer="rowwise_adagrad"), "sequences": Case(kind="sequences", optimizer="rowwise_adagrad")}
-HOT = {"a": hot_ids(41, 9).numpy().astype(np.int32), "c": hot_ids(29, 9).numpy().astype(np.int32)}
+HOT: dict[str, Any] = {"a": hot_ids(41, 9).numpy().astype(np.int32), "c": hot_ids(29, 9).numpy().astype(np.int32)}
+DIGEST = {name: sha256(bytes_of_ids(ids))[:8] for name, ids in HOT.items()}
 
 
 def table(name: str, rows: int, features: tuple[str, ...], pooling: Any) -> Table:
-    order = RowOrder(ids_digest="ab" * 32, rows=rows, hot_rows=9, lookup_share=0.9, time="2026-01-01T00:00:00Z")
+    digest = sha256(bytes_of_ids(HOT[name])) if name != "b" else ""
+    order = RowOrder(ids_digest=digest, rows=rows, hot_rows=9, lookup_share=0.9, time="2026-01-01T00:00:00Z")
     return Table(
         name=name,
         rows=rows,
@@ -102,7 +106,7 @@ def tables_inside(rank: int, kind: str, folder: Path) -> list[list[str]]:
         kinds = {name: of.sharding_type for name, of in sharding_plan.plan["e"].items()}
         assert kinds == {
             **(
-                {"a/dealt-abababab-2": "row_wise", "c/cold-abababab-1": "table_wise"}
+                {f"a/dealt-{DIGEST['a']}-2": "row_wise", f"c/cold-{DIGEST['c']}-1": "table_wise"}
                 if by
                 else {"a": "row_wise", "c": "table_wise"}
             ),
@@ -122,7 +126,7 @@ def tables_inside(rank: int, kind: str, folder: Path) -> list[list[str]]:
 @pytest.mark.parametrize("kind", ["pooled", "sequences"])
 def test_a_plan_gives_torchrec_its_parts(tmp_path: Path, kind: str) -> None:
     for parts, plain in on_ranks(2, tmp_path, tables_inside, kind, tmp_path / "saved"):
-        assert parts == ["a/dealt-abababab-2", "b", "c/cold-abababab-1"]
+        assert parts == [f"a/dealt-{DIGEST['a']}-2", "b", f"c/cold-{DIGEST['c']}-1"]
         assert plain == ["a", "b", "c"]
 
 
@@ -153,8 +157,8 @@ def test_lists_of_other_orders_are_refused() -> None:
     plan = planned()
     assert "there is no list of its hot ids" in refused(lambda: by_access(model(), plan, {"a": HOT["a"]}))
     assert "has a row order of 9 ids" in refused(lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][:5]}))
-    assert "lists id 40, and the table has 29 rows" in refused(
-        lambda: by_access(model(), plan, {**HOT, "c": np.array([*HOT["c"][:8], 40])})
+    assert "and the ids given are of another order" in refused(
+        lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][::-1].copy()})
     )
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.parts import MOST_INT32_ROWS
 from neuroshard.core.row_order import Dealing
-
-INT32_ROWS = 2**31 - 1  # tables of up to so many rows have maps of 4 bytes an id
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class RowMap(nn.Module):
         ids = places = None
         if hot_ids is not None:
             _check(table, rows, hot_ids)
-            kind = torch.int32 if rows <= INT32_ROWS else torch.int64
+            kind = torch.int32 if rows <= MOST_INT32_ROWS else torch.int64
             ids, places = hot_ids.to(kind).sort()
             places = places.to(kind)
         self.register_buffer("ids", ids, persistent=False)

@@ -11,9 +11,11 @@ from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part
 from neuroshard.client.torchrec_module import collections_of, match_tables
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.parts import part_names
+from neuroshard.core.parts import COLD, HOT, part_names
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
+from neuroshard.core.value import sha256
+from neuroshard.files.row_orders import bytes_of_ids
 
 __all__ = ["by_access"]
 
@@ -24,8 +26,8 @@ def by_access(model: M, plan: Plan, hot_ids: Mapping[str, "np.ndarray[Any, Any] 
     """The model with a CollectionByAccess in place of each collection that has tables which the plan deals, or holds in two
     parts. Call it before `to_torchrec`, and give DistributedModelParallel a CollectionByAccessSharder.
 
-    `hot_ids` are the listed ids of the row order of each such table, by its name in the plan (store/row_orders.py opens them);
-    none are needed where the order lists 0, 1, 2, …. Without such tables the model is returned as it is.
+    `hot_ids` are the listed ids of the row order of each such table, by its name in the plan (client/rows_lists.py reads them
+    from the store); none are needed where the order lists 0, 1, 2, …. Without such tables the model is returned as it is.
 
     Raises InvalidInput, which names the table, for a list that is missing or another's, and for a table whose collection a
     feature processor feeds: it makes weights of places in the whole list of a sample, which parts do not have.
@@ -67,8 +69,8 @@ def rows_of(
             hot, cold = part_names(name)
             copied = hot in plan.parted.constraints.data_parallel
             parts = (
-                Part("hot", 0, by.hot_rows, 1 if copied else _blocks(plan, hot), copied),
-                Part("cold", by.hot_rows, table.rows - by.hot_rows, _blocks(plan, cold)),
+                Part(HOT, 0, by.hot_rows, 1 if copied else _blocks(plan, hot), copied),
+                Part(COLD, by.hot_rows, table.rows - by.hot_rows, _blocks(plan, cold)),
             )
         digest = table.row_order.ids_digest if table.row_order else ""
         held[name] = TableRows(parts, None if hot_ids is None else _ids(table, hot_ids, whose), digest)
@@ -127,5 +129,11 @@ def _ids(table: Table, hot_ids: Mapping[str, "np.ndarray[Any, Any] | Tensor"], w
         raise InvalidInput(
             f"table {table.name!r} has a row order of {order.hot_rows:,} ids in {whose}, and {len(given):,} are given: they are "
             "of another order"
+        )
+    ids = given.numpy(force=True) if isinstance(given, Tensor) else given
+    if ids.ndim == 1 and ids.dtype.kind in "iu" and (is_ := sha256(bytes_of_ids(ids))) != order.ids_digest:
+        raise InvalidInput(
+            f"table {table.name!r} has the row order {order.ids_digest[:12]} in {whose}, and the ids given are of another order, "
+            f"{is_[:12]}; give those that hot_ids(plan, …) reads (client/rows_lists.py)"
         )
     return given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
