@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
-from torchrec import EmbeddingBagCollection
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -160,6 +160,20 @@ def test_lists_of_other_orders_are_refused() -> None:
     assert "and the ids given are of another order" in refused(
         lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][::-1].copy()})
     )
+
+
+def test_a_model_is_given_to_by_access_once() -> None:
+    held = by_access(model(), planned(), HOT)
+    for plan in planned(), planned(by=False):
+        assert "module 'e' has tables held by access already" in refused(lambda plan=plan: by_access(held, plan, HOT))
+
+
+def test_a_feature_that_a_batch_lacks_is_named() -> None:
+    held, given = by_access(model(), planned(), HOT), CASES["pooled"].batch(0, 0)
+    others = {key: given[key] for key in given.keys() if key != "h"}  # noqa: SIM118
+    batch = KeyedJaggedTensor.from_jt_dict(others)
+    said = refused(lambda: held["e"](batch))  # type: ignore[index]
+    assert "the batch has no feature 'h', which table 'c' reads; it has unused, g, f" in said
 
 
 def test_feature_processors_are_refused() -> None:

@@ -31,6 +31,7 @@ from neuroshard.client.rows_copies import Copies
 from neuroshard.client.rows_map import Part, RowMap
 from neuroshard.client.torchrec_module import Collection
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.text import first_few
 from neuroshard.files.importers.torchrec_collections import weight_of
 from neuroshard.files.importers.torchrec_tables import configs_of
 
@@ -117,6 +118,12 @@ class Rows(nn.Module):
             )
         with torch.no_grad():
             given = dict(_features(features))
+            for reading in self.readings:
+                if reading.feature not in given:
+                    raise InvalidInput(
+                        f"the batch has no feature {reading.feature!r}, which table {reading.table!r} reads; it has "
+                        f"{first_few(list(given))}"
+                    )
             new = {name: given[name] for name in self.plain}
             joinings = []
             for reading in self.readings:

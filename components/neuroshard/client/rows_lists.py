@@ -62,8 +62,11 @@ def _load(store_url: str, model: str, digests: list[str], cache_dir: CacheDir, e
     for digest in set(digests) - found.keys():
         try:
             found[digest] = within(left(), store.url, partial(read_artifact, store, rows_of(model), digest)).value
-        except NotFound as error:
-            raise NotFound(f"{error}; deploy the plan again, with the folder rows/ beside its plan.json") from None
+        except NotFound:
+            raise NotFound(
+                f"{store.url}: there is no list {digest[:12]} of hot rows of {model!r}, by which the plan holds a table; deploy "
+                "the plan again, with the folder rows/ beside its plan.json"
+            ) from None
     if cache is not None:
         remember_lists(cache, model, found)
     return found

@@ -29,10 +29,16 @@ def by_access(model: M, plan: Plan, hot_ids: Mapping[str, "np.ndarray[Any, Any] 
     `hot_ids` are the listed ids of the row order of each such table, by its name in the plan (client/rows_lists.py reads them
     from the store); none are needed where the order lists 0, 1, 2, …. Without such tables the model is returned as it is.
 
-    Raises InvalidInput, which names the table, for a list that is missing or another's, and for a table whose collection a
-    feature processor feeds: it makes weights of places in the whole list of a sample, which parts do not have.
+    Raises InvalidInput for a model that by_access has returned before, and, with the table's name, for a list that is missing or
+    another's, and for a table whose collection a feature processor feeds: it makes weights of places in the whole list of a
+    sample, which parts do not have.
     """
     whose = f"plan {plan.digest()[:12]}"
+    for path, module in model.named_modules():
+        if isinstance(module, CollectionByAccess):
+            raise InvalidInput(
+                f"module {path!r} has tables held by access already; call by_access once, with the model as it was, for {whose}"
+            )
     held = rows_of(plan, hot_ids, whose)
     if not held:
         return model
@@ -130,7 +136,7 @@ def _ids(table: Table, hot_ids: Mapping[str, "np.ndarray[Any, Any] | Tensor"], w
             f"table {table.name!r} has a row order of {order.hot_rows:,} ids in {whose}, and {len(given):,} are given: they are "
             "of another order"
         )
-    ids = given.numpy(force=True) if isinstance(given, Tensor) else given
+    ids = given.numpy(force=True) if isinstance(given, Tensor) else np.asarray(given)
     if ids.ndim == 1 and ids.dtype.kind in "iu" and (is_ := sha256(bytes_of_ids(ids))) != order.ids_digest:
         raise InvalidInput(
             f"table {table.name!r} has the row order {order.ids_digest[:12]} in {whose}, and the ids given are of another order, "
