@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-pretrain bench-release bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -99,6 +99,9 @@ bench-pretrain: .venv/dev.done ## our cost models beside the paper's nets and re
 bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trainer by four planners' plans, as tables; ARGS="--quick --only trainer"
 	@$(BIN)/python tests/bench/release.py $(ARGS)
 	@$(BIN)/python tests/bench/trainer.py $(ARGS)
+
+bench-rows: .venv/dev.done ## what rows by access cost and save two gloo ranks: the map, row blocks dealt, hot rows of sequences copied; ARGS=--quick
+	@$(BIN)/python tests/bench/rows.py $(ARGS)
 
 bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir FOLDER" of public table sets, --quick for some of it
 	@$(BIN)/python tests/bench/search.py $(ARGS)

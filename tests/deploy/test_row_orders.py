@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 
 from helpers.counted import counted_access
-from helpers.plans import NOW, TABLES, make_plan
+from helpers.plans import NOW, TABLES, make_plan, row_wise
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound
-from neuroshard.core.plan import Plan
+from neuroshard.core.parts import RowsByAccess
+from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import sha256
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.run import deploy, publish, run, run_publish
@@ -36,9 +40,24 @@ def order_of(data: bytes, hot_rows: int) -> RowOrder:
     )
 
 
-def plan_with(order: RowOrder, note: str = "") -> Plan:
+def plan_with(order: RowOrder, note: str = "", *, dealt: bool = True) -> Plan:
+    """A plan that deals the first table by the order, or cuts it into blocks of ids."""
     first, *others = TABLES
-    return make_plan(note, tables=(first.model_copy(update={"row_order": order}), *others))
+    rule = TableRule(table=first.name, rows_by_access=RowsByAccess(dealt=True))
+    return Plan(
+        task=ShardingTask(
+            tables=(first.model_copy(update={"row_order": order}), *others),
+            device_memory_bytes=(2**20,) * 2,
+            batch_size=64,
+            constraints=Constraints(tables=(rule,) if dealt else ()),
+        ),
+        shards=(
+            *row_wise(first, 2),
+            *(Shard(table=each.name, rows=each.rows, dim=each.dim, device=0) for each in others),
+        ),
+        predicted_ms=(1.5, 1.5),
+        provenance=Provenance(neuroshard_version="0", algorithm="by hand", notes=(note,)),
+    )
 
 
 def key_of(order: RowOrder) -> str:
@@ -94,14 +113,25 @@ def test_a_damaged_list_is_refused_before_anything_is_written(store: FolderStore
     assert store.list("m/") == ()
 
 
-def test_a_list_that_is_nowhere_is_noted_with_the_way_out(store: FolderStore, tmp_path: Path, capfd: Any) -> None:
+@pytest.mark.parametrize("how", ["deploy", "publish"])
+def test_a_plan_whose_list_is_nowhere_is_refused_with_the_way_out(store: FolderStore, tmp_path: Path, how: str) -> None:
+    put = run if how == "deploy" else run_publish
     write_plan(tmp_path / "plan.json", plan_with(order_of(list_of(7, 3), 2)))
-    run(tmp_path / "plan.json", store.url, "m")
-    said = capfd.readouterr().err
-    assert f"note: the lists of hot rows of user are neither in {tmp_path / LISTS_FOLDER} nor in {store.url}; " in said
+    said = f"the lists of hot rows of user are neither in {tmp_path / LISTS_FOLDER} nor in {store.url}: no trainer could load it"
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        put(tmp_path / "plan.json", store.url, "m")
+    assert store.list("m/") == ()
     put_ids(store, "m", list_of(7, 3))
+    put(tmp_path / "plan.json", store.url, "m")
+
+
+def test_lists_that_a_plan_does_not_use_are_not_looked_at(store: FolderStore, tmp_path: Path) -> None:
+    data = list_of(7, 3)
+    write_plan(tmp_path / "plan.json", plan_with(order_of(data, 2), dealt=False))
+    write_ids(tmp_path / LISTS_FOLDER, [data])
+    ids_path(tmp_path / LISTS_FOLDER, order_of(data, 2)).write_bytes(b"damaged")
     run(tmp_path / "plan.json", store.url, "m")
-    assert "lists of hot rows" not in capfd.readouterr().err
+    assert lists(store) == set()
 
 
 def test_deploy_and_diff_say_where_access_has_drifted(

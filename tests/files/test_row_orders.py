@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import sha256
 from neuroshard.files.row_orders import Drift, bytes_of_ids, drifts, ids_of, ids_path, share_now, write_ids
 
@@ -115,11 +118,19 @@ def test_an_order_has_drifted_where_its_hottest_rows_have_less_by_a_newer_one() 
         for day, ids in enumerate(([5, 6, 7, 8], [50, 5, 60, 61]))
     )
 
-    def table(order: RowOrder | None) -> Table:
-        return Table.parse({"name": "t", "rows": 100, "dim": 4, "pooling_factor": 1.0, "row_order": order}, "it")
+    def task(order: RowOrder | None, hot_rows: int | None, *, held: bool) -> ShardingTask:
+        by = RowsByAccess(hot_rows=hot_rows) if hot_rows else RowsByAccess(dealt=True)
+        table = Table.parse({"name": "t", "rows": 100, "dim": 4, "pooling_factor": 1.0, "row_order": order}, "it")
+        rules = (TableRule(table="t", rows_by_access=by),) if order and held else ()
+        return ShardingTask(
+            tables=(table,), device_memory_bytes=(2**20,), batch_size=4, constraints=Constraints(tables=rules)
+        )
 
-    def found(were: RowOrder | None, are: RowOrder | None, **hot_rows: int) -> list[Drift]:
-        return drifts([table(were)], [table(are)], lambda order: lists[order.ids_digest], hot_rows)
+    def found(
+        were: RowOrder | None, are: RowOrder | None, hot_rows: int | None = None, *, held: bool = True
+    ) -> list[Drift]:
+        tasks = task(were, hot_rows, held=held), task(are, hot_rows, held=True)
+        return drifts(*tasks, lambda order: lists[order.ids_digest])
 
     (drift,) = found(old, new)
     assert (drift.rows, drift.made, drift.now) == (4, 0.8, pytest.approx(0.2 + 3 * 0.2 / 96))
@@ -127,7 +138,8 @@ def test_an_order_has_drifted_where_its_hottest_rows_have_less_by_a_newer_one() 
         "row order of table 't': its hottest 4 rows had 80.0% of the lookups when it was made (2026-11-20T09:00:00Z), "
         "20.6% now"
     )
-    assert found(old, new, t=1)[0].made == 0.4
+    assert found(old, new, 1)[0].made == 0.4  # of a table in two parts its hot rows count
+    assert found(old, new, held=False) == []
     assert [found(old, None), found(None, new), found(old, old), found(new, old)] == [[], [], [], []]
 
 

@@ -62,6 +62,7 @@ SMALL = {
     "bench-search": Small(
         "--quick --tasks 1 --tables-dir {drawn} --only compare,time,named,scale,measured,hosts,ablation,ablation-hosts"
     ),
+    "bench-rows": Small("--quick"),
     "bench-tiers": Small("--quick --tables-dir {drawn}"),
     "bench-nights": Small("--quick"),
     "bench-hosts": Small("--quick --only networks --budget 20s --steps 3", ("root", "ip")),

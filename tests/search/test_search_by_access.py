@@ -1,17 +1,24 @@
 """A search of a task whose rules have tables in two parts, or dealt: its plan is of that task, with what it chose for parts."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import neuroshard as ns
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.errors import Infeasible
+from neuroshard.core.errors import Infeasible, InvalidInput
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, shardings_of
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.value import sha256
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.files.row_orders import bytes_of_ids, ids_path, write_ids
+from neuroshard.files.tables import write_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -69,3 +76,31 @@ def test_a_table_is_dealt_only_over_row_blocks() -> None:
     assert shardings_of(plan)["large"].splits_rows
     with pytest.raises(Infeasible, match="'large' is dealt by access, but none of its shards is a block"):
         found(rule(rows_by_access=RowsByAccess(dealt=True), max_shards=1))
+
+
+def test_a_search_puts_the_lists_beside_its_plan(tmp_path: Path, capfd: Any) -> None:
+    data = bytes_of_ids(np.arange(20_000) * 5)
+    order = ORDER.model_copy(update={"ids_digest": sha256(data), "hot_rows": 20_000, "points": ()})
+    table = Table(name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", row_order=order)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    write_tables(tmp_path / "in" / "tables.json", (table,))
+    rules = {"format_version": 1, "tables": [{"match": "large", "rows_by_access": {"hot_rows": 1000}}]}
+    (tmp_path / "rules.json").write_text(json.dumps(rules))
+    usual: Any = {"devices": 2, "memory": "1GiB", "batch_size": 64, "rounds": 1}
+
+    def searched(**more: Any) -> str:
+        plan = tmp_path / "out" / "plan.json"
+        ns.search(tmp_path / "in" / "tables.json", "analytic:h100", out=plan, **usual, **more)
+        return capfd.readouterr().err
+
+    there = ids_path(tmp_path / "out" / "rows", order)
+    note = f"note: the lists of hot rows of large are not in {tmp_path / 'out' / 'rows'}; put them there before"
+    assert note not in searched()  # of a plan that needs none
+    assert note in searched(constraints=tmp_path / "rules.json")
+    write_ids(tmp_path / "in" / "rows", [data])
+    assert note not in searched(constraints=tmp_path / "rules.json")
+    assert there.read_bytes() == data
+    ids_path(tmp_path / "in" / "rows", order).write_bytes(data[:-1])
+    with pytest.raises(InvalidInput, match="cut off or changed"):
+        searched(constraints=tmp_path / "rules.json")

@@ -126,7 +126,7 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
 
 def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
     """Lines on row orders of the old plan that access has drifted from, by the lists in these folders."""
-    if not all(any(table.row_order for table in plan.task.tables) for plan in (old, new)):
+    if not (old.task.orders and new.task.orders):
         return []
     from neuroshard.files.row_orders import drifts, ids_of, ids_path
 
@@ -135,7 +135,7 @@ def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
         return ids_of(folder, order)
 
     try:
-        return [drift.text for drift in drifts(old.task.tables, new.task.tables, read, {})]
+        return [drift.text for drift in drifts(old.task, new.task, read)]
     except InvalidInput as error:
         return [f"whether access has drifted from the row orders is not known: {error}"]
 

@@ -1,8 +1,10 @@
-"""A copy of the last plan that was loaded, on this machine, for when the store is down. It is a store of its own, in a folder.
+"""Copies of the last plan that was loaded, and of its lists of hot rows, on this machine, for when the store is down. They
+are a store of their own, in a folder.
 
 <cache>/<sha256 of the store's identity>/<model>/…   laid out and checked as in any store
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +15,8 @@ from neuroshard.core.value import sha256
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, live_key, plan_key, read_live
-from neuroshard.store.track import Live
+from neuroshard.store.row_orders import rows_of
+from neuroshard.store.track import Live, read_artifact
 
 
 def cache_of(store: Store, cache_dir: Path) -> FolderStore:
@@ -45,6 +48,27 @@ def remember_plan(cache: FolderStore, model: str, published: Published) -> None:
         _write(cache, plan_key(model, sha256(published.data)), published.data)
 
 
+def kept_list(cache: FolderStore, model: str, digest: str) -> bytes | None:
+    """A list of hot rows in the cache (store/row_orders.py), of this digest; None if there is none that can be read."""
+    try:
+        data: bytes = read_artifact(cache, rows_of(model), digest).value
+    except (NeuroshardError, OSError):
+        return None
+    return data
+
+
+def remember_lists(cache: FolderStore, model: str, lists: Mapping[str, bytes]) -> None:
+    """Keep lists of hot rows, by their digests. Failing to write is no error. Others are deleted after a day."""
+    with suppress(NeuroshardError, OSError):
+        for digest, data in lists.items():
+            if kept_list(cache, model, digest) is None:
+                _write(cache, rows_of(model).keys(digest)[0], data)
+        yesterday = cache.clock() - timedelta(days=1)
+        for entry in cache.list(f"{model}/rows/"):
+            if entry.modified < yesterday and not any(digest in entry.key for digest in lists):
+                cache.delete(entry.key)
+
+
 def last(cache: FolderStore, model: str) -> Live[Release] | None:
     """The release in the cache; None if there is none that can be read."""
     try:
@@ -58,14 +82,14 @@ def outdated(release: Release, seen: Release) -> bool:
     return release.number < seen.number and release.time <= seen.time
 
 
-def _write(cache: FolderStore, plan: str, data: bytes) -> None:
-    """Write a plan under its key, in place of a damaged one."""
+def _write(cache: FolderStore, key: str, data: bytes) -> None:
+    """Write a plan or a list under its key, in place of a damaged one."""
     cache.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        cache.create(plan, data)
+        cache.create(key, data)
     except Conflict:
-        cache.delete(plan)
-        cache.create(plan, data)
+        cache.delete(key)
+        cache.create(key, data)
 
 
 def _there(cache: FolderStore, key: str) -> tuple[bytes | None, str | None]:

@@ -77,7 +77,7 @@ def load_published(
     ends = time.monotonic() + deadline_seconds
     # creating a boto3 client may already ask a credential_process or the instance for credentials
     store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = _cache(store, cache_dir)
+    cache = cache_for(store, cache_dir)
     return _load(store, model, cache, ends) if digest is None else _load_digest(store, model, digest, cache, ends)
 
 
@@ -108,7 +108,7 @@ def watch(
     tables = None if tables is None else tuple(tables)
     check_model(model)
     store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = _cache(store, cache_dir)
+    cache = cache_for(store, cache_dir)
     reader = Reader()  # one thread for all polls, so a store that hangs blocks no more than one
     refused, warned = "", ""
     newest: Release | None = None
@@ -166,7 +166,8 @@ def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
         )
 
 
-def _cache(store: Store, cache_dir: CacheDir) -> FolderStore | None:
+def cache_for(store: Store, cache_dir: CacheDir) -> FolderStore | None:
+    """Where copies of a store's objects are kept on this machine; None for nowhere."""
     if cache_dir is False:
         return None
     try:

@@ -27,6 +27,7 @@ from torchrec.distributed.types import (
 from neuroshard import __version__
 from neuroshard.client.load import check_world_size, load_plan
 from neuroshard.client.ranks import load_plan_on_all_ranks
+from neuroshard.client.rows_plan import check_by_access
 from neuroshard.client.torchrec_codecs import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec_fused import (
     check_memory,
@@ -150,6 +151,7 @@ def to_torchrec(
 
     whose = f"plan {plan.digest()[:12]}"
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
+    whole, plan = plan, check_by_access(module, plan, whose)
     collections = collections_of(module)
     places = match_tables(plan.task.tables, collections, whose)
     applied = in_backward(collections, places, optimizer)
@@ -173,7 +175,9 @@ def to_torchrec(
     optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
     trained = as_trained(plan, batch_size, pipeline, whose)
     if optimizers or dense or trained is not plan:
-        check_memory(trained, optimizers, whose, dense)
+        own = {"tables": whole.parted.tables, "pipeline": trained.task.pipeline, "batch_size": trained.task.batch_size}
+        with_copies = whole.parted.model_copy(update=own)
+        check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     check_trained(plan, kinds, optimizers, whose)
     warn_of_split_state(shards, kinds, optimizers)
     priced = Priced(trained, shards, kinds, places)

@@ -64,8 +64,9 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
     there: dict[str, list[TablePlace]] = {}
     for path, collection in collections.items():
         weighted = isinstance(collection, EmbeddingBagCollection) and collection.is_weighted()
+        known_as = getattr(collection, "names_in_plan", {})  # of tables held by access (client/rows.py)
         for config in configs_of(collection):
-            there.setdefault(config.name, []).append(TablePlace(path, config, weighted))
+            there.setdefault(known_as.get(config.name, config.name), []).append(TablePlace(path, config, weighted))
     places: dict[str, TablePlace] = {}
     for table in tables:
         if (place := _place_of(table, there, whose)) is not None:
@@ -107,7 +108,7 @@ def _check_shapes(
             )
     for name, of_name in there.items():
         for place in of_name:
-            if (place.path, name) not in taken:
+            if (place.path, place.config.name) not in taken:
                 full = name if len(of_name) == 1 else f"{place.path}.{name}"
                 shapes[full] = (place.config.num_embeddings, place.config.embedding_dim)
     if fault := difference(shapes_of(tables), shapes):

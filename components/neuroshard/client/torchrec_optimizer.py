@@ -56,6 +56,7 @@ from neuroshard.core.value import shown
 
 __all__ = ["load_resharded", "saved_plan"]
 
+PARTS = re.compile(r"/(hot|cold|dealt)-(sorted|[0-9a-f]{8})-\d+(\.weight)?$")  # as client/rows.py names them
 PLAN = "plan"  # key of a checkpoint, under which a trainer puts its plan's digest
 METADATA_FILE = ".metadata"  # that torch.distributed.checkpoint writes last
 INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
@@ -91,6 +92,11 @@ def load_resharded(
     Raises InvalidInput, the same on every rank, for no checkpoint, one of another model, plan or optimizer, and for a plan
     for other ranks; then the state is as it was. A file that breaks later leaves it half read, and raises InvalidInput too.
     """
+    if parts := [name for name in state.get("model", {}) if PARTS.search(name)]:
+        raise InvalidInput(
+            f"the state has {parts[0]!r}, a part of a table that is held by access: such parts go to no other plan; give "
+            "model_state(model), and load_model_state(model, state) afterwards (client/rows_state.py)"
+        )
     try:
         if storage_reader is None:
             _check_there(checkpoint, group)
@@ -490,6 +496,10 @@ def _check_plan(tables: _Tables, held: Mapping[str, Sequence[_Rectangle]], copie
                 continue
             raise InvalidInput(f"{whose} has table {_table_of(key)!r}, which {name} lacks")
         taken.add(table.name)
+        if (
+            table.name in tables.plan.task.constraints.in_two_parts
+        ):  # in blocks of ids over all ranks (client/rows_state.py)
+            continue
         there = sorted(rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns)
         parts = shards[table.name][:1] if table.name in tables.copied else joined(shards[table.name])
         wanted = sorted(_Rectangle(s.row_offset, s.rows, s.column_offset, s.dim) for s in parts)

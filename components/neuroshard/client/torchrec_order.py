@@ -58,8 +58,8 @@ def keep_output_order(model: M, order: Mapping[str, Sequence[str]] | None = None
     Raises UsageError for a model without a sharded collection, and for a sharded module that is none, by path and class;
     InvalidInput for an order that lacks a collection or has other keys.
     """
-    collections = dict(_collections(model))
-    sharded = {path: collection for path, collection in collections.items() if isinstance(collection, SHARDED)}
+    collections = dict(collections_in(model))
+    sharded = {path: each for path, each in collections.items() if isinstance(each, (*SHARDED, ShardedModule))}
     if not sharded:
         raise UsageError(
             f"the {type(model).__name__} has no sharded collection in it; call keep_output_order(model) on what "
@@ -92,7 +92,7 @@ def output_order(model: nn.Module) -> dict[str, list[str]]:
     It belongs in a checkpoint: `load_resharded` compares it with that of the model that loads. Raises UsageError for a sharded
     module that is no collection, by path and class.
     """
-    return {path: _order(collection) for path, collection in _collections(model)}
+    return {path: _order(collection) for path, collection in collections_in(model)}
 
 
 class _InOrder:
@@ -137,13 +137,14 @@ def _keep(collection: nn.Module, names: Sequence[str]) -> None:
         collection.register_forward_hook(_InOrder(names))
 
 
-def _collections(module: nn.Module, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
-    """The collections, sharded or not, by their paths in the model before it was wrapped or compiled."""
+def collections_in(module: nn.Module, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
+    """The collections, sharded or not, by their paths in the model before it was wrapped or compiled. Those of tables that are
+    held by access (client/rows.py) keep an order of their own, and say it as `output_names`."""
     seen = set() if seen is None else seen
     if id(module) in seen:
         return
     seen.add(id(module))
-    if isinstance(module, (*SHARDED, *COVERED)):
+    if isinstance(module, (*SHARDED, *COVERED)) or hasattr(module, "output_names"):
         yield path, module
     elif isinstance(module, ShardedModule):
         raise UsageError(
@@ -153,7 +154,7 @@ def _collections(module: nn.Module, path: str = "", seen: set[int] | None = None
     else:
         for name, child in module.named_children():
             below = path if isinstance(module, WRAPPERS) else f"{path}.{name}" if path else name
-            yield from _collections(child, below, seen)
+            yield from collections_in(child, below, seen)
 
 
 def _order(collection: nn.Module) -> list[str]:
@@ -162,6 +163,8 @@ def _order(collection: nn.Module) -> list[str]:
         if isinstance(hook, _InOrder):
             return list(hook.names)
     inner: Any = getattr(collection, INSIDE, collection)
+    if hasattr(inner, "output_names"):
+        return list(inner.output_names)
     if isinstance(inner, ShardedEmbeddingBagCollection):
         return list(inner._embedding_names)
     if isinstance(inner, ShardedEmbeddingCollection):
@@ -172,6 +175,8 @@ def _order(collection: nn.Module) -> list[str]:
 def _own_order(collection: nn.Module) -> list[str]:
     """The keys of the output of the unsharded collection, in order."""
     inner: Any = getattr(collection, INSIDE, collection)
+    if hasattr(inner, "output_names"):
+        return list(inner.output_names)
     return _names(
         inner._embedding_configs if isinstance(inner, ShardedEmbeddingCollection) else inner._embedding_bag_configs
     )

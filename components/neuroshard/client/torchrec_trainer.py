@@ -101,7 +101,10 @@ def sharders_by_path(
             raise InvalidInput(
                 f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
             )
-        found[path] = getattr(by_kind[kind], "_ebc_sharder", by_kind[kind])
+        inside = getattr(by_kind[kind], "sharder_of", None)  # of tables held by access (client/rows_sharded.py)
+        found[path] = (
+            inside(module.get_submodule(path)) if inside else getattr(by_kind[kind], "_ebc_sharder", by_kind[kind])
+        )
     return found
 
 

@@ -16,6 +16,7 @@ from neuroshard.core.constraints import Constraints, TableRule, check_known
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import DenseOptimizer, Table, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
@@ -172,6 +173,14 @@ class ShardingTask(Value):
         task = self.model_copy(update={"tables": whole.tables, "constraints": constraints})._with_rules(rules)
         task._by_access = ByAccess()
         return task
+
+    @property
+    def orders(self) -> dict[str, RowOrder]:
+        """The row orders of the tables that are held by access, by the tables' names. Those with a list need it in a trainer."""
+        held = self.constraints.rows_by_access
+        return {
+            table.name: table.row_order for table in self.tables if table.name in held and table.row_order is not None
+        }
 
     def with_rows_by_access(self, held: Mapping[str, RowsByAccess]) -> Self:
         """The same task with these tables, and no others, in two parts or dealt. Rules of parts that there are no more are

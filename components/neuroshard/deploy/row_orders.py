@@ -1,6 +1,7 @@
-"""The lists of hot rows that a plan's tables name, put into the store before the plan; and how far access has drifted from
-them."""
+"""The lists of hot rows of the tables that a plan holds by access, put into the store before the plan; and how far access has
+drifted from them."""
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,18 +12,18 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.text import first_few
 from neuroshard.deploy.golive import claim, put
 from neuroshard.store.protocol import Store
-from neuroshard.store.row_orders import read_ids, row_orders_of, rows_of
+from neuroshard.store.row_orders import read_ids, rows_of
 from neuroshard.store.track import read_artifact
 
 
 def note_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> None:
-    """Note which row orders of the live plan access has drifted from, by the newer ones of a plan."""
-    if live is None or not any(table.row_order for table in live.task.tables):
+    """Note which row orders that the live plan holds tables by access has drifted from, by the newer ones of a plan."""
+    if live is None or not live.task.orders:
         return
     from neuroshard.files.row_orders import drifts  # NumPy, which other plans do not need
 
     try:
-        found = drifts(live.task.tables, plan.task.tables, partial(read_ids, store, model), {})
+        found = drifts(live.task, plan.task, partial(read_ids, store, model))
     except (NotFound, InvalidInput) as error:
         log(f"note: whether access has drifted from the live plan's row orders is not known: {error}")
         return
@@ -30,28 +31,26 @@ def note_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> None:
 
 
 def put_lists(plan: Plan, store: Store, model: str, folder: Path | None) -> None:
-    """Put the lists that are in the folder into the store, and keep those that are there from `gc`. A list that is in neither is
-    noted. Raises InvalidInput for a damaged list, and StoreError."""
-    orders = row_orders_of(plan.task.tables)
+    """Put the lists of the tables that the plan holds by access into the store from the folder, and keep those that are there
+    from `gc`. Raises InvalidInput for a damaged list and for one that is in neither, and StoreError."""
+    orders = {name: order for name, order in plan.task.orders.items() if order.ids_digest}
     if not orders:
         return
-    from neuroshard.files.row_orders import ids_of, ids_path  # NumPy, which other plans do not need
+    from neuroshard.files.row_orders import files_of  # NumPy, which other plans do not need
 
-    track, missing = rows_of(model), set()
-    for digest, order in orders.items():
-        path = None if folder is None else ids_path(folder, order)
-        if path is not None and path.exists():
-            ids_of(path.parent, order)
-            put(store, track, digest, {track.keys(digest)[0]: path.read_bytes()})
-            continue
-        try:
-            claim(store, track, read_artifact(store, track, digest))
-        except NotFound:
-            missing.add(digest)
+    track, files = rows_of(model), files_of(folder, orders.values())
+    there = {}
+    for digest in {order.ids_digest for order in orders.values()} - files.keys():
+        with suppress(NotFound):
+            there[digest] = read_artifact(store, track, digest)
+    missing = [name for name, order in orders.items() if order.ids_digest not in files.keys() | there.keys()]
     if missing:
-        names = [table.name for table in plan.task.tables if table.row_order and table.row_order.ids_digest in missing]
-        there = f"in {folder} nor in" if folder else "given nor in"
-        log(
-            f"note: the lists of hot rows of {first_few(names)} are neither {there} {store.url}; trainers of a plan that needs "
-            f"them could not load it: deploy a plan.json that has the folder {LISTS_FOLDER} beside it"
+        where = f"in {folder} nor in" if folder else "given nor in"
+        raise InvalidInput(
+            f"the plan holds tables by access, and the lists of hot rows of {first_few(missing)} are neither {where} "
+            f"{store.url}: no trainer could load it; put the folder {LISTS_FOLDER} of the tables.json beside the plan.json"
         )
+    for digest, data in files.items():
+        put(store, track, digest, {track.keys(digest)[0]: data})
+    for artifact in there.values():
+        claim(store, track, artifact)

@@ -5,7 +5,7 @@ A file is named by the sha256 of its bytes: `rows/<sha256>.npy` beside a tables.
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import one_line
 from neuroshard.files.access import Ints
 from neuroshard.files.disk import disk_errors, write_bytes
@@ -61,6 +61,16 @@ def write_ids(folder: Path, files: Iterable[bytes]) -> None:
         path = folder / f"{hashlib.sha256(data).hexdigest()}.npy"
         if not path.exists():
             write_bytes(path, data)
+
+
+def files_of(folder: Path | None, orders: Iterable[RowOrder]) -> dict[str, bytes]:
+    """The files of those orders whose list is in the folder, by its digest, checked as by `ids_of`."""
+    found = {}
+    for order in orders:
+        if order.ids_digest and folder is not None and (path := ids_path(folder, order)).exists():
+            ids_of(folder, order)
+            found[order.ids_digest] = path.read_bytes()
+    return found
 
 
 def ids_of(folder: Path, order: RowOrder) -> Ints:
@@ -135,18 +145,16 @@ def share_now(old: Ints, new: RowOrder, new_ids: Ints) -> float:
     return float(np.diff(np.interp(_ranks(old, new, new_ids)[:, None] + [0, 1], rows, shares), axis=1).sum())
 
 
-def drifts(
-    were: Iterable[Table], are: Iterable[Table], read: Callable[[RowOrder], Ints], hot_rows: Mapping[str, int]
-) -> list[Drift]:
-    """The row orders of tables that access has drifted from, by newer orders of the same tables. `read` returns an order's ids;
-    `hot_rows` says how many rows of a table matter, if not all that its order lists."""
-    newer, found = {table.name: table.row_order for table in are}, []
-    for table in were:
-        old, new = table.row_order, newer.get(table.name)
-        if old is None or new is None or old.time >= new.time:
+def drifts(was: ShardingTask, now: ShardingTask, read: Callable[[RowOrder], Ints]) -> list[Drift]:
+    """The row orders of a plan's task that access has drifted from, by newer orders in a later plan's, of tables that both hold
+    by access. Of a table in two parts the hot rows count, else all that its order lists. `read` returns an order's ids."""
+    held, newer, found = was.constraints.rows_by_access, now.orders, []
+    for name, old in was.orders.items():
+        new = newer.get(name)
+        if new is None or old.time >= new.time:
             continue
-        rows = min(hot_rows.get(table.name, old.hot_rows), old.hot_rows)
-        drift = Drift(table.name, rows, old.share_of(rows), share_now(read(old)[:rows], new, read(new)), old.time)
+        rows = held[name].hot_rows or old.hot_rows
+        drift = Drift(name, rows, old.share_of(rows), share_now(read(old)[:rows], new, read(new)), old.time)
         if drift.now < drift.made - DRIFTED:
             found.append(drift)
     return found

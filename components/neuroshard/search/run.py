@@ -12,11 +12,14 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.plan import Plan, Shard, unparted
+from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import first_few
 from neuroshard.core.value import explain
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
@@ -25,6 +28,7 @@ from neuroshard.costmodel.tiers import InTiers, in_tiers
 from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
+from neuroshard.files.row_orders import files_of, write_ids
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import LOCAL_SEARCH
@@ -292,8 +296,10 @@ def run(
     listed, said = read_listed(tables) if isinstance(tables, Path) else (tuple(tables), ())
     before = read_plan(order.previous) if isinstance(order.previous, Path) else order.previous
     model = open_cost_model(cost_model, order.task.get("batch_size"))
+    task = task_of(order, listed, model)
+    lists = {} if out is None else _lists(task, tables, out)
     plan = search(
-        task_of(order, listed, model),
+        task,
         model,
         settings,
         previous=before,
@@ -303,7 +309,23 @@ def run(
     )
     if out is not None:
         write_plan(out, plan)
+        write_ids(out.parent / LISTS_FOLDER, lists.values())
     return plan
+
+
+def _lists(task: ShardingTask, tables: Path | Sequence[Table], out: Path) -> dict[str, bytes]:
+    """The lists of hot rows, beside a tables.json, that belong beside the plan as well. Those in neither place are
+    noted. Raises InvalidInput for a damaged one."""
+    orders = {name: order for name, order in task.orders.items() if order.ids_digest}
+    there = files_of(out.parent / LISTS_FOLDER, orders.values())
+    found = files_of(tables.parent / LISTS_FOLDER, orders.values()) if isinstance(tables, Path) else {}
+    missing = [name for name, order in orders.items() if order.ids_digest not in there.keys() | found.keys()]
+    if missing:
+        log(
+            f"note: the lists of hot rows of {first_few(missing)} are not in {out.parent / LISTS_FOLDER}; put them there "
+            "before the plan is deployed, unless they are in its store"
+        )
+    return found
 
 
 def settings_of(order: SearchOrder) -> SearchSettings:

@@ -104,6 +104,8 @@ def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]
         found.pooled[path] = inner
     elif type(module) is EmbeddingCollection:
         found.sequences[path] = module
+    elif hasattr(module, "names_in_plan"):  # a CollectionByAccess (client/rows.py), sharded at its own path
+        (found.pooled if type(module.inner) is EmbeddingBagCollection else found.sequences)[path] = module.inner
     elif _is_torchrecs_own(module) and _holds_tables(module):
         _refuse(module, path)
     else:

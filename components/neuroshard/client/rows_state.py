@@ -1,0 +1,340 @@
+"""What a checkpoint has of tables held by access: their own names, rows in the order of their ids. Needs torch and torchrec.
+
+The state dict of a sharded CollectionByAccess has its parts as they are held, by names that say the order and the blocks
+(`t/hot-3fa9c1d2-4`): no other plan has such a table, so nothing can be loaded wrongly, but neither can it go to another plan.
+`model_state` has the tables instead: ranks send rows to each other, so that each has rows of a table without an order in the
+rectangles of the plan (dealt tables), or in equal blocks over all ranks (tables in two parts). `load_model_state` sends
+them back.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
+from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
+from torchrec.distributed.types import ParameterSharding
+
+from neuroshard.client.rows import Rows, TableRows
+from neuroshard.client.rows_map import Part
+from neuroshard.client.rows_sharded import ShardedCollectionByAccess
+from neuroshard.client.torchrec_order import collections_in
+from neuroshard.core.errors import InvalidInput
+
+__all__ = ["load_model_state", "model_state"]
+
+State = dict[str, Any]
+WEIGHT = "weight"
+
+
+def model_state(model: nn.Module) -> State:
+    """{"model": …, "optimizer": …} of what DistributedModelParallel returned, as checkpoints of any plan have them. Every rank
+    must call it.
+
+    Tables held by access are copies, which take as much memory as their shards until they are let go; all other tensors are the
+    model's own. Raises InvalidInput, which names the table, for parts that are not cut at the same columns, and for state of an
+    optimizer that is neither by row nor by element.
+    """
+    sharded: Any = model
+    state: State = {"model": dict(sharded.state_dict()), "optimizer": dict(sharded.fused_optimizer.state_dict())}
+    moments: dict[str, dict[str, Any]] = dict(state["optimizer"]["state"])
+    state["optimizer"]["state"] = moments
+    for path, collection in _by_access(model):
+        tables = _Tables(path, collection, state)
+        for key in list(state["model"]):
+            if (name := tables.name_of(key)) is None:
+                continue
+            value, moment = state["model"].pop(key), moments.pop(key, None)
+            if name not in tables.parts:  # as ever
+                state["model"][tables.key(name)] = value
+                if moment is not None:
+                    moments[tables.key(name)] = moment
+        for table in collection.rows.held:
+            moved = _Moving(collection, table)
+            for kind, held in tables.by_kind(table).items():
+                if (whole := moved.to_ids(kind, held)) is not None:
+                    if kind == WEIGHT:
+                        state["model"][tables.key(table)] = whole
+                    else:
+                        moments.setdefault(tables.key(table), {})[f"{table}.{kind}"] = whole
+    return state
+
+
+def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a model the weights and moments of a `state` that `model_state` made of it, and that was loaded since. Every rank must
+    call it."""
+    sharded: Any = model
+    own: State = {"model": dict(sharded.state_dict()), "optimizer": dict(sharded.fused_optimizer.state_dict())}
+    for path, collection in _by_access(model):
+        tables = _Tables(path, collection, own)
+        for table in collection.rows.held:
+            moved, key = _Moving(collection, table), tables.key(table)
+            given = {f"{table}.{WEIGHT}": state["model"].get(key), **state["optimizer"]["state"].get(key, {})}
+            for kind, held in tables.by_kind(table).items():
+                moved.from_ids(kind, held, given.get(f"{table}.{kind}"))
+
+
+def _by_access(model: nn.Module) -> Iterator[tuple[str, ShardedCollectionByAccess]]:
+    for path, collection in collections_in(model):
+        if isinstance(collection, ShardedCollectionByAccess):
+            yield path, collection
+
+
+class _Tables:
+    """The tables of one collection in a state: what each part has, by kind (weight, momentum1, …)."""
+
+    def __init__(self, path: str, collection: ShardedCollectionByAccess, state: State) -> None:
+        self.collection = collection
+        self.holder = "embedding_bags" if collection.rows.pooled else "embeddings"
+        self.prefix = f"{path}." if path else ""
+        self.parts = {
+            held.name_of(table, part): (table, part)
+            for table, held in collection.rows.held.items()
+            for part in held.parts
+        }
+        self.found: dict[str, dict[str, Any]] = {}
+        for key, value in state["model"].items():
+            if (name := self.name_of(key)) in self.parts:
+                self.found.setdefault(name, {})[WEIGHT] = value
+        for key, moments in state["optimizer"]["state"].items():
+            if (name := self.name_of(key)) in self.parts:
+                for moment, value in moments.items():
+                    self.found.setdefault(name, {})[moment.removeprefix(f"{name}.")] = value
+
+    def key(self, table: str) -> str:
+        """The key of a table's weight in a model without orders."""
+        return f"{self.prefix}{self.holder}.{table}.weight"
+
+    def name_of(self, key: str) -> str | None:
+        """The name of the table, or part, whose weight has this key."""
+        inner, copied = f"{self.prefix}inner.{self.holder}.", f"{self.prefix}copies."
+        if key.startswith(inner):
+            return key.removeprefix(inner).removesuffix(".weight")
+        return key.removeprefix(copied) if key.startswith(copied) else None
+
+    def by_kind(self, table: str) -> dict[str, dict[str, Any]]:
+        """What the parts of a table have here, by kind; the same kinds on every rank, which may have no shard."""
+        held: TableRows = self.collection.rows.held[table]
+        names = [held.name_of(table, part) for part in held.parts]
+        kinds = sorted({kind for name in names for kind in self.found.get(name, {})})
+        every: list[list[str]] = [[] for _ in range(dist.get_world_size(self.collection.group))]
+        dist.all_gather_object(every, kinds, group=self.collection.group)
+        return {
+            kind: {name: self.found[name][kind] for name in names if kind in self.found.get(name, {})}
+            for kind in sorted({kind for of_rank in every for kind in of_rank})
+        }
+
+
+class _Block(NamedTuple):
+    first: int
+    rows: int
+    column: int
+    columns: int
+    rank: int
+
+
+class _Moving:
+    """Rows of one table on their ways between the parts that hold them, and blocks of ids."""
+
+    def __init__(self, collection: ShardedCollectionByAccess, table: str) -> None:
+        rows: Rows = collection.rows
+        self.rows, self.table, self.held, self.group = rows, table, rows.held[table], collection.group
+        self.rank, self.size = dist.get_rank(self.group), rows.configs[table].num_embeddings
+        self.device = collection.device
+        self.blocks = {
+            part: _blocks(collection.params[self.held.name_of(table, part)])
+            for part in self.held.parts
+            if not part.copied
+        }
+        cuts = [sorted({(block.column, block.columns) for block in of_part}) for of_part in self.blocks.values()]
+        if any(cut != cuts[0] for cut in cuts):
+            raise InvalidInput(
+                f"table {table!r} is held in two parts that are not cut at the same columns, and its state cannot be one "
+                "table's; cut both alike"
+            )
+        self.columns = cuts[0]
+        if len(self.held.parts) == 1:  # in the plan's rectangles
+            self.wanted = self.blocks[self.held.parts[0]]
+        else:
+            ranks = dist.get_world_size(self.group)
+            height = -(-self.size // ranks)
+            self.wanted = [
+                _Block(first, min(height, self.size - first), column, columns, rank)
+                for column, columns in self.columns
+                for rank, first in enumerate(range(0, self.size, height))
+            ]
+
+    def to_ids(self, kind: str, held: Mapping[str, Any]) -> ShardedTensor | None:
+        """The table's own tensor, rows in the order of their ids, where this rank has any."""
+        by_row, dtype = self._like(kind, held)
+        shards = []
+        for number, (column, columns) in enumerate(self.columns):
+            width = 1 if by_row else columns
+            ids, values = self._of_parts(held, column, columns, width, dtype)
+            into = [block for block in self.wanted if (block.column, block.rank) == (column, self.rank)]
+            ours = self._ids(into)
+            moved = self._exchange(values, ids, self._wanted_by(ids, column), ours, self._holder(ours, column))
+            for block, tensor in zip(into, torch.split(moved, [block.rows for block in into]), strict=True):
+                shards.append(
+                    TensorShard(tensor[:, 0].clone() if by_row else tensor, self._metadata(block, number, by_row))
+                )
+        if not shards:
+            return None
+        size = [self.size * len(self.columns)] if by_row else [self.size, sum(columns for _, columns in self.columns)]
+        metadata = ShardedTensorMetadata(
+            [self._metadata(block, [c for c, _ in self.columns].index(block.column), by_row) for block in self.wanted],
+            torch.Size(size),
+            TensorProperties(dtype=dtype),
+        )
+        return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata, process_group=self.group)
+
+    def from_ids(self, kind: str, held: Mapping[str, Any], whole: ShardedTensor | None) -> None:
+        """Bring what `to_ids` made back to the parts."""
+        by_row, dtype = self._like(kind, held)
+        given = whole.local_shards() if whole is not None else []
+        for number, (column, columns) in enumerate(self.columns):
+            width = 1 if by_row else columns
+            into = [block for block in self.wanted if (block.column, block.rank) == (column, self.rank)]
+            offsets = {tuple(shard.metadata.shard_offsets): shard.tensor for shard in given}
+            tensors = [offsets[tuple(self._metadata(block, number, by_row).shard_offsets)].detach() for block in into]
+            values = torch.cat([tensor.view(-1, width) for tensor in tensors] or [self._none(width, dtype)])
+            ids, (ours, _) = self._ids(into), self._of_parts(held, column, columns, width, dtype)
+            moved = self._exchange(values, ids, self._holder(ids, column), ours, self._wanted_by(ours, column))
+            self._put(held, column, columns, ours, moved)
+
+    def _like(self, kind: str, held: Mapping[str, Any]) -> tuple[bool, torch.dtype]:
+        """Whether the tensors of this kind have one number for each row, and their type, as the ranks that have one say."""
+        mine = None
+        for tensor in (t for value in held.values() for t in _locals(value)):
+            if tensor.dim() not in (1, 2):
+                raise InvalidInput(
+                    f"table {self.table!r} is held by access, and its optimizer's {kind} is neither by row nor by element; use "
+                    "SGD, Adagrad, row-wise Adagrad or Adam"
+                )
+            mine = tensor.dim() == 1, tensor.dtype
+        every: list[tuple[bool, torch.dtype] | None] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(every, mine, group=self.group)
+        return next(each for each in every if each is not None)
+
+    def _parts_here(self, held: Mapping[str, Any], column: int) -> Iterator[tuple[Part, int, Tensor]]:
+        """The tensors of this rank in these columns, with their part and first row."""
+        for part in self.held.parts:
+            value = held.get(self.held.name_of(self.table, part))
+            if value is None:
+                continue
+            if part.copied:
+                yield part, 0, value
+                continue
+            here = [block for block in self.blocks[part] if block.rank == self.rank]
+            for block, tensor in zip(here, [each for each in _locals(value) if len(each)], strict=True):
+                if block.column == column:
+                    yield part, block.first, tensor
+
+    def _of_parts(
+        self, held: Mapping[str, Any], column: int, columns: int, width: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """The ids that this rank holds in these columns, and their values; of copies those in its blocks of ids."""
+        all_ids, all_values = [self._none(1, torch.int64)[:, 0]], [self._none(width, dtype)]
+        for part, first, tensor in self._parts_here(held, column):
+            ids = self.rows.ids_of(self.table, part, torch.arange(first, first + len(tensor), device=self.device))
+            values = tensor.detach().view(len(tensor), -1)
+            if part.copied:
+                mine = self._wanted_by(ids, column) == self.rank
+                ids, values = ids[mine], values[mine][:, column : column + columns] if width > 1 else values[mine]
+            all_ids.append(ids)
+            all_values.append(values)
+        return torch.cat(all_ids), torch.cat(all_values)
+
+    def _put(self, held: Mapping[str, Any], column: int, columns: int, ours: Tensor, moved: Tensor) -> None:
+        """Let this rank's tensors in these columns have what came, in the order of `_of_parts`."""
+        done = 0
+        for part, first, tensor in self._parts_here(held, column):
+            into = tensor.detach()
+            if not part.copied:
+                into.copy_(moved[done : done + len(tensor)].view_as(into))
+                done += len(tensor)
+                continue
+            ids = self.rows.ids_of(self.table, part, torch.arange(first, first + len(tensor), device=self.device))
+            mine = self._wanted_by(ids, column) == self.rank
+            count = int(mine.sum())
+            rows = torch.zeros(len(tensor), moved.shape[1], dtype=torch.float32, device=self.device)
+            rows[mine] = moved[done : done + count].float()
+            dist.all_reduce(rows, group=self.group)  # each rank has its own rows of the copies, and 0 elsewhere
+            target = into if into.dim() == 1 else into[:, column : column + columns]
+            target.copy_(rows.view_as(target))
+            done += count
+
+    def _ids(self, blocks: Sequence[_Block]) -> Tensor:
+        found = [torch.arange(block.first, block.first + block.rows, device=self.device) for block in blocks]
+        return torch.cat([self._none(1, torch.int64)[:, 0], *found])
+
+    def _none(self, width: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(0, width, dtype=dtype, device=self.device)
+
+    def _wanted_by(self, ids: Tensor, column: int) -> Tensor:
+        """The rank whose block of ids has each of these."""
+        return _ranks(ids, [block for block in self.wanted if block.column == column])
+
+    def _holder(self, ids: Tensor, column: int) -> Tensor:
+        """The rank that holds the row of each of these ids: of copies, this one."""
+        ranks, _ = self.rows.map_of(self.table).ranks(ids)
+        found = torch.full_like(ids, self.rank)
+        for part, blocks in self.blocks.items():
+            mine = (ranks >= part.first) & (ranks < part.first + part.rows)
+            found[mine] = _ranks(part.held_in(ranks[mine]), [block for block in blocks if block.column == column])
+        return found
+
+    def _exchange(self, values: Tensor, ids: Tensor, to: Tensor, wanted: Tensor, of: Tensor) -> Tensor:
+        """The values of the `wanted` ids, each of which rank `of` sends; this rank sends `values` of `ids` to ranks `to`."""
+        ranks = dist.get_world_size(self.group)
+        send, take = _by_rank(ids, to), _by_rank(wanted, of)
+        out = values[send].contiguous()
+        came = torch.empty(len(wanted), values.shape[1], dtype=values.dtype, device=values.device)
+        dist.all_to_all_single(
+            came,
+            out,
+            torch.bincount(of, minlength=ranks).tolist(),
+            torch.bincount(to, minlength=ranks).tolist(),
+            group=self.group,
+        )
+        found = torch.empty_like(came)
+        found[take] = came
+        return found
+
+    def _metadata(self, block: _Block, number: int, by_row: bool) -> ShardMetadata:
+        """Of a block of ids. State by row of the n-th columns comes after that of all rows of the columns before."""
+        placement = f"rank:{block.rank}/{self.device}"
+        if by_row:
+            return ShardMetadata([number * self.size + block.first], [block.rows], placement)
+        return ShardMetadata([block.first, block.column], [block.rows, block.columns], placement)
+
+
+def _blocks(parameter: ParameterSharding) -> list[_Block]:
+    return [
+        _Block(row, rows, column, columns, shard.placement.rank())
+        for shard in parameter.sharding_spec.shards
+        for (row, column), (rows, columns) in [(shard.shard_offsets, shard.shard_sizes)]
+        if rows
+    ]
+
+
+def _ranks(rows: Tensor, blocks: Sequence[_Block]) -> Tensor:
+    """The rank of the block that has each of these rows."""
+    in_order = sorted(blocks)
+    firsts = torch.tensor([block.first for block in in_order], device=rows.device)
+    ranks = torch.tensor([block.rank for block in in_order], device=rows.device)
+    return ranks[torch.searchsorted(firsts, rows, right=True) - 1]
+
+
+def _by_rank(ids: Tensor, ranks: Tensor) -> Tensor:
+    """The order by rank and, of one rank, by id, which both sides of an exchange know."""
+    by_id = ids.argsort()
+    return by_id[ranks[by_id].argsort(stable=True)]
+
+
+def _locals(value: ShardedTensor | Tensor) -> list[Tensor]:
+    return [shard.tensor for shard in value.local_shards()] if isinstance(value, ShardedTensor) else [value]

@@ -1,0 +1,75 @@
+"""Ids to rows on tensors, beside the same arithmetic on integers in core/row_order.py."""
+
+import pytest
+import torch
+
+from neuroshard.client.rows_map import Part, RowMap
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.row_order import Dealing
+
+HOT = torch.tensor([7, 2, 11, 5])
+WRONG = torch.tensor([-1, -5, 13, 14, 2**40, -(2**40)])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 16, 97])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 8])
+def test_rows_of_a_part_are_dealt_as_the_core_deals_them(rows: int, blocks: int) -> None:
+    part, dealing = Part("t", first=3, rows=rows, blocks=blocks), Dealing.of(rows, blocks)
+    ranks = torch.arange(rows) + 3
+    wanted = [block * dealing.block_rows + row for block, row in map(dealing.place, range(rows))]
+    assert part.held_in(ranks).tolist() == wanted
+    assert sorted(wanted) == list(range(rows))
+    assert part.ranks_of(part.held_in(ranks)).tolist() == ranks.tolist()
+
+
+def test_listed_ids_come_first_and_others_in_their_order() -> None:
+    ranks, there = RowMap("t", 13, HOT).ranks(torch.arange(13))
+    assert there.all()
+    assert ranks[HOT].tolist() == [0, 1, 2, 3]
+    assert [int(ranks[row]) for row in (0, 1, 3, 4, 6, 8, 9, 10, 12)] == list(range(4, 13))
+    assert RowMap("t", 13, HOT).ids_of(ranks).tolist() == list(range(13))
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_ids_keep_their_type(kind: torch.dtype) -> None:
+    ranks, _ = RowMap("t", 13, HOT).ranks(torch.tensor([11, 0], dtype=kind))
+    assert (ranks.dtype, ranks.tolist()) == (kind, [2, 4])
+
+
+def test_a_sorted_order_keeps_nothing() -> None:
+    order = RowMap("t", 13, None)
+    assert not list(order.buffers())
+    assert order.ranks(torch.arange(13))[0].tolist() == list(range(13))
+    assert order.ids_of(torch.arange(13)).tolist() == list(range(13))
+
+
+@pytest.mark.parametrize("hot", [HOT, None], ids=["listed", "sorted"])
+def test_ids_that_the_table_lacks_stay_as_they_are(hot: torch.Tensor | None) -> None:
+    ranks, there = RowMap("t", 13, hot).ranks(WRONG)
+    assert ranks.tolist() == WRONG.tolist()
+    assert not there.any()
+
+
+def test_large_tables_are_mapped_in_64_bits() -> None:
+    rows, hot = 2**33, torch.tensor([2**32 + 7, 5])
+    order = RowMap("t", rows, hot)
+    asked = torch.tensor([2**32 + 7, 7, 5, 0, rows - 1, rows])
+    ranks, _ = order.ranks(asked)
+    assert ranks.tolist() == [0, 8, 1, 2, rows - 1, rows]
+    assert order.ids_of(ranks[:5]).tolist() == asked[:5].tolist()
+
+
+@pytest.mark.parametrize(
+    ("hot", "said"),
+    [
+        (torch.tensor([1, 13]), "lists id 13, and the table has 13 rows"),
+        (torch.tensor([-1, 1]), "lists id -1"),
+        (torch.tensor([1, 2, 1]), "lists an id twice"),
+        (torch.tensor([1.0]), "torch.float32 in 1 dimensions"),
+        (torch.tensor([[1]]), "torch.int64 in 2 dimensions"),
+    ],
+)
+def test_a_list_of_another_table_is_refused(hot: torch.Tensor, said: str) -> None:
+    with pytest.raises(InvalidInput, match="table 't'") as refused:
+        RowMap("t", 13, hot)
+    assert said in str(refused.value)

@@ -1,0 +1,192 @@
+"""Plans that hold tables by access, from to_torchrec to a step of real TorchRec on gloo."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import save
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+
+from helpers.gloo import on_ranks
+from helpers.row_trainers import OPTIMIZERS, Case, hot_ids
+from neuroshard.client.rows_plan import by_access
+from neuroshard.client.rows_sharded import CollectionByAccessSharder
+from neuroshard.client.rows_state import load_model_state, model_state
+from neuroshard.client.torchrec import to_torchrec
+from neuroshard.client.torchrec_optimizer import load_resharded
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.parts import RowsByAccess
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Feature, Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.value import sha256
+from neuroshard.files.row_orders import bytes_of_ids
+
+CASES = {"pooled": Case(optimizer="rowwise_adagrad"), "sequences": Case(kind="sequences", optimizer="rowwise_adagrad")}
+HOT: dict[str, Any] = {"a": hot_ids(41, 9).numpy().astype(np.int32), "c": hot_ids(29, 9).numpy().astype(np.int32)}
+DIGEST = {name: sha256(bytes_of_ids(ids))[:8] for name, ids in HOT.items()}
+
+
+def table(name: str, rows: int, features: tuple[str, ...], pooling: Any) -> Table:
+    digest = sha256(bytes_of_ids(HOT[name])) if name != "b" else ""
+    order = RowOrder(ids_digest=digest, rows=rows, hot_rows=9, lookup_share=0.9, time="2026-01-01T00:00:00Z")
+    return Table(
+        name=name,
+        rows=rows,
+        dim=8,
+        pooling_factor=3.5 * len(features),
+        features=tuple(Feature(name=feature, pooling_factor=3.5) for feature in features),
+        pooling=pooling,
+        module="e",
+        row_order=order if name != "b" else None,
+    )
+
+
+def planned(kind: str = "pooled", *, by: bool = True) -> Plan:
+    """Table a dealt over two ranks, c with its hot rows copied, b whole."""
+    pooling = "sum" if kind == "pooled" else "none"
+    tables = tuple(
+        table(name, rows, features, pooling)
+        for name, rows, features in (("a", 41, ("f", "g")), ("b", 17, ("g",)), ("c", 29, ("h",)))
+    )
+    blocks = [
+        Shard(table="a", row_offset=at, rows=rows, dim=8, device=on)
+        for on, (at, rows) in enumerate([(0, 21), (21, 20)])
+    ]
+    copies = [Shard(table="c/hot", rows=5, dim=8, device=on) for on in (0, 1)]
+    cold = [Shard(table="c/cold", rows=24, dim=8, device=0)]
+    rules = [
+        TableRule(table="a", rows_by_access=RowsByAccess(dealt=True)),
+        TableRule(table="c", rows_by_access=RowsByAccess(hot_rows=5)),
+        TableRule(table="c/hot", data_parallel=True),
+    ]
+    whole = [Shard(table="c", rows=29, dim=8, device=0)]
+    return Plan(
+        task=ShardingTask(
+            tables=tables,
+            device_memory_bytes=(2**20,) * 2,
+            batch_size=32,
+            constraints=Constraints(tables=tuple(rules) if by else ()),
+        ),
+        shards=(*blocks, *(copies + cold if by else whole), Shard(table="b", rows=17, dim=8, device=1)),
+        provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
+    )
+
+
+def tables_inside(rank: int, kind: str, folder: Path) -> list[list[str]]:
+    """Of a plan with rows by access and of one without, whose checkpoints go from one to the other."""
+    warnings.simplefilter("ignore")
+    found = []
+    for by in (True, False):
+        case, plan = CASES[kind], planned(kind, by=by)
+        model = by_access(nn.ModuleDict({"e": case.collection()}), plan, HOT)
+        fused = {"optimizer": OPTIMIZERS[case.optimizer], "learning_rate": 0.05}
+        inside = EmbeddingBagCollectionSharder(dict(fused)), EmbeddingCollectionSharder(dict(fused))
+        sharders = [*inside, CollectionByAccessSharder(*inside)]
+        sharding_plan = to_torchrec(plan, model, sharders=sharders, batch_size=32)
+        sharded = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=torch.device("cpu"),
+            plan=sharding_plan,
+            sharders=sharders,
+        )
+        kinds = {name: of.sharding_type for name, of in sharding_plan.plan["e"].items()}
+        assert kinds == {
+            **(
+                {f"a/dealt-{DIGEST['a']}-2": "row_wise", f"c/cold-{DIGEST['c']}-1": "table_wise"}
+                if by
+                else {"a": "row_wise", "c": "table_wise"}
+            ),
+            "b": "table_wise",
+        }
+        state = model_state(sharded)
+        if by:
+            save(state, checkpoint_id=folder)
+        other = planned(kind)
+        assert load_resharded(state, folder, old_plan=other, new_plan=plan) == ()
+        load_model_state(sharded, state)
+        found.append(sorted(kinds))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pooled", "sequences"])
+def test_a_plan_gives_torchrec_its_parts(tmp_path: Path, kind: str) -> None:
+    for parts, plain in on_ranks(2, tmp_path, tables_inside, kind, tmp_path / "saved"):
+        assert parts == [f"a/dealt-{DIGEST['a']}-2", "b", f"c/cold-{DIGEST['c']}-1"]
+        assert plain == ["a", "b", "c"]
+
+
+def refused(work: Any) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(InvalidInput) as error:
+            work()
+    return str(error.value)
+
+
+def model() -> nn.Module:
+    return nn.ModuleDict({"e": CASES["pooled"].collection()})
+
+
+def test_a_model_that_is_not_held_so_is_refused() -> None:
+    plan = planned()
+    said = refused(lambda: to_torchrec(plan, model(), device_type="cpu"))
+    assert "table 'a' is held by access" in said
+    assert "in the model not;" in said
+    held = by_access(model(), plan, HOT)
+    assert "is held by access in the model, and not in" in refused(
+        lambda: to_torchrec(planned(by=False), held, device_type="cpu")
+    )
+
+
+def test_lists_of_other_orders_are_refused() -> None:
+    plan = planned()
+    assert "there is no list of its hot ids" in refused(lambda: by_access(model(), plan, {"a": HOT["a"]}))
+    assert "has a row order of 9 ids" in refused(lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][:5]}))
+    assert "and the ids given are of another order" in refused(
+        lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][::-1].copy()})
+    )
+
+
+def test_a_model_is_given_to_by_access_once() -> None:
+    held = by_access(model(), planned(), HOT)
+    for plan in planned(), planned(by=False):
+        assert "module 'e' has tables held by access already" in refused(lambda plan=plan: by_access(held, plan, HOT))
+
+
+def test_a_feature_that_a_batch_lacks_is_named() -> None:
+    held, given = by_access(model(), planned(), HOT), CASES["pooled"].batch(0, 0)
+    others = {key: given[key] for key in given.keys() if key != "h"}  # noqa: SIM118
+    batch = KeyedJaggedTensor.from_jt_dict(others)
+    said = refused(lambda: held["e"](batch))  # type: ignore[index]
+    assert "the batch has no feature 'h', which table 'c' reads; it has unused, g, f" in said
+
+
+def test_feature_processors_are_refused() -> None:
+    collection = EmbeddingBagCollection(CASES["pooled"].collection().embedding_bag_configs(), is_weighted=True)
+    processed = FeatureProcessedEmbeddingBagCollection(
+        collection, PositionWeightedModuleCollection(dict.fromkeys("fgh", 9))
+    )
+    said = refused(lambda: by_access(nn.ModuleDict({"e": processed}), planned(), HOT))
+    assert "has feature processors" in said
+
+
+def test_other_models_stay_as_they_are() -> None:
+    given = model()
+    inside = given["e"]  # type: ignore[index]
+    assert by_access(given, planned(by=False), {}) is given
+    assert given["e"] is inside  # type: ignore[index]

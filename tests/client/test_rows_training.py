@@ -1,0 +1,254 @@
+"""Tables held by access on real TorchRec and gloo: they return and learn what the same tables do that are held as ever."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, KeyedJaggedTensor, KeyedTensor
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.streamable import Pipelineable
+
+from helpers.gloo import on_ranks
+from helpers.row_trainers import Case, Trainer, dealt, differences, in_parts
+from neuroshard.client.rows import CollectionByAccess, TableRows
+from neuroshard.client.rows_map import Part
+from neuroshard.core.errors import InvalidInput
+
+pytestmark = pytest.mark.slow
+
+Sequences, Means = partial(Case, kind="sequences"), partial(Case, pooling=PoolingType.MEAN)
+DEALT = {"a": dealt(41, 2), "c": dealt(29, 2)}
+APART = {"a": in_parts(41, 7, blocks=(1, 2)), "b": in_parts(17, 3), "c": in_parts(29, 12, blocks=(2, 2))}
+COPIED = {"a": in_parts(41, 7, copied=True, blocks=(1, 2)), "c": in_parts(29, 12, copied=True)}
+APART_ON_ONE, COPIED_ON_ONE = {"a": in_parts(41, 7)}, {"a": in_parts(41, 7, copied=True)}
+ON_FOUR = {"a": in_parts(41, 7, copied=True, blocks=(1, 4)), "b": dealt(17, 4), "c": in_parts(29, 12, blocks=(1, 4))}
+
+
+def check(
+    ranks: int, folder: Path, case: Case, held: Mapping[str, TableRows], split: str = "", most: float = 1e-6
+) -> None:
+    every = on_ranks(ranks, folder, differences, case, held, list(split))
+    for found in every:
+        assert found.pop("learned") > 1e-4
+        assert max(found.values()) <= most, found
+
+
+@pytest.mark.parametrize(
+    ("held", "optimizer"),
+    [(DEALT, "adagrad"), (APART, "rowwise_adagrad"), (COPIED, "sgd"), (COPIED, "adagrad"), (COPIED, "rowwise_adagrad")],
+    ids=["dealt-adagrad", "apart-rowwise", "copied-sgd", "copied-adagrad", "copied-rowwise"],
+)
+@pytest.mark.parametrize("kind", ["pooled", "sequences"])
+def test_tables_held_by_access_learn_what_others_do(
+    tmp_path: Path, kind: str, held: Mapping[str, TableRows], optimizer: str
+) -> None:
+    check(2, tmp_path, Case(kind=kind, optimizer=optimizer), held)
+
+
+@pytest.mark.parametrize(("kind", "optimizer"), [("pooled", "rowwise_adagrad"), ("sequences", "adagrad")])
+def test_and_on_four_ranks(tmp_path: Path, kind: str, optimizer: str) -> None:
+    check(4, tmp_path, Case(kind=kind, optimizer=optimizer), ON_FOUR)
+
+
+@pytest.mark.parametrize("held", [APART, COPIED], ids=["apart", "copied"])
+def test_means_are_divided_by_all_lookups_of_a_sample(tmp_path: Path, held: Mapping[str, TableRows]) -> None:
+    check(2, tmp_path, Means(optimizer="rowwise_adagrad"), held)
+
+
+def test_means_that_are_dealt_stand_with_row_wise_ones(tmp_path: Path) -> None:
+    check(2, tmp_path, Means(), {"a": dealt(41, 2), "b": dealt(17, 2), "c": dealt(29, 2)}, "abc")
+
+
+@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
+def test_lookups_have_their_weights(tmp_path: Path, held: Mapping[str, TableRows]) -> None:
+    check(2, tmp_path, Case(weighted=True, optimizer="rowwise_adagrad"), held)
+
+
+@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
+@pytest.mark.parametrize("kind", ["pooled", "sequences"])
+def test_fp16_rows_are_rounded_alike(tmp_path: Path, kind: str, held: Mapping[str, TableRows]) -> None:
+    case = Case(kind=kind, data_type=DataType.FP16, fused={"stochastic_rounding": False})
+    check(2, tmp_path, case, held, most=0.0 if kind == "sequences" and held is not COPIED else 3e-4)
+
+
+def test_sequences_are_bit_equal(tmp_path: Path) -> None:
+    """Nothing is added up, so nothing is rounded."""
+    check(2, tmp_path, Sequences(optimizer="rowwise_adagrad"), APART, most=0.0)
+
+
+def test_a_sorted_order_needs_no_list(tmp_path: Path) -> None:
+    parts = Part("hot", 0, 7, copied=True), Part("cold", 7, 34, 2)
+    check(2, tmp_path, Sequences(), {"a": TableRows(parts)})
+
+
+@dataclass
+class Batch(Pipelineable):  # type: ignore[misc]
+    """What a pipeline takes."""
+
+    features: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return self
+
+    def record_stream(self, stream: torch.Stream) -> None: ...
+
+    def pin_memory(self) -> "Batch":
+        return self
+
+
+class Under(torch.nn.Module):
+    """A model whose loss is of one feature of each table."""
+
+    def __init__(self, tables: torch.nn.Module) -> None:
+        super().__init__()
+        self.tables, self.over = tables, torch.nn.Linear(8, 1)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.tables(batch.features)
+        loss = self.over(found["f"]).square().mean() + found["h"].square().mean() + found["g@b"].square().mean()
+        return loss, loss.detach()
+
+
+def piped(rank: int, held: Mapping[str, TableRows]) -> tuple[list[float], list[float], str]:
+    """Losses without a pipeline and in one, and what its collection does in it."""
+    case, losses = Case(), []
+    batches = [Batch(case.batch(step, rank)) for step in range(5)]
+    for pipeline in (False, True):
+        sharded = Trainer(case, held).sharded
+        torch.manual_seed(0)
+        model, found = Under(sharded), []
+        if pipeline:
+            optimizer = torch.optim.SGD(model.over.parameters(), lr=0.0)
+            given, runs = iter(batches), TrainPipelineSparseDist(model, optimizer, torch.device("cpu"))
+            found = [float(runs.progress(given)) for _ in batches]
+        else:
+            for batch in batches:
+                loss, value = model(batch)
+                loss.backward()
+                found.append(float(value))
+        losses.append(found)
+    return losses[0], losses[1], type(sharded.forward).__name__
+
+
+def test_torchrecs_pipeline_sends_ids_ahead(tmp_path: Path) -> None:
+    for plain, in_pipeline, forward in on_ranks(2, tmp_path, piped, {**COPIED, "b": dealt(17, 2)}):
+        assert in_pipeline == plain
+        assert len(set(plain)) == 5
+        assert forward == "PipelinedForward"
+
+
+def unsharded(case: Case, held: Mapping[str, TableRows]) -> tuple[dict[str, Any], dict[str, Any]]:
+    features, outputs = case.batch(0, 0), []
+    for module in (CollectionByAccess(case.collection(), held), case.collection()):
+        found = module(features)
+        pooled = isinstance(found, KeyedTensor)
+        outputs.append(found.to_dict() if pooled else {key: of.values() for key, of in found.items()})
+        assert list(outputs[-1]) == ["f", "g@a", "g@b", "h"]
+    return outputs[0], outputs[1]
+
+
+@pytest.mark.parametrize(
+    "case", [Case(), Means(), Case(weighted=True), Sequences()], ids=["sum", "mean", "weights", "sequences"]
+)
+@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
+def test_the_model_returns_the_same_before_it_is_sharded(case: Case, held: Mapping[str, TableRows]) -> None:
+    ours, theirs = unsharded(case, held)
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-6)
+
+
+def test_indices_come_with_sequences_that_need_them() -> None:
+    configs = Sequences().collection().embedding_configs()
+    module = EmbeddingCollection(configs, need_indices=True)
+    features = Sequences().batch(0, 0)
+    wanted, found = module(features), CollectionByAccess(module, APART)(features)
+    for key, value in wanted.items():
+        assert found[key].weights().tolist() == value.weights().tolist()
+        assert found[key].lengths().tolist() == value.lengths().tolist()
+
+
+def with_id(row: int) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        ["f", "g", "h"], torch.tensor([row, 1, 1, 1, 1, 1]), lengths=torch.ones(6, dtype=torch.long)
+    )
+
+
+def looked_up(rank: int, held: Mapping[str, TableRows] | None, row: int) -> str:
+    trainer = Trainer(Case(fused={"bounds_check_mode": BoundsCheckMode.FATAL}), held)
+    try:
+        trainer.outputs(with_id(row))
+    except RuntimeError as error:
+        return str(error)
+    return "read"
+
+
+@pytest.mark.parametrize("row", [-7, 41, 1000])
+@pytest.mark.parametrize("held", [None, {"a": dealt(41, 1)}, APART_ON_ONE, COPIED_ON_ONE])
+def test_ids_that_the_table_lacks_fail_as_ever(tmp_path: Path, row: int, held: Mapping[str, TableRows] | None) -> None:
+    (said,) = on_ranks(1, tmp_path, looked_up, held, row)
+    assert said.startswith(f"Expected idx {'>= 0' if row < 0 else '< num_rows'} to be true")
+
+
+@pytest.mark.parametrize("row", [-7, 41, 1000])
+def test_wrong_ids_go_where_they_went_to_a_dealt_table(row: int) -> None:
+    module = CollectionByAccess(Case().collection(), DEALT)
+    inside, _ = module.rows.split(with_id(row))
+    assert inside["f->a/dealt"].values().tolist()[0] == row
+
+
+def test_what_cannot_be_held_by_access_is_refused() -> None:
+    config = EmbeddingBagConfig(
+        name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"], pooling=PoolingType.MEAN
+    )
+    weighted, plain = EmbeddingBagCollection([config], is_weighted=True), EmbeddingBagCollection([config])
+    for module, held, said in [
+        (weighted, {"t": in_parts(9, 3, count=3)}, "table 't' is pooled by mean with weights"),
+        (plain, {"u": in_parts(9, 3, count=3)}, "table 'u' is to be held by access, and the collection lacks it"),
+        (plain, {"t": in_parts(8, 3, count=3)}, "table 't' has 9 rows, and is to be held in parts of 3 and 5"),
+        (plain, {"t": in_parts(9, 9, count=3)}, "in parts of 9 and 0"),
+    ]:
+        with pytest.raises(InvalidInput) as refused:
+            CollectionByAccess(module, held)
+        assert said in str(refused.value)
+
+
+def test_variable_batches_are_refused() -> None:
+    features = KeyedJaggedTensor(
+        ["f", "g", "h"],
+        torch.tensor([1, 1, 1]),
+        lengths=torch.ones(3, dtype=torch.long),
+        stride_per_key_per_rank=[[1], [1], [1]],
+    )
+    with pytest.raises(InvalidInput, match="batch sizes of their own"):
+        CollectionByAccess(Case().collection(), APART)(features)
+
+
+def refused(rank: int, case: Case) -> str:
+    try:
+        Trainer(case, COPIED)
+    except InvalidInput as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (
+            Case(optimizer="adam"),
+            "copies are trained by exact_sgd, exact_row_wise_adagrad, exact_adagrad only, not by adam",
+        ),
+        (Case(fused={"weight_decay": 0.1}), "copies do not follow weight_decay=0.1"),
+        (Case(fused={"gradient_clipping": True}), "copies do not follow gradient_clipping=True"),
+    ],
+)
+def test_copies_that_would_learn_otherwise_are_refused(tmp_path: Path, case: Case, said: str) -> None:
+    for line in on_ranks(2, tmp_path, refused, case):
+        assert said in line
+        assert "table 'a'" in line
