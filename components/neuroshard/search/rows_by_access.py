@@ -67,6 +67,13 @@ def may_be_held(task: ShardingTask) -> bool:
     )
 
 
+def assuming(plan: Plan, what: str) -> Plan:
+    """The plan, whose bound is one under this assumption too."""
+    if plan.lower_bound_ms is None:
+        return plan
+    return plan.model_copy(update={"bound_assumptions": (*plan.bound_assumptions, what)})
+
+
 def held_as_before(task: ShardingTask, previous: Plan) -> ShardingTask:
     """The task with tables that no rule names held by access as those of the `previous` plan, where they still can be."""
     given, before = task.constraints.rows_by_access, previous.task
@@ -105,11 +112,11 @@ def choose(task: ShardingTask, plan: Plan, model: CostModel, search: Search, may
         if not found or _ms(found[0]) >= cost_ms:
             found, in_two = [], {}
     if not in_two and not dealt:
-        return _assuming(plan, NONE_HELD)
+        return assuming(plan, NONE_HELD)
     holding = _holding(task, in_two, dealt)
     searched = _found(search, holding, model)
     if not searched:
-        return _assuming(plan, NONE_HELD)
+        return assuming(plan, NONE_HELD)
     found += searched
     in_place = {name: RowsByAccess(dealt=True) for name in dealt if name in _in_blocks(plan)}
     if in_place:
@@ -117,12 +124,12 @@ def choose(task: ShardingTask, plan: Plan, model: CostModel, search: Search, may
         found += [] if dealt_in_place is None else [dealt_in_place]
     best = min((_fewer_dealt(one, dealt, model) for one in found), key=_ms)
     if _held(best) == _held(plan) or _ms(best) >= cost_ms * (1 - WORTH):
-        return _assuming(plan, NONE_HELD)
+        return assuming(plan, NONE_HELD)
     bound_ms = searched[0].lower_bound_ms
     if bound_ms is not None:
         bound_ms = min(max(bound_ms - _dropped_ms(holding, best.task, model), 0.0), _ms(best))
     bounded = {"lower_bound_ms": bound_ms, "bound_assumptions": searched[0].bound_assumptions}
-    return with_notes(_assuming(best.model_copy(update=bounded), AS_HELD), _saves(best, plan))
+    return with_notes(assuming(best.model_copy(update=bounded), AS_HELD), _saves(best, plan))
 
 
 class _InTwo(NamedTuple):
@@ -362,13 +369,6 @@ def _held(plan: Plan) -> Held:
 def _ms(plan: Plan) -> float:
     assert plan.cost_ms is not None
     return plan.cost_ms
-
-
-def _assuming(plan: Plan, what: str) -> Plan:
-    """The plan, whose bound is one under this assumption too."""
-    if plan.lower_bound_ms is None:
-        return plan
-    return plan.model_copy(update={"bound_assumptions": (*plan.bound_assumptions, what)})
 
 
 def _saves(plan: Plan, without: Plan) -> str:

@@ -42,7 +42,14 @@ from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
-from neuroshard.search.rows_by_access import choose, held_as_before, may_be_held, unparted_in_blocks
+from neuroshard.search.rows_by_access import (
+    NONE_HELD,
+    assuming,
+    choose,
+    held_as_before,
+    may_be_held,
+    unparted_in_blocks,
+)
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
 from neuroshard.search.tiers.plan import beyond_hbm, cheaper_beyond, check_host_memory, is_tight, needs_tiers
 from neuroshard.search.watch import Watch
@@ -84,7 +91,8 @@ def search(
             raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
 
     if not chooses:
-        return found(task, watch)
+        plan = found(task, watch)
+        return assuming(plan, NONE_HELD) if may_be_held(task) else plan
     # where only so much may move, or state is kept, tables stay as they are held
     may_hold_more = settings.move_budget_bytes is None and not settings.keep_optimizer_state
     if previous is not None:
@@ -92,7 +100,7 @@ def search(
     with watch.sharing(0.5 if may_hold_more else 1.0):
         plan = found(task, watch.anew())
     if watch.expired or not may_hold_more:
-        return plan
+        return assuming(plan, NONE_HELD)
     may_split = _permitted(task, cost_model, settings, previous)[0].may_split_rows
     return choose(task, plan, cost_model, lambda one: found(one, watch.anew()), may_split)
 
