@@ -77,6 +77,7 @@ SAID = {
     "never_split": Said("--never-split t1", ["t1"], rule(split=False)),
     "row_wise": Said("--row-wise t1", ["t1"], rule(row_wise=True)),
     "data_parallel": Said("--data-parallel auto", ["auto"], {"data_parallel": "auto"}),
+    "rows_by_access": Said("--rows-by-access auto", "auto", {"rows_by_access": "auto"}),
     "no_row_wise": Said("--no-row-wise", True, of_all(row_wise=False)),
     "sharding_types": Said(
         "--sharding-types column-wise,row-wise",
@@ -119,6 +120,7 @@ ILL = {
     "never_split": Said("--never-split ''", "t1", rule(split="perhaps")),
     "row_wise": Said("--row-wise ''", [1], rule(row_wise="perhaps")),
     "data_parallel": Said("--data-parallel ''", "auto", {"data_parallel": "t1"}),
+    "rows_by_access": Said("--rows-by-access maybe", True, {"rows_by_access": "maybe"}),
     "no_row_wise": Said("--no-row-wise --row-wise t1", "yes", of_all(row_wise="perhaps")),
     "sharding_types": Said("--sharding-types diagonal", "diagonal", of_all(sharding_types=["diagonal"])),
     "pin": Said("--pin t1", ["t1"], rule(devices=["t1"])),

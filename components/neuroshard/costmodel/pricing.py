@@ -192,8 +192,11 @@ class Prices(NamedTuple):
         return total
 
 
-def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> Prices | None:
-    """Prices of shards of a task's tables; None if a shard is a row block and the model cannot price rows.
+def price_shards(
+    model: CostModel, task: ShardingTask, shards: Sequence[Shard], *, evenly: bool = False
+) -> Prices | None:
+    """Prices of shards of a task's tables; None if a shard is a row block and the model cannot price rows. With `evenly` each
+    device is taken to hold as much as all do on average, but for what tables send over domains beyond `columns_sent`.
 
     Copies are of the tables that the task says are data-parallel. A row block is priced as a `Part`.
     It sends as many bytes as a shard with all rows, or more (`block_columns`): each device that holds rows sends its partial sums
@@ -215,6 +218,8 @@ def price_shards(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) 
     sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices)
     np.add.at(sums, holders, vectors * sends[:, None])
     np.add.at(device_dims, holders, sent)
+    if evenly:
+        sums[:], device_dims[:] = sums.mean(axis=0), device_dims.mean()
     between = model
     if task.topology is not None and task.topology.domains(devices) > 1:
         between = sending_more(model, _in_domains(model, task, of_table, task.topology.domain))

@@ -29,7 +29,7 @@ from neuroshard.orders.values import FilePath
 
 LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
 ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, "random", "size", "dim", "lookup", "size-lookup")
-AUTO = "auto"  # the search chooses the data-parallel tables
+AUTO = "auto"  # the search chooses: the data-parallel tables, or those held by access
 
 Amount = str | float
 T = TypeVar("T")
@@ -212,6 +212,18 @@ class SearchOptions(_Needed, total=False):
         Sequence[str],
         "Copy this table (a name or a pattern) to every device; auto copies small ones where that pays; may be repeated.",
         _rules(word="TABLE", models_yaml=Literal["", "auto"] | None),
+    ]
+    rows_by_access: Annotated[
+        str,
+        "auto: deal rows of tables with a row order over row blocks, or hold hot rows apart, where that is cheaper; or no. A "
+        "trainer then needs a wrapper (docs/rows.md).",
+        _setting(
+            _then(partial(take.one_of, names=(AUTO, "no")), AUTO.__eq__),
+            "WORD",
+            "no",
+            field="try_rows_by_access",
+            models_yaml=Literal["auto", "no"],
+        ),
     ]
     no_row_wise: Annotated[bool, "Split no table row-wise.", _rule(bool, default=False)]
     sharding_types: Annotated[

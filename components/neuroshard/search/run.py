@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.plan import Plan, Shard, unparted
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
@@ -46,6 +46,14 @@ from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
+from neuroshard.search.rows_by_access import (
+    NONE_HELD,
+    assuming,
+    choose,
+    held_as_before,
+    may_be_held,
+    unparted_in_blocks,
+)
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
 from neuroshard.search.tiers.plan import beyond_hbm, cheaper_beyond, check_host_memory, is_tight, needs_tiers
 from neuroshard.search.watch import Watch
@@ -72,13 +80,33 @@ def search(
     """
     settings.check(from_a_plan=previous is not None)
     watch = watch or Watch(settings.time_budget_s)
-    if not task.constraints.rows_by_access:
-        return _searched(task, cost_model, settings, previous, trust, notes, watch)
-    found = _searched(task.parted, cost_model, settings, previous, trust, notes, watch)
-    try:
-        return unparted(found, task)
-    except ValidationError as error:  # which names a table that is dealt, but in no row blocks
-        raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
+    ruled, chooses = task.constraints.rows_by_access, settings.try_rows_by_access and may_be_held(task)
+    if chooses and (settings.algorithm != LOCAL_SEARCH or not cost_model.prices_rows):
+        raise UsageError(
+            f"only {LOCAL_SEARCH}, with a cost model that prices rows, chooses tables by access; leave out --rows-by-access, or "
+            "name the tables in constraints.json (rows_by_access)"
+        )
+
+    def found(one: ShardingTask, watch: Watch) -> Plan:
+        plan = _searched(one.parted, cost_model, settings, previous, trust, notes, watch)
+        try:
+            return unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
+        except ValidationError as error:  # which names a table that is dealt, but in no row blocks
+            raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
+
+    if not chooses:
+        plan = found(task, watch)
+        return assuming(plan, NONE_HELD) if may_be_held(task) else plan
+    # where only so much may move, or state is kept, tables stay as they are held
+    may_hold_more = settings.move_budget_bytes is None and not settings.keep_optimizer_state
+    if previous is not None:
+        task = held_as_before(task, previous)
+    with watch.sharing(0.5 if may_hold_more else 1.0):
+        plan = found(task, watch.anew())
+    if watch.expired or not may_hold_more:
+        return assuming(plan, NONE_HELD)
+    may_split = _permitted(task, cost_model, settings, previous)[0].may_split_rows
+    return choose(task, plan, cost_model, lambda one: found(one, watch.anew()), may_split)
 
 
 def _searched(

@@ -18,7 +18,8 @@ class SearchSettings:
 
     `width` is that of the published search. With `try_row_wise`, and if the task has no rule about rows, tables may be split
     row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
-    are data-parallel if improved plans with copies, and then the plan found beside them, are cheaper.
+    are data-parallel if improved plans with copies, and then the plan found beside them, are cheaper. With `try_rows_by_access`,
+    tables with a row order are dealt or held in two parts where that is cheaper (rows_by_access.py).
     """
 
     algorithm: str = LOCAL_SEARCH
@@ -30,6 +31,7 @@ class SearchSettings:
     keep_optimizer_state: bool = False
     try_row_wise: bool = False
     try_data_parallel: bool = False
+    try_rows_by_access: bool = False
     width: BeamWidth = PAPER
     tuning: Tuning = TUNING
 

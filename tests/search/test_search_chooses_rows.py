@@ -1,0 +1,162 @@
+"""A search that chooses which tables to deal over row blocks, and which to hold in two parts, by their row orders."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import UsageError
+from neuroshard.core.moves import moves
+from neuroshard.core.parts import RowsByAccess
+from neuroshard.core.plan import Plan, shardings_of
+from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.models.open import open_cost_model
+from neuroshard.search.rows_by_access import AS_HELD, NONE_HELD, WORTH
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+
+BATCH = 8192
+MODEL = open_cost_model("analytic:h100", BATCH)
+NONE = SearchSettings(rounds=2, try_row_wise=True)
+AUTO = replace(NONE, try_rows_by_access=True)
+DIGEST = "1" * 64
+
+
+def ordered(table: Table, *, listed: int = 0, share: Any = None) -> Table:
+    """The table with an order of its ids as they are, or of so many listed ones."""
+    hot = listed or table.rows // 2
+    points = tuple((rows, table.hottest_share(rows)) for rows in (2**n for n in range(6, 20, 2)) if rows < hot)
+    order = RowOrder(
+        ids_digest=DIGEST if listed else "",
+        rows=table.rows,
+        hot_rows=hot,
+        lookup_share=table.hottest_share(hot),
+        points=points,
+        time="2025-11-20T12:00:00Z",
+    )
+    return table.model_copy(update={"row_order": order})
+
+
+def task_of(large: Table, memory: int, devices: int = 4, **more: Any) -> ShardingTask:
+    small = tuple(Table(name=f"small{n}", rows=1000 * n, dim=32, pooling_factor=2.0 * n) for n in range(1, 5))
+    return ShardingTask(
+        tables=(large, *small),
+        device_memory_bytes=(memory,) * devices,
+        batch_size=BATCH,
+        pipeline="sparse-dist",
+        **more,
+    )
+
+
+def sorted_ids() -> ShardingTask:
+    """A table too large for one device that may be split by rows alone, and whose ids are in the order of access."""
+    large = Table(name="large", rows=4_000_000, dim=128, pooling_factor=40.0, access="zipf:1.1")
+    return task_of(ordered(large), 1200 * 2**20, constraints=Constraints(row_wise=True, sharding_types=("row-wise",)))
+
+
+def beyond_hbm(*, listed: int = 100_000) -> ShardingTask:
+    """A wide table that HBM does not hold, much of whose lookups are of few rows."""
+    large = Table(name="large", rows=4_000_000, dim=256, pooling_factor=40.0, access="zipf:1.2")
+    return task_of(ordered(large, listed=listed), 260 * 2**20, devices=2, host_memory_bytes=2**40)
+
+
+def sequence() -> ShardingTask:
+    """A sequence that sends most of what the devices do, and whose lookups are of few rows."""
+    large = Table(name="large", rows=2_000_000, dim=256, pooling_factor=100.0, access="zipf:1.3", pooling="none")
+    return task_of(ordered(large, listed=20_000), 20 * 2**30)
+
+
+def found(task: ShardingTask, settings: SearchSettings = AUTO, previous: Plan | None = None) -> Plan:
+    plan = search(task, MODEL, settings, previous=previous)
+    prices = price_shards(MODEL, plan.task, plan.shards)
+    assert prices is not None
+    assert plan.predicted_ms == pytest.approx(prices.total_ms.tolist())
+    assert plan.lower_bound_ms is None or plan.lower_bound_ms <= ms(plan)
+    assert plan.task.tables == task.tables
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan
+    return plan
+
+
+def ms(plan: Plan) -> float:
+    assert plan.cost_ms is not None
+    return plan.cost_ms
+
+
+def held(plan: Plan) -> dict[str, RowsByAccess]:
+    return plan.task.constraints.rows_by_access
+
+
+def cheaper(task: ShardingTask) -> Plan:
+    """The plan with the large table held by access, which costs less than the one without and says what its bound is of."""
+    without, plan = found(task, NONE), found(task)
+    assert held(without) == {}
+    assert held(plan).keys() == {"large"}
+    assert ms(plan) < ms(without) * (1 - WORTH)
+    assert AS_HELD in plan.bound_assumptions
+    assert [note for note in plan.provenance.notes if "by access: that saves" in note]
+    return plan
+
+
+def test_row_blocks_are_dealt_where_ids_follow_access() -> None:
+    plan = cheaper(sorted_ids())
+    assert held(plan) == {"large": RowsByAccess(dealt=True)}
+    assert shardings_of(plan)["large"].splits_rows
+
+
+def test_hot_rows_lie_in_hbm_and_cold_ones_beyond() -> None:
+    plan = cheaper(beyond_hbm())
+    assert (held(plan)["large"].hot_rows or 0) <= 100_000
+    rules = plan.parted.constraints.beyond_hbm
+    assert "large/cold" in rules
+    assert "large/hot" not in rules
+    assert not any(rule.tier == "hbm" for rule in plan.task.constraints.tables)  # nothing is named but what was chosen
+
+
+def test_hot_rows_of_sequences_are_copied() -> None:
+    plan = cheaper(sequence())
+    assert shardings_of(plan)["large/hot"].copied
+    assert plan.task.dense_optimizer is None
+
+
+def test_tables_without_an_order_are_planned_as_without_the_option() -> None:
+    task = sequence()
+    plain = task.model_copy(update={"tables": tuple(t.model_copy(update={"row_order": None}) for t in task.tables)})
+    assert found(plain).model_dump_json() == found(plain, NONE).model_dump_json()
+
+
+def test_where_it_gains_nothing_tables_stay_as_they_are() -> None:
+    large = ordered(Table(name="large", rows=400_000, dim=64, pooling_factor=2.0, access="zipf:1.1"), listed=10_000)
+    task = task_of(large, 2**30)
+    without, plan = found(task, NONE), found(task)
+    assert held(plan) == {}
+    assert plan.shards == without.shards
+    assert plan.bound_assumptions == without.bound_assumptions
+    assert plan.bound_assumptions[-1] == NONE_HELD  # also where none are tried: one might cost less than the bound
+
+
+def test_a_rule_of_the_table_stays() -> None:
+    task = sorted_ids()
+    asked = RowsByAccess(hot_rows=5_000)
+    rules = task.constraints.model_copy(update={"tables": (TableRule(table="large", rows_by_access=asked),)})
+    assert held(found(task.model_copy(update={"constraints": rules}))) == {"large": asked}
+
+
+def test_from_a_plan_tables_stay_as_they_are_held() -> None:
+    task = sequence()
+    before = found(task)
+    again = found(task, previous=before)
+    assert held(again) == held(before)
+    assert not moves(before, again)
+    kept = found(task, replace(AUTO, move_budget_bytes=0), previous=before)
+    assert held(kept) == held(before)
+    plain = found(task, NONE)
+    assert held(found(task, replace(AUTO, move_budget_bytes=0), previous=plain)) == {}
+
+
+def test_only_local_search_chooses() -> None:
+    with pytest.raises(UsageError, match="only local-search"):
+        search(sequence(), MODEL, replace(AUTO, algorithm="size"))
