@@ -356,7 +356,7 @@ def test_each_batch_size_keeps_its_live_model(store, folders, tmp_path):
     assert open_published(f"{store.url}#test device", BATCH).name == MODELS[0].name
     with refused(UsageError, "--batch-size"):
         open_published(f"{store.url}#test device")
-    with refused(UsageError, "batch size 7"):
+    with refused(InvalidInput, "batch size 7"):
         open_published(f"{store.url}#{FINGERPRINT}", 7)
 
 
