@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.reuse import expected_bins, zipf_groups
-from neuroshard.core.value import Number, Value, Whole, shown
+from neuroshard.core.value import Number, Source, Value, Whole, shown
 
 MOST_GROUPS = 4096
 MOST_POINTS = 4096
@@ -100,7 +100,7 @@ class AccessCurve(Value):
     `batch_size` samples, on average. Rows in no group are never read. `stream` is counted at the same batch size.
     """
 
-    source: Annotated[str, Field(max_length=200)] = ""
+    source: Source = ""
     batch_size: Annotated[Whole, Field(ge=1, le=2**31)]
     group_rows: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_GROUPS)]
     lookups_per_row: Annotated[tuple[Number, ...], Field(min_length=1, max_length=MOST_GROUPS)]
@@ -112,13 +112,6 @@ class AccessCurve(Value):
         if self.stream is None:
             data.pop("stream", None)
         return data
-
-    @field_validator("source")
-    @classmethod
-    def _source(cls, source: str) -> str:
-        if any(not char.isprintable() for char in source):
-            raise ValueError(f"must be one line without control characters, not {shown(source)}")
-        return source
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

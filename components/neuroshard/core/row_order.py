@@ -13,9 +13,9 @@ that each has as many lookups, not only as many rows.
 from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from neuroshard.core.value import TIME, Digest, Number, Value, Whole, shown
+from neuroshard.core.value import TIME, Digest, Number, Source, Value, Whole
 
 LISTS_FOLDER = "rows"  # of the files of hot ids, beside a tables.json or a plan
 MOST_POINTS = 64  # of a curve; writers have one at each power of two
@@ -37,15 +37,8 @@ class RowOrder(Value):
     hot_rows: RowCount
     lookup_share: Share
     points: Annotated[tuple[tuple[RowCount, Share], ...], Field(max_length=MOST_POINTS)] = ()
-    source: Annotated[str, Field(max_length=200)] = ""
+    source: Source = ""
     time: Annotated[str, Field(pattern=TIME)]
-
-    @field_validator("source")
-    @classmethod
-    def _source(cls, source: str) -> str:
-        if any(not char.isprintable() for char in source):
-            raise ValueError(f"must be one line without control characters, not {shown(source)}")
-        return source
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

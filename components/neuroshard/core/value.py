@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from neuroshard.core.errors import InvalidInput, NewerFormat
 
@@ -174,3 +174,12 @@ def shown(value: Any, limit: int = 60) -> str:
     """repr of a value, cut to `limit` characters, without line breaks."""
     text = repr(value).replace("\n", " ")
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _one_line(text: str) -> str:
+    if any(not char.isprintable() for char in text):
+        raise ValueError(f"must be one line without control characters, not {shown(text)}")
+    return text
+
+
+Source = Annotated[str, Field(max_length=200), AfterValidator(_one_line)]  # what something was counted on
