@@ -294,23 +294,25 @@ class ShardingTask(Value):
     def held_as(self, other: "ShardingTask") -> Self:
         """The same task whose tables are dealt, in two parts, data-parallel, cached or in host memory where those of `other` are,
         and else in HBM."""
-        if self.constraints.rows_by_access or other.constraints.rows_by_access:
-            self = self.parted_as(other)
-        mine, theirs = self.constraints.beyond_hbm, other.parted.constraints.beyond_hbm
+        task = self.parted_as(other)
+        mine, theirs = task.constraints.beyond_hbm, other.parted.constraints.beyond_hbm
         tiers: dict[str, tuple[Tier | None, int | None]] = dict.fromkeys(mine, (None, None))
-        known = {table.name: table.rows for table in self.parted.tables}
+        known = {table.name: table.rows for table in task.parted.tables}
         for name, rule in theirs.items():
             if name in known:
                 rows = rule.cached_rows and min(rule.cached_rows, known[name])
                 tiers[name] = rule.tier, rows
-        task = self.with_copies(other.constraints.data_parallel)
+        task = task.with_copies(other.constraints.data_parallel)
         if not tiers:
             return task
         memory = self.host_memory_bytes or other.host_memory_bytes
         return task.with_tiers(tiers).model_copy(update={"host_memory_bytes": memory})
 
     def parted_as(self, other: "ShardingTask") -> Self:
-        """The same task whose tables are dealt and in two parts as those of `other`, by the orders that those have."""
+        """The same task whose tables are dealt and in two parts as those of `other`, by the orders that those have. Itself where
+        neither has any."""
+        if not (self.constraints.rows_by_access or other.constraints.rows_by_access):
+            return self
         orders = {table.name: table.row_order for table in other.tables}
         held = {
             table.name: other.constraints.rows_by_access[table.name]

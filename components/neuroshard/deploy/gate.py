@@ -224,8 +224,7 @@ def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> Sh
     be copied, except in a `nightly` run, which knows which the model's constraints name (`must_copy`). A search permits itself to
     split rows too, but only searches obey that permission: it makes no other plan invalid.
     """
-    if today.constraints.rows_by_access or live.constraints.rows_by_access:
-        today = today.parted_as(live)
+    today = today.parted_as(live)
     rules, live = dict(today.constraints.rules()), live.parted
     copied = live.constraints.data_parallel
     required: Collection[str] = gate.must_copy or ()
