@@ -4,7 +4,7 @@ are a store of their own, in a folder.
 <cache>/<sha256 of the store's identity>/<model>/…   laid out and checked as in any store
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -57,11 +57,12 @@ def kept_list(cache: FolderStore, model: str, digest: str) -> bytes | None:
     return data
 
 
-def remember_lists(cache: FolderStore, model: str, lists: Mapping[str, bytes]) -> None:
-    """Keep lists of hot rows, by their digests. Failing to write is no error. Others are deleted after a day."""
+def remember_lists(cache: FolderStore, model: str, lists: Mapping[str, bytes], kept: Collection[str]) -> None:
+    """Keep lists of hot rows, by their digests, beside those that are `kept` already. Failing to write is no error. Others are
+    deleted after a day."""
     with suppress(NeuroshardError, OSError):
         for digest, data in lists.items():
-            if kept_list(cache, model, digest) is None:
+            if digest not in kept:
                 _write(cache, rows_of(model).keys(digest)[0], data)
         yesterday = cache.clock() - timedelta(days=1)
         for entry in cache.list(f"{model}/rows/"):

@@ -58,8 +58,9 @@ def _load(store_url: str, model: str, digests: list[str], cache_dir: CacheDir, e
     store = within(left(), "the store, before anything was asked of it", lambda: open_store(store_url))
     cache = cache_for(store, cache_dir)
     lists = {} if cache is None else {digest: kept_list(cache, model, digest) for digest in digests}
-    found = {digest: data for digest, data in lists.items() if data is not None}
-    for digest in set(digests) - found.keys():
+    kept = {digest: data for digest, data in lists.items() if data is not None}
+    found = dict(kept)
+    for digest in set(digests) - kept.keys():
         try:
             found[digest] = within(left(), store.url, partial(read_artifact, store, rows_of(model), digest)).value
         except NotFound:
@@ -68,7 +69,7 @@ def _load(store_url: str, model: str, digests: list[str], cache_dir: CacheDir, e
                 "the plan again, with the folder rows/ beside its plan.json"
             ) from None
     if cache is not None:
-        remember_lists(cache, model, found)
+        remember_lists(cache, model, found, kept)
     return found
 
 

@@ -67,6 +67,8 @@ class RowMap(nn.Module):
             _check(table, rows, hot_ids)
             kind = torch.int32 if rows <= MOST_INT32_ROWS else torch.int64
             ids, places = hot_ids.to(kind).sort()
+            if not bool(ids.diff().all()):
+                raise InvalidInput(f"the row order of table {table!r} lists an id twice; make it again")
             places = places.to(kind)
         self.register_buffer("ids", ids, persistent=False)
         self.register_buffer("places", places, persistent=False)
@@ -113,5 +115,3 @@ def _check(table: str, rows: int, hot_ids: Tensor) -> None:
             f"the row order of table {table!r} lists id {int(wrong)}, and the table has {rows:,} rows: it is of another "
             "table, or of another day's"
         )
-    if len(hot_ids) and not bool(hot_ids.sort().values.diff().all()):
-        raise InvalidInput(f"the row order of table {table!r} lists an id twice; make it again")
