@@ -6,9 +6,6 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.progress import progress
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.improve.local_search import LocalSearch
-from neuroshard.search.problem.filling import complete
-from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
 from neuroshard.search.tiers.start import started
 
@@ -47,7 +44,9 @@ def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.rand
             if choice.tobytes() in tried:
                 continue
             tried.add(choice.tobytes())
-            start, current = _start(problems.of(choice), best, choice), problems.current
+            there, current = problems.of(choice), problems.current
+            # table groups of another option find new places only if they have no room
+            start = started(there, best.state) or started(there, best.state, anew=choice != best.choice)
             if start is None or (current is not None and not current.within_budget(start.problem, start.widths)):
                 continue
             quiet = asked.watch.quiet()
@@ -76,16 +75,6 @@ def _with_room(problems: TierProblems, choice: Ints, before: Ints, change: Float
             choice[problems.owner == problems.owner[group]] = out[group]
             room += freed[group]
     return choice
-
-
-def _start(problem: Problem, plan: InTierPlan, choice: Ints) -> State | None:
-    """A plan of the problem with the shards of another plan; groups of another option find new places if they have no room."""
-    kept = started(problem, plan.state)
-    if kept is not None:
-        return kept
-    there, widths = problem.with_spread(plan.state.problem.spread, plan.state.problem.places), plan.state.widths.copy()
-    widths[choice != plan.choice] = 0
-    return None if there is None else complete(there, widths)
 
 
 def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
