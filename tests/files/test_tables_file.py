@@ -60,6 +60,17 @@ def test_a_file_of_format_1_stays_readable():
     )
 
 
+@pytest.mark.parametrize(("key", "value"), [("sequence", True), ("num_features", 4), ("is_weighted", True)])
+def test_words_of_other_programs_that_change_a_table_are_refused(tmp_path, key, value):
+    path = tmp_path / "tables.json"
+    table = {"name": "a", "rows": 10, "dim": 8, "pooling_factor": 2.0}
+    path.write_text(json.dumps({"tables": [table | {"name": "b"}, table | {key: value}]}))
+    with refused(InvalidInput, "tables[1]", f"{key} = {value}", "neuroshard tables --from"):
+        read_tables(path)
+    path.write_text(json.dumps({"tables": [table | {"sequence": False, "num_features": 1, "is_weighted": None}]}))
+    assert len(read_tables(path)[0]) == 1
+
+
 def test_unknown_keys_are_ignored_with_a_note(tmp_path):
     path = tmp_path / "tables.json"
     good = {"name": "a", "rows": 1, "dim": 4, "pooling_factor": 1}

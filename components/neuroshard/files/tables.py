@@ -9,6 +9,8 @@ from neuroshard.core.value import canonical_json, check_format, decode_json, sho
 from neuroshard.files.disk import read_bytes, write_bytes
 
 TABLES_FORMAT = 1
+# Keys that say how a table is read in words of other programs, and what they say where they change nothing
+IMPORTS_ONLY = {"sequence": (False, 0), "num_features": (1,), "is_weighted": (False, 0)}
 
 
 def read_tables(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
@@ -19,6 +21,8 @@ def read_tables(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
         raise InvalidInput(f"{where}: is a plan, not tables; give the tables.json that it was searched for")
     if not isinstance(raw.get("tables"), list):
         raise InvalidInput(f'{where}: expected {{"tables": [...]}}, found tables = {shown(raw.get("tables"))}')
+    for index, entry in enumerate(raw["tables"]):
+        _refuse_imports(entry, f"{where}: tables[{index}]", where)
     tables = tuple(parse_table(entry, f"{where}: tables[{index}]") for index, entry in enumerate(raw["tables"]))
     try:
         check_distinct(tables)
@@ -37,6 +41,17 @@ def parse_table(entry: Any, where: str) -> Table:
         raise InvalidInput(f"{where}: expected an object with name, rows, dim, pooling_factor, found {shown(entry)}")
     name = entry.get("name")
     return Table.parse(entry, f"{where} ({name})" if isinstance(name, str) and name else where)
+
+
+def _refuse_imports(entry: Any, where: str, path: str) -> None:
+    """Raise InvalidInput for a table that says what only an import understands: without that it is another table."""
+    if not isinstance(entry, dict):
+        return
+    for key, usual in IMPORTS_ONLY.items():
+        if entry.get(key) is not None and entry[key] not in usual:
+            raise InvalidInput(
+                f"{where}: {key} = {shown(entry[key])} is read by an import only: neuroshard tables --from {path} -o tables.json"
+            )
 
 
 def write_tables(path: Path, tables: tuple[Table, ...]) -> None:
