@@ -26,6 +26,11 @@ from neuroshard.search.problem.objective import SoftMaximum
 from neuroshard.search.problem.plans import Plans
 
 
+def nonzero(units: Ints) -> tuple[Ints, ...]:
+    """As `np.nonzero`, which takes several times as long for numbers, and for arrays of several axes."""
+    return np.unravel_index(np.flatnonzero(units != 0), units.shape)
+
+
 @dataclass(frozen=True)
 class Given:
     """What N shards give to C receivers each, in P amounts each: what then changes, (N, P, C) each."""
@@ -61,7 +66,7 @@ class Neighborhood:
 
         source_units = plans.widths[plan, :, source]
         self.receiver_units = plans.widths[of_plan, :, receivers]  # (J, R, G)
-        of, give = self.of, self.give = self.drawn(*np.nonzero(source_units), most=problem.tuning.shards_seen)
+        of, give = self.of, self.give = self.drawn(*nonzero(source_units), most=problem.tuning.shards_seen)
         self.held, self.there = source_units[of, give], self.receiver_units[of, :, give]
         self.slot, self.least, self.most = (
             array.take(give) for array in (problem.slots, problem.min_units, problem.max_units)

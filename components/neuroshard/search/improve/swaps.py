@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.improve.moves import Moves
-from neuroshard.search.improve.neighborhood import Neighborhood
+from neuroshard.search.improve.neighborhood import Neighborhood, nonzero
 
 Bools = NDArray[np.bool_]
 
@@ -36,7 +36,7 @@ class Takes:
     def of(cls, near: Neighborhood) -> "Takes | None":
         """All of them; sources that have fewer are padded with shards that do not fit. None if there are none."""
         problem, plans, plan = near.problem, near.plans, near.plan
-        of, column, group = near.drawn(*np.nonzero(near.receiver_units), most=problem.tuning.offers_seen)
+        of, column, group = near.drawn(*nonzero(near.receiver_units), most=problem.tuning.offers_seen)
         if not len(of) or not len(near.of):
             return None
         count = np.bincount(of, minlength=len(plan))

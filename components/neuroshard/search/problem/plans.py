@@ -21,7 +21,9 @@ class Plans:
         problem = self.problem = self.problems[0]
         self.memory = np.stack([one.memory for one in self.problems])
         self.launched_ms = np.array([s.launched_ms for s in states])
-        self.widths, self.shards = np.stack([s.widths for s in states]), np.stack([s.shards for s in states])
+        # in memory device by device, since moves ask for all of a device's groups
+        self.widths = np.stack([s.widths.T for s in states]).swapaxes(1, 2)
+        self.shards = np.stack([s.shards for s in states])
         self.sums, self.dims = np.stack([s.sums for s in states]), np.stack([s.dims for s in states])
         self.free, self.compute = np.stack([s.free for s in states]), np.stack([s.compute for s in states])
         self.slope = problem.model.compute_slope(self.sums)
