@@ -2,7 +2,7 @@
 
 They differ in how tables are cut beforehand and in a cap on the columns of a device. Where these give too few plans, as where
 memory is tight, others use linear estimates, and weigh memory as well as ms. Shards without room are then cut to fill
-devices.
+devices. The last of them looks at bytes only.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import numpy as np
 
 from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.infeasible.packing import fill
 from neuroshard.search.problem.column_shards import Placement, Widths
 from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, put_back
 from neuroshard.search.problem.problem import Problem
@@ -27,6 +28,8 @@ def first_plans(problem: Problem, most: int) -> list[State]:
     found = _by_cost(problem, [cut_to(problem, shares.ms, fineness) for fineness in tuning.fineness], most)
     if len(found) < most and tuning.linear_estimates:
         found += _by_estimates(problem, shares)
+    if len(found) < most and tuning.packed and (widths := fill(problem)) is not None:
+        found.append(State(problem, widths))
     return sorted(found, key=lambda state: state.cost)[:most]
 
 

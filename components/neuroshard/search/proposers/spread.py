@@ -2,7 +2,8 @@
 
 The narrowest column shard of a table has all its lookups, so one heavy table can outweigh all else however it is cut. Its row
 blocks have a share of the lookups each, but each of their devices then sends all its columns. So sets are sought in two orders of
-the tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together.
+the tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together. Where memory is
+nearly full there is a third, largest tables first: column shards repeat the optimizer state of rows, and their blocks do not.
 
 A copy of a table saves a device its outputs, of as many columns for all samples, and takes gradients of as many columns for all
 rows: the fewer rows, the better. So of the tables in order of their rows the first 1, 2, 4, … are tried as copies, and those of
@@ -83,12 +84,16 @@ def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
         if few or not options.over_domains:
             return every
     estimate, found = _SetCosts(problem), dict[bytes, tuple[Ints, Ints]]()
+    nbytes = problem.nbytes[problem.whole]
+    is_full = nbytes.sum() >= tuning.nearly_full * problem.memory.sum()
+    largest = permitted[np.argsort(-nbytes[permitted], kind="stable")]
     for _, alike in groupby(split_rows, key=lambda way: options.kinds[way].sharding):
         some = tuple(alike)
         heaviest = permitted[np.argsort(-estimate.narrow_ms[permitted], kind="stable")]
         saved_ms = estimate.saved_ms[options.positions(permitted)][:, list(some)].max(axis=1)
         saving = permitted[np.argsort(-saved_ms, kind="stable")][: np.count_nonzero(saved_ms > 0)]
-        for order in (heaviest, saving):
+        orders = [heaviest, saving, largest] if is_full else [heaviest, saving]
+        for order in orders:
             for groups, places in _sets_of(problem, estimate, order, some):
                 found.setdefault(groups.tobytes() + places.tobytes(), (groups, places))
     return list(found.values())
