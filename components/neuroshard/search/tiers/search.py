@@ -33,11 +33,10 @@ from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tiers.choice import Estimates, first_choice, worth
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.hosts import HostPrices
-from neuroshard.search.problem.filling import started
 from neuroshard.search.tiers.options import InTierPlan, StartFrom, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
-from neuroshard.search.tiers.start import start_plan
+from neuroshard.search.tiers.start import start_plan, started
 from neuroshard.search.tiers.toggle import toggled
 from neuroshard.search.watch import Watch
 
