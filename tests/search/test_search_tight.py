@@ -1,5 +1,7 @@
 """Where memory is tight or shapes are odd: a plan that exists is found, and what cannot be is told with its numbers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from neuroshard.search.proposers import baselines
 from neuroshard.search.proposers.lockstep import place_by_load
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tuning import TUNING
 
 GIB = 2**30
 ROWS_GIB = GIB // (4 * 128 + 4)  # rows of 128 columns and row-wise Adagrad that make a GiB
@@ -168,3 +171,15 @@ def test_a_heuristic_whose_cuts_take_more_than_all_memory_gives_up_at_once(make_
     with refused(Infeasible, "size", "128 columns", "'t2'"):
         search(task, model, SearchSettings(algorithm="size"))
     assert len(placed) == 1
+
+
+def test_where_memory_is_nearly_full_plans_start_from_packings_too(make_task, model):
+    """Thirty drawn tables that fill 97 % of eight devices: greedy plans by costs find no room."""
+    rng = np.random.default_rng(2)
+    rows = np.minimum(np.exp(rng.normal(13, 3, 30)).astype(int) + 10, 10**9)
+    dims, lookups = rng.choice([8, 32, 64, 128, 128, 128], 30), np.exp(rng.normal(1.5, 1.8, 30))
+    shapes = list(zip(rows.tolist(), dims.tolist(), lookups.tolist(), strict=True))
+    task = make_task(shapes, [make_task(shapes, [1024] * 8).need_bytes / GIB / 0.97 / 8] * 8)
+    settings = SearchSettings(rounds=4, try_row_wise=True)
+    by_costs_alone = replace(settings, tuning=replace(TUNING, packed=False, nearly_full=np.inf))
+    assert search(task, model, settings).cost_ms < 0.8 * search(task, model, by_costs_alone).cost_ms
