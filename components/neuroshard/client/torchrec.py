@@ -8,6 +8,8 @@ client/torchrec_module.py compares a plan with the model; client/torchrec_shards
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from neuroshard.client import torchrec_versions  # noqa: F401, isort: skip
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -67,6 +69,7 @@ from neuroshard.client.torchrec_trainer import (
     warn_of_configs,
     warn_of_settings,
     warn_of_sharders,
+    warn_of_versions,
 )
 from neuroshard.client.torchrec_warnings import ShardingWarning, warn
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -150,6 +153,7 @@ def to_torchrec(
     dense = None if dense_optimizer is None else check_dense_optimizer(dense_optimizer)
 
     whose = f"plan {plan.digest()[:12]}"
+    warn_of_versions(plan, whose)
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
     whole, plan = plan, check_by_access(module, plan, whose)
     collections = collections_of(module)
