@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.drawn_plans import model_of
 from helpers.limits import HANGS
-from helpers.plans import make_plan
+from helpers.plans import TABLES, make_plan
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.core.plan import Plan
 from neuroshard.core.versions import PAIRS, Installed
 
-from .test_planner import model
-
+POOLED = tuple(table.model_copy(update={"module": "pooled"}) for table in TABLES)
 MIXED = Installed.here({"torch": PAIRS[0].torch, "fbgemm-gpu-cpu": PAIRS[0].fbgemm, "torchrec": PAIRS[1].torchrec}.get)
 
 
@@ -72,23 +72,23 @@ def test_a_missing_package_is_named_with_what_installs_it(tmp_path, name):
 def said(plan: Plan) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        to_torchrec(plan, model(), any_output_order=True)
+        to_torchrec(plan, model_of(plan.task.tables), any_output_order=True)
     return [str(one.message) for one in caught if one.category is ShardingWarning]
 
 
 def measured_under(**versions: str) -> Plan:
-    plan = make_plan()
+    plan = make_plan(tables=POOLED)
     given = {name.replace("_", "-"): version for name, version in versions.items()}
     return plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"cost_model_versions": given})})
 
 
 def test_a_tested_pair_is_not_spoken_of():
-    assert said(make_plan()) == []
+    assert said(make_plan(tables=POOLED)) == []
 
 
 def test_versions_that_are_not_tested_with_each_other_are_warned_of_in_a_line(monkeypatch):
     monkeypatch.setattr("neuroshard.client.torchrec_trainer.Installed", SimpleNamespace(here=lambda: MIXED))
-    (line,) = said(make_plan())
+    (line,) = said(make_plan(tables=POOLED))
 
     assert line.startswith(
         "torch 2.13.0, fbgemm-gpu-cpu 1.8.0, torchrec 1.9.2: not tested with each other; tested: torch 2.13"
