@@ -1,5 +1,6 @@
 """What the client says of the versions of torch, FBGEMM and TorchRec that it finds."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -103,3 +104,12 @@ def test_costs_measured_under_other_versions_than_the_trainers_are_warned_of_in_
     (line,) = said(measured_under(torch="2.11.0", fbgemm_gpu="1.6.0"))
     assert "costs measured under torch 2.11 and FBGEMM 1.6, and here are torch 2." in line
     assert "shards and memory are right" in line
+
+
+def test_without_torchrec_1_9_a_planner_provider_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrec.distributed.planner.provider", None)
+    monkeypatch.delitem(sys.modules, "neuroshard.client.torchrec_provider", raising=False)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"^planner providers came with TorchRec 1\.9, .* NeuroShardPlanner as a planner"
+    ):
+        importlib.import_module("neuroshard.client.torchrec_provider")

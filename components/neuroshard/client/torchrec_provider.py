@@ -9,8 +9,18 @@ results = DryRunOrchestrator(executor).plan(request, PlannerSessionContext(reque
 from collections.abc import Sequence
 from typing import Any
 
+from neuroshard.client.torchrec import NeuroShardPlanner  # isort: skip  # first: it says which packages do not fit
+
 from torch import nn
-from torchrec.distributed.planner.provider import DefaultPlannerProvider
+
+try:
+    from torchrec.distributed.planner.provider import DefaultPlannerProvider
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "planner providers came with TorchRec 1.9, and an older one is installed here: give it NeuroShardPlanner as a planner, "
+        "or upgrade (docs/trainer.md: Versions)",
+        name=error.name,
+    ) from None
 from torchrec.distributed.planner.types import (
     PlannerError,
     PlannerErrorType,
@@ -22,7 +32,6 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, PipelineType, ShardingPlan
 
-from neuroshard.client.torchrec import NeuroShardPlanner
 from neuroshard.client.torchrec_options import rank_storage
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput
