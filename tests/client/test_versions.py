@@ -70,6 +70,13 @@ def test_a_missing_package_is_named_with_what_installs_it(tmp_path, name):
     assert " install --no-deps torchrec==" in lines[-1]
 
 
+def test_beside_the_cuda_build_of_fbgemm_torchrec_is_installed_with_it(tmp_path):
+    code = "raise ModuleNotFoundError('No module named torchrec', name='torchrec')"
+    lines = imported(tmp_path, code, torch="2.14.1", fbgemm_gpu="1.9.0", torchrec="1.9.2")
+
+    assert lines[-1].endswith("pip install 'torch==2.14.*' fbgemm-gpu==1.9.0 torchrec==1.9.2")
+
+
 def said(plan: Plan) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -3,7 +3,7 @@
 import pytest
 
 from neuroshard.core.extras import install_command, pip
-from neuroshard.core.versions import Installed, installed
+from neuroshard.core.versions import Installed, installed, minor
 from neuroshard.doctor.packages import check_packages, fits_together
 
 GOOD = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "torchrec": "1.8.0"}
@@ -97,7 +97,9 @@ def test_of_two_builds_of_fbgemm_the_machines_own_is_kept(has_gpu, kept, removed
 def test_where_a_gpu_is_no_command_brings_the_cpu_build():
     mends = {check.name: check.mend for check in check_packages(lambda name: None, has_gpu=True)}
     assert mends["measure"] == f"{pip()} uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
-    assert mends["torchrec"] == f"{pip()} install torchrec=={Installed.here().pair.torchrec}"
+    pair = Installed.here().pair  # TorchRec takes any FBGEMM, and pip the newest
+    torch = f"'torch=={minor(pair.torch)}.*'"
+    assert mends["torchrec"] == f"{pip()} install {torch} fbgemm-gpu=={pair.fbgemm} torchrec=={pair.torchrec}"
     assert mends["versions"] == mends["measure"]
     assert mends["pretrain"] == install_command("pretrain")
 

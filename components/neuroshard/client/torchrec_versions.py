@@ -3,7 +3,7 @@ not fit each other are one line, and not what the loader says of a symbol."""
 
 import logging
 
-from neuroshard.core.extras import install_command, install_pair
+from neuroshard.core.extras import install_pair, install_torchrec
 from neuroshard.core.versions import Installed
 
 
@@ -17,11 +17,11 @@ def check_imports() -> None:
         import torchrec  # noqa: F401
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"the client for TorchRec needs the package {error.name}: {install_command('torchrec')}", name=error.name
+            f"the client for TorchRec needs the package {error.name}: {install_torchrec()}", name=error.name
         ) from None
     except (ImportError, OSError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        why, install = here.unloadable or lines[0], install_pair(here) or install_command("torchrec")
+        why, install = here.unloadable or lines[0], install_pair(here) or install_torchrec()
         raise ImportError(f"TorchRec cannot be imported with {here}: {why}; {install}") from None
     finally:
         logging.disable(level)

@@ -40,6 +40,19 @@ def install_command(extra: str, tree: Path = SOURCE_TREE) -> str:
     return f"{pip()} install {what}"
 
 
+def install_torchrec() -> str:
+    """The command that installs TorchRec beside the build of FBGEMM that is here: the extra, and on GPUs the packages by version,
+    since TorchRec takes any FBGEMM, and pip would bring one for another torch."""
+    here = Installed.here()
+    if GPU_BUILD not in here.fbgemm:
+        return install_command("torchrec")
+    return torchrec_on_gpus(here.pair)
+
+
+def torchrec_on_gpus(pair: Pair) -> str:
+    return f"{pip()} install {' '.join(map(shlex.quote, [*pair.pins(GPU_BUILD), f'torchrec=={pair.torchrec}']))}"
+
+
 def _of_pair(package: str, pair: Pair) -> str:
     """A requirement, of the pair's version where it is torch or FBGEMM."""
     name = re.split(r"[^\w.-]", package, maxsplit=1)[0]

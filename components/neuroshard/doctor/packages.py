@@ -7,7 +7,7 @@ from importlib import metadata
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
-from neuroshard.core.extras import install_command, install_pair, pip
+from neuroshard.core.extras import install_command, install_pair, pip, torchrec_on_gpus
 from neuroshard.core.versions import CPU_BUILD, FBGEMM, GPU_BUILD, PAIRS, Installed, VersionOf, installed
 from neuroshard.doctor.checks import Check, Verdict
 
@@ -31,7 +31,7 @@ def install(extra: str, has_gpu: bool) -> str:
     if not has_gpu:
         return install_command(extra)
     if extra == "torchrec":  # which requires the CUDA build
-        return f"{pip()} install torchrec=={Installed.here().pair.torchrec}"
+        return torchrec_on_gpus(Installed.here().pair)
     if extra in ("all", "cuda", "measure"):  # pip would keep the CPU build of torch
         return f"{pip()} uninstall -y torch {CPU_BUILD} && {install_command('cuda')}"
     return install_command(extra)
