@@ -227,6 +227,16 @@ def test_what_a_plan_that_is_there_cannot_heed_is_said(released):
         provider.build_planner("any", topology=topology, storage_reservation=None, ctx=context)
 
 
+def test_the_hosts_are_those_of_the_request(released):
+    store, _, module = released
+    provider = NeuroShardPlannerProvider(store, "m", any_output_order=True)
+
+    result, _ = quietly(provider, request_of(module, local_world_size=2))
+    spec = result.sharding_plan.plan["pooled"]["user"].sharding_spec
+    placed = {str(shard.placement) for shard in spec.shards}
+    assert placed == {"rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"}
+
+
 def test_another_number_of_ranks_is_refused_by_name_and_another_batch_is_warned_of(released):
     store, _, module = released
     provider = NeuroShardPlannerProvider(store, "m", any_output_order=True)
