@@ -32,7 +32,7 @@ test: .venv/dev.done ## before you hand in: all tests, two at a time; ARGS="test
 test-fast: .venv/dev.done ## while you write: the tests that start no process and train no net; ARGS="tests/core" for some
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
-test-next: .venv-next/next.done ## what runs torch, under the newer torch, FBGEMM and TorchRec, in a venv of its own; ARGS="tests/client" for some
+test-next: .venv-next/next.done ## client, doctor, examples and measuring under the newer torch, FBGEMM and TorchRec, in a venv of its own; ARGS="tests/client"
 	@OMP_NUM_THREADS=1 .venv-next/bin/python -m pytest -n $(JOBS) --dist worksteal -p no:cacheprovider $(or $(ARGS),$(OF_TORCH))
 
 check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, and whether the compiled pipeline is current
