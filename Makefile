@@ -3,12 +3,13 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCKED := $(PIP) --no-build-isolation --require-hashes --no-deps -r
 SOURCES := components docs pipelines requirements tests $(wildcard examples)
+OF_TORCH := $(addprefix tests/,client doctor examples measure)
 EXPERIMENT ?= neuroshard
 JOBS ?= 2
 ARGS ?=
@@ -30,6 +31,9 @@ test: .venv/dev.done ## before you hand in: all tests, two at a time; ARGS="test
 
 test-fast: .venv/dev.done ## while you write: the tests that start no process and train no net; ARGS="tests/core" for some
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
+
+test-next: .venv-next/next.done ## client, doctor, examples and measuring under the newer torch, FBGEMM and TorchRec, in a venv of its own; ARGS="tests/client"
+	@OMP_NUM_THREADS=1 .venv-next/bin/python -m pytest -n $(JOBS) --dist worksteal -p no:cacheprovider $(or $(ARGS),$(OF_TORCH))
 
 check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, and whether the compiled pipeline is current
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }
@@ -135,7 +139,7 @@ lock: .venv/dev.done ## renew requirements/*.txt from pyproject.toml
 	@$(BIN)/python requirements/lock.py
 
 clean: ## remove .venv, caches and the outputs of `make run`
-	@rm -rf .venv run bench build dist local_outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-next run bench build dist local_outputs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 	@rm -rf components/neuroshard.egg-info
 
@@ -167,6 +171,17 @@ LOCKS := $(addprefix requirements/,build.txt run.txt torch-cpu.txt torch-cuda.tx
 .venv/dev.done: .venv/run.done requirements/dev.txt
 	@echo "installing what is pinned in requirements/dev.txt" >&2
 	@$(LOCKED) requirements/dev.txt
+	@touch $@
+
+# It has what requirements/next.txt pins, and finds everything else in .venv.
+.venv-next/next.done: .venv/dev.done requirements/next.txt
+	@echo "installing what is pinned in requirements/next.txt: 5 GB, for torch has no CPU build on PyPI (a minute or two)" >&2
+	@$(BIN)/python -m venv --clear --without-pip .venv-next
+	@$(BIN)/python -m pip --python .venv-next install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/next.txt
+	@.venv-next/bin/python -c 'import pathlib, sys, sysconfig; \
+	  pathlib.Path(sysconfig.get_path("purelib"), "main.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@ln -s ../../$(BIN)/rclone .venv-next/bin/
 	@touch $@
 
 .venv/docs.done: .venv/dev.done requirements/docs.txt

@@ -10,6 +10,8 @@ torchrec.txt   torchrec alone: it names the CUDA fbgemm-gpu as its need, and pip
 image-cpu.txt  what the pipeline's steps and its submitter need; image-gpu.txt what measuring on GPUs needs
 torch-cuda.txt PyPI's torch, which is the CUDA build, and what it needs of CUDA
 torch-cpu.txt  the CPU build: written by hand, see there, since it is not on PyPI
+next.txt       the newer pair of torch, FBGEMM and TorchRec (core/versions.py), with PyPI's torch, and what that needs of CUDA:
+               `make test-next` lays it over what the other files install
 
 All are installed with `--require-hashes --no-deps --no-build-isolation`. Of the two files of torch one is installed: the CPU
 build where pip finds it, else the CUDA build. They are two, since pip prefers a file whose hash its index names, and would take
@@ -26,11 +28,12 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
+from neuroshard.core.versions import CPU_BUILD, GPU_BUILD, PAIRS, Pair
+
 ROOT = Path(__file__).resolve().parent.parent
 HEADER = (
     "# Made by `make lock` (requirements/lock.py) with Python 3.11 on Linux. Do not edit: change pyproject.toml.\n\n"
 )
-TORCH = "torch==2.13.0"  # FBGEMM 1.8 is compiled against it; torch-cpu.txt has the same version
 FROM_TORCH = re.compile(r"(torch|triton|cuda-.*|nvidia-(?!ml-py).*)")
 
 PIP_COMPILE = (
@@ -46,12 +49,18 @@ class Lock(NamedTuple):
     added: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()  # in the version of run.txt, without what it needs in turn
-    torch: bool = (
-        False  # torch and what comes with its CUDA build, and nothing else; the other locks have none of these
-    )
+    # torch and what comes with its CUDA build, and nothing else but `also`; the other locks have none of these
+    torch: bool = False
+    also: tuple[str, ...] = ()
+    pair: Pair = PAIRS[0]  # torch-cpu.txt has its torch too
 
 
-WITH_TORCHREC = Lock(added=("torchrec==1.8.0",), left_out=("fbgemm-gpu", "torchrec"))
+def of_torch(pair: Pair) -> str:
+    return f"torch=={pair.torch}"
+
+
+WITH_TORCHREC = Lock(added=(f"torchrec=={PAIRS[0].torchrec}",), left_out=(GPU_BUILD, "torchrec"))
+NEXT = PAIRS[-1]
 
 LOCKS = {
     "run.txt": WITH_TORCHREC._replace(extras=("all",)),  # first: the others take its versions
@@ -62,7 +71,14 @@ LOCKS = {
     "image-cpu.txt": Lock(("cli", "measure", "pretrain", "search", "report", "pipeline")),
     # a step that runs needs kfp alone; the rest of its packages serve the client that submits
     "image-gpu.txt": Lock(("cuda",), alone=("kfp",)),
-    "torch-cuda.txt": Lock(added=(TORCH,), torch=True),
+    "torch-cuda.txt": Lock(added=(of_torch(PAIRS[0]),), torch=True),
+    "next.txt": Lock(
+        added=(of_torch(NEXT), f"{CPU_BUILD}=={NEXT.fbgemm}", f"torchrec=={NEXT.torchrec}"),
+        left_out=(GPU_BUILD,),
+        torch=True,
+        also=(CPU_BUILD, "torchrec"),
+        pair=NEXT,
+    ),
 }
 
 
@@ -72,10 +88,12 @@ def main() -> None:
         path = ROOT / "requirements" / name
         print(path.relative_to(ROOT), file=sys.stderr, flush=True)
         wanted = [*expand(lock.extras), *lock.added]
-        pins = resolve(wanted, known) if wanted else {}
+        pins = resolve(wanted, known, lock.pair) if wanted else {}
         pins |= {package: known[package] for package in lock.alone}
         kept = sorted(
-            package for package in pins.keys() - set(lock.left_out) if bool(FROM_TORCH.fullmatch(package)) == lock.torch
+            package
+            for package in pins.keys() - set(lock.left_out)
+            if package in lock.also or bool(FROM_TORCH.fullmatch(package)) == lock.torch
         )
         path.write_text(HEADER + "".join(pins[package] for package in kept))
         known = {**pins, **known}
@@ -96,12 +114,12 @@ def expand(extras: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def resolve(wanted: list[str], known: dict[str, str]) -> dict[str, str]:
+def resolve(wanted: list[str], known: dict[str, str], pair: Pair) -> dict[str, str]:
     """What pip-compile makes of `wanted`: package -> its lines, version and hashes. It takes those of `known` where it can."""
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder, "wanted.in"), Path(folder, "out.txt")
         constraints = Path(folder, "constraints.txt")
-        constraints.write_text(f"{TORCH}\n")
+        constraints.write_text(f"{of_torch(pair)}\n")
         source.write_text("\n".join([*wanted, f"-c {constraints}"]))
         out.write_text("".join(known.values()))
         environment = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")}

@@ -1,5 +1,6 @@
 """The live plan where TorchRec wants a planner."""
 
+import random
 import warnings
 from pathlib import Path
 
@@ -12,15 +13,18 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs, ShardingPlan, ShardingPlanner
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from helpers.drawn_plans import model_of, random_plan
 from helpers.gloo import on_ranks
 from helpers.plans import NOW, TABLES, make_plan
 from helpers.refusals import names, refused
 from neuroshard.client.torchrec import NeuroShardPlanner, ShardingWarning, qcomms, to_torchrec
-from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.client.torchrec_options import rank_storage
+from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.table import Table
@@ -107,6 +111,36 @@ def shard_in_a_world_of_one(_: int, store: str) -> dict[str, list[int] | None]:
 
 def test_a_plan_is_for_as_many_ranks_as_the_user_says_whatever_the_process_group_has(store, tmp_path):
     assert on_ranks(1, tmp_path, shard_in_a_world_of_one, store) == [ranks_of(to_torchrec(make_plan(), model()))]
+
+
+@pytest.mark.parametrize("device_type", ["cuda", "cpu"])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.filterwarnings("ignore::neuroshard.client.torchrec.ShardingWarning")
+def test_its_options_have_the_memory_that_the_plan_counts_on_every_rank(tmp_path, seed, device_type):
+    plan = random_plan(random.Random(seed), ["sgd", "adam", "rowwise_adagrad"][seed % 3], 4, "sparse-dist")
+    deploy(plan, FolderStore(tmp_path), "m", now=NOW)
+    planner = NeuroShardPlanner(str(tmp_path), "m", device_type=device_type, local_world_size=4)
+    planned = model_of(plan.task.tables)
+    given = planner.plan(planned, get_default_sharders())
+
+    options = planner.get_selected_options()
+    used = rank_storage(options, 4)
+    assert [one.hbm if device_type == "cuda" else one.ddr for one in used] == list(plan.memory_bytes())
+    assert [one.ddr if device_type == "cuda" else one.hbm for one in used] == [0] * 4
+    assert {(one.path, one.name): (one.sharding_type, [shard.rank for shard in one.shards]) for one in options} == {
+        (path, name): (one.sharding_type, one.ranks) for path, of in given.plan.items() for name, one in of.items()
+    }
+
+
+def test_it_keeps_no_model_and_says_so_where_options_are_asked_for(store):
+    planner, planned = NeuroShardPlanner(store, "m"), model()
+    with refused(UsageError, "there is none"):
+        planner.get_selected_options()
+    planner.plan(planned, [EmbeddingBagCollectionSharder()])
+    assert [one.name for one in planner.get_selected_options()] == [table.name for table in TABLES]
+    del planned
+    with refused(UsageError, "keep it"):
+        planner.get_selected_options()
 
 
 @pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")  # TorchRec's own default

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from neuroshard.core.extras import TORCHREC
+from neuroshard.core.versions import PAIRS
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -110,6 +110,7 @@ from neuroshard.submit.package import known_parameters
 assert "store" in known_parameters()
 from neuroshard.nightly import component
 """
+TORCHREC = f"torchrec=={PAIRS[0].torchrec}"
 TO_TORCHREC = """
 import warnings
 warnings.simplefilter("ignore")  # FBGEMM and torchrec, while they are imported

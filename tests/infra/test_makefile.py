@@ -39,12 +39,24 @@ def test_no_python_is_one_clear_line(tmp_path: Path) -> None:
     assert not (tmp_path / ".venv").exists()
 
 
+def test_ci_runs_tests_of_every_kind_under_the_newer_versions_and_names_files_that_are_there() -> None:
+    code = (ROOT / ".ci" / "run").read_text()
+    begin, end = code.index("next="), code.index("# The tests run")
+    named = subprocess.run(
+        ["bash", "-c", f'{code[begin:end]}\necho "$next"'], capture_output=True, text=True
+    ).stdout.split()
+
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert {Path(name).parts[1] for name in named} == {"client", "doctor", "examples", "measure"}
+
+
 def test_ci_checks_tries_the_simulated_machines_and_runs_all_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     assert [line for line in script.read_text().splitlines() if line.startswith("make ")] == [
         "make check",
-        "make bench-machines ARGS=--quick || machines=$?",
+        "make bench-machines ARGS=--quick || failed=$?",
+        'make test-next ARGS="$next" || failed=$?',
         "make test",
     ]

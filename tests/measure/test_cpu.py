@@ -20,6 +20,7 @@ from helpers.refusals import names, refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import SLOWDOWN_EXPONENTS
 from neuroshard.core.errors import MeasureError
+from neuroshard.core.extras import install_command
 from neuroshard.core.table import Table
 from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.measure import real_devices
@@ -382,7 +383,7 @@ def test_other_optimizers_are_measured_too(backend: RealDevices, optimizer: str)
 
 def test_without_fbgemm_the_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "fbgemm_gpu" else object())
-    with refused(MeasureError, "backend cpu", "fbgemm_gpu", "pip install", ".[measure]"):
+    with refused(MeasureError, "backend cpu", "fbgemm_gpu", install_command("measure")):
         cpu(ALL, SETTINGS, None)
 
 

@@ -19,7 +19,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.disk import write_bytes
 from neuroshard.measure import formula
-from neuroshard.measure.backends import BACKENDS, MeasureSettings
+from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
 from neuroshard.measure.evaluate import device_tables, evaluate
 from neuroshard.measure.synthetic import Synthetic
 
@@ -236,6 +236,23 @@ def test_notes_of_the_plan_on_its_predictions_are_printed() -> None:
     doubt = "costs are predicted for the cost model's batch size 512, not for the task's 256"
     plan = plan.model_copy(update={"provenance": plan.provenance.model_copy(update={"notes": (doubt,)})})
     assert f"note: the plan says: {doubt}" in " ".join(str(evaluate(plan, "synthetic", settings())).split())
+
+
+def test_costs_measured_under_other_versions_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_here(*given: Any) -> Backend:
+        opened = open_backend(*given)
+        versions = {"neuroshard": "0", "torch": "2.14.1+cu130", "fbgemm-gpu": "1.9.0"}
+        opened.bench = opened.bench.model_copy(update={"versions": versions})
+        return opened
+
+    monkeypatch.setattr("neuroshard.measure.evaluate.open_backend", open_here)
+    plan = plan_of()
+    for fbgemm, said in (("1.8.0", "torch 2.14 and FBGEMM 1.8, and here are torch 2.14 and FBGEMM 1.9"), ("1.9.1", "")):
+        versions = {"torch": "2.14.0", "fbgemm-gpu-cpu": fbgemm}
+        provenance = plan.provenance.model_copy(update={"cost_model_versions": versions})
+        one = evaluate(plan.model_copy(update={"provenance": provenance}), "synthetic", settings())
+        assert one.other_versions == said
+        assert ("costs measured under" in " ".join(str(one).split())) == bool(said)
 
 
 def test_no_rounds_are_refused() -> None:

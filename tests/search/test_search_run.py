@@ -1,6 +1,7 @@
 """From tables.json and a cost model's folder to plan.json; where that cannot be, nothing is written."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,17 @@ def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
     assert (plan.provenance.cost_model, plan.provenance.seed) == (model.name, 3)
     assert plan.provenance.cost_model_error == model.report.unseen_tables_error
     assert plan.provenance.notes == ("tables.json: ignored unknown keys of tables: colour",)
+
+
+def test_the_plan_says_which_torch_and_fbgemm_its_costs_were_measured_under(tmp_path):
+    model = random_model(2, 4)
+    versions = {"neuroshard": "0", "torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0"}
+    bench = model.manifest.bench.model_copy(update={"versions": versions})
+    save_cost_model(tmp_path / "model", replace(model, manifest=model.manifest.model_copy(update={"bench": bench})))
+    plan = run(write_tables(tmp_path, TABLE), tmp_path / "model", tmp_path / "plan.json", order([2**23] * 2))
+
+    assert plan.provenance.cost_model_versions == {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0"}
+    assert read_plan(tmp_path / "plan.json") == plan
 
 
 def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):

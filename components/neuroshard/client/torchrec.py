@@ -5,14 +5,18 @@ inside a collective if shapes or ranks do not match (seen with torchrec 1.8). So
 client/torchrec_module.py compares a plan with the model; client/torchrec_shards.py converts the shards of a table.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from neuroshard.client import torchrec_versions  # noqa: F401, isort: skip
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
+from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
     CommOp,
@@ -46,6 +50,7 @@ from neuroshard.client.torchrec_module import (
     warn_of_training,
     wrong_means,
 )
+from neuroshard.client.torchrec_options import options_of
 from neuroshard.client.torchrec_order import keep_output_order, output_order, warn_of_order
 from neuroshard.client.torchrec_shards import (
     check_held,
@@ -67,6 +72,7 @@ from neuroshard.client.torchrec_trainer import (
     warn_of_configs,
     warn_of_settings,
     warn_of_sharders,
+    warn_of_versions,
 )
 from neuroshard.client.torchrec_warnings import ShardingWarning, warn
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -150,6 +156,7 @@ def to_torchrec(
     dense = None if dense_optimizer is None else check_dense_optimizer(dense_optimizer)
 
     whose = f"plan {plan.digest()[:12]}"
+    warn_of_versions(plan, whose)
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
     whole, plan = plan, check_by_access(module, plan, whose)
     collections = collections_of(module)
@@ -282,6 +289,9 @@ class NeuroShardPlanner(ShardingPlanner):
     def __init__(self, store_url: str, name: str, *, digest: str | None = None, **how: Any) -> None:
         self.store_url, self.name, self.digest, self.how = store_url, name, digest, how
         self.loaded: Plan | None = None
+        # the last one that was planned, and what it got; its weights are the trainer's to keep or to drop
+        self._module: Callable[[], nn.Module | None] = lambda: None
+        self._given: ShardingPlan | None = None
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """The sharding plan, loaded by this process alone. Raises what `load_plan` and `to_torchrec` raise, and InvalidInput
@@ -314,15 +324,25 @@ class NeuroShardPlanner(ShardingPlanner):
         world_size: int | None,
     ) -> ShardingPlan:
         given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size, "sharders": sharders})
-        self.loaded = loaded
+        self.loaded, self._module, self._given = loaded, weakref.ref(module), given
         return given
 
-    def get_selected_options(self) -> list[Any]:
-        """None: TorchRec 1.9 asks every planner for its options, to report what they were estimated to cost."""
-        return []
+    def get_selected_options(self) -> list[ShardingOption]:
+        """The options of the plan that was given out last, for TorchRec 1.9's reports and dry runs: the memory of each shard.
+
+        Raises UsageError where the model that it was given out for is gone."""
+        module = self._module()
+        if self.loaded is None or self._given is None or module is None:
+            raise UsageError(
+                "a planner has options of the model that it planned last, and there is none: plan one, and keep it"
+            )
+        how = {name: self.how.get(name) for name in ("batch_size", "pipeline")}
+        task = self.loaded.task.model_copy(update={name: value for name, value in how.items() if value is not None})
+        counted_for = self.loaded.model_copy(update={"task": task})
+        return options_of(counted_for, module, self._given, _device_type(self.how.get("device_type")) == "cuda")
 
     def get_search_space(self) -> None:
-        """None, likewise."""
+        """None: TorchRec 1.9 asks every planner what it chose from, and this one has searched nothing."""
 
 
 def from_torchrec(

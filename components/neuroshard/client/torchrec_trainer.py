@@ -25,6 +25,7 @@ from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
 from neuroshard.client.torchrec_tiers import cached
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.extras import install_pair
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import Sharding
@@ -33,6 +34,7 @@ from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
+from neuroshard.core.versions import Installed, measured_elsewhere
 from neuroshard.files.importers.torchrec_collections import weight_of
 
 _ANSWERED = {name: row for row in SETTINGS if row.where == FUSED for name in row.names}
@@ -352,6 +354,18 @@ def warn_of_configs(collections: Mapping[str, Collection], module: nn.Module, pr
                 "(mark_data_parallel_skip_grad_sync): each rank's copy learns from its own samples, and the plan was priced "
                 "with the sum; search without --data-parallel"
             )
+
+
+def warn_of_versions(plan: Plan, whose: str) -> None:
+    """Warn of versions that are not tested with each other, and of others than the plan's costs were measured under."""
+    here = Installed.here()
+    if here.torch and here.fbgemm and here.untested:
+        warn(f"{here}: {here.untested}; {install_pair(here)}")
+    if elsewhere := measured_elsewhere(plan.provenance.cost_model_versions, here):
+        warn(
+            f"{whose} was priced by costs measured under {elsewhere}: its shards and memory are right, its milliseconds may not "
+            "be; to know them, measure and pretrain under the trainer's versions"
+        )
 
 
 def _said_by_config(_: str, config: object) -> bool:

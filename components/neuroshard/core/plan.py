@@ -94,13 +94,16 @@ class Provenance(Value):
     cost_model_device: str | None = None
     # mean |predicted / measured - 1| of compute on tables it never saw
     cost_model_error: Annotated[float, Field(ge=0)] | None = None
+    # of torch and FBGEMM, that the model's costs were measured under
+    cost_model_versions: dict[str, str] = Field(default_factory=dict)
     # why the plan is less certain than it could be: what answered in place of a cost model of its hardware
     instead: str = ""
     notes: tuple[str, ...] = ()
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(handler(self), {"rounds": None, "time_budget_s": None, "instead": ""})
+        unsaid: dict[str, Any] = {"rounds": None, "time_budget_s": None, "cost_model_versions": {}, "instead": ""}
+        return without_defaults(handler(self), unsaid)
 
 
 class Plan(Value):

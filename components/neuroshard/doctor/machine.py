@@ -13,6 +13,7 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.extras import pip
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
+from neuroshard.core.versions import Installed
 from neuroshard.doctor.checks import Check
 from neuroshard.doctor.packages import install
 
@@ -69,7 +70,7 @@ def operator_check(kind: str, python: str = sys.executable, has_gpu: bool = Fals
     """Whether the operator runs, in a process of its own, and computes the right values."""
     name = "cpu backend" if kind == "cpu" else "gpu backend"
     packages = install("measure" if kind == "cpu" else "cuda", has_gpu)
-    mend = f"see versions above; {packages}"
+    mend = "see versions above" if Installed.here().unloadable else f"see versions above; {packages}"
     if kind == "cpu" and (lacks := system.fbgemm_lacks()):
         mend = lacks
     try:

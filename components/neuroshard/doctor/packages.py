@@ -1,13 +1,14 @@
 """Whether the installed packages are what each part of NeuroShard needs, and fit together."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
-from neuroshard.core.extras import TORCHREC, install_command, pip
+from neuroshard.core.extras import install_command, install_pair, pip, torchrec_on_gpus
+from neuroshard.core.versions import CPU_BUILD, FBGEMM, GPU_BUILD, PAIRS, Installed, VersionOf, installed
 from neuroshard.doctor.checks import Check, Verdict
 
 # What each extra of pyproject.toml is for. `cuda` is for images.
@@ -22,19 +23,7 @@ PARTS = {
     "fleet": "fleet on a cluster",
 }
 OPTIONAL = {"fleet", "pipeline"}
-# FBGEMM is compiled for one torch; with others its operators crash or do not load
-TORCH_OF_FBGEMM = {"1.5": "2.10", "1.6": "2.11", "1.8": "2.13"}
-FBGEMM = ("fbgemm-gpu", "fbgemm-gpu-cpu")
-
-VersionOf = Callable[[str], str | None]
-
-
-def installed(name: str) -> str | None:
-    """The version of a distribution, or None."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+OF_PAIRS = ("torch", *FBGEMM)  # the last check says whether their versions fit
 
 
 def install(extra: str, has_gpu: bool) -> str:
@@ -42,14 +31,15 @@ def install(extra: str, has_gpu: bool) -> str:
     if not has_gpu:
         return install_command(extra)
     if extra == "torchrec":  # which requires the CUDA build
-        return f"{pip()} install {TORCHREC}"
+        return torchrec_on_gpus(Installed.here().pair)
     if extra in ("all", "cuda", "measure"):  # pip would keep the CPU build of torch
-        return f"{pip()} uninstall -y torch fbgemm-gpu-cpu && {install_command('cuda')}"
+        return f"{pip()} uninstall -y torch {CPU_BUILD} && {install_command('cuda')}"
     return install_command(extra)
 
 
 def check_packages(version_of: VersionOf = installed, has_gpu: bool = False) -> Iterator[Check]:
     """Checks Python, then each extra of NeuroShard, then whether torch, FBGEMM and TorchRec fit together."""
+    here = Installed.here(version_of)
     yield Check("python", "ok", f"Python {'.'.join(map(str, sys.version_info[:3]))}")
     try:
         declared = [Requirement(line) for line in metadata.requires("neuroshard") or ()]
@@ -63,9 +53,9 @@ def check_packages(version_of: VersionOf = installed, has_gpu: bool = False) -> 
         declared = []
     for extra, part in PARTS.items() if declared else ():
         wrong = [text for one in _needed(declared, extra) if (text := _fault(one, version_of))]
-        if version_of("fbgemm-gpu"):  # the GPU build also has the CPU's operators
-            wrong = [text for text in wrong if not text.startswith("fbgemm-gpu-cpu is not")]
-        if extra == "torchrec" and version_of("torchrec") is None:  # its own requirements are not installed with it
+        if here.fbgemm:  # each build also has the CPU's operators
+            wrong = [text for text in wrong if not text.startswith(FBGEMM)]
+        if extra == "torchrec" and not here.torchrec:  # its own requirements are not installed with it
             yield Check(extra, "warn", f"{part}: torchrec is not installed", install(extra, has_gpu))
         elif wrong:
             verdict: Verdict = "none" if extra in OPTIONAL else "warn"
@@ -76,40 +66,24 @@ def check_packages(version_of: VersionOf = installed, has_gpu: bool = False) -> 
 
 
 def fits_together(version_of: VersionOf = installed, has_gpu: bool = False) -> Check:
-    """Whether FBGEMM is built for this torch and installed once, and TorchRec has FBGEMM's version."""
-    builds = {name: found for name in FBGEMM if (found := version_of(name))}
-    torch, torchrec = version_of("torch"), version_of("torchrec")
-    if len(builds) > 1:
-        kept, other = FBGEMM if has_gpu else FBGEMM[::-1]
+    """Whether FBGEMM is built for this torch and installed once, and they are one of the tested pairs, with its TorchRec."""
+    here = Installed.here(version_of)
+    if {GPU_BUILD, CPU_BUILD} <= here.fbgemm.keys():
+        kept, other = (GPU_BUILD, CPU_BUILD) if has_gpu else (CPU_BUILD, GPU_BUILD)
         return Check(
             "versions",
             "fail",
-            "fbgemm-gpu and fbgemm-gpu-cpu are both installed and overwrite each other's files (torchrec pulls in the first)",
-            f"{pip()} uninstall -y {other} && {pip()} install --force-reinstall --no-deps {kept}=={builds[kept]}",
+            f"{GPU_BUILD} and {CPU_BUILD} are both installed and overwrite each other's files (torchrec pulls in the first)",
+            f"{pip()} uninstall -y {other} && {pip()} install --force-reinstall --no-deps {kept}=={here.fbgemm[kept]}",
         )
-    if not builds or torch is None:
+    if not here.fbgemm or here.torch is None:
         return Check("versions", "none", "torch and FBGEMM are not both installed", install("measure", has_gpu))
-    ((name, fbgemm),) = builds.items()
-    found = f"torch {torch}, {name} {fbgemm}" + (f", torchrec {torchrec}" if torchrec else "")
-    wanted = TORCH_OF_FBGEMM.get(_minor(fbgemm))
-    if wanted is None:
-        known = ", ".join(f"{one} with torch {other}" for one, other in TORCH_OF_FBGEMM.items())
-        return Check("versions", "warn", f"{found}: not a tested pair; tested: FBGEMM {known}")
-    if _minor(torch) != wanted:
-        return Check(
-            "versions",
-            "fail",
-            f"{found}: FBGEMM {_minor(fbgemm)} is built for torch {wanted}",
-            f"{pip()} install 'torch=={wanted}.*'",
-        )
-    if torchrec and _minor(torchrec) != _minor(fbgemm):
-        return Check(
-            "versions",
-            "fail",
-            f"{found}: torchrec must have FBGEMM's version",
-            f"{pip()} install --no-deps 'torchrec=={_minor(fbgemm)}.*'",
-        )
-    return Check("versions", "ok", f"{found} fit together")
+    if why := here.unloadable:
+        return Check("versions", "fail", f"{here}: {why}", install_pair(here))
+    if why := here.untested:
+        return Check("versions", "warn", f"{here}: {why}", install_pair(here))
+    others = " or ".join(str(pair) for pair in PAIRS if pair != here.pair)
+    return Check("versions", "ok", f"{here} fit together, and are tested; so is {others}")
 
 
 def _needed(declared: list[Requirement], extra: str) -> list[Requirement]:
@@ -130,11 +104,8 @@ def _fault(needed: Requirement, version_of: VersionOf) -> str:
     version = version_of(needed.name)
     if version is None:
         return f"{needed.name} is not installed"
-    if not needed.specifier.contains(Version(version), prereleases=True):
-        return f"{needed.name} is {version}, not {needed.specifier}"
-    return ""
-
-
-def _minor(version: str) -> str:
-    """`2.13.0+cpu` -> `2.13`."""
-    return ".".join(map(str, Version(version).release[:2]))
+    try:
+        fits = needed.name in OF_PAIRS or needed.specifier.contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        fits = False
+    return "" if fits else f"{needed.name} is {version}, not {needed.specifier}"

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from neuroshard import devices
+from neuroshard.core.versions import installed
 from neuroshard.doctor.checks import Check
 from neuroshard.doctor.machine import check_backends, check_machine
-from neuroshard.doctor.packages import check_packages, installed
+from neuroshard.doctor.packages import check_packages
 from neuroshard.doctor.services import check_kfp, check_runs, check_store
 
 

@@ -1,12 +1,11 @@
 """The bench of a run on this machine: hardware, settings, versions, and how its labels are made."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from neuroshard import __version__
 from neuroshard.core.case import Cases
 from neuroshard.core.cost import Bench, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
+from neuroshard.core.versions import Installed
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.machine import Machine
 from neuroshard.measure.rowcap import capped_tables, least_cap
@@ -82,10 +81,5 @@ def _facts(hardware: Hardware) -> str:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that times depend on."""
-    found = {"neuroshard": __version__}
-    for name in ("torch", "fbgemm-gpu-cpu", "fbgemm-gpu"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    here = Installed.here()
+    return {"neuroshard": __version__, **({"torch": here.torch} if here.torch else {}), **here.fbgemm}

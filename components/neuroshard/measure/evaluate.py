@@ -24,6 +24,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import DeviceCost, Plan, parts_of, shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
+from neuroshard.core.versions import Installed, measured_elsewhere
 from neuroshard.costmodel.protocol import all_to_all_costs
 from neuroshard.files.disk import check_can_write, write_bytes
 from neuroshard.files.plan import read_plan
@@ -91,6 +92,9 @@ def evaluate(
         predicted_precision=precision.text if precision else "",
         waits_for_input=plan.task.waits_for_input and plan.provenance.cost_model_backend != "given",
         plan_notes=plan.provenance.notes,
+        other_versions=measured_elsewhere(
+            plan.provenance.cost_model_versions, Installed.here(opened.bench.versions.get)
+        ),
         predicted_for=_predicted_for(plan),
         devices=_device_evaluations(plan, dims, measured),
     )

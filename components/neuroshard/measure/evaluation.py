@@ -38,6 +38,7 @@ class Evaluation(Value):
     predicted_precision: str = ""  # of the plan's all-to-alls, if not fp32, in which they are run
     waits_for_input: bool = False  # whether the plan's predictions have the wait for input in them
     plan_notes: tuple[str, ...] = ()  # of the plan on its predictions, such as another batch size
+    other_versions: str = ""  # of torch and FBGEMM, that the plan's costs were measured under, and those here
 
     @property
     def errors(self) -> int:
@@ -112,6 +113,8 @@ class Evaluation(Value):
             )
         for note in self.plan_notes:
             yield f"the plan says: {note}"
+        if self.other_versions:
+            yield f"predicted by costs measured under {self.other_versions}: some of the difference may be theirs"
         if self.foreign:
             yield f"predicted for {self.predicted_for}: compare the devices with each other, not the ms"
 

@@ -8,6 +8,7 @@ from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.extras import install_command, pip
 from neuroshard.core.units import format_bytes
+from neuroshard.core.versions import GPU_BUILD, TORCH_OF_FBGEMM
 from neuroshard.measure.gpu_facts import gpu_facts
 from neuroshard.measure.memory_quotas import PROCESS_BYTES, MemoryQuotas
 from neuroshard.measure.rowcap import default_memory_limit
@@ -139,7 +140,10 @@ class CudaMachine:
 
     kind: Literal["cuda"] = "cuda"
     no_tiers = ""
-    install = f"{pip()} install fbgemm-gpu==1.8.0 for torch 2.13, fbgemm-gpu==1.6.0 for torch 2.11"
+    install = ", ".join(
+        f"{pip()} install {GPU_BUILD}=={fbgemm}.0 for torch {torch}"
+        for fbgemm, torch in reversed(TORCH_OF_FBGEMM.items())
+    )
 
     def hardware(self) -> Hardware:
         import torch

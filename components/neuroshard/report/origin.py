@@ -44,6 +44,7 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
         Fact("code", f"neuroshard {by.neuroshard_version}"),
         Fact("cost model", by.cost_model or "none"),
         Fact("its milliseconds are from", source(by.cost_model_backend, by.cost_model_device)),
+        *(Fact(name, version) for name, version in by.cost_model_versions.items()),
     ]
     return facts + [Fact(f"sha256 of {name}", digest) for name, digest in files.items()]
 

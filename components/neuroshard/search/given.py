@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from neuroshard import __version__
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.versions import of_pair
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.search.problem.kinds import MayHold
@@ -41,6 +42,7 @@ class Given:
             cost_model_backend=model.backend,
             cost_model_device=model.device_name,
             cost_model_error=self.trust.error,
+            cost_model_versions={} if model.manifest is None else of_pair(model.manifest.bench.versions),
             instead=self.trust.instead,
             notes=tuple(notes),
         )
