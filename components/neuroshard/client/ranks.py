@@ -377,7 +377,8 @@ def _raise_verdict(
         )
     if not found:
         return
-    first = found[min(found)]
+    # a rank that lost the others fails because one of them has
+    first = found[min(found, key=lambda rank: (isinstance(found[rank], Unreachable), rank))]
     same = [rank for rank in sorted(found) if str(found[rank]) == str(first)]
     others = f"; other errors on {_ranks(sorted(set(found) - set(same)))}" if len(same) < len(found) else ""
     raise type(first)(f"{_ranks(same)}: {first}{others}")

@@ -11,6 +11,7 @@ TorchRec's own DistributedModelParallel.reshard (1.8) is not used: docs/trainer.
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec.distributed import DistributedModelParallel
@@ -35,7 +37,7 @@ from neuroshard.client.torchrec_optimizer import fault_of, is_key_of_table, load
 from neuroshard.client.torchrec_order import keep_output_order, output_order
 from neuroshard.client.torchrec_unsharded import holders_of, inner_of, sharded_collections, unsharded
 from neuroshard.client.torchrec_warnings import warn
-from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import one_line
 from neuroshard.core.value import canonical_json
@@ -133,8 +135,11 @@ class _Job:
         self.old: dict[str, Any] = {}  # collections that change, by path
         self.new: dict[str, Any] = {}
 
-    def agree(self, name: str, value: Mapping[str, object], check: Callable[[], None]) -> None:
-        """Return once all ranks are here with the same `value`, and `check` has passed on each. Raises the same error on all."""
+    def agree(
+        self, name: str, value: Mapping[str, object], check: Callable[[], None], work_seconds: float = 0.0
+    ) -> None:
+        """Return once all ranks are here with the same `value`, and `check` has passed on each. Raises the same error on all.
+        Other ranks wait for rank 0 `work_seconds` longer."""
 
         def compare(of_first: Mapping[str, object], data: bytes) -> None:
             if data != mine:
@@ -159,7 +164,7 @@ class _Job:
             compare,
             prefix=prefix_of(self.group, "reshard"),
             words=Words("new plan", lambda _: name, "reshard", "has"),
-            load_seconds=0.0,
+            load_seconds=work_seconds,
             timeout_seconds=self.timeout_seconds,
         )
 
@@ -244,18 +249,26 @@ class _Job:
         memory: InMemory | None = None
         inexact: set[str] = set()
 
-        def read() -> None:
-            nonlocal memory
+        # what only this rank can fail in comes before what ranks wait for each other in
+        def look() -> None:
             for pipeline in self.pipelines:
                 pipeline.detach()
+            self.state = self._state(self.old)
+            self.taken = self._take_out(self.state, turned)
+            self.settings = self._settings()
+            self.held = held(self.model.device, self.state)
+
+        def read() -> None:
+            nonlocal memory
             # gloo: what is sent is in host memory. Its own group: collectives end within the time
             ranks, seconds = dist.get_process_group_ranks(self.group), timedelta(seconds=self.timeout_seconds)
             memory = InMemory(dist.new_group(ranks, seconds, backend="gloo", use_local_synchronization=True))
-            state = self._state(self.old)
-            inexact.update(self._take_out(state, turned))
-            self.settings = {key: each for some in _gathered(self._settings(), memory) for key, each in some.items()}
-            self._check_memory(_gathered(held(self.model.device, state), memory), turned)
-            save(state, storage_writer=memory, process_group=memory.group)
+            every = _gathered((self.taken, self.settings, self.held), memory)
+            for taken, settings, _ in every:
+                inexact.update(taken)  # of copies from now on, which every rank has
+                self.settings |= settings
+            self._check_memory([held for _, _, held in every], turned)
+            save(self.state, storage_writer=memory, process_group=memory.group)
             memory.share_metadata()
 
         def make() -> None:
@@ -276,9 +289,10 @@ class _Job:
             self.copies.prepare(_copied_parameters(self.new), {place: self._key(place) for place in self.places})
 
         try:
-            for work in (read, make, write):
+            for work in (look, read, make, write):
                 failed = _caught(work)
-                self.agree(f"the state of plan {self.plan.digest()[:12]}", {}, partial(_raise, failed))
+                whose = f"the state of plan {self.plan.digest()[:12]}"
+                self.agree(whose, {}, partial(_raise, failed), work_seconds=self.timeout_seconds)
         except BaseException:
             self.new = {}
             if memory is not None:
@@ -295,12 +309,24 @@ class _Job:
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
             devices = [self.model.device]
-        with torch.random.fork_rng(devices):  # first values, which are drawn in vain
+        # first values are drawn in vain; ranks wait for each other where a collection has copies (DistributedDataParallel)
+        with torch.random.fork_rng(devices), self._within_time():
             for path, old in self.old.items():
                 module = self.unsharded.get_submodule(path)
                 sharder = self.model._sharder_map[type(module)]
                 new = sharder.shard(module, self.after[path], self.model._env, self.model.device, path)
                 self.new[path] = new.train(old.training)
+
+    @contextmanager
+    def _within_time(self) -> Iterator[None]:
+        """Let collectives of the trainer's group end within the time."""
+        options = self.group._get_backend(self.model.device).options
+        before = options._timeout
+        distributed_c10d._set_pg_timeout(timedelta(seconds=self.timeout_seconds), self.group)
+        try:
+            yield
+        finally:
+            distributed_c10d._set_pg_timeout(before, self.group)
 
     def _state(self, collections: Mapping[str, Any]) -> State:
         """Weights and moments of these collections on this rank, as a checkpoint has them."""
@@ -403,7 +429,9 @@ class _Job:
             for name in HOOKS:
                 setattr(new, name, getattr(old, name))
             for module in old.modules():
-                if hasattr(module, "_pre_processed"):  # position weights: whether row-wise sharding made places into weights
+                if hasattr(
+                    module, "_pre_processed"
+                ):  # position weights: whether row-wise sharding made places into weights
                     module._pre_processed = False  # it does so before each use
             for module in [*self.model.modules()]:
                 for child in [name for name, each in module._modules.items() if each is old]:
@@ -446,6 +474,10 @@ def _caught(work: Callable[[], None]) -> Exception | None:
         work()
     except CheckpointException as error:
         return NeuroshardError(fault_of("the old state", error))
+    except RuntimeError as error:  # gloo's are not DistErrors
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            return Unreachable(f"the other ranks were lost: {one_line(error)}")
+        return error
     except Exception as error:
         return error
     return None
