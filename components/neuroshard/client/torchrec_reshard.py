@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -53,6 +54,9 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+# By the group of a model. One that a call has failed in is of no use. It is not destroyed: torch would give its name to the next,
+# which would then find the addresses of this one in the key-value store.
+_groups: "WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = WeakKeyDictionary()
 State = dict[str, Any]
 Place = tuple[str, str]  # of a table: the path of its collection, and its name there
 
@@ -260,9 +264,7 @@ class _Job:
 
         def read() -> None:
             nonlocal memory
-            # gloo: what is sent is in host memory. Its own group: collectives end within the time
-            ranks, seconds = dist.get_process_group_ranks(self.group), timedelta(seconds=self.timeout_seconds)
-            memory = InMemory(dist.new_group(ranks, seconds, backend="gloo", use_local_synchronization=True))
+            memory = InMemory(_gloo(self.group, self.timeout_seconds))
             every = _gathered((self.taken, self.settings, self.held), memory)
             for taken, settings, _ in every:
                 inexact.update(taken)  # of copies from now on, which every rank has
@@ -298,10 +300,8 @@ class _Job:
             if memory is not None:
                 memory.moved.bring_back()
             self._attach()
+            _groups.pop(self.group, None)
             raise
-        finally:
-            if memory is not None:
-                dist.destroy_process_group(memory.group)
         return tuple(sorted(inexact))
 
     def _make(self) -> None:
@@ -459,6 +459,15 @@ def _copied_parameters(collections: Mapping[str, Any]) -> Parameters:
         for name, parameter in inner_of(collection).module_sharding_plan.items()
         if parameter.sharding_type == ShardingType.DATA_PARALLEL.value
     }
+
+
+def _gloo(group: dist.ProcessGroup, seconds: float) -> dist.ProcessGroup:
+    """A gloo group of the ranks of a group, since what is sent is in host memory. Its collectives end within the time."""
+    if group not in _groups:
+        ranks = dist.get_process_group_ranks(group)
+        _groups[group] = dist.new_group(ranks, timedelta(seconds=seconds), "gloo", use_local_synchronization=True)
+    distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), _groups[group])
+    return _groups[group]
 
 
 def _gathered(mine: Any, memory: InMemory) -> list[Any]:
