@@ -1,6 +1,7 @@
 """Real TorchRec trainers on gloo that take another plan between two steps, and go on as if they had been started again by it."""
 
 import copy
+import os
 import warnings
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,14 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -25,11 +28,12 @@ from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
 from neuroshard.client.torchrec import to_torchrec
+from neuroshard.client.torchrec_between import Held, Need, NewTable, needs, shortage
 from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.client.torchrec_order import keep_output_order, output_order
 from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.errors import NeuroshardError, UsageError
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, Shard
 
 pytestmark = pytest.mark.slow
 
@@ -194,6 +198,32 @@ def test_row_wise_adagrad_goes_on_exactly_where_the_cuts_are_the_same(tmp_path: 
         assert found["losses"] == pytest.approx(found["unstopped"], rel=1e-5)
 
 
+def on_hosts() -> Plan:
+    """Rows of `shared` over the two ranks of the second host, and `wide` in a grid over both hosts; the rest as in FOUR."""
+    given = FOUR.by_table()
+    moved = [
+        *(Shard(table="shared", row_offset=at, rows=10, dim=16, device=2 + at // 10) for at in (0, 10)),
+        *(
+            Shard(table="wide", row_offset=row, rows=15, column_offset=column, dim=8, device=column // 4 + row // 15)
+            for column in (0, 8)
+            for row in (0, 15)
+        ),
+    ]
+    others = [shard for name, shards in given.items() if name not in ("shared", "wide") for shard in shards]
+    return Plan(task=FOUR.task, shards=(*moved, *others), provenance=FOUR.provenance)
+
+
+def over_hosts(rank: int, optimizer: str, folder: Path) -> dict[str, Any]:
+    os.environ["LOCAL_WORLD_SIZE"] = "2"
+    return live(rank, FOUR, on_hosts(), optimizer, folder)
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "rowwise_adagrad"])
+def test_rows_over_the_ranks_of_a_host_and_grids_are_taken(optimizer: str, tmp_path: Path) -> None:
+    for found in on_ranks(4, tmp_path, over_hosts, optimizer, tmp_path / "saved"):
+        assert found["losses"] == found["started again"]
+
+
 def refused(trainer: Trainer, new: Plan, **how: Any) -> str:
     with pytest.raises(NeuroshardError) as caught:
         reshard(trainer.model, new, **{"optimizer_of_copies": trainer.dense, **how})
@@ -249,7 +279,7 @@ def test_what_cannot_be_done_is_one_line_the_same_on_every_rank_and_changes_noth
         "steps": "at step 8, and on rank 0 for plan",
         "no optimizer": "UsageError: ranks 0-1: table 'tiny' of module 'tables.bags' is copied to every rank before or after",
         "another": "and optimizer_of_copies does not train it",
-        "memory": "more of host memory while its ranks go from one plan to the other, and 2.93 KiB are available",
+        "memory": "more of host memory while its ranks go from one plan to the other, and 2.9 KiB are available",
         "inside a step": "UsageError: ranks 0-1: reshard is called inside a step: module 'tables.bags' has run forward",
         "no DistributedModelParallel": "reshard needs what DistributedModelParallel returned, and the model is a Scored",
     }.items():
@@ -498,3 +528,48 @@ def scheduled(rank: int) -> list[str]:
 def test_a_schedule_of_rates_that_lacks_groups_of_the_new_plan_is_warned_of(tmp_path: Path) -> None:
     found = on_ranks(2, tmp_path, scheduled)
     assert any("it would leave some groups as they are; make it anew" in said for each in found for said in each)
+
+
+def memory(rank: int) -> tuple[Need, Need]:
+    """What this rank is reckoned to need for its new shards, and what it has of them then."""
+    trainer, reckoned = Trainer(ONE, "rowwise_adagrad"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "neuroshard.client.torchrec_reshard.shortage", lambda ranks, new: reckoned.append(needs(ranks, new)[rank])
+        )
+        reshard(trainer.model, OTHER, optimizer_of_copies=trainer.dense)
+    moments = {key: list(each.values()) for key, each in trainer.state()["optimizer"]["state"].items()}
+    sizes = []
+    for key, value in trainer.state()["model"].items():
+        if ".embedding" not in key:
+            continue
+        parts = [part.tensor for part in value.local_shards()] if hasattr(value, "local_shards") else [value, value]
+        own = [part.tensor for each in moments.get(key, ()) for part in each.local_shards()] or [torch.empty(0)] * len(
+            parts
+        )
+        sizes += [part.nbytes + moment.nbytes for part, moment in zip(parts, own, strict=True)]
+    return reckoned[0], Need(0, sum(sizes), max(sizes))
+
+
+def test_the_memory_that_new_shards_need_is_known_before(tmp_path: Path) -> None:
+    for reckoned, real in on_ranks(2, tmp_path, memory):
+        assert reckoned == real
+
+
+def test_a_host_or_a_device_without_room_is_named() -> None:
+    whole = ParameterSharding("table_wise", "fused", [0], EnumerableShardingSpec([shard(0)]))
+    cached = ParameterSharding("table_wise", "fused_uvm_caching", [1], EnumerableShardingSpec([shard(1)]))
+    new = {"a": NewTable(whole, 100, 8, False), "b": NewTable(cached, 100, 8, False)}  # each 100 x (4 + 8 x 4) bytes
+    tables = {"a": (4, 4), "b": (4, 4)}
+    enough = Held("h", 10**6, 3600, 500, tables)
+
+    assert needs([enough, enough], new) == [Need(3600, 0, 3600), Need(0, 3600, 3600)]
+    assert shortage([enough, enough], new) is None
+    assert "rank 0 needs 3.5 KiB of its device" in str(shortage([enough._replace(free=3599), enough], new))
+    short = "host h needs 11.5 KiB more of host memory while its ranks go from one plan to the other, and 11.0 KiB"
+    assert short in str(shortage([enough, enough._replace(available=11_270)], new))
+    assert shortage([enough, enough._replace(host="other", available=11_270)], new) is None
+
+
+def shard(rank: int) -> ShardMetadata:
+    return ShardMetadata([0, 0], [100, 8], placement=f"rank:{rank}/cuda:0")

@@ -37,18 +37,19 @@ def held(device: torch.device, state: Mapping[str, Any]) -> Held:
     """What this rank has of a state {"model": …, "optimizer": {"state": …}}."""
     row, element = defaultdict[str, int](int), defaultdict[str, int](int)
     moments = [(key, value) for key, each in state["optimizer"]["state"].items() for value in each.values()]
-    storages: dict[int, int] = {}
+    storages: dict[int, torch.UntypedStorage] = {}
     for key, value in [*state["model"].items(), *moments]:
         tensors = list(local_tensors(value))
         for tensor in tensors:
             if is_elsewhere(tensor.untyped_storage()):
-                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
         if tensors:
             (row if tensors[0].dim() == 1 else element)[key] += tensors[0].element_size()
-    old, free = sum(storages.values()), None
+    old, free = sum(each.nbytes() for each in storages.values()), None
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + unused + old
+        left = sum(each.nbytes() for each in storages.values() if each.resizable())
+        free = torch.cuda.mem_get_info(device)[0] + unused + left
     return Held(socket.gethostname(), available_bytes(), free, old, {key: (row[key], element[key]) for key in element})
 
 
@@ -69,27 +70,43 @@ class NewTable(NamedTuple):
     was_copied: bool  # so that nobody has moments of it
 
 
-def shortage(ranks: Sequence[Held], new: Mapping[str, NewTable]) -> str | None:
-    """Which host or rank lacks memory, in words; None if none does. `new` has the tables by key of the weight."""
-    known: dict[str, tuple[int, int]] = {key: each for rank in ranks for key, each in rank.tables.items()}
+class Need(NamedTuple):
+    """Bytes of a rank's new shards, by where they are made, and of the largest of them, which is received beside it."""
+
+    device: int
+    host: int
+    largest: int
+
+
+def needs(ranks: Sequence[Held], new: Mapping[str, NewTable]) -> list[Need]:
+    """What each rank needs for the new tables, by key of the weight."""
+    known = {key: each for rank in ranks for key, each in rank.tables.items()}
     most = (max(row for row, _ in known.values()), max(element for _, element in known.values()))
-    of_hosts = defaultdict[str, int](int)
+    found = []
     for rank, here in enumerate(ranks):
         on_device, on_host, largest = 0, 0, 0
         for key, table in new.items():
             row, element = most if table.was_copied else known[key]
             for rows, columns in _sizes(table, rank):
-                needed = rows * (row + columns * element)
-                largest = max(largest, needed)
+                size = rows * (row + columns * element)
+                largest = max(largest, size)
                 if table.parameter.compute_kernel in BEYOND_HBM or here.free is None:
-                    on_host += needed
+                    on_host += size
                 else:
-                    on_device += needed
-        of_hosts[here.host] += here.old + on_host + largest
-        if here.free is not None and on_device > here.free:
+                    on_device += size
+        found.append(Need(on_device, on_host, largest))
+    return found
+
+
+def shortage(ranks: Sequence[Held], new: Mapping[str, NewTable]) -> str | None:
+    """Which host or rank lacks memory, in words; None if none does."""
+    of_hosts = defaultdict[str, int](int)
+    for rank, (here, need) in enumerate(zip(ranks, needs(ranks, new), strict=True)):
+        of_hosts[here.host] += here.old + need.host + need.largest
+        if here.free is not None and need.device > here.free:
             return (
-                f"rank {rank} needs {format_bytes(on_device)} of its device for the new shards of collections that change, and "
-                f"{format_bytes(here.free)} are free without the old ones"
+                f"rank {rank} needs {format_bytes(need.device)} of its device for the new shards of collections that change, and "
+                f"{format_bytes(here.free)} are free without the old ones; start again by the new plan from a checkpoint"
             )
     for host, needed in of_hosts.items():
         available = min(rank.available for rank in ranks if rank.host == host)
