@@ -1,8 +1,10 @@
 """Real TorchRec trainers on gloo that take another plan between two steps, and go on as if they had been started again by it."""
 
 import copy
+import gc
 import os
 import warnings
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCol
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from helpers.gloo import on_ranks
@@ -131,7 +134,7 @@ class Trainer(Saved):
             ],
         )
         dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
-        self.dense = torch.optim.Adagrad(dense.values(), lr=0.01)
+        self.dense: torch.optim.Optimizer = torch.optim.Adagrad(dense.values(), lr=0.01)
 
     def train(self, first: int, end: int) -> list[float]:
         """The losses of all ranks together, step by step."""
@@ -240,6 +243,9 @@ def refusals(rank: int) -> dict[str, str]:
     said["tables"] = refused(trainer, fewer)
     widths = {"read": [(4, 0), (12, 1)]}
     said["to_torchrec"] = refused(trainer, plan(2, {**CUTS, **widths}, copied={"tiny"}))
+    with pytest.raises(UsageError) as caught:
+        reshard(trainer.model, OTHER, sharders=trainer.model.sharders)
+    said["the model's own"] = str(caught.value)
     said["an argument"] = refused(trainer, OTHER, optimizer="adamw")
     said["plans"] = refused(trainer, OTHER if rank else MOVED)
     said["steps"] = refused(trainer, OTHER, step=7 + rank)
@@ -273,6 +279,7 @@ def test_what_cannot_be_done_is_one_line_the_same_on_every_rank_and_changes_noth
         "ranks": f"InvalidInput: ranks 0-1: plan {FOUR.digest()[:12]} is for 4 ranks, but the trainer has 2",
         "tables": "lacks table 'shared'",
         "to_torchrec": "sequences in shards of 4 columns (rank 0) and 12 (rank 1), which TorchRec cannot exchange",
+        "the model's own": "sharders is the model's own for reshard; leave out sharders=",
         "an argument": "UsageError: ranks 0-1: optimizer 'adamw' is none of",
         "plans": f"InvalidInput: rank 1: reshard is called for plan {OTHER.digest()[:12]}, and on rank 0 for plan "
         f"{MOVED.digest()[:12]}; call it on all ranks after the same step, with the same plan",
@@ -325,15 +332,62 @@ def test_several_plans_in_turn_leave_every_weight_and_moment_as_it_was(tmp_path:
 
 def some_change(rank: int) -> tuple[bool, ...]:
     trainer = Trainer(ONE, "adagrad")
-    before = trainer.model.module.tables
-    kept = before.sequences, before.positions
+    trainer.train(0, 1)
+    tables = trainer.model.module.tables
+    kept, left = (tables.sequences, tables.positions), weakref.ref(tables.bags)
     reshard(trainer.model, BAGS_ONLY, optimizer_of_copies=trainer.dense)
-    after = trainer.model.module.tables
-    return (after.sequences is kept[0], after.positions is kept[1])
+    gc.collect()
+    return (tables.sequences is kept[0], tables.positions is kept[1], left() is None)
 
 
-def test_collections_that_the_plan_holds_as_before_are_left_alone(tmp_path: Path) -> None:
-    assert on_ranks(2, tmp_path, some_change) == [(True, True)] * 2
+def test_collections_that_the_plan_holds_as_before_are_left_alone_and_of_others_nothing_stays(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path, some_change) == [(True, True, True)] * 2
+
+
+def wrapped(rank: int, kind: Any) -> list[bool]:
+    """Whether the dense optimizer, in TorchRec's wrappers, has the model's own parameters after each plan."""
+    trainer = Trainer(ONE, "adagrad")
+    dense = dict(in_backward_optimizer_filter(trainer.model.named_parameters()))
+    wrapper = KeyedOptimizerWrapper(dense, lambda parameters: kind(parameters, lr=0.01))
+    trainer.dense = CombinedOptimizer([trainer.model.fused_optimizer, wrapper])
+    found = []
+    for given in (NO_COPY, ONE, BAGS_ONLY):
+        trainer.train(0, 1)
+        reshard(trainer.model, given, optimizer_of_copies=trainer.dense)
+        now = dict(in_backward_optimizer_filter(trainer.model.named_parameters()))
+        (group,) = wrapper.param_groups
+        found.append(
+            now.keys() == wrapper.params.keys()
+            and all(wrapper.params[name] is parameter for name, parameter in now.items())
+            and {id(parameter) for parameter in now.values()} == {id(parameter) for parameter in group["params"]}
+        )
+    before = now["tables.bags.embedding_bags.tiny.weight"].detach().clone()
+    trainer.train(1, 2)
+    return [*found, not torch.equal(before, now["tables.bags.embedding_bags.tiny.weight"])]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam])
+def test_a_dense_optimizer_in_wrappers_has_the_new_copies(tmp_path: Path, kind: type[torch.optim.Optimizer]) -> None:
+    assert on_ranks(2, tmp_path, wrapped, kind) == [[True] * 4] * 2
+
+
+def beyond_hbm(rank: int) -> tuple[list[float], list[float]]:
+    trainer, unstopped = Trainer(ONE, "rowwise_adagrad"), Trainer(ONE, "rowwise_adagrad")
+    for each in (trainer, unstopped):
+        each.train(0, STEPS)
+    task = ONE.task.model_copy(update={"host_memory_bytes": 2**30}).with_tiers(
+        {"wide": ("cached", 20), "seen": ("host", None)}
+    )
+    given = Plan(task=task, shards=ONE.shards, provenance=ONE.provenance)
+    assert reshard(trainer.model, given, optimizer_of_copies=trainer.dense) == ()
+    bags = trainer.model.module.tables.bags
+    assert bags.module_sharding_plan["wide"].compute_kernel == "fused_uvm_caching"
+    return trainer.train(STEPS, 2 * STEPS), unstopped.train(STEPS, 2 * STEPS)
+
+
+def test_tables_go_beyond_hbm_and_train_on(tmp_path: Path) -> None:
+    for losses, unstopped in on_ranks(2, tmp_path, beyond_hbm):
+        assert losses == pytest.approx(unstopped, rel=1e-5)
 
 
 def copies_change(rank: int, old: Plan, new: Plan, folder: Path) -> dict[str, Any]:

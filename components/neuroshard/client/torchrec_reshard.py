@@ -98,6 +98,8 @@ def reshard(
             f"reshard needs what DistributedModelParallel returned, and the model is a {type(model).__name__}; save a "
             "checkpoint, and start again by the new plan"
         )
+    if own := {"sharders", "device_type", "world_size"} & how.keys():
+        raise UsageError(f"{min(own)} is the model's own for reshard; leave out {min(own)}=")
     job = _Job(model, plan, CopiesOptimizer(optimizer_of_copies), pipelines, timeout_seconds)
     said = {"plan": plan.digest(), "step": step}
     job.agree(_said(said), said, lambda: job.prepare(how))

@@ -22,11 +22,10 @@ from torchrec.distributed.utils import (
 )
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection, FeatureProcessorsCollection
 
-from neuroshard.client.torchrec_order import collections_in
+from neuroshard.client.torchrec_order import INSIDE, collections_in
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.importers.torchrec_collections import weight_of
 
-INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables
 META = torch.device("meta")
 KINDS: dict[type, type[nn.Module]] = {
     ShardedEmbeddingBagCollection: EmbeddingBagCollection,
