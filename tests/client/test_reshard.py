@@ -490,6 +490,23 @@ def test_a_rank_that_ends_half_way_is_named(tmp_path: Path) -> None:
     assert same
 
 
+def is_lost(rank: int) -> str:
+    trainer = Trainer(NO_COPY, "sgd")
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr("neuroshard.client.torchrec_reshard._Job._set", partial(fail, OSError))
+            patch.setattr("neuroshard.client.torchrec_in_memory.Moved.bring_back", partial(fail, OSError))
+        return refused(trainer, NO_COPY_EITHER).split("; ", 1)[1]
+
+
+def test_a_model_that_cannot_be_brought_back_is_said_to_be_lost(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path, is_lost) == [
+        "the model is as it was",
+        "and the old shards cannot be brought back on rank 1 (no memory), so this model is of no use; start all ranks again "
+        "from a checkpoint",
+    ]
+
+
 def fails_making(rank: int) -> str:
     """As `fails`, where TorchRec's collectives let the other rank wait: the process group is of no use afterwards."""
     trainer = Trainer(ONE, "sgd", group=dist.new_group())

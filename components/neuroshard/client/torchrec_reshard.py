@@ -106,10 +106,7 @@ def reshard(
     if not job.old:
         return ()
     before = output_order(model)
-    try:
-        inexact = job.move()
-    except NeuroshardError as error:
-        raise type(error)(f"{error}; the model is as it was") from None
+    inexact = job.move()
     job.take()
     if not any_output_order:
         keep_output_order(model, before)
@@ -297,14 +294,27 @@ class _Job:
                 failed = _caught(work)
                 whose = f"the state of plan {self.plan.digest()[:12]}"
                 self.agree(whose, {}, partial(_raise, failed), work_seconds=self.timeout_seconds)
-        except BaseException:
+        except BaseException as error:
             self.new = {}
-            if memory is not None:
-                memory.moved.bring_back()
-            self._attach()
-            _groups.pop(self.group, None)
+            state = self._restored(memory)
+            if isinstance(error, NeuroshardError):
+                raise type(error)(f"{error}; {state}") from None
             raise
         return tuple(sorted(inexact))
+
+    def _restored(self, memory: InMemory | None) -> str:
+        """Bring the old shards back to the device; what the model is then, for people."""
+        self._attach()
+        _groups.pop(self.group, None)
+        try:
+            if memory is not None:
+                memory.moved.bring_back()
+        except Exception as lost:
+            return (
+                f"and the old shards cannot be brought back on rank {self.rank} ({one_line(lost)}), so this model is of no use; "
+                "start all ranks again from a checkpoint"
+            )
+        return "the model is as it was"
 
     def _make(self) -> None:
         devices = []
@@ -485,12 +495,10 @@ def _caught(work: Callable[[], None]) -> Exception | None:
         work()
     except CheckpointException as error:
         return NeuroshardError(fault_of("the old state", error))
-    except RuntimeError as error:  # gloo's are not DistErrors
-        if isinstance(error, dist.DistError) or "gloo" in str(error):
-            return Unreachable(f"the other ranks were lost: {one_line(error)}")
-        return error
     except Exception as error:
-        return error
+        if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error)):
+            return Unreachable(f"the other ranks were lost: {one_line(error)}")
+        return error.with_traceback(None)  # whose frames would hold the new shards
     return None
 
 
