@@ -3,10 +3,13 @@
 import copy
 import gc
 import os
+import re
 import warnings
 import weakref
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -644,3 +647,36 @@ def test_a_host_or_a_device_without_room_is_named() -> None:
 
 def shard(rank: int) -> ShardMetadata:
     return ShardMetadata([0, 0], [100, 8], placement=f"rank:{rank}/cuda:0")
+
+
+def by_the_docs(rank: int) -> list[int]:
+    """The steps after which the snippets of docs/trainer.md took a plan, and how the model is held then."""
+    page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+    section = page.partition("## A new plan without a restart")[2].partition("\n## ")[0]
+    once, _, follow = re.findall(r"```python\n(.*?)```", section, re.S)
+    trainer = Trainer(ONE, "adagrad")
+    exec(once, {"model": trainer.model, "plan": OTHER, "step": 1, "dense_optimizer": trainer.dense})
+    taken = []
+
+    def take(model: DistributedModelParallel, plan: Plan, *, step: int, batch_size: int) -> None:
+        taken.append(step)
+        reshard(model, plan, step=step, batch_size=batch_size, optimizer_of_copies=trainer.dense)
+
+    class Now:
+        """A thread that has run when it was started."""
+
+        def __init__(self, target: Callable[[], None], daemon: bool) -> None:
+            self.start = target
+
+    given = {
+        "watch": lambda *_, **__: iter([MOVED]),
+        "load_plan_on_all_ranks": lambda *_, digest: {MOVED.digest(): MOVED}[digest],
+        "threading": SimpleNamespace(Thread=Now),
+    }
+    exec(follow, {**given, "dist": dist, "plan": OTHER, "model": trainer.model, "reshard": take, "loader": range(150)})
+    shards = trainer.model.module.tables.bags.module_sharding_plan["wide"].sharding_spec.shards
+    return [*taken, *(shard.placement.rank() for shard in shards)]
+
+
+def test_the_snippets_of_the_docs_run(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path, by_the_docs) == [[0, 1]] * 2
