@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
 from torchrec.streamable import Pipelineable
 
@@ -106,7 +106,8 @@ def pipelined(rank: int) -> dict[str, Any]:
     batches = trainer.batches(0, 100)
     first, before = [float(pipeline.progress(batches).mean())], unstopped.train(0, 1)
     said = {}
-    for name, given in (("ahead", [pipeline]), ("not given", [])):
+    base = TrainPipelineBase(trainer.model, trainer.dense, torch.device("cpu"))
+    for name, given in (("ahead", [pipeline]), ("not given", []), ("base", [base])):
         with pytest.raises(UsageError) as caught:
             reshard(trainer.model, OTHER, pipelines=given)
         said[name] = str(caught.value)
@@ -136,6 +137,7 @@ def pipelined(rank: int) -> dict[str, Any]:
 def test_a_pipeline_goes_on_by_the_new_plan_once_it_is_empty(tmp_path: Path) -> None:
     for found in on_ranks(2, tmp_path, pipelined):
         assert "the TrainPipelineSparseDist holds 2 batches, on their way by the old plan" in found["said"]["ahead"]
+        assert "a TrainPipelineBase cannot be taken off the model (detach); leave it out" in found["said"]["base"]
         for name in ("not given", "detached"):
             assert "module 'bags' has run in a pipeline of TorchRec, which may hold batches" in found["said"][name]
         assert found["first"][0] == found["first"][1]

@@ -100,9 +100,8 @@ def reshard(
         )
     if own := {"sharders", "device_type", "world_size"} & how.keys():
         raise UsageError(f"{min(own)} is the model's own for reshard; leave out {min(own)}=")
-    job = _Job(model, plan, CopiesOptimizer(optimizer_of_copies), pipelines, timeout_seconds)
-    said = {"plan": plan.digest(), "step": step}
-    job.agree(_said(said), said, lambda: job.prepare(how))
+    job = _Job(model, plan, step, CopiesOptimizer(optimizer_of_copies), pipelines, timeout_seconds)
+    job.agree("", lambda: job.prepare(how))
     if not job.old:
         return ()
     before = output_order(model)
@@ -128,21 +127,23 @@ class _Job:
         self,
         model: DistributedModelParallel,
         plan: Plan,
+        step: int | None,
         copies: CopiesOptimizer,
         pipelines: Sequence[Any],
         timeout_seconds: float,
     ) -> None:
         self.model: Any = model
-        self.plan, self.copies, self.pipelines, self.timeout_seconds = plan, copies, pipelines, timeout_seconds
+        self.plan, self.step, self.copies = plan, step, copies
+        self.pipelines, self.timeout_seconds = pipelines, timeout_seconds
         self.group, self.key_value, self.rank, self.ranks = parts_of(self.model._env.process_group, "reshard")
         self.old: dict[str, Any] = {}  # collections that change, by path
         self.new: dict[str, Any] = {}
 
-    def agree(
-        self, name: str, value: Mapping[str, object], check: Callable[[], None], work_seconds: float = 0.0
-    ) -> None:
-        """Return once all ranks are here with the same `value`, and `check` has passed on each. Raises the same error on all.
-        Other ranks wait for rank 0 `work_seconds` longer."""
+    def agree(self, work: str, check: Callable[[], None], work_seconds: float = 0.0) -> None:
+        """Return once all ranks are here with the same plan and step, after the same `work`, and `check` has passed on each.
+        Raises the same error on all. Other ranks wait for rank 0 `work_seconds` longer."""
+        value = {"plan": self.plan.digest(), "step": self.step, "work": work}
+        name = f"the state of {_said(value)}" if work else _said(value)
 
         def compare(of_first: Mapping[str, object], data: bytes) -> None:
             if data != mine:
@@ -191,6 +192,8 @@ class _Job:
                 f"the model has {what}, which reshard cannot keep; start again by the plan from a checkpoint"
             )
         collections = sharded_collections(self.model)
+        for pipeline in self.pipelines:
+            self._check_empty(pipeline)
         for path, collection in collections.items():
             self._check_idle(path, collection)
         self.unsharded = unsharded(self.model, collections)
@@ -205,6 +208,21 @@ class _Job:
         }
         self.copies.check(_copied_parameters(self.old), self._copied(self.after))
 
+    @staticmethod
+    def _check_empty(pipeline: Any) -> None:
+        """Raise UsageError for a pipeline that holds batches, or that cannot be taken off the model."""
+        kind = type(pipeline).__name__
+        if not all(hasattr(pipeline, name) for name in ("detach", "attach", "batches", "_pipelined_modules")):
+            raise UsageError(
+                f"a {kind} cannot be taken off the model (detach); leave it out if it sends no ids ahead, as "
+                "TrainPipelineBase, or start again by the plan from a checkpoint"
+            )
+        if pipeline.batches:
+            raise UsageError(
+                f"the {kind} holds {len(pipeline.batches)} batches, on their way by the old plan; let it finish them: give "
+                "`progress` an iterator that ends, until it raises StopIteration"
+            )
+
     def _check_idle(self, path: str, collection: Any) -> None:
         """Raise UsageError where a collection has work at hand: a step, or batches of a pipeline."""
         for operator in (each for lookup in collection._lookups for each in lookup.modules()):
@@ -216,17 +234,6 @@ class _Job:
                 )
         if not collection.is_pipelined:
             return
-        for pipeline in self.pipelines:
-            kind = type(pipeline).__name__
-            if not all(hasattr(pipeline, name) for name in ("detach", "attach", "batches", "_pipelined_modules")):
-                raise UsageError(
-                    f"a {kind} cannot be taken off the model (detach); start again by the plan from a checkpoint"
-                )
-            if pipeline.batches:
-                raise UsageError(
-                    f"the {kind} holds {len(pipeline.batches)} batches, on their way by the old plan; let it finish them: give "
-                    "`progress` an iterator that ends, until it raises StopIteration"
-                )
         known = {id(module) for pipeline in self.pipelines for module in pipeline._pipelined_modules}
         running = type(vars(collection).get("forward")).__module__.startswith("torchrec.")
         if not self.pipelines or (running and id(collection) not in known):
@@ -292,8 +299,7 @@ class _Job:
         try:
             for work in (look, read, make, write):
                 failed = _caught(work)
-                whose = f"the state of plan {self.plan.digest()[:12]}"
-                self.agree(whose, {}, partial(_raise, failed), work_seconds=self.timeout_seconds)
+                self.agree(work.__name__, partial(_raise, failed), work_seconds=self.timeout_seconds)
         except BaseException as error:
             self.new = {}
             state = self._restored(memory)
