@@ -27,6 +27,7 @@ from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCol
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.clipping import GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -352,7 +353,7 @@ def wrapped(rank: int, kind: Any) -> list[bool]:
     trainer = Trainer(ONE, "adagrad")
     dense = dict(in_backward_optimizer_filter(trainer.model.named_parameters()))
     wrapper = KeyedOptimizerWrapper(dense, lambda parameters: kind(parameters, lr=0.01))
-    trainer.dense = CombinedOptimizer([trainer.model.fused_optimizer, wrapper])
+    trainer.dense = GradientClippingOptimizer(CombinedOptimizer([trainer.model.fused_optimizer, wrapper]))
     found = []
     for given in (NO_COPY, ONE, BAGS_ONLY):
         trainer.train(0, 1)
@@ -363,6 +364,7 @@ def wrapped(rank: int, kind: Any) -> list[bool]:
             now.keys() == wrapper.params.keys()
             and all(wrapper.params[name] is parameter for name, parameter in now.items())
             and {id(parameter) for parameter in now.values()} == {id(parameter) for parameter in group["params"]}
+            and wrapper.state.keys() <= set(group["params"])
         )
     before = now["tables.bags.embedding_bags.tiny.weight"].detach().clone()
     trainer.train(1, 2)
@@ -591,17 +593,20 @@ def test_optimizers_rates_and_steps_of_tables_go_along(tmp_path: Path) -> None:
 def scheduled(rank: int) -> list[str]:
     trainer = Trainer(ONE, "sgd")
     torch.optim.lr_scheduler.LambdaLR(trainer.model.fused_optimizer, lambda step: 0.5)
+    wrapper = GradientClippingOptimizer(CombinedOptimizer([trainer.model.fused_optimizer]))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reshard(trainer.model, OTHER, optimizer_of_copies=trainer.dense)
     groups = trainer.model.fused_optimizer.param_groups
     assert [group["lr"] for group in groups] == pytest.approx([LEARNING_RATE / 2] * len(groups))
-    return [str(each.message) for each in caught if "schedule" in str(each.message)]
+    assert not any(group is other for group in groups for other in wrapper.param_groups)
+    return [str(each.message) for each in caught if "make it anew" in str(each.message)]
 
 
-def test_a_schedule_of_rates_that_lacks_groups_of_the_new_plan_is_warned_of(tmp_path: Path) -> None:
-    found = on_ranks(2, tmp_path, scheduled)
-    assert any("it would leave some groups as they are; make it anew" in said for each in found for said in each)
+def test_schedules_and_wrappers_that_keep_groups_of_the_old_plan_are_warned_of(tmp_path: Path) -> None:
+    said = {line for each in on_ranks(2, tmp_path, scheduled) for line in each}
+    assert any("it would leave some groups as they are" in line for line in said)
+    assert any("a GradientClippingOptimizer wraps the fused optimizer and keeps its groups" in line for line in said)
 
 
 def memory(rank: int) -> tuple[Need, Need]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torchrec.optim.fused import FusedOptimizer
-from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 
 from neuroshard.core.errors import InvalidInput, UsageError
 
@@ -108,5 +108,7 @@ def _leaves(optimizer: Any) -> Iterator[Any]:
     if isinstance(optimizer, CombinedOptimizer):
         for _, each in optimizer.optimizers:
             yield from _leaves(each)
+    elif isinstance(optimizer, OptimizerWrapper):
+        yield from _leaves(optimizer._optimizer)
     elif isinstance(optimizer, torch.optim.Optimizer) and not isinstance(optimizer, FusedOptimizer):
         yield optimizer

@@ -9,6 +9,7 @@ collections stay whole until all ranks have the new ones, so an error leaves the
 TorchRec's own DistributedModelParallel.reshard (1.8) is not used: docs/trainer.md says what it can do.
 """
 
+import gc
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.types import ShardingType
-from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
 from neuroshard.client.ranks import TIMEOUT_SECONDS, Words, parts_of, prefix_of, share
 from neuroshard.client.torchrec import to_torchrec
@@ -294,6 +295,7 @@ class _Job:
                 )
             )
             self._set(self.settings)
+            self._warn_of_wrappers()
             self.copies.prepare(_copied_parameters(self.new), {place: self._key(place) for place in self.places})
 
         try:
@@ -418,6 +420,17 @@ class _Job:
                 f"a schedule of learning rates holds the fused optimizer, whose collections that changed have {groups} groups "
                 f"instead of {before}: it would leave some groups as they are; make it anew, with its last_epoch"
             )
+
+    def _warn_of_wrappers(self) -> None:
+        """Warn of wrappers of the fused optimizer, which TorchRec gives no way to find: they keep the groups that it had."""
+        groups = {id(group) for leaf, _ in self._operators(self.old) for group in leaf.param_groups}
+        for each in gc.get_objects():
+            if issubclass(type(each), OptimizerWrapper) and any(id(group) in groups for group in each.param_groups):
+                kind = type(each).__name__
+                warn(
+                    f"a {kind} wraps the fused optimizer and keeps its groups of the old plan: what it does to their learning "
+                    "rates no longer reaches the collections that changed; make it anew"
+                )
 
     def _plan_of_old(self) -> Plan:
         """The plan of the tables in collections that change alone, which the new shards are compared with."""
