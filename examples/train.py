@@ -3,6 +3,7 @@
     python examples/train.py --store runs/store --name ads-ranker --steps 20 --batch-size 512 --summary train.json
     python examples/train.py --store runs/store --name ads-ranker --model my_package.model:make_model
     python examples/train.py --store runs/store --name ads-ranker --checkpoints ckpt/    and again, after a crash
+    python examples/train.py --store runs/store --name ads-ranker --steps 100000 --watch 60    takes new plans as they go live
 
 It starts one gloo process for each device of the plan on this machine's CPU. Under torchrun, which sets RANK, it is one of
 the ranks and starts none. What a trainer of your own needs is in `train` and `shard`; the rest is a model, made-up batches
@@ -27,6 +28,7 @@ import signal
 import statistics
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -61,11 +63,12 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks
+from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks, watch
 from neuroshard.client.torchrec import qcomms, to_torchrec
 from neuroshard.client.torchrec_module import collections_of as collections_in
 from neuroshard.client.torchrec_module import match_tables
 from neuroshard.client.torchrec_optimizer import PLAN, load_resharded, saved_plan
+from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
@@ -144,6 +147,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--checkpoints", type=Path, help="folder to save in, and to go on from under the plan that was saved with"
     )
     parser.add_argument("--save-every", type=int, default=10, help="steps from one checkpoint to the next")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        metavar="SECONDS",
+        help="look for a new live plan so often, and take it between two steps",
+    )
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a rank waits for the others")
     parser.add_argument("--summary", type=Path, help="JSON file to write at the end")
     parser.set_defaults(memory_bytes=0)  # of all ranks together; 0 where each is to see for itself
@@ -193,8 +202,12 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
     if done >= arguments.steps:
         raise UsageError(f"{saved}: {done} steps are done already; give more --steps")
     losses, step_ms = [], []
+    went_live = watched(arguments, digest)
     with progress("train", arguments.steps - done, "steps") if rank == 0 else nullcontext() as bar:
         for step in range(done, arguments.steps):
+            new = new_plan(arguments, went_live) if arguments.watch else None
+            if new is not None and (taken := take(new, model, optimizer, memory, step, arguments)):
+                whole, digest, (plan, capped) = new, new.digest(), taken
             features, labels = make_batch(collections, local_batch, generator_of(arguments, rank, step))
             dist.barrier()
             began = time.perf_counter()
@@ -226,6 +239,63 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
             write_bytes(arguments.summary, canonical_json(summary))
     dist.barrier()  # over a slow network another rank may still receive
     dist.destroy_process_group()
+
+
+def watched(arguments: argparse.Namespace, digest: str) -> list[str]:
+    """The digests of plans that go live from now on, on rank 0, where a thread adds to them."""
+    went_live: list[str] = []
+
+    def look() -> None:
+        for plan in watch(
+            arguments.store,
+            arguments.name,
+            seen=digest,
+            every_seconds=arguments.watch,
+            world_size=dist.get_world_size(),
+        ):
+            went_live.append(plan.digest())
+
+    if arguments.watch and dist.get_rank() == 0:
+        threading.Thread(target=look, daemon=True).start()
+    return went_live
+
+
+def new_plan(arguments: argparse.Namespace, went_live: list[str]) -> Plan | None:
+    """The plan that rank 0 has seen go live, on all ranks at the same step; None where it has seen none."""
+    digest = [went_live.pop(0) if went_live else None]
+    dist.broadcast_object_list(digest)
+    if digest[0] is None:
+        return None
+    return load_plan_on_all_ranks(arguments.store, arguments.name, digest=digest[0], timeout_seconds=arguments.timeout)
+
+
+def take(
+    new: Plan,
+    model: DistributedModelParallel,
+    optimizer: torch.optim.Optimizer,
+    memory: int,
+    step: int,
+    arguments: argparse.Namespace,
+) -> tuple[Plan, tuple[str, ...]] | None:
+    """Let the model be held by a new plan from this step on: the plan, and the tables that were cut. None where it cannot be."""
+    plan, capped = cap_rows(new, table_budget(memory, new))
+    try:
+        reshard(
+            model,
+            plan,
+            step=step,
+            optimizer_of_copies=optimizer,
+            batch_size=arguments.batch_size,
+            any_output_order=True,  # the model reads by key
+            timeout_seconds=arguments.timeout,
+        )
+    except InvalidInput as error:  # on all ranks alike, and nothing has changed
+        said, found = f"the plan that is live now is not taken: {error}", None
+    else:
+        said, found = describe(plan, new.digest(), capped, memory, arguments), (plan, capped)
+    if dist.get_rank() == 0:
+        print(f"step {step}: {said}", file=sys.stderr)
+    return found
 
 
 def plan_to_go_on(arguments: argparse.Namespace, load: Callable[..., Plan]) -> Plan:

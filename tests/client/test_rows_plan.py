@@ -24,6 +24,7 @@ from neuroshard.client.rows_sharded import CollectionByAccessSharder
 from neuroshard.client.rows_state import load_model_state, model_state
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
+from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.parts import RowsByAccess
@@ -115,6 +116,11 @@ def tables_inside(rank: int, kind: str, folder: Path) -> list[list[str]]:
         state = model_state(sharded)
         if by:
             save(state, checkpoint_id=folder)
+        with pytest.raises(InvalidInput) as caught:
+            reshard(sharded, planned(kind, by=not by), batch_size=32)
+        assert "table 'a' of module 'e' is held by access" in str(caught.value).replace(
+            "'a' is", "'a' of module 'e' is"
+        )
         other = planned(kind)
         assert load_resharded(state, folder, old_plan=other, new_plan=plan) == ()
         load_model_state(sharded, state)

@@ -206,6 +206,24 @@ def test_a_killed_rank_ends_the_run_in_bounded_time(tmp_path):
     assert wait_until(lambda: not alive(mark), HANGS), alive(mark)
 
 
+def test_a_plan_that_goes_live_is_taken_between_two_steps(tmp_path: Path) -> None:
+    first, then = lopsided_plan(), make_plan(devices=3)
+    store = deployed(tmp_path, first)
+    deployed(tmp_path, then)
+    given = command(store, "--digest", first.digest(), "--watch", 0.05, "--steps", 10**9)
+    process = subprocess.Popen(given, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        lines = (line for line in process.stderr if line.startswith(("plan ", "step ", "error")))
+        assert next(lines).startswith(f"plan {first.digest()[:12]} of m: 3 tables in 5 shards on 3 gloo ranks")
+        assert re.match(
+            rf"step \d+: plan {then.digest()[:12]} of m: 3 tables in {len(then.shards)} shards", next(lines)
+        )
+    finally:
+        process.terminate()
+        process.communicate(timeout=HANGS)
+
+
 def test_what_cannot_be_trained_is_reported_in_one_line(tmp_path, example, monkeypatch, capsys):
     store = deployed(tmp_path, make_plan())
     wide = make_plan(devices=17)

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, check_fits_trainer, load_published, name_of
@@ -115,10 +115,61 @@ def share_plan(
     The keys begin with `prefix`, the same on all ranks. What attempts before have written under it does not matter. Raises as
     `load_plan_on_all_ranks` does.
     """
+
+    def load_bytes() -> tuple[Plan, bytes]:
+        published = load()
+        return published.plan, published.data
+
+    return share(
+        key_value,
+        rank,
+        ranks,
+        load_bytes,
+        lambda data: Plan.from_json(data, "the plan that rank 0 loaded"),
+        lambda plan, data: check(plan, name_of(Published(plan, data), model)),
+        prefix=prefix,
+        words=Words(
+            f"plan of {model!r}",
+            lambda data: f"plan {sha256(data)[:12]} of {model!r}",
+            "load_plan_on_all_ranks",
+            "loaded",
+        ),
+        load_seconds=load_seconds,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+class Words(NamedTuple):
+    """What messages call that which rank 0 gives all ranks: what it is; its name, of its bytes; the function that every rank
+    calls for it; and what rank 0 did to have it."""
+
+    what: str
+    name_of: Callable[[bytes], str]
+    caller: str
+    had: str
+
+
+def share(
+    key_value: KeyValueStore,
+    rank: int,
+    ranks: int,
+    load: Callable[[], tuple[T, bytes]],
+    parse: Callable[[bytes], T],
+    check: Callable[[T, bytes], None],
+    *,
+    prefix: str,
+    words: Words,
+    load_seconds: float,
+    timeout_seconds: float,
+) -> T:
+    """What `load` returns on rank 0 with its bytes, which every other rank parses, once `check` has passed on each of them.
+
+    Keys, time and errors are as in `load_plan_on_all_ranks`. `check` runs on every rank, and only once rank 0 has loaded.
+    """
     channel = Channel(key_value, prefix, rank)
     if rank == 0:
-        return _give(channel, ranks, load, check, model, timeout_seconds)
-    return _take(channel, check, model, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
+        return _give(channel, ranks, load, check, words, timeout_seconds)
+    return _take(channel, parse, check, words, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
 
 
 class ChannelClosed(Exception):
@@ -218,27 +269,27 @@ class Channel:
 def _give(
     channel: Channel,
     ranks: int,
-    load: Callable[[], Published],
-    check: Callable[[Plan, str], None],
-    model: str,
+    load: Callable[[], tuple[T, bytes]],
+    check: Callable[[T, bytes], None],
+    words: Words,
     timeout_seconds: float,
-) -> Plan:
-    """Rank 0: load the plan, offer it, collect the answers, and write the verdict."""
+) -> T:
+    """Rank 0: load, offer, collect the answers, and write the verdict."""
     others, prefix = range(1, ranks), secrets.token_hex(8)
     call = channel.under(prefix)
     try:
-        published = load()
-        fault = _fault(published, check, model)
+        value, data = load()
+        fault = _fault(value, data, check)
     except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
         with suppress(NeuroshardError):
             call.write("offer", json.dumps({"error": _as_json(error, 0)}))
             channel.welcome(others, prefix, timeout_seconds if isinstance(error, Exception) else 0.0)
         raise
-    parts = [published.data[i : i + PART_BYTES] for i in range(0, len(published.data), PART_BYTES)]
+    parts = [data[i : i + PART_BYTES] for i in range(0, len(data), PART_BYTES)]
     names = [f"part/{number}" for number in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
         call.write(name, part)
-    call.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(published.data)}))
+    call.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(data)}))
 
     found = {} if fault is None else {0: fault}
     verdict = ""
@@ -247,35 +298,40 @@ def _give(
         for rank in set(others) - set(late):
             if answer := call.read(f"answer/{rank}"):
                 found[rank] = _from_json(json.loads(answer))
-        _raise_verdict(found, late, name_of(published, model), timeout_seconds)
+        _raise_verdict(found, late, words.name_of(data), timeout_seconds)
     except BaseException as error:
         verdict = json.dumps(_as_json(error, 0))
         raise
     finally:
         call.write("verdict", verdict)
     call.delete(names)  # every rank has answered, so every rank has read them
-    return published.plan
+    return value
 
 
-def _fault(published: Published, check: Callable[[Plan, str], None], model: str) -> NeuroshardError | None:
-    """Why a plan does not fit this rank; None where it does."""
+def _fault(value: T, data: bytes, check: Callable[[T, bytes], None]) -> NeuroshardError | None:
+    """Why what rank 0 gave does not fit this rank; None where it does."""
     try:
-        check(published.plan, name_of(published, model))
+        check(value, data)
     except NeuroshardError as error:
         return error
     return None
 
 
 def _take(
-    channel: Channel, check: Callable[[Plan, str], None], model: str, offer_seconds: float, verdict_seconds: float
-) -> Plan:
-    """Any other rank: read the plan that rank 0 offers, answer, and follow the verdict."""
+    channel: Channel,
+    parse: Callable[[bytes], T],
+    check: Callable[[T, bytes], None],
+    words: Words,
+    offer_seconds: float,
+    verdict_seconds: float,
+) -> T:
+    """Any other rank: read what rank 0 offers, answer, and follow the verdict."""
     answer, token = f"answer/{channel.rank}", secrets.token_hex(8)
     channel.write(f"hello/{channel.rank}", token)
     if channel.wait([f"welcome/{token}"], offer_seconds):
         raise NeuroshardError(
-            f"rank {channel.rank}: rank 0 gave no plan of {model!r} within {offer_seconds:g} s; has rank 0 ended, or does it not "
-            "call load_plan_on_all_ranks, as often as this rank does?"
+            f"rank {channel.rank}: rank 0 gave no {words.what} within {offer_seconds:g} s; has rank 0 ended, or does it not "
+            f"call {words.caller}, as often as this rank does?"
         )
     call = channel.under(channel.read(f"welcome/{token}").decode())
     offer = json.loads(call.read("offer"))
@@ -286,9 +342,9 @@ def _take(
     try:
         data = b"".join(call.read(f"part/{number}") for number in range(offer["parts"]))
         if sha256(data) != offer["sha256"]:
-            raise InvalidInput(f"the plan of {model!r} was damaged on the way from rank 0")
-        published = Published(Plan.from_json(data, "the plan that rank 0 loaded"), data)
-        fault = _fault(published, check, model)
+            raise InvalidInput(f"the {words.what} was damaged on the way from rank 0")
+        value = parse(data)
+        fault = _fault(value, data, check)
     except NeuroshardError as error:
         fault = error
     except BaseException as error:
@@ -300,14 +356,14 @@ def _take(
         call.write(answer, said)
     if call.wait(["verdict"], verdict_seconds):
         raise NeuroshardError(
-            f"rank {channel.rank}: rank 0 loaded the plan of {model!r}, but did not say within {verdict_seconds:g} s that all "
+            f"rank {channel.rank}: rank 0 {words.had} the {words.what}, but did not say within {verdict_seconds:g} s that all "
             "ranks have it; rank 0 has ended"
         )
     if verdict := call.read("verdict"):
         raise _from_json(json.loads(verdict))
     if fault is not None:
         raise fault
-    return published.plan
+    return value
 
 
 def _raise_verdict(
@@ -321,7 +377,8 @@ def _raise_verdict(
         )
     if not found:
         return
-    first = found[min(found)]
+    # a rank that lost the others fails because one of them has
+    first = found[min(found, key=lambda rank: (isinstance(found[rank], Unreachable), rank))]
     same = [rank for rank in sorted(found) if str(found[rank]) == str(first)]
     others = f"; other errors on {_ranks(sorted(set(found) - set(same)))}" if len(same) < len(found) else ""
     raise type(first)(f"{_ranks(same)}: {first}{others}")

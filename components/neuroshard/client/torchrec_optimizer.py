@@ -104,7 +104,7 @@ def load_resharded(
         planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders)
         load(state, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
-        raise InvalidInput(_fault(f"checkpoint {checkpoint}", error)) from None
+        raise InvalidInput(fault_of(f"checkpoint {checkpoint}", error)) from None
     orders.put_into(state)
     if other := orders.difference():
         warn(other)
@@ -131,7 +131,7 @@ def saved_plan(checkpoint: str | os.PathLike[str], *, storage_reader: StorageRea
             warnings.simplefilter("ignore", UserWarning)  # of no process group
             load({PLAN: ""}, storage_reader=storage_reader, planner=found, no_dist=True)
     except CheckpointException as error:
-        raise InvalidInput(_fault(whose, error)) from None
+        raise InvalidInput(fault_of(whose, error)) from None
     except (OSError, pickle.UnpicklingError, EOFError) as error:
         raise InvalidInput(f"{whose} cannot be read: {one_line(error)}") from None
     if not isinstance(found.value, str) or not re.fullmatch(r"[0-9a-f]{64}", found.value):
@@ -161,7 +161,7 @@ def _check_there(checkpoint: str | os.PathLike[str], group: dist.ProcessGroup | 
         )
 
 
-def _fault(whose: str, error: CheckpointException) -> str:
+def fault_of(whose: str, error: CheckpointException) -> str:
     """What the first rank that failed says, in one line."""
     rank, (fault, _) = min(error.failures.items())
     if isinstance(fault, NeuroshardError):
@@ -303,7 +303,7 @@ class _Resharding(DefaultLoadPlanner):
     def inexact_tables(self) -> Iterator[str]:
         """Their names, as plans have them: with the module where two modules have a table of that name."""
         paths = self._saved().paths
-        times = Counter(_table_of(key) for key in paths if _is_key_of_table(key))
+        times = Counter(_table_of(key) for key in paths if is_key_of_table(key))
         for weight in self.inexact:
             name, table = _table_of(weight), self.new.of(weight) if self.new else None
             module = [part for part in str(paths[weight][-1]).split(".")[:-3] if part != INSIDE]
@@ -362,7 +362,7 @@ class _Resharding(DefaultLoadPlanner):
         plan is for as many ranks."""
         for key in self.state_dict:
             if not saved.has(key) and key not in self.anew and key not in orders:
-                known = self.old is not None or _is_key_of_table(key)
+                known = self.old is not None or is_key_of_table(key)
                 or_copied = "" if known else ", or of a plan that copied the table to every rank (then give old_plan)"
                 raise InvalidInput(
                     f"{self.whose} has no {key!r}, which the state has: it is of another model or optimizer{or_copied}"
@@ -400,7 +400,7 @@ class _Saved:
             if len(path) > 1:
                 self.state_of[str(path[-2])].append(key)
         self.has_moments = any(
-            str(path[-1]) in self.state_of for key, path in self.paths.items() if _is_key_of_table(key)
+            str(path[-1]) in self.state_of for key, path in self.paths.items() if is_key_of_table(key)
         )
 
     def has(self, key: str) -> bool:
@@ -544,10 +544,10 @@ def _is_table(key: str, value: object) -> bool:
     """Whether a value of the state is a table's weights: shards, or a copy, which only its place tells from dense parameters."""
     if not key.endswith(".weight") or not _has_size(value) or len(value.size()) != 2:
         return False
-    return isinstance(value, ShardedTensor) or _is_key_of_table(key)
+    return isinstance(value, ShardedTensor) or is_key_of_table(key)
 
 
-def _is_key_of_table(key: str) -> bool:
+def is_key_of_table(key: str) -> bool:
     """Whether a key is that of the weights of a table of a collection, `….embedding_bags.NAME.weight`."""
     return key.endswith(".weight") and key.split(".")[-3:-2] in (["embedding_bags"], ["embeddings"])
 

@@ -1,0 +1,125 @@
+"""A sharded collection as it was before it was sharded, on the meta device. Needs torch and torchrec.
+
+TorchRec drops a collection when it shards it. What it keeps of it are the tables' configs, and of each table the settings of its
+operator: those of the sharder, of the plan, and of apply_optimizer_in_backward, which are told apart here (torchrec 1.8).
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
+from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.utils import (
+    add_params_from_parameter_sharding,
+    convert_to_fbgemm_types,
+    emb_opt_type_to_optimizer_class,
+    merge_fused_params,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection, FeatureProcessorsCollection
+
+from neuroshard.client.torchrec_order import INSIDE, collections_in
+from neuroshard.core.errors import InvalidInput
+from neuroshard.files.importers.torchrec_collections import weight_of
+
+META = torch.device("meta")
+KINDS: dict[type, type[nn.Module]] = {
+    ShardedEmbeddingBagCollection: EmbeddingBagCollection,
+    ShardedEmbeddingCollection: EmbeddingCollection,
+    ShardedFeatureProcessedEmbeddingBagCollection: FeatureProcessedEmbeddingBagCollection,
+}
+
+
+def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
+    """The sharded collections of a model, by path. Raises UsageError for a sharded module that is none, InvalidInput for tables
+    held by access."""
+    found: dict[str, Any] = dict(collections_in(model))
+    for path, module in found.items():
+        if type(module) in KINDS:
+            continue
+        if hasattr(module, "rows"):
+            raise InvalidInput(
+                f"table {next(iter(module.rows.held))!r} of module {path!r} is held by access, and reshard cannot move such "
+                "tables: save model_state(model) (client/rows_state.py), and start again by the new plan"
+            )
+        raise InvalidInput(
+            f"module {path!r} is a {type(module).__name__}, which is not sharded, and reshard moves sharded tables; start "
+            "again by the new plan from a checkpoint"
+        )
+    return found
+
+
+def inner_of(sharded: Any) -> Any:
+    """The collection that has the tables: of a feature-processed one the one inside."""
+    return getattr(sharded, INSIDE, sharded)
+
+
+def holders_of(sharded: Any) -> tuple[tuple[str, ...], nn.ModuleDict]:
+    """The modules that hold the weights of a collection, by table, and their path in it."""
+    inner = inner_of(sharded)
+    name = "embeddings" if isinstance(inner, ShardedEmbeddingCollection) else "embedding_bags"
+    return (name,) if inner is sharded else (INSIDE, name), getattr(inner, name)
+
+
+def unsharded(model: DistributedModelParallel, collections: dict[str, Any]) -> nn.Module:
+    """A model of these sharded collections alone, unsharded, at the same paths. Feature processors are the model's own."""
+    found: nn.Module
+    whole = nn.Module()
+    for path, sharded in collections.items():
+        kind = KINDS[type(sharded)]
+        found = _collection(sharded, getattr(model._sharder_map[kind], "fused_params", None) or {})
+        if not path:
+            return found
+        *above, name = path.split(".")
+        parent = whole
+        for part in above:
+            if part not in parent._modules:
+                parent.add_module(part, nn.Module())
+            parent = parent.get_submodule(part)
+        parent.add_module(name, found)
+    return whole
+
+
+def _collection(sharded: Any, of_sharder: dict[str, Any]) -> Any:
+    if isinstance(sharded, ShardedFeatureProcessedEmbeddingBagCollection):
+        inner = _collection(getattr(sharded, INSIDE), of_sharder)
+        processors = sharded._feature_processors
+        given = processors if isinstance(processors, FeatureProcessorsCollection) else dict(processors.items())
+        return FeatureProcessedEmbeddingBagCollection(inner, given)
+    found: Any
+    if isinstance(sharded, ShardedEmbeddingCollection):
+        found = EmbeddingCollection(
+            tables=list(sharded._embedding_configs),
+            device=META,
+            need_indices=sharded._need_indices,
+            use_gather_select=sharded._use_gather_select,
+            use_gather_select_per_sharding=sharded._use_gather_select_per_sharding,
+        )
+        shardings: Any = sharded._sharding_type_to_sharding.values()
+    else:
+        assert isinstance(sharded, ShardedEmbeddingBagCollection)
+        found = EmbeddingBagCollection(
+            tables=list(sharded._embedding_bag_configs), is_weighted=sharded._is_weighted, device=META
+        )
+        shardings = sharded._embedding_shardings
+    for sharding in shardings:
+        for groups in sharding._grouped_embedding_configs_per_rank:
+            for table in (table for group in groups for table in group.embedding_tables):
+                parameter = sharded.module_sharding_plan[table.name]
+                if applied := _applied(table.fused_params or {}, of_sharder, parameter):
+                    weight: Any = weight_of(found, table.name)
+                    kind = emb_opt_type_to_optimizer_class(applied["optimizer"])
+                    weight._optimizer_classes = [kind or torch.optim.Optimizer]
+                    weight._optimizer_kwargs = [applied]
+    return found
+
+
+def _applied(of_table: dict[str, Any], of_sharder: dict[str, Any], parameter: ParameterSharding) -> dict[str, Any]:
+    """What apply_optimizer_in_backward put on a table: settings that neither the sharder nor the plan gave it."""
+    given = convert_to_fbgemm_types(add_params_from_parameter_sharding(merge_fused_params(of_sharder), parameter))
+    other = {key: value for key, value in of_table.items() if key not in given or given[key] != value}
+    return {"optimizer": of_table["optimizer"], **other} if other and "optimizer" in of_table else {}

@@ -1,0 +1,144 @@
+"""A trainer in TorchRec's pipeline, which works on batches ahead, takes another plan."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
+from torchrec.streamable import Pipelineable
+
+from helpers.gloo import on_ranks
+from helpers.trainers import cut_plan
+from helpers.whole_model import SAMPLES, TABLES, Model, batch
+from neuroshard.client.torchrec import to_torchrec
+from neuroshard.client.torchrec_reshard import reshard
+from neuroshard.core.errors import UsageError
+
+pytestmark = pytest.mark.slow
+
+STEPS, LEARNING_RATE = 3, 0.05
+plan = partial(cut_plan, TABLES[:3], 2, batch_size=SAMPLES)
+ONE = plan({"shared": [(8, 1), (8, 0)], "wide": [(16, 0)], "tiny": [(8, 0)]})
+OTHER = plan({"shared": [(16, 0)], "wide": [], "tiny": [(8, 1)]})
+
+
+@dataclass
+class Batch(Pipelineable):  # type: ignore[misc]
+    bags: KeyedJaggedTensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return Batch(self.bags.to(device, non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        return self
+
+    def record_stream(self, stream: Any) -> None:
+        pass
+
+
+class Scored(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags: EmbeddingBagCollection = Model().bags
+        self.over = nn.Linear(3 * 16 + 8, 1)
+
+    def forward(self, given: Batch) -> tuple[Tensor, Tensor]:
+        losses = (self.over(self.bags(given.bags).values()) - 1).square()
+        return losses.mean(), losses.detach()
+
+
+class Trainer:
+    def __init__(self) -> None:
+        warnings.simplefilter("ignore")
+        torch.manual_seed(1)
+        meta = Scored()
+        fused = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": LEARNING_RATE}
+        sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
+        self.model = DistributedModelParallel(
+            meta,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=torch.device("cpu"),
+            plan=to_torchrec(ONE, meta, sharders=sharders),
+            sharders=sharders,
+        )
+        self.dense = torch.optim.SGD(self.model.module.over.parameters(), lr=LEARNING_RATE)
+
+    def batches(self, first: int, end: int) -> Iterator[Batch]:
+        return (Batch(batch(step, dist.get_rank(), 2)["bags"]) for step in range(first, end))
+
+    def train(self, first: int, end: int) -> list[float]:
+        found = []
+        for each in self.batches(first, end):
+            loss, losses = self.model(each)
+            self.dense.zero_grad()
+            loss.backward()
+            self.dense.step()
+            found.append(float(losses.mean()))
+        return found
+
+
+def through(pipeline: Any, batches: Iterator[Batch]) -> list[float]:
+    """The losses of all batches, until the pipeline is empty."""
+    found = []
+    while True:
+        try:
+            found.append(float(pipeline.progress(batches).mean()))
+        except StopIteration:
+            return found
+
+
+def pipelined(rank: int) -> dict[str, Any]:
+    trainer, plain, unstopped = Trainer(), Trainer(), Trainer()
+    pipeline = TrainPipelineSparseDist(trainer.model, trainer.dense, torch.device("cpu"))
+    batches = trainer.batches(0, 100)
+    first, before = [float(pipeline.progress(batches).mean())], unstopped.train(0, 1)
+    said = {}
+    base = TrainPipelineBase(trainer.model, trainer.dense, torch.device("cpu"))
+    for name, given in (("ahead", [pipeline]), ("not given", []), ("base", [base])):
+        with pytest.raises(UsageError) as caught:
+            reshard(trainer.model, OTHER, pipelines=given)
+        said[name] = str(caught.value)
+    pipeline.detach()
+    with pytest.raises(UsageError) as caught:
+        reshard(trainer.model, OTHER)
+    said["detached"] = str(caught.value)
+    # two batches are ahead: 1 and 2
+    first += through(pipeline, iter(()))
+    before += unstopped.train(1, STEPS)
+    plain.train(0, STEPS)
+
+    reshard(trainer.model, OTHER, step=STEPS, pipelines=[pipeline])
+    reshard(plain.model, OTHER, step=STEPS)
+
+    losses = through(pipeline, islice(batches, STEPS))
+    assert isinstance(trainer.model.module.bags.forward, PipelinedForward)
+    return {
+        "said": said,
+        "first": (first, before),
+        "losses": losses,
+        "plain": plain.train(STEPS, 2 * STEPS),
+        "unstopped": unstopped.train(STEPS, 2 * STEPS),
+    }
+
+
+def test_a_pipeline_goes_on_by_the_new_plan_once_it_is_empty(tmp_path: Path) -> None:
+    for found in on_ranks(2, tmp_path, pipelined):
+        assert "the TrainPipelineSparseDist holds 2 batches, on their way by the old plan" in found["said"]["ahead"]
+        assert "a TrainPipelineBase cannot be taken off the model (detach); leave it out" in found["said"]["base"]
+        for name in ("not given", "detached"):
+            assert "module 'bags' has run in a pipeline of TorchRec, which may hold batches" in found["said"][name]
+        assert found["first"][0] == found["first"][1]
+        assert found["losses"] == found["plain"] == pytest.approx(found["unstopped"], rel=1e-5)
