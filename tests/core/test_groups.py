@@ -98,6 +98,7 @@ def test_a_task_without_groups_is_written_as_ever():
         ({"device_memory_bytes": [2**20] * 5, "topology": None}, "groups of 5 do not divide 32 ranks"),
         ({"topology": None}, "the topology is not that of strided groups of 8 of 32 ranks"),
         ({"topology": Topology(domain=8, local_world_size=8)}, "the topology is not that of strided groups"),
+        ({"groups": {**groups().model_dump(), "ranks": 2**31 - 1}}, "groups.ranks: must be less than or equal to 4096"),
         ({"host_memory_bytes": 2**30}, "groups of ranks cannot hold tables beyond HBM"),
     ],
 )

@@ -15,6 +15,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, Whole
 
+MAX_RANKS = 4096
 STRIDED, CONTIGUOUS = "strided", "contiguous"
 
 
@@ -22,7 +23,7 @@ class Groups(Value):
     """All `ranks` of a trainer, which train in groups, numbered `contiguous` or strided. Replicas are averaged every `sync_every`
     steps. `domain` and `local_world_size` are as in Topology, but of all ranks. `size` is the ranks of a group."""
 
-    ranks: Whole = Field(ge=2, le=2**31)
+    ranks: Whole = Field(ge=2, le=MAX_RANKS)
     contiguous: bool
     sync_every: Whole = Field(default=1, ge=1, le=2**31)
     domain: Whole = Field(ge=1, le=2**31)

@@ -13,7 +13,7 @@ from pydantic import (
 )
 
 from neuroshard.core.constraints import Constraints, TableRule, check_known
-from neuroshard.core.groups import Groups
+from neuroshard.core.groups import MAX_RANKS, Groups
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
@@ -25,7 +25,7 @@ from neuroshard.core.topology import Topology
 from neuroshard.core.units import MOST_STEP_MS
 from neuroshard.core.value import Value, without_defaults
 
-MAX_DEVICES = 4096
+MAX_DEVICES = MAX_RANKS
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
 
 
@@ -114,8 +114,6 @@ class ShardingTask(Value):
             return fault
         if self.topology != groups.topology(self.devices, self.topology):
             return f"the topology is not that of {groups.numbering} groups of {self.devices} of {groups.ranks} ranks"
-        if groups.ranks > MAX_DEVICES:
-            return f"groups are of at most {MAX_DEVICES} ranks in all, not {groups.ranks}"
         if self.constraints.rows_by_access:
             return "groups of ranks cannot hold tables by access, whose hot rows all ranks would have to train alike"
         if self.host_memory_bytes is not None:
