@@ -13,6 +13,7 @@ from helpers.plans import NOW
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.groups import Groups
 from neuroshard.core.moves import changed_state, moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
@@ -141,6 +142,15 @@ def test_a_live_plan_that_the_operator_cannot_hold_binds_no_night(plan_of: Any) 
 
     for asked in ({"move_budget": "0"}, {"keep_optimizer_state": True}):
         assert max(shard.dim for shard in plan_of(**asked).shards) <= 1024
+
+
+def test_a_live_plan_of_groups_binds_no_night(plan_of: Any) -> None:
+    first = plan_of()
+    of = Groups(ranks=8, contiguous=True, domain=8, local_world_size=8)
+    grouped = first.task.model_copy(update={"groups": of, "topology": of.topology(4, None)})
+    plan_of.deploy(Plan(task=grouped, shards=first.shards, provenance=first.provenance))
+    for asked in ({"move_budget": "0"}, {"keep_optimizer_state": True}):
+        assert plan_of(seed=1, **asked).task.groups is None
 
 
 def test_an_order_may_let_the_search_copy_tables_and_names_its_dense_optimizer(plan_of):

@@ -89,12 +89,16 @@ SAID = {
     "previous": Said("--from live.json", "live.json"),
     "move_budget": Said("--move-budget 0", 0, {"move_budget": "0"}),
     "keep_optimizer_state": Said("--keep-optimizer-state", True, {"keep_optimizer_state": True}),
+    "group_size": Said("--group-size 4 --batch-size 512 --domain 4", 4),
+    "sync_every": Said("--sync-every 10 --group-size auto --batch-size 512 --domain 4", 10),
     "simplicity": Said("--simplicity 1%", 0.01, {"simplicity": "0.01"}),
     "seed": Said("--seed 7", 7),
 }
 BESIDE: dict[str, dict[str, Any]] = {
     "network": {"domain": 4},
     "dense_time": {"pipeline": "prefetch", "host_memory": "1TiB"},
+    "group_size": {"batch_size": 512, "domain": 4},
+    "sync_every": {"group_size": "auto", "batch_size": 512, "domain": 4},
 }  # what else Python needs beside the option
 
 # what an option cannot be: again on the command line, from Python, and in models.yaml
@@ -128,6 +132,8 @@ ILL = {
     "previous": Said("--from ''", 3),
     "move_budget": Said("--move-budget all", "all", {"move_budget": "all"}),
     "keep_optimizer_state": Said("--keep-optimizer-state=x", 1, {"keep_optimizer_state": "maybe"}),
+    "group_size": Said("--group-size 3", 3),
+    "sync_every": Said("--sync-every 2", 2),
     "simplicity": Said("--simplicity 60%", 0.6, {"simplicity": "60%"}),
     "seed": Said("--seed -1", -1),
 }
@@ -292,3 +298,14 @@ def test_the_time_budget_counts_from_before_the_tables_are_read(
     with pytest.raises(Ordered) as seen:
         ns.search(TABLES, "analytic:h100", **NEEDED, time_budget="61m", quiet=True)
     assert not seen.value.watch.expired
+
+
+@pytest.mark.parametrize("name", ["group_size", "sync_every"])
+def test_groups_are_refused_in_the_models_of_a_night(name: str) -> None:
+    """Also as the pipeline's parameter, where other keys that nobody reads are ignored."""
+    models = json.dumps([{"name": "ads", "tables": "tables.json", **NEEDED, name: 4}])
+    with refused(InvalidInput, "models[0]", name, "no groups of ranks are planned at night"):
+        read_specs(models)
+    models = json.dumps([{"name": "ads", "tables": "tables.json", **NEEDED, "size": {"devices": "4-8", name: 4}}])
+    with refused(InvalidInput, "models[0]", name, "no groups of ranks are planned at night"):
+        read_specs(models)

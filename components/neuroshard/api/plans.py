@@ -95,7 +95,7 @@ def price(plan: Plan | FilePath, model: FilePath) -> Price:
 
     read = _plan(plan)
     opened = open_cost_model(_model(model), read.task.batch_size)
-    return Price(read.digest(), opened.name, read.task.batch_size, priced(read, opened))
+    return Price(read.digest(), opened.name, read.task.global_batch_size, priced(read, opened))
 
 
 @public

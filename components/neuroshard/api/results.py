@@ -115,7 +115,7 @@ class Price:
         return frame(self._columns())
 
     def __str__(self) -> str:
-        from neuroshard.report.text import DEVICES_SHOWN
+        from neuroshard.report.text import DEVICES_SHOWN, averaging_line
 
         of = f"plan {self.plan_digest[:12]}, batch {self.batch_size:,}, cost model {short_name(self.model)}"
         slowest = f"{self.cost_ms:.3f} ms a step on the slowest device, {self.slowest_device}"
@@ -132,10 +132,14 @@ class Price:
             lines.append(f"{device:>6} " + " ".join(f"{ms:10.3f}" for ms in parts))
         if left := devices[DEVICES_SHOWN:]:
             lines.append(f"the {DEVICES_SHOWN} slowest; {counted(len(left), 'device')} more with --json")
+        if averaging := averaging_line(self.devices):
+            lines.append(averaging)
         return "\n".join(lines)
 
     def _columns(self) -> dict[str, list[Any]]:
         parts = {name: [getattr(cost, name) for cost in self.devices] for name in DeviceCost.model_fields}
+        if not any(parts["averaging_ms"]):
+            del parts["averaging_ms"]
         return {"device": list(range(len(self.devices))), **parts, "total_ms": [*self.total_ms]}
 
     def __repr__(self) -> str:

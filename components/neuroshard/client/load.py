@@ -155,11 +155,10 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, int]], whose: str) 
 
 
 def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
-    """Raise InvalidInput unless the plan is for `world_size` ranks."""
-    if (planned := plan.task.devices) != world_size:
-        groups = (
-            f"; if they train in groups of {planned}, give world_size={planned}" if world_size % planned == 0 else ""
-        )
+    """Raise InvalidInput unless the plan is for `world_size` ranks, those of all groups."""
+    if (planned := plan.task.ranks) != world_size:
+        several = planned < world_size and world_size % planned == 0
+        groups = f" (and --group-size {planned}, if they train in groups)" if several else ""
         raise InvalidInput(
             f"{whose} is for {counted(planned, 'rank')}, but the trainer has {world_size}; start {planned}, or search a plan "
             f"with --devices {world_size}{groups}"

@@ -42,6 +42,7 @@ from neuroshard.client.torchrec_fused import (
     warn_of_several,
     warn_of_split_state,
 )
+from neuroshard.client.torchrec_groups import check_averaged, check_groups, dmp_collection
 from neuroshard.client.torchrec_module import (
     TablePlace,
     check_sequences,
@@ -89,6 +90,7 @@ __all__ = [
     "NeuroShardPlanner",
     "ShardingWarning",
     "check_same_digest",
+    "dmp_collection",
     "from_torchrec",
     "keep_output_order",
     "output_order",
@@ -118,8 +120,10 @@ def to_torchrec(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
     any_output_order: bool = False,
+    sharding_group_size: int | None = None,
 ) -> ShardingPlan:
-    """The `plan` for DistributedModelParallel, for the embedding collections in `module` (the whole model).
+    """The `plan` for DistributedModelParallel, for the embedding collections in `module` (the whole model); for DMPCollection
+    where ranks train in groups.
 
     Device d of the plan is rank d, on host d // `local_world_size` (by default as LOCAL_WORLD_SIZE says, which torchrun sets);
     with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default torch.distributed's, if initialised.
@@ -134,6 +138,10 @@ def to_torchrec(
     cache parameters (client/torchrec_tiers.py); no `compute_kernel` can be given with it. A warning is issued for modules whose
     outputs come in another order than in the model, unless `any_output_order` says that the dense layers are right in any order:
     they read by key, or `keep_output_order` follows.
+
+    A plan for groups of ranks is for DMPCollection, with the arguments that `dmp_collection` gives, and is refused unless the
+    trainer says the `sharding_group_size` of its groups. It has ranks 0 to `sharding_group_size` - 1, which DMPCollection
+    replaces by those of the rank's own group; `world_size` is that of all ranks.
 
     Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
     they say that the plan was not priced for is warned of or refused (client/torchrec_settings.py), memory is checked for what
@@ -168,11 +176,12 @@ def to_torchrec(
         world_size = dist.get_world_size()
     if world_size is not None:
         check_world_size(plan, world_size, whose)
+    check_groups(plan, sharding_group_size, whose)
     check_topology(plan, local_world_size, whose)
     shards = shards_by_table(plan, whose, local_world_size)
     check_widths(plan, shards, device_type, whose)
     kinds = _sharding_types(plan, shards, places)
-    if dist.is_available() and dist.is_initialized():
+    if plan.task.groups is None and dist.is_available() and dist.is_initialized():
         check_hosts(shards, kinds, plan.task.devices)
     check_sequences(shards, kinds, places, whose)
     optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
@@ -186,6 +195,7 @@ def to_torchrec(
         with_copies = whole.parted.model_copy(update=own)
         check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     check_trained(plan, kinds, optimizers, whose)
+    check_averaged(plan, optimizers, whose)
     warn_of_split_state(shards, kinds, optimizers)
     priced = Priced(trained, shards, kinds, places)
     check_caches(settings, trained)
@@ -202,7 +212,7 @@ def to_torchrec(
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
     held = kernels(trained, compute_kernel or IN_DEVICE_MEMORY, device_type)
-    local = local_world_size or (get_local_size(plan.task.devices) if device_type == "cuda" else 1)
+    local = local_world_size or (get_local_size(plan.task.ranks) if device_type == "cuda" else 1)
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for name, kind in kinds.items():
         module_plan = modules.setdefault(places[name].path, EmbeddingModuleShardingPlan())
@@ -232,6 +242,11 @@ def _check_compute_kernel(plan: Plan, kernel: str | None) -> None:
         raise UsageError(
             f"compute_kernel {kernel!r} is none of {', '.join(COMPUTE_KERNELS)}, which train a plan's tables with a fused "
             "optimizer"
+        )
+    if kernel != IN_DEVICE_MEMORY and plan.task.groups is not None:
+        raise UsageError(
+            f"compute_kernel {kernel!r} keeps tables in host memory, and the plan is for groups of ranks: DMPCollection averages "
+            "replicas without writing back what caches hold; leave it out"
         )
     if kernel != IN_DEVICE_MEMORY:
         warn(

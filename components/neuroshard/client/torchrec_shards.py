@@ -151,7 +151,7 @@ def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None
     For a plan of one domain, or without a topology, it does not matter. Where no process group is up, only `local_world_size`
     is known.
     """
-    topology, devices = plan.task.topology, plan.task.devices
+    topology, devices = plan.task.topology_of_all, plan.task.ranks
     if topology is None or topology.domains(devices) == 1:
         return
     known = dist.is_available() and dist.is_initialized()
@@ -162,7 +162,7 @@ def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None
             "ranks a host (torchrun --nproc-per-node sets LOCAL_WORLD_SIZE), or search a plan with --local-world-size "
             f"{local}"
         )
-    if not known:
+    if not known or plan.task.groups is not None:  # in groups, `node_group_size` says what a domain is
         return
     try:
         domain = get_topology_group_world_size(devices)

@@ -5,6 +5,7 @@ over both what the sharding plan holds (`merge_fused_params`, `add_params_from_p
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -195,18 +196,18 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
     """
     if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
         raise UsageError(f"batch_size is {shown(batch_size)}, which is no whole number of samples over all ranks")
-    if batch_size is not None and batch_size < plan.task.devices:
-        raise UsageError(
-            f"batch_size is {batch_size}, the samples of all {plan.task.devices} ranks; each needs one or more"
-        )
+    ranks = plan.task.ranks
+    if batch_size is not None and batch_size < ranks:
+        raise UsageError(f"batch_size is {batch_size}, the samples of all {ranks} ranks; each needs one or more")
     if pipeline not in (None, *get_args(Pipeline)):
         raise UsageError(f"pipeline {pipeline!r} is none of {', '.join(get_args(Pipeline))}")
     task, changed = plan.task, dict[str, Any]()
-    if batch_size not in (None, task.batch_size):
-        changed["batch_size"] = batch_size
+    if batch_size is not None and batch_size != task.global_batch_size:
+        changed["batch_size"] = math.ceil(batch_size * task.devices / ranks)  # of a group
         warn(
-            f"{whose} was searched for {task.batch_size:,} samples a step over all ranks, and the trainer has {batch_size:,}: "
-            f"costs are those of the former, and another plan may be better; search with --batch-size {batch_size}"
+            f"{whose} was searched for {task.global_batch_size:,} samples a step over all ranks, and the trainer has "
+            f"{batch_size:,}: costs are those of the former, and another plan may be better; search with --batch-size "
+            f"{batch_size}"
         )
     if pipeline not in (None, task.pipeline):
         changed["pipeline"] = pipeline

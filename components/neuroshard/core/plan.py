@@ -21,7 +21,7 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[3] = 3  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
+PLAN_FORMAT: Literal[4] = 4  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
 
 
 class Shard(Value):
@@ -42,16 +42,22 @@ PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
 class DeviceCost(Value):
     """Milliseconds of one device in a step, predicted or measured.
 
-    `forward_collective_ms` includes waiting for the slowest device.
+    `forward_collective_ms` includes waiting for the slowest device. `averaging_ms` is what averaging replicas takes, where ranks
+    train in groups.
     """
 
     compute_ms: PredictedMs
     forward_collective_ms: PredictedMs
     backward_collective_ms: PredictedMs
+    averaging_ms: PredictedMs = 0.0
 
     @property
     def total_ms(self) -> float:
-        return self.compute_ms + self.forward_collective_ms + self.backward_collective_ms
+        return self.compute_ms + self.forward_collective_ms + self.backward_collective_ms + self.averaging_ms
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(handler(self), {"averaging_ms": 0.0})
 
 
 class Baseline(Value):
@@ -116,7 +122,7 @@ class Plan(Value):
     `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
-    format_version: Literal[1, 2, 3] = 1
+    format_version: Literal[1, 2, 3, 4] = 1
     task: ShardingTask
     task_digest: str = ""
     shards: tuple[Shard, ...]
@@ -151,8 +157,8 @@ class Plan(Value):
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
         if (known := self.task.plan_format) > self.format_version:
-            named = (
-                "tiers, host memory or access curves" if known == 2 else "row orders, lookups by id or rows by access"
+            named = {2: "tiers, host memory or access curves", 4: "groups of ranks"}.get(
+                known, "row orders, lookups by id or rows by access"
             )
             raise ValueError(
                 f"the plan's task names {named}, which format_version {self.format_version} lacks; it is {known}"
@@ -302,6 +308,8 @@ class Plan(Value):
         if self.predicted:
             for name in DeviceCost.model_fields:
                 columns[name] = [getattr(cost, name) for cost in self.predicted]
+            if not any(columns["averaging_ms"]):
+                del columns["averaging_ms"]
         if self.predicted_ms:
             columns["total_ms"] = [*self.predicted_ms]
         columns["memory_bytes"] = [*self.memory_bytes()]
@@ -317,7 +325,8 @@ class Plan(Value):
         """What the plan is, and what it costs: a line each."""
         tables, shards = counted(len(self.task.tables), "table"), counted(len(self.shards), "shard")
         devices = counted(self.task.devices, "device")
-        what = f"Plan {self.digest()[:12]}: {tables} in {shards} on {devices}, batch {self.task.batch_size:,}"
+        groups = "" if self.task.groups is None else f" in {self.task.groups.text(self.task.devices)}"
+        what = f"Plan {self.digest()[:12]}: {tables} in {shards} on {devices}{groups}, batch {self.task.global_batch_size:,}"
         if self.cost_ms is None:
             return what, "no predicted cost"
         left = "" if self.gap is None else f", at most {self.gap:.1%} to gain"

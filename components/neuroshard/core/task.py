@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from neuroshard.core.constraints import Constraints, TableRule, check_known
+from neuroshard.core.groups import MAX_RANKS, Groups
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
@@ -24,7 +25,7 @@ from neuroshard.core.topology import Topology
 from neuroshard.core.units import MOST_STEP_MS
 from neuroshard.core.value import Value, without_defaults
 
-MAX_DEVICES = 4096
+MAX_DEVICES = MAX_RANKS
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
 
 
@@ -55,6 +56,9 @@ class ShardingTask(Value):
     that are cached or in host memory; without it all tables are in HBM. `dense_ms` is what the dense layers of a step take,
     forward and backward: the trainer's pipeline `prefetch` fetches missed rows of the next batch meanwhile.
 
+    With `groups` it is the task of each of several groups of ranks (core/groups.py): devices, batch and topology are a group's.
+    Data-parallel tables have a copy on all ranks.
+
     Where the constraints have tables in two parts, or dealt over their row blocks, `parted` is the task that is weighed and
     priced, whose tables a plan's shards are of.
     """
@@ -69,6 +73,7 @@ class ShardingTask(Value):
     dense_optimizer: DenseOptimizer | None = None
     host_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
     dense_ms: Annotated[float, Field(gt=0, le=MOST_STEP_MS)] | None = None
+    groups: Groups | None = None
     _by_access: ByAccess = PrivateAttr(ByAccess())  # of a parted task
 
     @field_validator("tables")
@@ -99,7 +104,22 @@ class ShardingTask(Value):
             raise ValueError(fault)
         if self.topology is not None and (fault := self.topology.fault(self.devices)):
             raise ValueError(fault)
+        if self.groups is not None and (fault := self._groups_fault(self.groups)):
+            raise ValueError(fault)
         return self
+
+    def _groups_fault(self, groups: Groups) -> str:
+        """Why the task cannot be that of a group; empty if it can."""
+        if fault := groups.fault(self.devices):
+            return fault
+        if self.topology != groups.topology(self.devices, self.topology):
+            return f"the topology is not that of {groups.numbering} groups of {self.devices} of {groups.ranks} ranks"
+        if self.constraints.rows_by_access:
+            return "groups of ranks cannot hold tables by access, whose hot rows all ranks would have to train alike"
+        if self.host_memory_bytes is not None:
+            why = "TorchRec averages what lies in host memory, and not what caches hold"
+            return f"groups of ranks cannot hold tables beyond HBM: {why}"
+        return ""
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -107,7 +127,15 @@ class ShardingTask(Value):
         data: dict[str, Any] = handler(self)
         if self.constraints == Constraints():
             data.pop("constraints", None)
-        unsaid = ("pipeline", "topology", "collective_precision", "dense_optimizer", "host_memory_bytes", "dense_ms")
+        unsaid = (
+            "pipeline",
+            "topology",
+            "collective_precision",
+            "dense_optimizer",
+            "host_memory_bytes",
+            "dense_ms",
+            "groups",
+        )
         return without_defaults(data, dict.fromkeys(unsaid))
 
     def _check_tiers(self) -> None:
@@ -134,9 +162,11 @@ class ShardingTask(Value):
         return (self.dense_ms or 0.0) if self.pipeline == "prefetch" else 0.0
 
     @property
-    def plan_format(self) -> Literal[1, 2, 3]:
+    def plan_format(self) -> Literal[1, 2, 3, 4]:
         """The oldest format of plans whose readers do not drop what it names: 2 has host memory, tiers and access curves, 3 row
-        orders, lookups by id, and rows by access."""
+        orders, lookups by id, and rows by access, 4 groups of ranks."""
+        if self.groups is not None:
+            return 4
         if self.constraints.rows_by_access or any(table.row_order or table.lookups_by_id for table in self.tables):
             return 3
         named = self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
@@ -203,6 +233,34 @@ class ShardingTask(Value):
     @property
     def devices(self) -> int:
         return len(self.device_memory_bytes)
+
+    @property
+    def ranks(self) -> int:
+        """Those of the trainer: of all groups, where there are several."""
+        return self.devices if self.groups is None else self.groups.ranks
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of all ranks."""
+        return self.batch_size * (self.ranks // self.devices)
+
+    @property
+    def topology_of_all(self) -> Topology | None:
+        """How all ranks of the trainer are joined."""
+        return self.topology if self.groups is None else self.groups.of_all_ranks(self.topology)
+
+    @property
+    def of_all_ranks(self) -> Self:
+        """The same tables on all ranks of the trainer, as if they were one group."""
+        if self.groups is None:
+            return self
+        own = {
+            "device_memory_bytes": self.device_memory_bytes * (self.ranks // self.devices),
+            "batch_size": self.global_batch_size,
+            "topology": self.topology_of_all,
+            "groups": None,
+        }
+        return self.model_copy(update=own)
 
     @property
     def devices_of_host(self) -> int:

@@ -9,10 +9,11 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.launches import launches, operators_of
 from neuroshard.core.operator_limits import Device
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Plan, Shard, parts_of, sharding_of
+from neuroshard.core.plan import DeviceCost, Plan, Shard, parts_of, sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import short_name
+from neuroshard.costmodel.averaging import all_to_alls_of, averaged_bytes, averaging_ms
 from neuroshard.costmodel.network import DomainMs, MoreColumns, for_task, knows_tasks, sending_more, waiting_ms
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs, trains_on
 
@@ -98,13 +99,14 @@ class CopyPrices:
     their dense gradients.
 
     A ring all-reduce of n elements sends 2n (D - 1) / D from each device, as many as an all-to-all of 2n / batch columns. What
-    DDP overlaps with the backward pass of dense layers is not taken off.
+    DDP overlaps with the backward pass of dense layers is not taken off. Where ranks train in groups, D is all of them.
     """
 
     def __init__(self, model: CostModel, tables: Sequence[Table], task: ShardingTask) -> None:
         task = task.model_copy(update={"collective_precision": None})  # DDP sums gradients up as they are
-        self.tables, self.devices = tables, task.devices
+        self.tables, self.devices, self.ranks = tables, task.devices, task.ranks
         self.model = for_task(model, task, waiting=False)  # their lookups stay on the device
+        self.summing = self.model if task.groups is None else all_to_alls_of(model, task.of_all_ranks)
         self.vectors = self.model.part_vectors([Part.of(table, copies=self.devices) for table in tables])
         self.columns = np.array([2 * table.rows * table.dim / self.model.batch_size for table in tables])
 
@@ -116,9 +118,9 @@ class CopyPrices:
         more = _operators(tables) - operators_of(tables)
         compute = float(self.model.compute_ms(self.vectors[chosen].sum(axis=0)))
         compute += launch_ms(self.model, self.devices, more, 0).compute_ms
-        if self.devices == 1:
+        if self.ranks == 1:
             return LaunchMs(compute, 0.0, 0.0)
-        backward = self.model.backward_collective_ms(np.full(self.devices, self.columns[chosen].sum()))
+        backward = self.summing.backward_collective_ms(np.full(self.ranks, self.columns[chosen].sum()))
         return LaunchMs(compute, 0.0, float(backward.max()))
 
 
@@ -174,7 +176,7 @@ class HostColumns(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """Predicted ms: three of each device (D,), and two of each shard (S,).
+    """Predicted ms: three of each device (D,), two of each shard (S,), and what averaging replicas adds to all devices.
 
     `alone_ms` is the compute of a device that holds the shard alone; `adds_ms` is what its device would save without it,
     and of a copy what it would take more beside the shards that are no copies.
@@ -185,11 +187,26 @@ class Prices(NamedTuple):
     backward_collective_ms: Floats
     alone_ms: Floats
     adds_ms: Floats
+    averaging_ms: float = 0.0
 
     @property
     def total_ms(self) -> Floats:
-        total: Floats = self.compute_ms + self.forward_collective_ms + self.backward_collective_ms
+        total: Floats = self.compute_ms + self.forward_collective_ms + self.backward_collective_ms + self.averaging_ms
         return total
+
+    @property
+    def of_devices(self) -> tuple[DeviceCost, ...]:
+        """The costs of each device, as plans have them."""
+        parts = self.compute_ms, self.forward_collective_ms, self.backward_collective_ms
+        return tuple(
+            DeviceCost(
+                compute_ms=compute,
+                forward_collective_ms=forward,
+                backward_collective_ms=backward,
+                averaging_ms=self.averaging_ms,
+            )
+            for compute, forward, backward in zip(*(part.tolist() for part in parts), strict=True)
+        )
 
 
 def price_shards(
@@ -203,7 +220,7 @@ def price_shards(
     for all samples; over a domain (table-row-wise), as `HostColumns` says. Where a step waits for its input, the forward
     all-to-all includes that. Compute includes maps of ids to rows by access.
     """
-    task = task.parted
+    task, given = task.parted, model
     tables, devices, model = {table.name: table for table in task.tables}, task.devices, for_task(model, task)
     if not model.prices_rows and any(shard.rows != tables[shard.table].rows for shard in shards):
         return None
@@ -238,6 +255,7 @@ def price_shards(
         backward_collective_ms=backward + more.backward_ms + copies.backward_ms,
         alone_ms=model.compute_ms(vectors),
         adds_ms=beside - others,
+        averaging_ms=0.0 if task.groups is None else averaging_ms(given, task, averaged_bytes(task, shards)),
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from neuroshard.core.comparable import why_not_comparable
+from neuroshard.core.comparable import other_groups, why_not_comparable
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import changed_state, moved_bytes
@@ -110,7 +110,7 @@ def decide(
         max_error=gate.max_error,
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
-        moved_bytes=moved_bytes(live_plan, plan) if live_plan else None,
+        moved_bytes=moved_bytes(live_plan, plan) if live_plan and not other_groups(live_plan.task, plan.task) else None,
         changed_state=len(changed_state(live_plan, plan)) if live_plan else 0,
         reordered=tuple(module for module, *_ in reordered(live_plan, plan)) if live_plan else (),
         instead=plan.provenance.instead,
@@ -267,6 +267,8 @@ def _other_tables(today: ShardingTask, live: ShardingTask) -> str | None:
 
 def _other_devices(today: ShardingTask, live: ShardingTask) -> str | None:
     """Why trainers on today's devices would refuse the live plan, or exchange data in another way than it says."""
+    if differ := other_groups(live, today):
+        return f"the live plan and today's are for {differ}"
     if live.devices != today.devices:
         return f"the live plan is for {live.devices} devices, not for {today.devices}"
     if live.device_memory_bytes != today.device_memory_bytes:

@@ -154,7 +154,8 @@ def _device_evaluations(
             shards=shards[device],
             dim=dims[device],
             measured=cost if isinstance(cost, DeviceCost) else None,
-            predicted=plan.predicted[device] if plan.predicted else None,
+            # averaging replicas of groups is not run
+            predicted=plan.predicted[device].model_copy(update={"averaging_ms": 0.0}) if plan.predicted else None,
             error=cost if isinstance(cost, str) else None,
         )
         for device, cost in enumerate(measured)

@@ -79,6 +79,9 @@ def search_plan(
     if start is not None and (fault := fault_of_plan(start, device_of(survey.request.backend, searched.model))):
         log(f"note: the live plan of {name!r} is not started from, since {fault}: its tables may be placed anywhere")
         start = None
+    if start is not None and start.task.groups is not None:
+        log(f"note: the live plan of {name!r} is for groups of ranks, so it is not started from: no night plans any")
+        start = None
     of_the_night = {"algorithm": algorithm, "seed": survey.request.seed}
     if start is None:
         of_the_night |= {"move_budget_bytes": None, "keep_optimizer_state": False}

@@ -14,14 +14,14 @@ either name.
 import json
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, model_validator
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME, MOST_RELEASES
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.topology import Topology
-from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256
+from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.orders.options import OPTIONS
 from neuroshard.orders.search import SearchOrder
@@ -53,6 +53,21 @@ class _Model(Value):
     constraints: dict[str, Any] = Field(default_factory=dict)
     counted_access: bool = True
     size: NightlySizes | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_groups(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        sizes = data.get("size")
+        said = {*data, *(sizes if isinstance(sizes, dict) else ())}
+        given = next((name for name in ("group_size", "sync_every") if name in said), None)
+        if given is not None:
+            raise ValueError(
+                f"{given} of model {shown(data.get('name'))}: no groups of ranks are planned at night, whose cost models are "
+                "measured for the whole batch; leave it out, or search by hand (neuroshard search --group-size) and deploy that"
+            )
+        return data
 
     @property
     def rules(self) -> ConstraintsFile:

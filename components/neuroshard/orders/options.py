@@ -23,7 +23,7 @@ from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
-from neuroshard.core.value import Whole
+from neuroshard.core.value import MOST_DIGITS, Whole, shown
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
 
@@ -111,6 +111,17 @@ def _amounts(example: str) -> Callable[[str, Any], str]:
 _word = partial(take.name, what="a word")
 
 
+def _size_of_groups(name: str, value: object) -> int | str:
+    """auto, or a number of ranks, as text or not."""
+    if isinstance(value, str):
+        if value == AUTO:
+            return AUTO
+        if value.isdecimal() and value.isascii() and len(value) < MOST_DIGITS:
+            return take.whole(name, int(value), 2, MAX_DEVICES)
+        raise UsageError(f"{name} must be a number of ranks, or auto, not {shown(value)}")
+    return take.whole(name, value, 2, MAX_DEVICES)
+
+
 def _previous(name: str, value: object) -> Plan | Path:
     return value if isinstance(value, Plan) else take.plan_file(name, value)
 
@@ -181,6 +192,17 @@ class SearchOptions(_Needed, total=False):
         "What a rank can send to other domains, as `neuroshard network` prints it: 400Gb/s, or 50GB/s,0.06ms "
         "[default: by the hardware's datasheet].",
         Option(_amounts("'400Gb/s' or '50GB/s,0.06ms'"), "RATE", models_yaml=str | None),
+    ]
+    group_size: Annotated[
+        int | str | None,
+        "Train in groups of so many ranks, each of which holds all tables (TorchRec's DMPCollection); auto takes the cheapest "
+        "size [default: all ranks are one group].",
+        Option(_size_of_groups, "NUMBER"),
+    ]
+    sync_every: Annotated[
+        int | None,
+        "Steps from one averaging of the replicas of groups to the next, with --group-size [default: 1].",
+        Option(int, least=1, most=2**31),
     ]
     collective_precision: Annotated[
         str | None,

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import UsageError
+from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import dense_time_fault
 from neuroshard.core.topology import Topology, near_ranks, topology_of
@@ -16,17 +17,26 @@ from neuroshard.orders.options import AUTO, OPTIONS, Part
 
 
 @dataclass(frozen=True)
+class GroupsAsked:
+    """Ranks shall train in groups of `size` (None: of the size that is cheapest, or all in one), averaged every so many steps."""
+
+    size: int | None
+    sync_every: int
+
+
+@dataclass(frozen=True)
 class SearchOrder:
     """What a search is asked for, beside tables and cost model.
 
-    `task` has fields of a ShardingTask (`device_memory_bytes`, and `batch_size` where it is not the cost model's), `settings` has
-    fields of SearchSettings. The `previous` plan is the one to start from.
+    `task` has fields of a ShardingTask of all ranks (`device_memory_bytes`, and `batch_size` where it is not the cost model's),
+    `settings` has fields of SearchSettings. The `previous` plan is the one to start from.
     """
 
     task: Mapping[str, Any]
     settings: Mapping[str, Any]
     constraints: ConstraintsFile
     previous: Plan | Path | None = None
+    groups: GroupsAsked | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
@@ -42,6 +52,7 @@ class SearchOrder:
         if fault := dense_time_fault(checked["dense_time"], checked["host_memory"], checked["pipeline"]):
             raise UsageError(fault)
         topology = topology_of(*(checked[name] for name in ("devices", "domain", "local_world_size", "network")))
+        groups = _groups(checked, topology)
         memory = parse_memory(checked["memory"], checked["devices"])
         copied = checked["data_parallel"]
         rules = part("constraints") | {"data_parallel": [pattern for pattern in copied if pattern != AUTO]}
@@ -52,6 +63,7 @@ class SearchOrder:
             settings=part("settings") | {"try_data_parallel": AUTO in copied},
             constraints=with_flags(file, None if topology is None else topology.local_world_size, **rules),
             previous=checked["previous"],
+            groups=groups,
         )
 
     @property
@@ -72,6 +84,47 @@ class SearchOrder:
     def near_ranks(self, topology: Topology | None) -> int:
         """The ranks of an all-to-all that a cost model must know, with the `topology` of the nodes unless it has its own."""
         return near_ranks(self.devices, self.topology or topology)
+
+
+def _groups(checked: Mapping[str, Any], topology: Topology | None) -> GroupsAsked | None:
+    """The groups that options ask for. Raises UsageError for what groups contradict."""
+    size, sync_every = checked["group_size"], checked["sync_every"]
+    if size is None:
+        if sync_every is not None:
+            raise UsageError("--sync-every is of replicas of groups of ranks: give --group-size too, or leave it out")
+        return None
+    if topology is None:
+        raise UsageError("groups are priced by how ranks are joined: say how many share fast links (--domain 8)")
+    if checked["batch_size"] is None:
+        raise UsageError("each group sees its part of the batch: give --batch-size, samples a step over all ranks")
+    if size == AUTO and checked["previous"] is not None:
+        raise UsageError("--group-size auto places all tables anew; give the size of the plan's groups with --from")
+    for option, flag, why in _NOT_IN_GROUPS:
+        if checked[option]:
+            raise UsageError(f"groups of ranks cannot have {flag}: {why}; leave it out, or --group-size")
+    if host := next((text for text in checked["pin"] if "host:" in text), None):
+        raise UsageError(
+            f"--pin {host!r} names a host, of which groups have parts: name devices of a group's plan instead"
+        )
+    if size != AUTO and (fault := groups_fault(checked["devices"], size, topology)):
+        raise UsageError(fault)
+    return GroupsAsked(None if size == AUTO else size, 1 if sync_every is None else sync_every)
+
+
+def groups_fault(ranks: int, size: int, topology: Topology) -> str:
+    """Why ranks make no groups of this size, by either numbering; empty if they do."""
+    joined = {"ranks": ranks, "domain": topology.domain, "local_world_size": topology.local_world_size}
+    if ranks < 2:
+        return "1 rank makes no groups; leave out --group-size"
+    faults = [Groups.model_validate({**joined, "contiguous": way}).fault(size) for way in (False, True)]
+    return faults[0] if all(faults) else ""
+
+
+# options of a search, and what groups of ranks cannot have
+_NOT_IN_GROUPS = (
+    ("host_memory", "--host-memory", "TorchRec averages what lies in host memory, not what caches hold"),
+    ("rows_by_access", "--rows-by-access", "all ranks would have to train the hot rows alike"),
+)
 
 
 def _read(path: Path) -> ConstraintsFile:

@@ -91,6 +91,13 @@ class SizeOrder:
         return self.kinds[0].dense is not None
 
     @property
+    def group_size(self) -> int | None:
+        """Ranks of a group that every size shall have; None where they are chosen, or all ranks are one group."""
+        size = self.search.get("group_size")
+        checked = OPTIONS["group_size"].checked(size)
+        return checked if isinstance(checked, int) else None
+
+    @property
     def priced(self) -> bool:
         """Whether the devices have prices; all kinds have one, or none."""
         return self.kinds[0].price is not None

@@ -31,7 +31,10 @@ def cards(
 
 def size(plan: Plan) -> str:
     """`26 tables in 31 shards (5 cuts) on 8 devices, batch 65,536`."""
-    return f"{cut_tables(plan)} on {counted(plan.task.devices, 'device')}, batch {plan.task.batch_size:,}"
+    groups = "" if plan.task.groups is None else f" in {plan.task.groups.text(plan.task.devices)}"
+    return (
+        f"{cut_tables(plan)} on {counted(plan.task.devices, 'device')}{groups}, batch {plan.task.global_batch_size:,}"
+    )
 
 
 def bars(plan: Plan, change: PlanChange | None) -> list[dict[str, Any]]:

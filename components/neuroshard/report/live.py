@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from neuroshard.core.comparable import why_not_comparable
+from neuroshard.core.comparable import other_groups, why_not_comparable
 from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import bytes_by_device, changed_state, moves
 from neuroshard.core.output_order import reordered
@@ -84,7 +84,8 @@ def open_live(spec: str, plan: Plan) -> LivePlan | None:
 def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
     """What changes when `plan` replaces the live plan."""
     live_ms, why = _live_ms(plan, live.plan, model)
-    found = moves(live.plan, plan)
+    differ = other_groups(live.plan.task, plan.task)
+    found = () if differ else moves(live.plan, plan)
     sums = bytes_by_device(found, max(plan.task.devices, live.plan.task.devices))
     place = {table.name: index for index, table in enumerate(plan.parted.tables)}
     listed = sorted(found, key=lambda move: -move.nbytes)[:MOST_MOVES]
@@ -117,6 +118,8 @@ def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[flo
     fault = shape_fault(live, shapes_of(plan.task.tables))
     if fault:
         return None, f"not compared in ms: the live plan {fault}".replace("the model", "this plan")
+    if differ := other_groups(live.task, plan.task):
+        return None, f"neither ms nor moves are compared: the plans are for {differ}"
     if live.task.devices != plan.task.devices:
         return None, f"not compared in ms: the live plan is for {live.task.devices} devices"
     if model is not None:

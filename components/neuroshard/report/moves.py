@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neuroshard.core.clean import clean
-from neuroshard.core.comparable import other_work, why_not_comparable
+from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import Move, bytes_by_device, carried_over, changed_state, changed_tiers, moves
 from neuroshard.core.output_order import reordered, said_reordered
@@ -40,7 +40,7 @@ class _Predictions(NamedTuple):
 
 def _predictions(old: Plan, new: Plan, model: CostModel | None) -> _Predictions:
     if model is not None:
-        if old.task.batch_size != new.task.batch_size:
+        if old.task.batch_size != new.task.batch_size and not other_groups(old.task, new.task):
             sizes = f"{old.task.batch_size:,} and {new.task.batch_size:,}"
             raise InvalidInput(f"the plans are for batches of {sizes} samples, so no single cost model prices both")
         from neuroshard.report.priced import priced  # NumPy, which plans as they are do not need
@@ -51,6 +51,8 @@ def _predictions(old: Plan, new: Plan, model: CostModel | None) -> _Predictions:
 
 
 def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) -> dict[str, Any]:
+    if differ := other_groups(old.task, new.task):
+        raise InvalidInput(f"what moves between plans of other groups is not counted: they are for {differ}")
     then, now = ({table.name for table in plan.task.tables} for plan in (old, new))
     if not then & now:
         raise InvalidInput(

@@ -34,6 +34,7 @@ def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
         Fact("plan", plan.digest()),
         Fact("task", plan.task_digest),
         *([] if plan.task.topology is None else [Fact("hosts", plan.task.topology.text(plan.task.devices))]),
+        *([] if plan.task.groups is None else [Fact("groups", plan.task.groups.text(plan.task.devices))]),
         *(
             []
             if plan.task.collective_precision is None

@@ -29,6 +29,8 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
         columns["compute"] = short(cost.compute_ms for cost in plan.predicted)
         columns["forward"] = short(cost.forward_collective_ms for cost in plan.predicted)
         columns["backward"] = short(cost.backward_collective_ms for cost in plan.predicted)
+        if any(cost.averaging_ms for cost in plan.predicted):
+            columns["averaging"] = short(cost.averaging_ms for cost in plan.predicted)
     if plan.predicted_ms:
         columns["total"] = short(plan.predicted_ms)
     if live_ms is not None:

@@ -15,8 +15,4 @@ def priced(plan: Plan, model: CostModel) -> tuple[DeviceCost, ...]:
             f"cost model {short_name(model.name)} knows whole tables only, but plan {plan.digest()[:12]} splits some row-wise; "
             "price it by another cost model, or search with --no-row-wise"
         )
-    parts = prices.compute_ms, prices.forward_collective_ms, prices.backward_collective_ms
-    return tuple(
-        DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
-        for compute, forward, backward in zip(*(part.tolist() for part in parts), strict=True)
-    )
+    return prices.of_devices

@@ -46,7 +46,8 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "fullest host": NOT_KNOWN if not beyond else format_bytes(max(plan.host_memory())),
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
-        "batch": f"{plan.task.batch_size:,}",
+        "groups": "none" if plan.task.groups is None else plan.task.groups.text(plan.task.devices),
+        "batch": f"{plan.task.global_batch_size:,}",
         "collectives": plan.task.collective_precision.text if plan.task.collective_precision else "fp32",
         "found by": plan.provenance.algorithm,
     }

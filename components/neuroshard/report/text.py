@@ -6,7 +6,7 @@ from typing import Any
 from neuroshard.core.clean import clean
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.parts import part_names
-from neuroshard.core.plan import Plan, Provenance, shardings_of
+from neuroshard.core.plan import DeviceCost, Plan, Provenance, shardings_of
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
@@ -40,7 +40,10 @@ def _size(plan: Plan) -> str:
     laid_out = "" if topology is None else f" ({topology.text(plan.task.devices)})"
     precision = plan.task.collective_precision
     sent = "" if precision is None else f", collectives in {precision.text}"
-    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}, batch {plan.task.batch_size:,}{sent}"
+    groups = plan.task.groups
+    of_group = "" if groups is None else f", {groups.text(plan.task.devices)}"
+    batch = f"batch {plan.task.global_batch_size:,}"
+    return f"{cut_tables(plan)}, {counted(plan.task.devices, 'device')}{laid_out}{of_group}, {batch}{sent}"
 
 
 def _cost_lines(plan: Plan, bound: bool) -> list[str]:
@@ -93,7 +96,15 @@ def _device_lines(plan: Plan) -> list[str]:
             if plan.predicted
             else f"the first {DEVICES_SHOWN}; {counted(left, 'device')} more with --json"
         )
+    if averaging := averaging_line(plan.predicted or ()):
+        lines.append(averaging)
     return lines
+
+
+def averaging_line(costs: Sequence[DeviceCost]) -> str:
+    """What each total has beside the parts shown, where ranks train in groups; else empty."""
+    ms = costs[0].averaging_ms if costs else 0.0
+    return f"each total includes {ms:.3f} ms of averaging replicas" if ms else ""
 
 
 def devices_shown(plan: Plan) -> list[int]:
@@ -108,12 +119,14 @@ def _bar_lines(plan: Plan) -> list[str]:
     """The devices as bars. The slowest device fills the first bar, a device's memory fills the second."""
     if not plan.predicted:
         return []
-    lines = ["", f"{'device':>6}  {'predicted ms: █ compute ▓ forward ░ backward all-to-all':<{BAR + 10}} memory used"]
+    last = "backward, averaging" if averaging_line(plan.predicted) else "backward all-to-all"
+    legend = f"predicted ms: █ compute ▓ forward ░ {last}"
+    lines = ["", f"{'device':>6}  {legend:<{BAR + 10}} memory used"]
     memory = list(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True))
     slowest = max(cost.total_ms for cost in plan.predicted)
     for device in devices_shown(plan):
         cost, (used, limit) = plan.predicted[device], memory[device]
-        parts = (cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms)
+        parts = (cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms + cost.averaging_ms)
         lines.append(
             f"{device:>6}  {bar(parts, slowest, BAR)} {cost.total_ms:8.3f}  "
             f"{bar([used], limit, MEMORY_BAR)} {used / limit:>4.0%}"
@@ -229,7 +242,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "rows_by_access": {name: held.model_dump() for name, held in plan.task.constraints.rows_by_access.items()},
         "row_maps_bytes": plan.task.by_access.map_bytes,
         "host_memory_bytes": list(plan.host_memory()),
-        "batch_size": plan.task.batch_size,
+        "batch_size": plan.task.global_batch_size,
+        "groups": _groups_json(plan),
         "pipeline": plan.task.pipeline,
         "dense_ms": plan.task.dense_ms,
         "dense_optimizer": plan.task.dense_optimizer,
@@ -260,6 +274,21 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             for one in plan.baselines
         ],
         "provenance": plan.provenance.model_dump(mode="json"),
+    }
+
+
+def _groups_json(plan: Plan) -> dict[str, Any] | None:
+    groups, size = plan.task.groups, plan.task.devices
+    if groups is None:
+        return None
+    return {
+        "size": size,
+        "ranks": groups.ranks,
+        "replicas": groups.replicas(size),
+        "numbering": groups.numbering,
+        "sync_every": groups.sync_every,
+        "batch_size": plan.task.batch_size,
+        "averaging_ms": plan.predicted[0].averaging_ms if plan.predicted else None,
     }
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.parts import RowsByAccess, part_names
-from neuroshard.core.plan import DeviceCost, Plan, Shard, device_memory, unparted
+from neuroshard.core.plan import Plan, Shard, device_memory, unparted
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -331,8 +331,7 @@ def _anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
     prices = price_shards(model, task, plan.shards)
     if prices is None:
         return None
-    each = zip(*(ms.tolist() for ms in prices[:3]), strict=True)
-    predicted = tuple(DeviceCost(compute_ms=c, forward_collective_ms=f, backward_collective_ms=b) for c, f, b in each)
+    predicted = prices.of_devices
     fields = {name: getattr(plan, name) for name in Plan.model_fields if name not in OF_A_TASK}
     try:
         return Plan(

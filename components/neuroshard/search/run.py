@@ -6,14 +6,15 @@ A task becomes its sharding options, as arrays (`problem/`), an algorithm finds 
 and priced, with the heuristics' plans and a lower bound beside it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.comparable import other_groups
+from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.sharding import DATA_PARALLEL
@@ -23,7 +24,7 @@ from neuroshard.core.text import first_few
 from neuroshard.core.value import explain
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.protocol import CostModel, trains_on
+from neuroshard.costmodel.protocol import CostModel, Ints, trains_on
 from neuroshard.costmodel.tiers import InTiers, in_tiers
 from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
@@ -38,6 +39,14 @@ from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.copies import check_copies, copies_note, may_be_copied, with_dense_optimizer
 from neuroshard.search.given import Given
+from neuroshard.search.groups import (
+    averaging_notes,
+    cheapest,
+    less_memory,
+    may_average_less,
+    no_less,
+    tasks_of,
+)
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
@@ -79,6 +88,11 @@ def search(
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
     settings.check(from_a_plan=previous is not None)
+    if previous is not None and (differ := other_groups(previous.task, task)):
+        raise UsageError(
+            f"the plan to start from and the one to search are for {differ}, so devices of one are other ranks in the other; "
+            "leave out --from, or give --devices and --group-size as of that plan"
+        )
     watch = watch or Watch(settings.time_budget_s)
     ruled, chooses = task.constraints.rows_by_access, settings.try_rows_by_access and may_be_held(task)
     if chooses and (settings.algorithm != LOCAL_SEARCH or not cost_model.prices_rows):
@@ -136,14 +150,35 @@ def _searched(
 
 
 def _in_hbm(given: Given) -> Plan:
-    """The plan of tables that HBM holds, but for those in a tier of their own."""
-    task, settings, previous, watch = given.task, given.settings, given.previous, given.watch
-    model = for_task(given.cost_model, given.permitted)
-    problem = feasible(given.permitted, model, settings.tuning, may=given.may)
-    problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
-    said = [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
+    """The plan of tables that HBM holds, but for those in a tier of their own.
 
-    found, start, shards = _found(problem, settings, previous, watch, tries_row_wise=not task.may_split_rows)
+    Where ranks train in groups, a step also averages as many bytes as the fullest device holds, which a search does not weigh. So
+    it is repeated with less memory, as far as that may make the plan cheaper.
+    """
+    task, settings = given.task, given.settings
+    problem = feasible(given.permitted, for_task(given.cost_model, given.permitted), settings.tuning, may=given.may)
+    problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
+    if task.groups is None:
+        return _with_memory(given, problem, no_less(problem))
+    tuning = settings.tuning
+    with given.watch.sharing(0.5):
+        plan = _with_memory(given, problem, no_less(problem))
+    for share in tuning.uneven_shares if settings.algorithm == LOCAL_SEARCH else ():
+        if given.watch.expired or not may_average_less(plan, given.cost_model, tuning.worth_averaging_less):
+            break
+        try:
+            evener = _with_memory(given, problem, less_memory(plan, problem, share))
+        except Infeasible:
+            break
+        plan = min(plan, evener, key=lambda one: one.cost_ms or 0.0)
+    return say.with_notes(plan, *averaging_notes(plan, given.cost_model))
+
+
+def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
+    """As `_in_hbm`, on devices with so many bytes (D,) less."""
+    task, settings, previous, watch = given.task, given.settings, given.previous, given.watch
+    model, said = problem.model, [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
+    found, start, shards = _found(problem, settings, previous, watch, less, tries_row_wise=not task.may_split_rows)
     said += [*start.notes, *found.notes]
     if settings.algorithm == LOCAL_SEARCH:
         said += say.mean_pooled(task, settings.try_row_wise)
@@ -221,13 +256,13 @@ class _Start(NamedTuple):
 
 
 def _found(
-    problem: Problem, settings: SearchSettings, previous: Plan | None, watch: Watch, *, tries_row_wise: bool
+    problem: Problem, settings: SearchSettings, previous: Plan | None, watch: Watch, less: Ints, *, tries_row_wise: bool
 ) -> tuple[Found, _Start, tuple[Shard, ...]]:
     """What the algorithm finds, from where, and its shards. Where shards whose cuts are kept lie so that TorchRec would mix them
     up, it searches again with these where they were."""
     stay = frozenset[str]()
     while True:
-        start = _starting_from(previous, problem, settings, stay)
+        start = _starting_from(previous, problem, settings, stay, less)
         found = find(start.problem, Asked(settings, watch.anew(), start.current, tries_row_wise))
         shards, kept = lay_out(found.best, start.current), start.kept
         if kept is not None:
@@ -238,10 +273,12 @@ def _found(
         stay |= mixed_up
 
 
-def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSettings, stay: Collection[str]) -> _Start:
-    """What to search from a plan, if there is one."""
+def _starting_from(
+    previous: Plan | None, problem: Problem, settings: SearchSettings, stay: Collection[str], less: Ints
+) -> _Start:
+    """What to search from a plan, if there is one, on devices with so many bytes (D,) less."""
     if previous is None:
-        return _Start(problem)
+        return _Start(problem.with_less_memory(less) if less.any() else problem)
     current, kept = CurrentPlacement(problem, previous, settings.move_budget_bytes), None
     notes = current.notes
     if settings.keep_optimizer_state:
@@ -249,7 +286,7 @@ def _starting_from(previous: Plan | None, problem: Problem, settings: SearchSett
         problem = _with_kept_cuts(problem, kept)
         current = CurrentPlacement(problem, kept.plan, settings.move_budget_bytes)
         notes = (*notes, kept.note)
-    return _Start(problem.with_less_memory(current.reserved_bytes), current, kept, notes)
+    return _Start(problem.with_less_memory(current.reserved_bytes + less), current, kept, notes)
 
 
 def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
@@ -326,19 +363,48 @@ def run(
     model = open_cost_model(cost_model, order.task.get("batch_size"))
     task = task_of(order, listed, model)
     lists = {} if out is None else _lists(task, tables, out)
-    plan = search(
-        task,
-        model,
-        settings,
-        previous=before,
-        trust=trust_in(model, instead),
-        notes=(*said, *notes),
-        watch=watch,
-    )
+
+    def find(one: ShardingTask, watch: Watch) -> Plan:
+        own = model if one is task else open_cost_model(cost_model, one.batch_size)
+        trust = trust_in(own, instead)
+        return search(one, own, settings, previous=before, trust=trust, notes=(*said, *notes), watch=watch)
+
+    plan = search_in_groups(order, task, find, watch or Watch(settings.time_budget_s), before)
     if out is not None:
         write_plan(out, plan)
         write_ids(out.parent / LISTS_FOLDER, lists.values())
     return plan
+
+
+def search_in_groups(
+    order: SearchOrder,
+    task: ShardingTask,
+    find: Callable[[ShardingTask, Watch], Plan],
+    watch: Watch,
+    previous: Plan | None = None,
+) -> Plan:
+    """What `find` finds for the `task` of an order or, where its ranks train in groups, for that of a group. Of several sizes and
+    numberings the cheapest, with a note on each of the others; with a `previous` plan its own. Raises what `find` raises, and
+    UsageError."""
+    if order.groups is None:
+        return find(task, watch)
+    asked, plans, failed = tasks_of(task, order.groups), dict[str, Plan](), dict[str, NeuroshardError]()
+    if previous is not None:
+        own = [one for one in asked if isinstance(one[1], ShardingTask) and not other_groups(previous.task, one[1])]
+        asked = own or asked[:1]
+    for place, (what, one) in enumerate(asked):
+        if isinstance(one, InvalidInput):
+            failed[what] = one
+            continue
+        try:
+            with watch.sharing(1 / (len(asked) - place)):
+                plans[what] = find(one, watch.anew())
+        except (Infeasible, InvalidInput, UsageError) as error:
+            failed[what] = error
+        if watch.stopped and plans:
+            break
+    plan, lines = cheapest(plans, failed)
+    return say.with_notes(plan, *lines)
 
 
 def _lists(task: ShardingTask, tables: Path | Sequence[Table], out: Path) -> dict[str, bytes]:

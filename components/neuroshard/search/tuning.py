@@ -70,6 +70,13 @@ class Tuning:
     both_kinds_within: float = 0.1
     worth_moving: float = 1e-3  # share that a plan must gain for shards to move: for less, 7.5 GiB moved for nothing
 
+    # run: groups of ranks. What the fullest device holds above the mean in each search for an evener plan, as shares of what it
+    # does in the best plan before. Without these, MLPerf's tables and two drawn sets of 30, in groups of 8 of 32 ranks averaged
+    # every 10, 100 and 1,000 steps, cost 1.01 to 3.5 times as much. And the share of the cost that averaging evenly must save
+    # for them to be made: a guess
+    uneven_shares: tuple[float, ...] = (0.5, 0.1)
+    worth_averaging_less: float = 0.005
+
     # problem: how many shards the cost model prices at once
     price_at_once: int = 8_192  # shards in one batch, at most, since larger batches need memory: a guess
     price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch: a guess

@@ -9,7 +9,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import memory_of
 from neuroshard.models.open import open_cost_model
-from neuroshard.orders.search import SearchOrder
+from neuroshard.orders.search import SearchOrder, groups_fault
 from neuroshard.orders.sizes import Kind, SizeOrder
 
 
@@ -94,6 +94,10 @@ def _sizes(kind: Kind, order: SizeOrder, left_out: list[str]) -> Iterator[tuple[
         most = min(domain, devices)
         topology = {"domain": most, "local_world_size": min(ranks, most)}
         if fault := Topology.parse(topology, "the topology").fault(devices):
+            left_out.append(f"{kind.name} with {counted(devices, 'device')} is left out: {fault}")
+            continue
+        joined = Topology.parse(topology, "the topology")
+        if (size := order.group_size) is not None and (fault := groups_fault(devices, size, joined)):
             left_out.append(f"{kind.name} with {counted(devices, 'device')} is left out: {fault}")
             continue
         yield devices, most, min(ranks, most)

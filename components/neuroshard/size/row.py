@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import short_name
 from neuroshard.report.numbers import source
@@ -68,8 +69,13 @@ class Row:
         return self.embeddings_ms / (1 + self.error) + self.dense_ms, high + self.dense_ms
 
     @property
+    def groups(self) -> Groups | None:
+        """Those that its ranks train in, if several."""
+        return self.found.task.groups
+
+    @property
     def batch_size(self) -> int:
-        return self.found.task.batch_size
+        return self.found.task.global_batch_size
 
     @property
     def sample_ms(self) -> float:
@@ -133,6 +139,7 @@ class Row:
         return {
             **data,
             "batch_size": self.batch_size,
+            "groups": None if self.groups is None else self.groups.text(self.found.task.devices),
             "step_ms": self.step_ms,
             "embeddings_ms": self.embeddings_ms,
             "dense_ms": self.dense_ms,

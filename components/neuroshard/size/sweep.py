@@ -35,7 +35,7 @@ from neuroshard.costmodel.network import for_task
 from neuroshard.models.open import open_cost_model
 from neuroshard.progress import progress
 from neuroshard.search.notes import beyond_measured, with_notes
-from neuroshard.search.run import search, settings_of, task_of, trust_in
+from neuroshard.search.run import search, search_in_groups, settings_of, task_of, trust_in
 from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 from neuroshard.size.cells import Cell
@@ -207,7 +207,7 @@ def _usable(row: Row, cell: Cell) -> int:
 
 def _with(row: Row, cell: Cell, bound_ms: float | None) -> Row:
     """The row of a cell of other memory, with the same plan and a bound of its own."""
-    plan, memory = row.found, (cell.memory_bytes,) * cell.devices
+    plan, memory = row.found, (cell.memory_bytes,) * row.found.task.devices
     task = plan.task.model_copy(update={"device_memory_bytes": memory})
     bound = None if bound_ms is None else min(bound_ms, row.embeddings_ms)
     other = {"task": task, "task_digest": task.digest(), "lower_bound_ms": bound}
@@ -227,15 +227,24 @@ def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float |
         if fault := too_small(task):
             return Row(cell, "proven not to fit", fault)
         watch = Watch(seconds, stop=stop)
+
+        def find(one: ShardingTask, watch: Watch) -> Plan:
+            own = model if one is task else open_cost_model(cell.kind.name, one.batch_size)
+            return search(one, own, settings, trust=trust_in(own), notes=what.notes, watch=watch)
+
         with silent(True):
-            plan = search(task, model, settings, trust=trust_in(model), notes=what.notes, watch=watch)
+            plan = search_in_groups(order, task, find, watch)
     except Infeasible as error:
         return Row(cell, "proven not to fit" if error.proven else "no plan found", str(error))
     except InvalidInput as error:
         return Row(cell, "not priced", str(error))
     if watch.expired and not watch.stopped:
         plan = with_notes(plan, TIME_UP)
+    if plan.task.batch_size != model.batch_size:  # a group's
+        model = open_cost_model(cell.kind.name, plan.task.batch_size)
     caveats = beyond_measured(plan, for_task(model, plan.task))
+    if plan.task.groups is not None:
+        caveats.append(f"trained in {plan.task.groups.text(plan.task.devices)}")
     return Row(cell, "fits", plan=plan, bound_ms=plan.lower_bound_ms, caveats=tuple(caveats))
 
 

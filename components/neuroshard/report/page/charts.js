@@ -89,7 +89,8 @@ function hostLayers(devices) {
 }
 
 function devicesSpec(devices, bound) {
-  const titles = { compute: "compute", forward: "forward all-to-all", backward: "backward all-to-all" };
+  const averaging = devices.some((row) => row.averaging) ? { averaging: "averaging replicas" } : {};
+  const titles = { compute: "compute", forward: "forward all-to-all", backward: "backward all-to-all", ...averaging };
   const names = Object.keys(titles);
   const parts = devices.flatMap((row) => names.map((name, order) => ({ ...row, part: titles[name], order, ms: row[name] })));
   const told = [{ field: "device" }, { field: "part" }, { field: "ms", title: "predicted ms", format: ".3f" },
@@ -103,7 +104,7 @@ function devicesSpec(devices, bound) {
         x: byDevice,
         y: { field: "ms", type: "quantitative", title: "ms a step, predicted" },
         order: { field: "order" },
-        color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { compute: colour("compute"), forward: colour("forward"), backward: colour("backward") }) },
+        color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { compute: colour("compute"), forward: colour("forward"), backward: colour("backward"), averaging: colour("other") }) },
         opacity: dimOthers, tooltip: told } },
       ...boundLayer(bound, "y"),
       ...hostLayers(devices),

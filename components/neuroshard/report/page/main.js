@@ -55,6 +55,7 @@ const drawDevices = list("list-devices", [
     { title: "forward all-to-all ms", of: (row) => row.forward, text: (row) => ms(row.forward), number: true, first: "descending" },
     { title: "backward all-to-all ms", of: (row) => row.backward, text: (row) => ms(row.backward), number: true, first: "descending" },
   ] : []),
+  ...(DATA.devices.averaging ? [{ title: "averaging ms", of: (row) => row.averaging, text: (row) => ms(row.averaging), number: true, first: "descending" }] : []),
   ...(DATA.devices.total ? [{ title: "total ms, predicted", of: (row) => row.total, text: (row) => ms(row.total), number: true, first: "descending" }] : []),
   ...(DATA.devices.live ? [{ title: "live plan ms, predicted", of: (row) => row.live, text: (row) => ms(row.live), number: true, first: "descending" }] : []),
   { title: "memory", of: (row) => row.memory, text: (row) => row.memoryText, number: true, first: "descending" },

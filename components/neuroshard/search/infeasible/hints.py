@@ -29,7 +29,9 @@ def hints(task: ShardingTask, model: CostModel, tuning: Tuning) -> str:
     if not tuning.hints:
         return "more devices or memory may do"
     trials = _Trials(task, model)
-    found = [*trials.memory(), *trials.more_devices(), *trials.rules(), *trials.row_wise(), *trials.host_memory()]
+    alone = task.groups is None  # a group's size is a divisor, and it has no host memory
+    found = [*trials.memory(), *(trials.more_devices() if alone else ()), *trials.rules(), *trials.row_wise()]
+    found += trials.host_memory() if alone else ()
     return ", or ".join(found) if found else "add devices or memory"
 
 

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.part import Part
 from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
+from neuroshard.costmodel.averaging import averaging_ms, least_averaging_ms
 from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kinds import copies_of
@@ -29,8 +31,13 @@ def make_plan(
     Raises InvalidInput where the cost model predicts a cost that is negative or not finite.
     """
     solved = {name: other for name, other in baselines.items() if isinstance(other, Placement)}
-    compute, forward, backward = problem.costs([placement, *solved.values()])
-    total = compute + forward + backward
+    placements = [placement, *solved.values()]
+    compute, forward, backward = problem.costs(placements)
+    held = (
+        np.zeros(len(placements)) if problem.task.groups is None else [_averaged_bytes(problem, p) for p in placements]
+    )
+    averaging = np.array([averaging_ms(problem.model, problem.task, float(nbytes)) for nbytes in held])
+    total = compute + forward + backward + averaging[:, None]
     if not (np.isfinite(total).all() and total.min() >= 0):
         raise InvalidInput(f"cost model {problem.model.name} predicts {total.min():g} ms for a device; train it again")
     baseline_ms = dict(zip(solved, total[1:].tolist(), strict=True))
@@ -39,7 +46,9 @@ def make_plan(
         shards=shards,
         predicted_ms=tuple(total[0].tolist()),
         predicted=tuple(
-            DeviceCost(compute_ms=c, forward_collective_ms=f, backward_collective_ms=b)
+            DeviceCost(
+                compute_ms=c, forward_collective_ms=f, backward_collective_ms=b, averaging_ms=float(averaging[0])
+            )
             for c, f, b in zip(compute[0].tolist(), forward[0].tolist(), backward[0].tolist(), strict=True)
         ),
         baselines=tuple(
@@ -52,11 +61,38 @@ def make_plan(
             )
             for name, other in baselines.items()
         ),
-        lower_bound_ms=bound_ms,
+        lower_bound_ms=None if bound_ms is None else bound_ms + least_averaging_ms(problem.model, problem.task),
         bound_assumptions=bound_assumptions,
-        improvements=improvements,
+        # a search does not weigh averaging, whose cost differs from plan to plan
+        improvements=() if problem.task.groups is not None else improvements,
         provenance=provenance,
     )
+
+
+def _averaged_bytes(problem: Problem, placement: Placement) -> int:
+    """Bytes of weights and optimizer state of the device that holds most under a placement, without copies."""
+    parts, devices, times = list[Part](), list[int](), list[int]()
+    for shard, device in zip(placement.shards.tolist(), placement.devices.tolist(), strict=True):
+        group = problem.group[shard]
+        equal = int(problem.units[shard]) if problem.in_equal_shards[group] else 1
+        tables = problem.tables[group]
+        for table in tables:
+            dim = table.dim if len(tables) > 1 else int(problem.columns[shard]) // equal
+            parts.append(Part(table, table.rows, dim))
+            devices.append(device)
+            times.append(equal)
+    for group, place in zip(placement.spread.tolist(), placement.places.tolist(), strict=True):
+        if problem.options.way_of[place] == problem.options.copied:
+            continue
+        table = problem.tables[group][0]
+        for piece in problem.options.shards(table, place):
+            parts.append(Part(table, piece.rows, piece.dim))
+            devices.append(piece.device)
+            times.append(1)
+    held = [0] * problem.devices
+    for memory, device, equal in zip(problem.task.memories(parts), devices, times, strict=True):
+        held[device] += equal * (memory.weights + memory.optimizer)
+    return max(held)
 
 
 def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard, ...]:
