@@ -2,19 +2,20 @@
 
 Three questions, each of runs that take turns step by step in the same processes, so that whatever else this machine does meets
 all of them alike; medians, and the quarter of steps below and above:
-- what it costs to map an id, by listed ids;
+- what it costs to map an id, where ids are in order and by listed ids, beside what a plan's cost has for it;
 - a row-wise table whose ids are in order of access: a step as TorchRec deals rows out, and with rows dealt by access;
 - sequences: bytes sent and a step, with hot rows copied to both ranks. TorchRec's use_index_dedup has no kernel for CPUs
   (jagged_unique_indices); what it would send is counted.
 """
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,14 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
+from bench.publishing.page import print_table, publish
 from helpers.gloo import on_ranks
 from helpers.row_trainers import sharding
 from neuroshard.client.rows import CollectionByAccess, TableRows
-from neuroshard.client.rows_map import Part, RowMap
+from neuroshard.client.rows_map import Part
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
+from neuroshard.core.parts import LIST_KERNELS, MAP_KERNELS, SPLIT_KERNELS
+from neuroshard.costmodel.pricing import MAP_MS
 
 RANKS, DIM, LOOKUPS, WARM_UP = 2, 64, 20, 3
 FUSED = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.01}
@@ -149,71 +153,101 @@ def spread(times: list[float]) -> str:
     return f"{middle:.1f} ({low:.1f} to {high:.1f})"
 
 
-def print_run(name: str, by_rank: list[Any], base: str, *, with_bytes: bool) -> None:
+def row_of(name: str, by_rank: list[Any], base: str, *, with_bytes: bool) -> list[str]:
+    """A run's row of a table: its steps, beside those of the run `base` that they took turns with."""
     ratios = [mine / theirs for mine, theirs in zip(by_rank[0][name][0], by_rank[0][base][0], strict=True)]
     cpu = " and ".join(f"{statistics.median(found[name][1]):.1f}" for found in by_rank)
-    line = f"| {name} | {spread(by_rank[0][name][0])} | {statistics.median(ratios):.2f} | {cpu} |"
+    row = [name, spread(by_rank[0][name][0]), f"{statistics.median(ratios):.2f}", cpu]
     if with_bytes:
         sent = [sum(found[name][2][kind] for found in by_rank) / 2**20 for kind in ("ids", "rows", "all-reduce")]
         before = sum(found[base][2]["ids"] + found[base][2]["rows"] for found in by_rank) / 2**20
         share = (sent[0] + sent[1]) / before
-        line += f" {sent[0]:.2f} | {sent[1]:.2f} | {share:.0%} | {sent[2]:.2f} |"
-    print(line, flush=True)
+        row += [f"{sent[0]:.2f}", f"{sent[1]:.2f}", f"{share:.0%}", f"{sent[2]:.2f}"]
+    return row
 
 
 COLUMNS = "run", "step, ms (quartiles)", "ratio of pairs, median", "CPU ms of the ranks"
 BYTES = "all-to-all of ids, MiB", "of rows, MiB", "all-to-all beside the first's", "all-reduce, MiB"
 
 
-def head(*columns: str) -> str:
-    return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
-
-
-def map_cost(rows: int, quick: bool) -> None:
-    print(
-        "\n## What it costs to map an id\n\n| listed ids | ns a lookup, dealt | ns a lookup, rank only |\n|---|---|---|"
-    )
+def map_cost(rows: int, quick: bool) -> tuple[list[str], list[list[str]]]:
+    """What the wrapper takes for the ids of one feature, CPU time; beside what a plan's cost has for it."""
     generator = torch.Generator().manual_seed(0)
-    ids, count = Zipf(rows, 1.05).draw(2**17, generator), 5 if quick else 15
+    zipf, samples, count = Zipf(rows, 1.05), 2048, 5 if quick else 25
     shuffled = torch.randperm(rows, generator=generator)
-    for listed in (0, 2**10, 2**14, 2**17, *([] if quick else [2**20])):
-        order, part = RowMap("t", rows, shuffled[:listed] if listed else None), Part("dealt", 0, rows, RANKS)
-        asked, costs = shuffled[ids] if listed else ids, []
-        for dealt in (True, False):
-            spent = []
+    price, found = MAP_MS["cpu"], []
+    for listed in (0, 2**10, 2**14, *([] if quick else [2**17, 2**19])):
+        hot = listed or zipf.hot_rows(HOT_SHARE)
+        ids = zipf.draw(samples * LOOKUPS, generator)
+        ids = shuffled[ids] if listed else ids
+        cells = [f"{listed:,}" if listed else "none: ids are in order"]
+        for parts in (
+            (Part("dealt", 0, rows, RANKS),),
+            (Part("hot", 0, hot, RANKS), Part("cold", hot, rows - hot, RANKS)),
+        ):
+            held = TableRows(parts, shuffled[:listed] if listed else None)
+            config = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=4, feature_names=["f"])
+            collection = EmbeddingBagCollection([config], device=torch.device("meta"))
+            split, spent = CollectionByAccess(collection, {"t": held}).rows.split, []
             for _ in range(count):
+                batch = KeyedJaggedTensor(["f"], ids, lengths=torch.full((samples,), LOOKUPS))
                 begin = time.process_time()
-                ranks, _ = order.ranks(asked)
-                if dealt:
-                    part.held_in(ranks)
+                split(batch)
                 spent.append((time.process_time() - begin) / len(ids) * 1e9)
-            costs.append(statistics.median(spent))
-        print(f"| {listed:,} | {costs[0]:.0f} | {costs[1]:.0f} |", flush=True)
+            cells.append(spread(spent))
+        kernels = MAP_KERNELS + LIST_KERNELS * (listed > 0)
+        of_two = (kernels + SPLIT_KERNELS) * price.kernel / len(ids)
+        a_lookup = price.lookup + price.compared * math.log2(1 + listed)
+        cells += [f"{(a_lookup + launched) * 1e6:.0f}" for launched in (kernels * price.kernel / len(ids), of_two)]
+        found.append(cells)
+    return [
+        "listed ids",
+        "dealt, ns a lookup (quartiles)",
+        "in two parts, ns a lookup (quartiles)",
+        "priced: dealt",
+        "priced: in two parts",
+    ], found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller tables and fewer steps")
-    quick = parser.parse_args().quick
+    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
+    options = parser.parse_args()
+    if options.publish and options.quick:
+        parser.error("--publish is for whole runs, not for --quick")
     torch.set_num_threads(1)
-    rows, samples, steps = (100_000, 256, 8) if quick else (1_000_000, 2048, 24)
-    print(
-        f"{rows:,} rows x {DIM} fp32, {samples:,} samples a rank of {LOOKUPS} lookups, {RANKS} gloo ranks, {steps} steps"
+    rows, samples, steps = (100_000, 256, 8) if options.quick else (1_000_000, 2048, 24)
+    size = f"{rows:,} rows x {DIM} fp32, {samples:,} samples a rank of {LOOKUPS} lookups, {RANKS} gloo ranks, {steps} steps"
+
+    def show(name: str, question: str, columns: Sequence[str], found: Sequence[Sequence[str]]) -> None:
+        print(f"\n## {question}\n")
+        print_table(columns, found)
+        if options.publish:
+            publish(f"trainer-rows-{name}", question, columns, found, costs="measured")
+
+    columns, found = map_cost(rows, options.quick)
+    show(
+        "map",
+        f"What does it cost to map an id of a table held by access? CPU time, one core; {rows:,} rows, zipf 1.05.",
+        columns,
+        found,
     )
-    map_cost(rows, quick)
+    found = []
     for exponent in EXPONENTS:
-        print(f"\n## A row-wise table, ids in order of access, zipf {exponent}\n\n{head(*COLUMNS)}")
         runs: dict[str, dict[str, Any]] = {
             "as TorchRec deals rows": {"held": None, "pooled": True},
             "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": True},
         }
         by_rank = on_two(rows, samples, steps, exponent, runs)
-        for name in runs:
-            print_run(name, by_rank, next(iter(runs)), with_bytes=False)
-    hot = Zipf(rows, 1.05).hot_rows(HOT_SHARE)
-    print(
-        f"\n## Sequences, zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) apart\n\n{head(*COLUMNS, *BYTES)}"
+        found += [[f"{exponent:g}", *row_of(name, by_rank, next(iter(runs)), with_bytes=False)] for name in runs]
+    show(
+        "blocks",
+        f"What do row blocks that are dealt by access save, where ids are in order of access? A row-wise table: {size}.",
+        ("zipf", *COLUMNS),
+        found,
     )
+    hot = Zipf(rows, 1.05).hot_rows(HOT_SHARE)
     parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
     sharded = Part("hot", 0, hot, RANKS), parts[1]
     runs = {
@@ -225,10 +259,14 @@ def main() -> int:
     ids = Zipf(rows, 1.05).draw(samples * LOOKUPS, torch.Generator().manual_seed(0))
     once = len(ids.unique()) / len(ids)
     by_rank = on_two(rows, samples, steps, 1.05, runs)
-    for name in runs:
-        print_run(name, by_rank, next(iter(runs)), with_bytes=True)
-    print(
-        f"\nuse_index_dedup would send {once:.0%} of the first's lookups: those are the distinct ids of a rank's batch."
+    found = [row_of(name, by_rank, next(iter(runs)), with_bytes=True) for name in runs]
+    found.append(["use_index_dedup (counted, no kernel for CPUs)", *["-"] * 5, f"{once:.0%} of the lookups", "-"])
+    show(
+        "sequences",
+        f"What do sequences send, and how long is a step? Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) "
+        f"apart: {size}.",
+        (*COLUMNS, *BYTES),
+        found,
     )
     return 0
 

@@ -1,10 +1,17 @@
 """Ids to rows on tensors, beside the same arithmetic on integers in core/row_order.py."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
+from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part, RowMap
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.parts import LIST_KERNELS, MAP_KERNELS, SPLIT_KERNELS
 from neuroshard.core.row_order import Dealing
 
 HOT = torch.tensor([7, 2, 11, 5])
@@ -73,3 +80,33 @@ def test_a_list_of_another_table_is_refused(hot: torch.Tensor, said: str) -> Non
     with pytest.raises(InvalidInput, match="table 't'") as refused:
         RowMap("t", 13, hot)
     assert said in str(refused.value)
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts operators that make a tensor, but for views."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += not any(made.alias_info for made in func._schema.returns)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("in_two", [False, True], ids=["dealt", "two parts"])
+@pytest.mark.parametrize("listed", [False, True], ids=["sorted", "listed"])
+def test_what_is_priced_is_what_the_wrapper_launches_for_a_feature(in_two: bool, listed: bool) -> None:
+    def kernels(features: int) -> int:
+        names = [f"f{number}" for number in range(features)]
+        config = EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=4, feature_names=names)
+        parts = (Part("hot", 0, 10, 2), Part("cold", 10, 90, 2)) if in_two else (Part("dealt", 0, 100, 2),)
+        held = TableRows(parts, torch.arange(20, 30) if listed else None)
+        rows = CollectionByAccess(EmbeddingBagCollection([config]), {"t": held}).rows
+        batch = KeyedJaggedTensor(names, torch.arange(8).repeat(features), lengths=torch.full((4 * features,), 2))
+        batch.offset_per_key()
+        with _Kernels() as found:
+            rows.split(batch)
+        return found.count
+
+    assert kernels(3) - kernels(2) == pytest.approx(MAP_KERNELS + LIST_KERNELS * listed + SPLIT_KERNELS * in_two, abs=2)

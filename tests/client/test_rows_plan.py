@@ -174,6 +174,14 @@ def test_a_model_is_given_to_by_access_once() -> None:
         assert "module 'e' has tables held by access already" in refused(lambda plan=plan: by_access(held, plan, HOT))
 
 
+def test_maps_take_the_bytes_that_the_plan_counts() -> None:
+    plan = planned()
+    rows = by_access(model(), plan, HOT)["e"].rows  # type: ignore[index]
+    assert plan.task.by_access.map_bytes == 8 * (9 + 5)  # table "a" is dealt by its 9 listed ids, of "c" 5 are hot
+    assert sum(each.nbytes for each in rows.buffers()) == plan.task.by_access.map_bytes
+    assert all(held.hot_ids is None for held in rows.held.values())
+
+
 def test_a_feature_that_a_batch_lacks_is_named() -> None:
     held, given = by_access(model(), planned(), HOT), CASES["pooled"].batch(0, 0)
     others = {key: given[key] for key in given.keys() if key != "h"}  # noqa: SIM118

@@ -178,15 +178,15 @@ def test_a_sequences_hot_part_may_be_copied_with_the_state_of_its_table_and_one_
 
 def test_the_map_of_listed_ids_takes_memory_of_every_device_unless_they_are_in_order() -> None:
     assert task().usable_bytes == (2**24,) * 2
-    assert COPIED.usable_bytes == COPIED.parted.usable_bytes == (2**24 - 8 * 5_000,) * 2
+    # of a table in two parts the hot ids alone are needed
+    assert COPIED.usable_bytes == COPIED.parted.usable_bytes == (2**24 - 8 * HOT,) * 2
+    assert task(DEALT).usable_bytes == (2**24 - 8 * 5_000,) * 2
     in_order = ADS.model_copy(update={"row_order": ORDER.model_copy(update={"ids_digest": ""})})
     assert task(DEALT, tables=(in_order, USER)).usable_bytes == (2**24,) * 2
     huge = ADS.model_copy(update={"rows": 2**31})
     assert task(DEALT, tables=(huge, USER)).by_access.map_bytes == 16 * 5_000
     full = IN_PARTS.memory_bytes()[0]
-    fits, lacks = (
-        COPIED.model_copy(update={"device_memory_bytes": (full + 8 * 5_000 - less, 2**24)}) for less in (0, 1)
-    )
+    fits, lacks = (COPIED.model_copy(update={"device_memory_bytes": (full + 8 * HOT - less, 2**24)}) for less in (0, 1))
     Plan(task=fits, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)
     with pytest.raises(ValidationError, match=r"device 0 needs .* \(1 bytes too many\)"):
         Plan(task=lacks, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)

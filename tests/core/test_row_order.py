@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.row_order import Dealing, RowOrder, in_part, rank_in_part
+from neuroshard.core.row_order import Dealing, RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
@@ -48,14 +48,6 @@ def test_no_block_has_more_of_what_falls_with_rank_than_the_next_but_for_one_row
         if block < dealing.full_blocks:
             held[block] += weight
     assert max(held) - min(held) <= weights[0] + 1e-9
-
-
-@given(st.integers(0, 2**40), st.integers(1, 2**40))
-def test_every_rank_is_in_one_row_of_a_part(rank: int, hot_rows: int) -> None:
-    part, row = in_part(rank, hot_rows)
-    assert rank_in_part(part, row, hot_rows) == rank
-    assert (part == "hot") == (rank < hot_rows)
-    assert row >= 0
 
 
 def test_the_share_of_lookups_is_read_off_the_points() -> None:

@@ -1,5 +1,6 @@
 """A plan with a table by access costs what its parts cost as tables, and what the trainer's wrapper takes."""
 
+import math
 from pathlib import Path
 from typing import Any, cast
 
@@ -79,14 +80,27 @@ def test_a_table_in_two_parts_costs_as_two_tables_and_the_map_and_the_joined_out
     found, expected = (price_shards(MODEL, each, plan(of, *PARTS).shards) for each in (of, plain))
     assert found is not None
     assert expected is not None
-    lookup_ms, feature_ms = MAP_MS["cuda"]
-    assert map_ms(MODEL, of) == pytest.approx(20 * BATCH / 2 * lookup_ms + (feature_ms if pipeline == "none" else 0))
+    each = MAP_MS["cuda"]
+    mapped_ms = 20 * BATCH / 2 * (each.lookup + each.compared * math.log2(1 + HOT))
+    assert map_ms(MODEL, of) == pytest.approx(mapped_ms + (43 * each.kernel if pipeline == "none" else 0))
     joined_ms = (64 + 32) * MODEL.reorder_ms / 2  # on each of the two devices, of all pooled outputs of the collection
     more = map_ms(MODEL, of) + joined_ms
     assert found.total_ms == pytest.approx(expected.total_ms + more)
     counted, others = (launches(each, plan(of, *PARTS).shards) for each in (of, plain))
     assert (counted.operators, counted.outputs, counted.inputs) == (others.operators, others.outputs, others.inputs)
     assert counted.reordered == others.reordered + 96
+
+
+@pytest.mark.parametrize("name", ["analytic:cpu", "analytic:h100"])
+def test_ids_that_are_in_order_cost_no_search_in_a_list(name: str) -> None:
+    in_order = ADS.model_copy(update={"row_order": ORDER.model_copy(update={"ids_digest": ""})})
+    model = open_cost_model(name, BATCH)
+    each = MAP_MS["cpu" if name == "analytic:cpu" else "cuda"]
+    for rules, kernels in ((DEALT, 10), (IN_TWO, 31)):
+        listed, ordered = (map_ms(model, task(*rules, ads=ads, pipeline="none")) for ads in (ADS, in_order))
+        assert ordered == pytest.approx(20 * BATCH / 2 * each.lookup + kernels * each.kernel)
+        compared_ms = 20 * BATCH / 2 * each.compared * math.log2(1 + HOT)
+        assert listed - ordered == pytest.approx(compared_ms + 12 * each.kernel)
 
 
 def test_blocks_of_sorted_ids_are_priced_by_their_own_lookups_and_dealt_ones_are_even() -> None:

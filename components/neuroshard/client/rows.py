@@ -88,7 +88,8 @@ class Rows(nn.Module):
 
     def __init__(self, configs: Mapping[str, Config], inside: Collection, held: Mapping[str, TableRows]) -> None:
         super().__init__()
-        self.held, self.configs = dict(held), dict(configs)
+        self.configs = dict(configs)
+        self.held = {table: replace(rows, hot_ids=None) for table, rows in held.items()}  # the maps have what is needed
         self.maps = nn.ModuleDict(
             {table: RowMap(table, configs[table].num_embeddings, rows.hot_ids) for table, rows in held.items()}
         )

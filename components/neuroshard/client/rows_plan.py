@@ -79,7 +79,8 @@ def rows_of(
                 Part(COLD, by.hot_rows, table.rows - by.hot_rows, _blocks(plan, cold)),
             )
         digest = table.row_order.ids_digest if table.row_order else ""
-        held[name] = TableRows(parts, None if hot_ids is None else _ids(table, hot_ids, whose), digest)
+        ids = None if hot_ids is None else _ids(table, hot_ids, whose)
+        held[name] = TableRows(parts, None if ids is None else ids[: by.hot_rows], digest)
     return held
 
 

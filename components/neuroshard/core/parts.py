@@ -22,6 +22,9 @@ HOT, COLD = "hot", "cold"
 # Of a listed id on every rank: the id, in order, and its place in the list; of int32 up to so many rows (client/rows_map.py)
 LISTED_BYTES, LONG_LISTED_BYTES = 2 * 4, 2 * 8
 MOST_INT32_ROWS = 2**31 - 1
+# Kernels that map the ids of one feature, where ids are in order; more of them where they are not, and where a table is in two
+# parts (counted in tests/client/test_rows_map.py)
+MAP_KERNELS, LIST_KERNELS, SPLIT_KERNELS = 10, 12, 21
 
 
 class RowsByAccess(Value):
@@ -65,12 +68,14 @@ class RowsByAccess(Value):
 
 class ByAccess(NamedTuple):
     """What a trainer's wrapper (client/rows.py) takes of every rank for tables that are dealt or in two parts: bytes of its maps,
-    and in a step so many `lookups` of a sample, of so many `features`, that it maps, and `columns` of a sample that it copies to
-    join outputs: of a collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts."""
+    and in a step so many `lookups` of a sample that it maps, `compared` with ids of a list so many times, by so many `kernels`,
+    and `columns` of a sample that it copies to join outputs: of a collection of pooled tables all, of sequences those in two
+    parts. `hot` are the names of hot parts."""
 
     map_bytes: int = 0
     lookups: float = 0.0
-    features: int = 0
+    compared: float = 0.0
+    kernels: int = 0
     columns: float = 0.0
     hot: frozenset[str] = frozenset()
 
@@ -85,20 +90,32 @@ class ByAccess(NamedTuple):
             for table in tables
             if (table.name in in_two if table.pooling == "none" else (table.module, table.weighted) in pooled)
         )
+        listed = {table.name: listed_rows(table.row_order, held[table.name]) for table in some}
+        kernels = 0
+        for table in some:
+            of_each = MAP_KERNELS + LIST_KERNELS * (listed[table.name] > 0) + SPLIT_KERNELS * (table.name in in_two)
+            kernels += of_each * max(len(table.features), 1)
         return cls(
-            sum(map_bytes(table.row_order, table.rows) for table in some if table.row_order is not None),
+            sum(map_bytes(listed[table.name], table.rows) for table in some),
             math.fsum(table.pooling_factor for table in some),
-            sum(max(len(table.features), 1) for table in some),
+            math.fsum(table.pooling_factor * math.log2(1 + listed[table.name]) for table in some),
+            kernels,
             math.fsum(Part.of(table).sent_columns for table in joined),
             frozenset(part_names(name)[0] for name in in_two),
         )
 
 
-def map_bytes(order: RowOrder, rows: int) -> int:
-    """Bytes of the map that every rank keeps of an order: of listed ids alone, and none where the ids are in order already."""
-    if not order.ids_digest:
+def listed_rows(order: RowOrder | None, held: RowsByAccess) -> int:
+    """How many ids of an order a trainer keeps for a table that is held so: none where they are in order already; all where it
+    is dealt; in two parts the hot ones, since the cold ones are in the order of their ids then."""
+    if order is None or not order.ids_digest:
         return 0
-    return order.hot_rows * (LISTED_BYTES if rows <= MOST_INT32_ROWS else LONG_LISTED_BYTES)
+    return held.hot_rows or order.hot_rows
+
+
+def map_bytes(listed: int, rows: int) -> int:
+    """Bytes of the map of so many listed ids that every rank keeps, of a table with so many rows."""
+    return listed * (LISTED_BYTES if rows <= MOST_INT32_ROWS else LONG_LISTED_BYTES)
 
 
 def part_names(table: str) -> tuple[str, str]:

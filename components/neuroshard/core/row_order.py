@@ -6,8 +6,9 @@ id of the table has one rank, whatever number of ids is listed, and rows that a 
 Where ids are in this order already, nothing is stored: an order with the `ids_digest` "" lists the ids 0, 1, 2, …, and a rank
 is an id.
 
-With ranks for ids, a table can be held in two parts (`in_part`), or dealt over the blocks of row-wise sharding (`Dealing`) so
-that each has as many lookups, not only as many rows.
+With ranks for ids, a table can be held in two parts, or dealt over the blocks of row-wise sharding (`Dealing`) so that each has
+as many lookups, not only as many rows. Of a table in two parts the first K listed ids are the hot part. For it only these are
+listed: the rows of the cold part are all other ids, in order.
 """
 
 from itertools import pairwise
@@ -22,7 +23,6 @@ MOST_POINTS = 64  # of a curve; writers have one at each power of two
 
 RowCount = Annotated[Whole, Field(ge=1, le=2**40)]
 Share = Annotated[Number, Field(ge=0, le=1)]
-RowPart = Literal["hot", "cold"]
 
 
 class RowOrder(Value):
@@ -68,16 +68,6 @@ class RowOrder(Value):
             if rows <= high:
                 return least + (most - least) * (rows - low) / (high - low)
         return self.curve[-1][1]
-
-
-def in_part(rank: int, hot_rows: int) -> tuple[RowPart, int]:
-    """The part of a table held in two, and the row of it, that holds a rank: the first `hot_rows` are the hot part."""
-    return ("hot", rank) if rank < hot_rows else ("cold", rank - hot_rows)
-
-
-def rank_in_part(part: RowPart, row: int, hot_rows: int) -> int:
-    """The rank that a row of a part holds: the inverse of `in_part`."""
-    return row if part == "hot" else hot_rows + row
 
 
 class Dealing(NamedTuple):

@@ -20,9 +20,20 @@ from neuroshard.costmodel.protocol import CostModel, Floats, device_costs, train
 # gloo has no reduce-scatter: it runs an all-reduce, which sends twice as much (bytes counted on four ranks, torch 2.13). With the
 # all-gather that is three times the bytes of one all-to-all instead of two. NCCL has both.
 GLOO_BLOCKS = 1.5
-# Ids to rows by access: ms of a lookup, and of launches for each feature. On a GPU guesses, of 1 ns and twenty kernels of 5 us;
-# on a CPU 62 ns, as measured with torch on one core for a map of 2^20 rows and the split in two
-MAP_MS: Mapping[Device, tuple[float, float]] = {"cuda": (1e-6, 0.1), "cpu": (62e-6, 0.0)}
+
+
+class MapMs(NamedTuple):
+    """Ids to rows by access: ms of a lookup, of a lookup compared with an id of a list (a binary search), and of a kernel."""
+
+    lookup: float
+    compared: float
+    kernel: float
+
+
+# On a CPU as measured with torch on one core (`make bench-rows`): 9 to 21 ns a lookup where ids are in order, 61 to 77 with 2^10
+# listed ids, 102 to 116 with 2^17, 116 to 197 with 2^20, and 5 us a kernel. On a GPU guesses, of passes over the ids at 3 TB/s
+# and reads of 32 bytes at 0.6 TB/s
+MAP_MS: Mapping[Device, MapMs] = {"cuda": MapMs(0.3e-6, 0.05e-6, 5e-3), "cpu": MapMs(12e-6, 6e-6, 5e-3)}
 
 
 def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
@@ -35,10 +46,13 @@ def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
 
 def map_ms(model: CostModel, task: ShardingTask) -> float:
     """What each device takes a step to find the rows by access of the ids of its own samples. The wrapper does so with the rest
-    of the input (client/rows_sharded.py): a pipeline hides its launches, as those of input all-to-alls, but not its work."""
-    (lookup_ms, feature_ms), by_access = MAP_MS[trains_on(model)], task.by_access
-    launched = by_access.features * feature_ms if task.pipeline == "none" else 0.0
-    return by_access.lookups * task.batch_size / task.devices * lookup_ms + launched
+    of the input (client/rows_sharded.py): on a GPU a pipeline hides its launches, as those of input all-to-alls, but not its
+    work."""
+    device, by_access = trains_on(model), task.by_access
+    price = MAP_MS[device]
+    a_sample = by_access.lookups * price.lookup + by_access.compared * price.compared
+    is_hidden = device == "cuda" and task.pipeline != "none"
+    return a_sample * task.batch_size / task.devices + (0.0 if is_hidden else by_access.kernels * price.kernel)
 
 
 class LaunchMs(NamedTuple):
