@@ -17,9 +17,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from neuroshard.core.part import Part
-from neuroshard.core.parts import part_names
+from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import operator_bytes
 from neuroshard.core.value import Value
@@ -44,19 +45,10 @@ class Move(Value):
 
 def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     """Everything that devices hold under `new` and not under `old`, in the order of the new plan's shards."""
-    task, before = new.parted, old.parted
-    tables = {table.name: table for table in task.tables}
-    dims = {table.name: table.dim for table in before.tables}
-    shards, copied = old.by_table(), before.constraints.data_parallel
-    held: dict[str, _OldShards | _OtherRows] = {
-        name: _OldShards(shards.get(name, ()) if dims.get(name) == table.dim else (), copies=name in copied)
-        for name, table in tables.items()
-    }
-    held |= _in_other_places(old, new)
-    for name in (copied - before.by_access.hot) | (task.constraints.data_parallel - task.by_access.hot):
-        if name in tables:
-            tables[name] = _stateless(tables[name])
-    return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], held[shard.table]))
+    held, by_table, copied = HeldRows(old, new.task), new.by_table(), new.parted.constraints.data_parallel
+    there = {name: held.of(name, shards) for name, shards in by_table.items()}
+    tables = {name: held.table(name, copied=name in copied) for name in by_table}
+    return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], there[shard.table]))
 
 
 def moved_bytes(old: Plan, new: Plan) -> int:
@@ -72,6 +64,76 @@ def arriving_bytes(
     table = _stateless(table) if copied_before or copied_after else table
     arriving = (move for shard in after for move in _arriving(shard, table, held))
     return sum(move.nbytes for move in arriving if move.from_device is not None)
+
+
+class HeldRows:
+    """What devices hold under an `old` plan of the tables that the shards of another plan, of a `task`, are of.
+
+    `elsewhere` are the names of those whose rows may be in other places than in the old plan's shards of that name: where either
+    holds a table by access.
+    """
+
+    def __init__(self, old: Plan, task: ShardingTask) -> None:
+        self._old, self._before, self._shards = old, old.parted, old.by_table()
+        tables = {table.name: table for table in old.task.tables}
+        parted = {table.name: table for table in task.parted.tables}
+        held, self._hot = task.constraints.rows_by_access, task.by_access.hot
+        self._tables: dict[str, _NewTable] = {}
+        elsewhere = list[str]()
+        for table in task.tables:
+            for part in parts_of_table(table, held.get(table.name)):
+                own = _NewTable(parted[part.name], table, held.get(table.name), part, tables.get(table.name))
+                self._tables[part.name] = own
+                if table.name in held or table.name in old.task.constraints.rows_by_access:
+                    elsewhere.append(part.name)
+        self.elsewhere = frozenset(elsewhere)
+
+    def table(self, name: str, *, copied: bool) -> Table:
+        """The table of new shards, which may be copies, with the state that comes along."""
+        before = self._before
+        densely = (name in before.constraints.data_parallel - before.by_access.hot) or (
+            copied and name not in self._hot
+        )
+        table = self._tables[name].table
+        return _stateless(table) if densely else table
+
+    def arriving_bytes(self, shards: Sequence[Shard], *, copied: bool) -> int:
+        """Bytes that devices must receive for new shards of one table, or for some of its columns."""
+        name = shards[0].table
+        there, table = self.of(name, shards), self.table(name, copied=copied)
+        arriving = (move for shard in shards for move in _arriving(shard, table, there))
+        return sum(move.nbytes for move in arriving if move.from_device is not None)
+
+    def of(self, name: str, shards: Sequence[Shard]) -> "_OldShards | _OtherRows":
+        """What the old plan has of a table's new shards."""
+        new, copied = self._tables[name], self._before.constraints.data_parallel
+        was, there = new.before, self._shards.get(name, ())
+        if was is None or was.dim != new.whole.dim:
+            return _OldShards((), copies=False)
+        how = self._old.task.constraints.rows_by_access.get(was.name)
+        if _places(was, how, there) == _places(new.whole, new.how, shards):
+            return _OldShards(there, copies=name in copied)
+        one_order = was.row_order is not None and _order(was) == _order(new.whole)
+        # by another order, the rows of a part may have been anywhere
+        parts = [
+            (part if one_order else part._replace(first=0, rows=was.rows), self._shards[part.name])
+            for part in parts_of_table(was, how)
+        ]
+        return _OtherRows(
+            new.part if one_order else new.part._replace(first=0, rows=new.whole.rows),
+            tuple((ranks, some) for ranks, some in parts if ranks.name not in copied),
+            tuple((ranks, {one.device: one for one in some}) for ranks, some in parts if ranks.name in copied),
+        )
+
+
+class _NewTable(NamedTuple):
+    """A `table` of new shards: a `part` of the `whole`, held so; and what this was `before`, if it was there."""
+
+    table: Table
+    whole: Table
+    how: RowsByAccess | None
+    part: "PlanPart"
+    before: Table | None
 
 
 def _stateless(table: Table) -> Table:
@@ -132,11 +194,15 @@ class PlanPart(NamedTuple):
 
 def plan_parts(plan: Plan, table: Table) -> tuple[PlanPart, ...]:
     """The tables of a plan's shards that have the rows of a table of its task: two of one in two parts."""
-    held = plan.task.constraints.rows_by_access.get(table.name)
-    if held is None or held.hot_rows is None:
+    return parts_of_table(table, plan.task.constraints.rows_by_access.get(table.name))
+
+
+def parts_of_table(table: Table, how: RowsByAccess | None) -> tuple[PlanPart, ...]:
+    """The tables that have the rows of a table that is held so."""
+    if how is None or how.hot_rows is None:
         return (PlanPart(table.name, 0, table.rows),)
     hot, cold = part_names(table.name)
-    return PlanPart(hot, 0, held.hot_rows), PlanPart(cold, held.hot_rows, table.rows - held.hot_rows)
+    return PlanPart(hot, 0, how.hot_rows), PlanPart(cold, how.hot_rows, table.rows - how.hot_rows)
 
 
 def carried_over(changed: int) -> str:
@@ -255,37 +321,12 @@ class _OtherRows(NamedTuple):
                     yield one, both * (shard.rows / self.part.rows) * (one.rows / part.rows)
 
 
-def _in_other_places(old: Plan, new: Plan) -> dict[str, _OtherRows]:
-    """By table of the new plan's shards, for those whose rows the old plan holds in other places."""
-    before, shards, found = {table.name: table for table in old.task.tables}, old.by_table(), dict[str, _OtherRows]()
-    copied = old.parted.constraints.data_parallel
-    for table in new.task.tables:
-        was = before.get(table.name)
-        if was is None or was.dim != table.dim or _places(old, was) == _places(new, table):
-            continue
-        one_order = was.row_order is not None and _order(was) == _order(table)
-        # by another order, the rows of a part may have been anywhere
-        there = [
-            (part if one_order else part._replace(first=0, rows=was.rows), shards[part.name])
-            for part in plan_parts(old, was)
-        ]
-        placed = tuple((ranks, some) for ranks, some in there if ranks.name not in copied)
-        copies = tuple((ranks, {one.device: one for one in some}) for ranks, some in there if ranks.name in copied)
-        for part in plan_parts(new, table):
-            found[part.name] = _OtherRows(
-                part if one_order else part._replace(first=0, rows=table.rows), placed, copies
-            )
-    return found
-
-
-def _places(plan: Plan, table: Table) -> object:
-    """What decides in which row of a plan's shards an id is: None where that is its own row."""
-    held = plan.task.constraints.rows_by_access.get(table.name)
-    if held is None:
+def _places(table: Table, how: RowsByAccess | None, shards: Sequence[Shard]) -> object:
+    """What decides in which rows of these shards, of a table or a part of one, ids are: None where that is their own row."""
+    if how is None:
         return None
-    parts = {part.name for part in plan_parts(plan, table)}
-    blocks = {(shard.table, shard.row_offset) for shard in plan.shards if shard.table in parts}
-    return held, _order(table), blocks
+    blocks = frozenset((shard.row_offset, shard.rows) for shard in shards)
+    return how, _order(table), blocks if len(blocks) > 1 else None
 
 
 def _order(table: Table) -> tuple[str, int] | None:

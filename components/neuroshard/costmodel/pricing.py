@@ -32,8 +32,8 @@ class MapMs(NamedTuple):
 
 # On a CPU as measured with torch on one core (`make bench-rows`): 9 to 21 ns a lookup where ids are in order, 61 to 77 with 2^10
 # listed ids, 102 to 116 with 2^17, 116 to 197 with 2^20, and 5 us a kernel. On a GPU guesses, of passes over the ids at 3 TB/s
-# and reads of 32 bytes at 0.6 TB/s
-MAP_MS: Mapping[Device, MapMs] = {"cuda": MapMs(0.3e-6, 0.05e-6, 5e-3), "cpu": MapMs(12e-6, 6e-6, 5e-3)}
+# and reads of 32 bytes at 1.6 TB/s, half of what its memory does in order
+MAP_MS: Mapping[Device, MapMs] = {"cuda": MapMs(0.3e-6, 0.02e-6, 5e-3), "cpu": MapMs(12e-6, 6e-6, 5e-3)}
 
 
 def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:

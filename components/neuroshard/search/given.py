@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from neuroshard import __version__
-from neuroshard.core.plan import Plan, Provenance
+from neuroshard.core.plan import Provenance
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.versions import of_pair
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.search.problem.kinds import MayHold
+from neuroshard.search.problem.previous import Previous
 from neuroshard.search.settings import SearchSettings, Trust
 from neuroshard.search.watch import Watch
 
@@ -24,7 +25,7 @@ class Given:
     cost_model: CostModel
     settings: SearchSettings
     watch: Watch
-    previous: Plan | None
+    previous: Previous | None
     trust: Trust
     notes: tuple[str, ...]
 

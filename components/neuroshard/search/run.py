@@ -52,6 +52,7 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
+from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
@@ -102,7 +103,8 @@ def search(
         )
 
     def found(one: ShardingTask, watch: Watch) -> Plan:
-        plan = _searched(one.parted, cost_model, settings, previous, trust, notes, watch)
+        start = None if previous is None else Previous.of(previous, one)
+        plan = _searched(one.parted, cost_model, settings, start, trust, notes, watch)
         try:
             return unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
         except ValidationError as error:  # which names a table that is dealt, but in no row blocks
@@ -119,7 +121,7 @@ def search(
         plan = found(task, watch.anew())
     if watch.expired or not may_hold_more:
         return assuming(plan, NONE_HELD)
-    may_split = _permitted(task, cost_model, settings, previous)[0].may_split_rows
+    may_split = _permitted(task, cost_model, settings, None)[0].may_split_rows
     return choose(task, plan, cost_model, lambda one: found(one, watch.anew()), may_split)
 
 
@@ -127,7 +129,7 @@ def _searched(
     task: ShardingTask,
     cost_model: CostModel,
     settings: SearchSettings,
-    previous: Plan | None,
+    previous: Previous | None,
     trust: Trust,
     notes: tuple[str, ...],
     watch: Watch,
@@ -204,11 +206,11 @@ def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
     plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, given.cost_model))
     if start.kept is None or previous is None:
         return plan
-    return say.with_notes(plan, *say.state_changed(plan, previous, start.kept))
+    return say.with_notes(plan, *say.state_changed(plan, previous.plan, start.kept))
 
 
 def _permitted(
-    task: ShardingTask, model: CostModel, settings: SearchSettings, previous: Plan | None
+    task: ShardingTask, model: CostModel, settings: SearchSettings, previous: Previous | None
 ) -> tuple[ShardingTask, MayHold]:
     """The task with all that the search may do of itself: which rows it may split, and the tables that it may copy. Raises
     UsageError where the cost model cannot price copies, and Infeasible where the task's own do not fit."""
@@ -219,7 +221,7 @@ def _permitted(
     if settings.try_data_parallel and is_ours:
         # copies would lose the state of tables that are sharded now, or go to all other devices
         keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
-        now = previous.task if keeps and previous is not None else None
+        now = previous.plan.task if keeps and previous is not None else None
         may_copy = may_be_copied(task, () if now is None else {table.name for table in now.placed}, device)
     if may_copy or task.densely_trained:
         assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
@@ -256,7 +258,7 @@ class _Start(NamedTuple):
 
 
 def _found(
-    problem: Problem, settings: SearchSettings, previous: Plan | None, watch: Watch, less: Ints, *, tries_row_wise: bool
+    problem: Problem, settings: SearchSettings, previous: Previous | None, watch: Watch, less: Ints, *, tries_row_wise: bool
 ) -> tuple[Found, _Start, tuple[Shard, ...]]:
     """What the algorithm finds, from where, and its shards. Where shards whose cuts are kept lie so that TorchRec would mix them
     up, it searches again with these where they were."""
@@ -274,17 +276,19 @@ def _found(
 
 
 def _starting_from(
-    previous: Plan | None, problem: Problem, settings: SearchSettings, stay: Collection[str], less: Ints
+    previous: Previous | None, problem: Problem, settings: SearchSettings, stay: Collection[str], less: Ints
 ) -> _Start:
     """What to search from a plan, if there is one, on devices with so many bytes (D,) less."""
     if previous is None:
         return _Start(problem.with_less_memory(less) if less.any() else problem)
-    current, kept = CurrentPlacement(problem, previous, settings.move_budget_bytes), None
+    budget, elsewhere, kept = settings.move_budget_bytes, previous.elsewhere, None
+    current = CurrentPlacement(problem, previous.plan, budget, elsewhere)
     notes = current.notes
     if settings.keep_optimizer_state:
-        kept = KeptCuts(problem.task, previous, problem.model, stay)
+        kept = KeptCuts(problem.task, previous.plan, problem.model, stay)
         problem = _with_kept_cuts(problem, kept)
-        current = CurrentPlacement(problem, kept.plan, settings.move_budget_bytes)
+        elsewhere = None if elsewhere is None else elsewhere._replace(pieces=kept.columns_of)
+        current = CurrentPlacement(problem, kept.plan, budget, elsewhere)
         notes = (*notes, kept.note)
     return _Start(problem.with_less_memory(current.reserved_bytes + less), current, kept, notes)
 

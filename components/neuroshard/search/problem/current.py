@@ -27,6 +27,7 @@ from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.column_shards import Widths
 from neuroshard.search.problem.kinds import copies_of
+from neuroshard.search.problem.previous import Elsewhere
 from neuroshard.search.problem.problem import Problem
 
 ORDERED = 8  # shards of a table of which every order is tried: 2^8 subsets; of more, their order is kept
@@ -39,11 +40,14 @@ class CurrentPlacement:
 
     Groups `spread` (P,) are at these `places` now, and may stay so. `reserved_bytes` (D,) are what tables in several spans on a
     device take more than as one shard. `notes` say what changed in the task since. Raises Infeasible where the copies of the
-    task's data-parallel tables take more than the budget to move.
+    task's data-parallel tables take more than the budget to move. Of tables `elsewhere` bytes are counted by the rows that the
+    devices really have.
     """
 
-    def __init__(self, problem: Problem, plan: Plan, budget_bytes: int | None) -> None:
-        self.problem, self.budget_bytes = problem, budget_bytes
+    def __init__(
+        self, problem: Problem, plan: Plan, budget_bytes: int | None, elsewhere: Elsewhere | None = None
+    ) -> None:
+        self.problem, self.budget_bytes, self._elsewhere = problem, budget_bytes, elsewhere
         self.shards = {name: shards for name, shards in plan.by_table().items() if len(shards) > 0}
         self.copied = (
             plan.parted.constraints.data_parallel
@@ -125,6 +129,7 @@ class CurrentPlacement:
             most = problem.task.constraints.allowed(rules.get(table.name), table.dim)[1]
             allowed = len(spans) <= (most or len(spans)) and narrowest >= problem.min_units[group] * unit
             allowed &= self._held(group, [(begin, end) for _, begin, end in spans])
+            allowed &= not self._is_elsewhere(table)
             if row.any() and len(problem.tables[group]) == 1 and (more > 0).any() and allowed:
                 self._in_spans[group, row.tobytes()] = sorted(spans, key=lambda span: span[1])
                 of_shard = problem.task.memory(Part(table, table.rows, 0)).total  # however wide it is
@@ -228,12 +233,17 @@ class CurrentPlacement:
     def _arriving_shards(
         self, table: Table, before: Sequence[Shard], after: Sequence[Shard], *, copied: bool = False
     ) -> int:
+        if self._elsewhere is not None and self._elsewhere.has(table.name):
+            return self._elsewhere.arriving_bytes(after, copied=copied)
         return arriving_bytes(table, before, after, copied_before=table.name in self.copied, copied_after=copied)
+
+    def _is_elsewhere(self, table: Table) -> bool:
+        return self._elsewhere is not None and self._elsewhere.has(table.name)
 
     def _arriving_of(self, table: Table, group: int, widths: Widths) -> int:
         if table.name not in self.rows:
             return 0
-        if table.name in self.not_whole | self.copied:
+        if table.name in self.not_whole | self.copied or self._is_elsewhere(table):
             return self._arriving_shards(table, self.shards[table.name], self._laid_out(table, group, widths))
         devices, kept = self._order(table, group, widths)
         moved = sum(self.problem.dim_of(group, table, int(widths[device])) for device in devices) - kept

@@ -105,6 +105,11 @@ class KeptCuts:
         """Names of the task's tables that are shards of cut tables."""
         return self._of.keys()
 
+    @property
+    def columns_of(self) -> Mapping[str, tuple[str, int]]:
+        """Of each of these, its table and its first column there."""
+        return self._of
+
     def table_of(self, name: str) -> str:
         """The table of a piece, or the name itself."""
         return self._of.get(name, (name, 0))[0]

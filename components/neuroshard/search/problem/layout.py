@@ -61,7 +61,9 @@ def make_plan(
             )
             for name, other in baselines.items()
         ),
-        lower_bound_ms=None if bound_ms is None else bound_ms + least_averaging_ms(problem.model, problem.task),
+        lower_bound_ms=None
+        if bound_ms is None
+        else min(bound_ms + least_averaging_ms(problem.model, problem.task), float(total[0].max())),  # sums round
         bound_assumptions=bound_assumptions,
         # a search does not weigh averaging, whose cost differs from plan to plan
         improvements=() if problem.task.groups is not None else improvements,

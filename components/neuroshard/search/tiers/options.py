@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import price_shards
@@ -23,6 +23,7 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import lay_out
+from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
@@ -44,13 +45,16 @@ CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may 
 class StartFrom:
     """The plan to start from, with the bytes that may move, and the column cuts that are `kept` of it, if so."""
 
-    plan: Plan
+    previous: Previous
     budget_bytes: int | None
     kept: KeptCuts | None
 
     def placement(self, problem: Problem) -> CurrentPlacement:
         """Where the tables of a problem, or their pieces, are in it."""
-        return CurrentPlacement(problem, self.plan if self.kept is None else self.kept.plan, self.budget_bytes)
+        (plan, elsewhere), kept = self.previous, self.kept
+        if kept is not None:
+            plan, elsewhere = kept.plan, elsewhere and elsewhere._replace(pieces=kept.columns_of)
+        return CurrentPlacement(problem, plan, self.budget_bytes, elsewhere)
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def beyond_hbm(given: Given) -> Plan:
     plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
     if before is None or kept is None:
         return plan
-    return say.with_notes(plan, *say.state_changed(plan, before.plan, kept))
+    return say.with_notes(plan, *say.state_changed(plan, before.previous.plan, kept))
 
 
 def cheaper_beyond(given: Given, in_hbm: Plan) -> Plan:
@@ -167,7 +167,7 @@ def _with_or_without_copies(given: Given) -> tuple[Given, FoundTiers, StartFrom 
     copied = worth_copying(task, given.cost_model, found.plan.tiers, names, asked)
     had = frozenset[str]()
     if given.previous is not None:
-        had = given.previous.task.constraints.data_parallel.intersection(names)
+        had = given.previous.plan.task.constraints.data_parallel.intersection(names)
     if not (copied := copied | had):
         return without, found, before
     copied |= task.constraints.data_parallel
@@ -192,7 +192,7 @@ def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
         return search_tiers(task, given.cost_model, asked, given.may), None
     stay = frozenset[str]()
     while True:
-        kept = KeptCuts(task, previous, given.cost_model, stay) if settings.keep_optimizer_state else None
+        kept = KeptCuts(task, previous.plan, given.cost_model, stay) if settings.keep_optimizer_state else None
         before = StartFrom(previous, settings.move_budget_bytes, kept)
         try:
             found = search_tiers(task, given.cost_model, asked, given.may, before)

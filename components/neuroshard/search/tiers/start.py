@@ -38,7 +38,8 @@ def start_plan(problems: TierProblems, before: StartFrom, worth: Floats, watch: 
 
 def _as_before(problems: TierProblems, before: StartFrom) -> Ints:
     """The option of each table group (G,) in the plan to start from, of shares of cached rows the nearest below."""
-    tables, rules = {table.name: table for table in before.plan.task.tables}, before.plan.task.constraints.beyond_hbm
+    task = before.previous.plan.task
+    tables, rules = {table.name: table for table in task.tables}, task.constraints.beyond_hbm
     choice = np.full(len(problems.anywhere.tables), WHOLE)
     for group in np.flatnonzero(problems.chosen).tolist():
         owners = [problems.table_of(table.name) for table in problems.anywhere.tables[group]]
