@@ -15,7 +15,8 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.models.open import open_cost_model
-from neuroshard.search.rows_by_access import AS_HELD, NONE_HELD, WORTH
+from neuroshard.search import rows_by_access, run
+from neuroshard.search.rows_by_access import AS_HELD, NONE_HELD, TRIAL_ROUNDS, WORTH
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -155,6 +156,54 @@ def test_from_a_plan_tables_stay_as_they_are_held() -> None:
     assert held(kept) == held(before)
     plain = found(task, NONE)
     assert held(found(task, replace(AUTO, move_budget_bytes=0), previous=plain)) == {}
+
+
+def in_two(task: ShardingTask, hot_rows: int) -> Plan:
+    """A plan with so many hot rows of the large table."""
+    rules = (TableRule(table="large", rows_by_access=RowsByAccess(hot_rows=hot_rows)),)
+    plan = found(task.model_copy(update={"constraints": task.constraints.model_copy(update={"tables": rules})}), NONE)
+    assert held(plan)["large"].hot_rows == hot_rows
+    return plan
+
+
+def test_another_number_of_hot_rows_is_taken_where_that_is_worth_moving() -> None:
+    task = beyond_hbm()
+    few, best = in_two(task, 64), found(task)
+    again = found(task, previous=few)
+    assert (held(again)["large"].hot_rows or 0) > 64
+    assert ms(again) < ms(few) * (1 - WORTH)
+    assert any("of the plan found with tables held as before" in note for note in again.provenance.notes)
+    near = in_two(task, (held(best)["large"].hot_rows or 0) * 99 // 100)
+    assert held(found(task, previous=near)) == held(near)
+    assert held(found(task, budget(0), previous=few)) == held(few)
+
+
+def test_a_table_is_whole_again_where_hbm_holds_it_by_now() -> None:
+    before, task = found(beyond_hbm()), beyond_hbm()
+    roomy = task.model_copy(update={"device_memory_bytes": (8 * 2**30,) * 2})
+    again = found(roomy, previous=before)
+    assert held(again) == {}
+    assert any("1 table no longer apart (large)" in note for note in again.provenance.notes)
+
+
+def budget(nbytes: int) -> SearchSettings:
+    return replace(AUTO, move_budget_bytes=nbytes)
+
+
+def test_where_a_trial_gains_nothing_there_is_no_other_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = list[int]()
+
+    def searched(*args: Any) -> Plan:
+        rounds.append(args[2].most_rounds)
+        return before(*args)
+
+    before = run._searched
+    monkeypatch.setattr(run, "_searched", searched)
+    monkeypatch.setattr(rows_by_access, "_worth_dealing", lambda *args: ["large"])  # an estimate that hopes too much
+    large = ordered(Table(name="large", rows=400_000, dim=64, pooling_factor=2.0, access="zipf:1.1"))
+    plan = found(task_of(large, 2**30), replace(AUTO, rounds=9))
+    assert held(plan) == {}
+    assert rounds == [9, TRIAL_ROUNDS]
 
 
 def test_only_local_search_chooses() -> None:

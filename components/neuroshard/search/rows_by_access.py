@@ -1,23 +1,28 @@
 """Which tables to deal over their row blocks, and which to hold in two parts with how many hot rows (core/parts.py).
 
-A table may be held so if it has a row order and no rule says how it is held. Choices are made beside a plan without them:
+A table may be held so if it has a row order and no rule says how it is held. Choices are made beside a plan without them, or with
+those of the plan to start from:
 
 1. **Estimates**: shards of the plan, with parts in place of a table, are priced as if all devices held as much. Of a few points
    of each order that one is taken which saves most: hot rows in HBM and cold ones in host memory, of tables beyond HBM; copies of
-   hot rows, of sequences. What HBM these need more is worth what the plan's caches would lose by it.
-2. **A trial**: the best of these together, in tiers that are named, so that no tiers are searched.
-3. **A search** of the task held so, and with uneven row blocks dealt, if the trial is cheaper or dealing may save enough.
+   hot rows, of sequences. What HBM these need more is worth what the plan's caches would lose by it. A table that is in two
+   parts already may get other numbers of hot rows, or be whole again.
+2. **A trial**: a short search of the best of these together, and of uneven row blocks dealt, in tiers that are named, so that no
+   tiers are searched.
+3. **A search** of the task held so, if the trial is cheaper.
 
-The cheapest plan is taken, and one with tables held by access only if that saves WORTH. A table that gains nothing by it is not
-dealt.
+The cheapest plan is taken, and one with tables held otherwise by access only if that saves WORTH. A table that gains nothing by
+it is not dealt.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.moves import parts_of_table
 from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.plan import Plan, Shard, device_memory, unparted
 from neuroshard.core.table import Table
@@ -27,10 +32,14 @@ from neuroshard.core.tiers import Tier
 from neuroshard.costmodel.pricing import LaunchPrices, map_ms, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.notes import with_notes
+from neuroshard.search.problem.previous import cut_alike
+from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tiers.division import tier_of
 
 # Share that a plan must save by tables that are dealt or in two parts, for which a trainer needs a wrapper: a guess
 WORTH = 0.02
+TRIAL_ROUNDS = 4  # of local search in a trial, a tenth of a search: a guess
+TRIED = 0.01  # share that the plan of a trial must save, whose search is short: a guess, half of WORTH
 LEAST_GAP = (
     0.04  # share that a plan must be above its bound, or its mean device, for blocks to be dealt: a guess, twice WORTH
 )
@@ -67,6 +76,11 @@ def may_be_held(task: ShardingTask) -> bool:
     )
 
 
+def short(settings: SearchSettings) -> SearchSettings:
+    """How a trial is searched."""
+    return replace(settings, rounds=min(TRIAL_ROUNDS, settings.most_rounds), simplicity=0.0)
+
+
 def assuming(plan: Plan, what: str) -> Plan:
     """The plan, whose bound is one under this assumption too."""
     if plan.lower_bound_ms is None:
@@ -98,31 +112,41 @@ def unparted_in_blocks(plan: Plan, task: ShardingTask, ruled: Collection[str], m
     return found if len(kept) == len(held) else _anew(found, found.task, model) or found
 
 
-def choose(task: ShardingTask, plan: Plan, model: CostModel, search: Search, may_split: Collection[str]) -> Plan:
-    """The `plan` of a task, or a cheaper one of which more tables are dealt or in two parts. `search` finds the plan of a task,
-    and deals no table that is in no row blocks; tables that `may_split` may be split row-wise."""
+def choose(
+    task: ShardingTask,
+    plan: Plan,
+    model: CostModel,
+    search: Search,
+    trial: Search,
+    may_split: Collection[str],
+    ruled: Collection[str],
+) -> Plan:
+    """The `plan` of a task, or a cheaper one of which other tables are dealt or in two parts, but for those `ruled`. `search` and
+    the shorter `trial` find the plan of a task, and deal no table that is in no row blocks; tables that `may_split` may be split
+    row-wise."""
     cost_ms = plan.cost_ms
     if cost_ms is None:
         return plan
-    in_two = _worth_trying(task, plan, model)
+    in_two = _worth_trying(plan, model, {*ruled, *(name for group in task.constraints.together for name in group)})
     dealt = _worth_dealing(task, plan, model, {*may_split} - in_two.keys())
-    found = list[Plan]()
-    if in_two and plan.parted.constraints.beyond_hbm:
-        found = _found(search, _named(task, plan, in_two, dealt), model, _cleaned_of(task))
-        if not found or _ms(found[0]) >= cost_ms:
-            found, in_two = [], {}
-    if not in_two and not dealt:
+    tried: Plan | None = None
+    for some, others in dict.fromkeys(((tuple(in_two), tuple(dealt)), ((), tuple(dealt)), (tuple(in_two), ()))):
+        if tried is None and (some or others):
+            apart = {name: in_two[name] for name in some}
+            found = _found(trial, _named(task, plan, apart, others), model, _cleaned_of(task))
+            cheaper = [
+                one for one in (_fewer_dealt(each, others, model) for each in found) if _ms(one) < cost_ms * (1 - TRIED)
+            ]
+            if cheaper:
+                (tried,), in_two = cheaper, apart
+    if tried is None or _held(tried) == _held(plan):
         return assuming(plan, NONE_HELD)
+    dealt = [name for name, how in _held(tried).items() if how.dealt and name not in _held(plan)]
     holding = _holding(task, in_two, dealt)
     searched = _found(search, holding, model)
     if not searched:
         return assuming(plan, NONE_HELD)
-    found += searched
-    in_place = {name: RowsByAccess(dealt=True) for name in dealt if name in _in_blocks(plan)}
-    if in_place:
-        dealt_in_place = _anew(plan, plan.task.with_rows_by_access({**_held(plan), **in_place}), model)
-        found += [] if dealt_in_place is None else [dealt_in_place]
-    best = min((_fewer_dealt(one, dealt, model) for one in found), key=_ms)
+    best = min((tried, *(_fewer_dealt(one, dealt, model) for one in searched)), key=_ms)
     if _held(best) == _held(plan) or _ms(best) >= cost_ms * (1 - WORTH):
         return assuming(plan, NONE_HELD)
     bound_ms = searched[0].lower_bound_ms
@@ -133,39 +157,39 @@ def choose(task: ShardingTask, plan: Plan, model: CostModel, search: Search, may
 
 
 class _InTwo(NamedTuple):
-    """How a table is held in two parts: how many rows are hot, whether these are copied, and whether the cold ones are in host
-    memory."""
+    """How a table is held in two parts: how many rows are hot, 0 where it is whole; whether these are copied, and whether the
+    cold ones are beyond HBM."""
 
     hot_rows: int
     copied: bool
     beyond: bool
 
+    @property
+    def held(self) -> RowsByAccess | None:
+        return RowsByAccess(hot_rows=self.hot_rows) if self.hot_rows else None
 
-def _worth_trying(task: ShardingTask, plan: Plan, model: CostModel) -> dict[str, _InTwo]:
-    """Tables that are worth holding in two parts by their estimates, and how, as many as HBM has room for."""
-    beyond = plan.parted.constraints.beyond_hbm
-    ruled = {*task.constraints.rules(), *(name for group in task.constraints.together for name in group)}
-    tables = [
-        table
-        for table in task.tables
-        if table.row_order is not None
-        and table.name not in ruled
-        and (table.name in beyond or (table.pooling == "none" and task.devices > 1))
-    ]
+
+def _worth_trying(plan: Plan, model: CostModel, ruled: Collection[str]) -> dict[str, _InTwo]:
+    """Tables that are worth holding in two parts, or in other ones, by their estimates, and how, as many as HBM has room for."""
+    found = list[tuple[float, int, str, _InTwo]]()  # ms that are saved, bytes of HBM for them
+    tables = [table for table in plan.task.tables if table.row_order is not None and table.name not in ruled]
+    tables = sorted(tables, key=lambda table: -table.pooling_factor * table.dim)
+    ways = {table.name: some for table in tables if (some := _ways(plan, table))}
+    tables = [table for table in tables if table.name in ways][:TABLES_TRIED]
     if not tables:
         return {}
-    tables = sorted(tables, key=lambda table: -table.pooling_factor * table.dim)[:TABLES_TRIED]
     before_ms, before_bytes = _even_ms(model, plan.task, plan.shards), _hbm(plan.task, plan.shards)
     a_byte_ms, cache_bytes = _worth_of_hbm(plan, model, before_ms, before_bytes)
-    found = list[tuple[float, int, str, _InTwo]]()  # ms that are saved, bytes of HBM for them
     for table in tables:
-        rule = beyond.get(table.name)
-        for hot_rows in _points(table, None if rule is None else rule.cached_rows):
-            for copied in (False, True) if rule is not None and table.pooling == "none" else (rule is None,):
-                how = _InTwo(hot_rows, copied, rule is not None)
-                if (held := _in_two(plan, table, how)) is not None:
-                    more = _hbm(*held) - before_bytes
-                    found.append((before_ms - _even_ms(model, *held) - a_byte_ms * more, more, table.name, how))
+        parts = {part.name for part in parts_of_table(table, _held(plan).get(table.name))}
+        others = [shard for shard in plan.shards if shard.table not in parts]
+        its_ms, its_bytes = before_ms - _even_ms(model, plan.task, others), before_bytes - _hbm(plan.task, others)
+        if its_ms + a_byte_ms * its_bytes < LEAST_GAIN * before_ms:  # more than it takes it cannot save
+            continue
+        for how in ways[table.name]:
+            if (held := _in_two(plan, table, how)) is not None:
+                more = _hbm(*held) - before_bytes
+                found.append((before_ms - _even_ms(model, *held) - a_byte_ms * more, more, table.name, how))
     room = sum(plan.task.usable_bytes) - before_bytes + MOST_OF_CACHES * cache_bytes
     chosen = dict[str, _InTwo]()
     for saved_ms, more, name, how in sorted(found, reverse=True):
@@ -174,6 +198,24 @@ def _worth_trying(task: ShardingTask, plan: Plan, model: CostModel) -> dict[str,
             room -= more
             chosen[name] = how
     return chosen
+
+
+def _ways(plan: Plan, table: Table) -> list[_InTwo]:
+    """How else a table with an order may be held: in two parts where it is beyond HBM, or a sequence; or whole again."""
+    constraints, (hot, cold) = plan.parted.constraints, part_names(table.name)
+    now = _held(plan).get(table.name)
+    if now is not None and now.dealt:
+        return []
+    rule = constraints.beyond_hbm.get(table.name if now is None else cold)
+    is_sequence = table.pooling == "none" and plan.task.devices > 1
+    copied: tuple[bool, ...] = (True,) if is_sequence else ()
+    if now is not None:
+        copied = (hot in constraints.data_parallel,)
+    elif rule is not None:
+        copied = (False, *copied)
+    cached = None if rule is None or rule.cached_rows is None else rule.cached_rows + ((now and now.hot_rows) or 0)
+    ways = [_InTwo(rows, so, rule is not None) for rows in _points(table, cached) for so in copied]
+    return [*ways, _InTwo(0, False, rule is not None)] if now is not None else ways
 
 
 def _points(table: Table, cached_rows: int | None) -> list[int]:
@@ -189,32 +231,29 @@ def _points(table: Table, cached_rows: int | None) -> list[int]:
 
 
 def _in_two(plan: Plan, table: Table, how: _InTwo) -> tuple[ShardingTask, list[Shard]] | None:
-    """The plan's task and shards with two parts of a table in its place, cut as it is, the hot one maybe copied; None where it
-    cannot be held so."""
-    if RowsByAccess(hot_rows=how.hot_rows).fault(table):
+    """The plan's task, parted, and shards with the table held so, parts cut as it is, or as its parts are, and the hot one maybe
+    copied; None where it cannot be held so."""
+    if how.held is not None and how.held.fault(table):
         return None
-    hot, cold = part_names(table.name)
-    task = plan.task.with_tiers({table.name: (None, None)}) if how.beyond else plan.task
-    task = _holding(task, {table.name: how}, ())
+    was = parts_of_table(table, _held(plan).get(table.name))
+    source, now = was[-1], parts_of_table(table, how.held)
+    task = _holding(plan.task, {table.name: how}, ())
     if how.beyond:
-        task = task.with_tiers({cold: ("host", None)})
+        rule = plan.parted.constraints.beyond_hbm[source.name]
+        tier = ("host", None) if source.name == table.name else (rule.tier, rule.cached_rows)
+        task = task.with_tiers({now[-1].name: tier})
     if task.contradicts_itself:
         return None
-    shards = [shard for shard in plan.shards if shard.table != table.name]
-    own = [shard for shard in plan.shards if shard.table == table.name]
-    firsts = sorted({shard.row_offset for shard in own})
-    for part in task.parted.tables:
-        if part.name == hot and how.copied:
-            shards += [Shard(table=hot, rows=part.rows, dim=part.dim, device=device) for device in range(task.devices)]
-        elif part.name in (hot, cold):
-            blocks = part.row_blocks(len(firsts))
-            if any(rows == 0 for _, rows in blocks):
-                return None
-            of = dict(zip(firsts, blocks, strict=True))
-            for shard in own:
-                first, rows = of[shard.row_offset]
-                shards.append(shard.model_copy(update={"table": part.name, "row_offset": first, "rows": rows}))
-    return task, shards
+    names = {part.name for part in was}
+    shards, own = [shard for shard in plan.shards if shard.table not in names], plan.by_table()[source.name]
+    for part in now:
+        if how.copied and part is not now[-1]:
+            shards += [
+                Shard(table=part.name, rows=part.rows, dim=table.dim, device=device) for device in range(task.devices)
+            ]
+        else:
+            shards += cut_alike(own, source, part, table)
+    return task.parted, shards
 
 
 def _worth_of_hbm(plan: Plan, model: CostModel, before_ms: float, before_bytes: int) -> tuple[float, float]:
@@ -232,21 +271,29 @@ def _worth_of_hbm(plan: Plan, model: CostModel, before_ms: float, before_bytes: 
 
 def _named(task: ShardingTask, plan: Plan, in_two: Mapping[str, _InTwo], dealt: Collection[str]) -> ShardingTask:
     """The task with these tables in two parts or dealt, and a tier named for every table: its own in the plan, with less cache
-    where HBM needs it."""
+    where HBM needs it. Cold rows have as much of a cache as hot ones leave them."""
     held, beyond = _holding(task, in_two, dealt), plan.parted.constraints.beyond_hbm
-    cold = {part_names(name)[1] for name, how in in_two.items() if how.beyond}
+    if task.host_memory_bytes is None:
+        return held
+    source = {table.name: beyond.get(table.name) for table in held.parted.tables}
+    fewer = dict.fromkeys(source, 0)
+    for name, how in in_two.items():
+        now, (hot, cold) = _held(plan).get(name), part_names(name)
+        last = cold if how.hot_rows else name
+        source[last] = beyond.get(cold if now else name)
+        source[hot], fewer[last] = None, how.hot_rows - ((now and now.hot_rows) or 0)
     named = held
     for share in CACHES:
         tiers = dict[str, tuple[Tier | None, int | None]]()
         for table in held.parted.without_tier:
-            rule = beyond.get(table.name)
-            if table.name in cold:
-                tiers[table.name] = "host", None
-            elif rule is None:
+            rule = source[table.name]
+            if rule is None:
                 tiers[table.name] = "hbm", None
+            elif rule.cached_rows is None:
+                tiers[table.name] = "host", None
             else:
-                rows = rule.cached_rows
-                tiers[table.name] = ("host", None) if rows is None else tier_of(rows * share)
+                rows = min(max(rule.cached_rows - fewer[table.name], 0), table.rows)
+                tiers[table.name] = tier_of(rows * share)
         named = held.with_tiers(tiers)
         if named.parted.need_bytes <= sum(named.parted.placeable_bytes):
             break
@@ -280,10 +327,14 @@ def _found(
 
 def _holding(task: ShardingTask, in_two: Mapping[str, _InTwo], dealt: Collection[str]) -> ShardingTask:
     """The task with these tables held so, beside those that are already."""
-    held = {name: RowsByAccess(hot_rows=how.hot_rows) for name, how in in_two.items()}
+    held = {name: how for name, how in task.constraints.rows_by_access.items() if name not in in_two}
+    held |= {name: how.held for name, how in in_two.items() if how.held is not None}
     held |= {name: RowsByAccess(dealt=True) for name in dealt}
-    copied = {part_names(name)[0] for name, how in in_two.items() if how.copied}
-    return _copying(task.with_rows_by_access({**task.constraints.rows_by_access, **held}), copied)
+    hot = {part_names(name)[0]: how.copied for name, how in in_two.items()}
+    free = task.with_tiers({name: (None, None) for name in in_two if name in task.constraints.beyond_hbm})
+    copied = free.constraints.data_parallel.difference(hot) | {name for name, so in hot.items() if so}
+    held_so = free.with_rows_by_access(held)
+    return held_so if copied == held_so.constraints.data_parallel else held_so.with_copies(copied)
 
 
 def _copying(task: ShardingTask, names: Collection[str]) -> ShardingTask:
@@ -298,7 +349,7 @@ def _worth_dealing(task: ShardingTask, plan: Plan, model: CostModel, may_split: 
     most_ms = _ms(plan) - min(even_ms, even_ms if plan.lower_bound_ms is None else plan.lower_bound_ms)
     if most_ms < LEAST_GAP * _ms(plan):
         return []
-    held, deal, maps_ms = task.constraints.rows_by_access, RowsByAccess(dealt=True), map_ms(model, task)
+    held, deal, maps_ms = _held(plan), RowsByAccess(dealt=True), map_ms(model, task)
     uneven = [
         table.name
         for table in task.tables
@@ -372,15 +423,19 @@ def _ms(plan: Plan) -> float:
 
 def _saves(plan: Plan, without: Plan) -> str:
     """A line on the tables by access that were chosen, and what that saves."""
-    chosen = {name: how for name, how in _held(plan).items() if name not in _held(without)}
+    were, are = _held(without), _held(plan)
+    chosen = {name: how for name, how in are.items() if how != were.get(name)}
     in_two = [name for name, how in chosen.items() if how.hot_rows is not None]
-    dealt = [name for name in chosen if name not in in_two]
     said = [
         f"{counted(len(names), 'table')} {how} ({first_few(names)})"
-        for names, how in ((in_two, "in two parts"), (dealt, "dealt over row blocks"))
+        for names, how in (
+            (in_two, "in two parts"),
+            ([name for name in chosen if name not in in_two], "dealt over row blocks"),
+            ([name for name in were if name not in are], "no longer apart"),
+        )
         if names
     ]
     return (
         f"{' and '.join(said)} by access: that saves {1 - _ms(plan) / _ms(without):.1%} of the {_ms(without):.3f} ms of the plan "
-        "found without; the trainer needs their lists of hot ids"
+        f"found {'with tables held as before' if were else 'without'}; the trainer needs their lists of hot ids"
     )

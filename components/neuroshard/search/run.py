@@ -62,6 +62,7 @@ from neuroshard.search.rows_by_access import (
     choose,
     held_as_before,
     may_be_held,
+    short,
     unparted_in_blocks,
 )
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
@@ -102,7 +103,7 @@ def search(
             "name the tables in constraints.json (rows_by_access)"
         )
 
-    def found(one: ShardingTask, watch: Watch) -> Plan:
+    def found(one: ShardingTask, watch: Watch, settings: SearchSettings = settings) -> Plan:
         start = None if previous is None else Previous.of(previous, one)
         plan = _searched(one.parted, cost_model, settings, start, trust, notes, watch)
         try:
@@ -113,16 +114,22 @@ def search(
     if not chooses:
         plan = found(task, watch)
         return assuming(plan, NONE_HELD) if may_be_held(task) else plan
-    # where only so much may move, or state is kept, tables stay as they are held
-    may_hold_more = settings.move_budget_bytes is None and not settings.keep_optimizer_state
+    rules = task.constraints.rules().keys()
     if previous is not None:
         task = held_as_before(task, previous)
-    with watch.sharing(0.5 if may_hold_more else 1.0):
+    with watch.sharing(0.5):
         plan = found(task, watch.anew())
-    if watch.expired or not may_hold_more:
+    if watch.expired:
         return assuming(plan, NONE_HELD)
-    may_split = _permitted(task, cost_model, settings, None)[0].may_split_rows
-    return choose(task, plan, cost_model, lambda one: found(one, watch.anew()), may_split)
+    return choose(
+        task,
+        plan,
+        cost_model,
+        lambda one: found(one, watch.anew()),
+        lambda one: found(one, watch.quiet(), short(settings)),
+        _permitted(task, cost_model, settings, None)[0].may_split_rows,
+        rules,
+    )
 
 
 def _searched(
