@@ -8,7 +8,7 @@ import pytest
 
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.launches import launches
-from neuroshard.core.parts import RowsByAccess
+from neuroshard.core.parts import RowsByAccess, hot_and_cold
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.release import Release
 from neuroshard.core.row_order import RowOrder
@@ -129,6 +129,21 @@ def test_the_gate_prices_a_live_plan_in_its_own_parts_on_tables_of_today() -> No
         decision = decide(one, gate, _release(other), other)
         assert decision.faults == ()
         assert decision.live_cost_ms == pytest.approx(other.cost_ms)
+
+
+def test_a_plan_whose_hot_rows_have_fewer_lookups_now_costs_more() -> None:
+    live, new = plan(task(*IN_TWO), *PARTS), plan(task(), ("ads", 0, ROWS, 0))
+    fewer = ORDER.model_copy(update={"points": (), "lookup_share": 0.3})
+    tables = (ADS.model_copy(update={"row_order": fewer}), USER)
+    drifted = live.model_copy(update={"task": live.task.model_copy(update={"tables": tables})})
+    now_ms, made_ms = (price(one, new, MODEL) for one in (drifted, live))
+    assert now_ms is not None
+    assert made_ms is not None
+    assert now_ms > 1.1 * made_ms  # more rows are read from host memory
+    hot, cold = hot_and_cold(tables[0], HOT)
+    assert (hot.pooling_factor, cold.pooling_factor) == pytest.approx((6.0, 14.0))
+    assert hot.access is not None
+    assert hot.access.lookups / hot.access.batch_size == pytest.approx(6.0)
 
 
 def _release(of: Plan) -> Release:

@@ -143,13 +143,16 @@ def test_deploy_and_diff_say_where_access_has_drifted(
     plans = [tmp_path / "old.json", tmp_path / "new.json"]
     for path, order in zip(plans, orders, strict=True):
         write_plan(path, plan_with(order))
-        run(path, store.url, "m")
+        deployed = run(path, store.url, "m")
     line = "row order of table 'user': its hottest 2 rows had 50.0% of the lookups when it was made"
-    assert f"note: the live plan's {line}" in capfd.readouterr().err
+    assert deployed.decision is not None
+    assert f"the live plan's {line}" in deployed.decision.why
+    (drifted,) = json.loads(deployed.release.canonical_json())["decision"]["drifted"]
+    assert drifted.startswith(f"the live plan's {line}")
     found = neuroshard("diff", *plans)
     assert line in " ".join(found.stdout.split())
     (said,) = json.loads(neuroshard("diff", *plans, "--json").stdout)["row_orders_drifted"]
-    assert said.endswith("(2026-01-05T00:00:00Z), 10.1% now")
+    assert said.endswith("(2026-01-05T00:00:00Z), 10.1% now; as many of the newer order have 50.0%")
     assert json.loads(neuroshard("diff", *plans[::-1], "--json").stdout)["row_orders_drifted"] == []
 
     ids_path(tmp_path / LISTS_FOLDER, orders[0]).unlink()

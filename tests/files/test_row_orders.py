@@ -14,7 +14,17 @@ from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import sha256
-from neuroshard.files.row_orders import Drift, bytes_of_ids, drifts, ids_of, ids_path, share_now, write_ids
+from neuroshard.files.row_orders import (
+    Drift,
+    as_now,
+    bytes_of_ids,
+    drifts,
+    ids_of,
+    ids_path,
+    kept_orders,
+    share_now,
+    write_ids,
+)
 
 TIME = "2026-11-24T09:00:00Z"
 
@@ -130,14 +140,18 @@ def test_an_order_has_drifted_where_its_hottest_rows_have_less_by_a_newer_one() 
         were: RowOrder | None, are: RowOrder | None, hot_rows: int | None = None, *, held: bool = True
     ) -> list[Drift]:
         tasks = task(were, hot_rows, held=held), task(are, hot_rows, held=True)
-        return drifts(*tasks, lambda order: lists[order.ids_digest])
+        return drifts(tasks[0], tasks[1].orders, lambda order: lists[order.ids_digest])
 
     (drift,) = found(old, new)
     assert (drift.rows, drift.made, drift.now) == (4, 0.8, pytest.approx(0.2 + 3 * 0.2 / 96))
     assert drift.text == (
         "row order of table 't': its hottest 4 rows had 80.0% of the lookups when it was made (2026-11-20T09:00:00Z), "
-        "20.6% now"
+        "20.6% now; as many of the newer order have 80.0%"
     )
+    assert (drift.is_large, drift.is_worth_an_order) == (True, True)
+    flat = new.model_copy(update={"points": (), "lookup_share": 0.05})
+    (drift,) = found(old, flat)
+    assert (drift.is_large, drift.is_worth_an_order) == (True, False)  # no rows are hot now
     assert found(old, new, 1)[0].made == 0.4  # of a table in two parts its hot rows count
     assert found(old, new, held=False) == []
     assert [found(old, None), found(None, new), found(old, old), found(new, old)] == [[], [], [], []]
@@ -149,3 +163,61 @@ def test_the_share_that_old_hot_rows_have_now_is_read_off_the_new_order() -> Non
     shares = [share_now(np.array(rows), new, ids) for rows in ([5], [6, 5], [8], [7, 8], [50], [5, 50, 51], [])]
     assert shares == pytest.approx([0.4, 0.6, 0.1, 0.2, 0.2 / 96, 0.4 + 2 * 0.2 / 96, 0.0])
     assert share_now(np.arange(100), new, ids) == pytest.approx(1.0)
+
+
+LISTS = {"old": [5, 6, 7, 8], "alike": [6, 5, 8, 7], "other": [50, 5, 60, 61]}
+
+
+def dated(name: str, day: int = 20, **fields: Any) -> RowOrder:
+    return order_of(LISTS[name], points=[[1, 0.4], [2, 0.6]], time=f"2026-11-{day}T09:00:00Z", **fields)
+
+
+def read(order: RowOrder) -> Any:
+    return next(np.array(ids) for ids in LISTS.values() if order_of(ids).ids_digest == order.ids_digest)
+
+
+def held_by(order: RowOrder, rows: int = 100) -> ShardingTask:
+    rule = TableRule(table="t", rows_by_access=RowsByAccess(dealt=True))
+    return ShardingTask(
+        tables=(table_with(order, rows),),
+        device_memory_bytes=(2**20,),
+        batch_size=4,
+        constraints=Constraints(tables=(rule,)),
+    )
+
+
+def table_with(order: RowOrder | None, rows: int = 100) -> Table:
+    return Table.parse({"name": "t", "rows": rows, "dim": 4, "pooling_factor": 1.0, "row_order": order}, "it")
+
+
+def test_a_plan_has_the_shares_that_its_hot_rows_have_now() -> None:
+    now, (drift,) = as_now(held_by(dated("old")), {"t": dated("other", 21)}, read)
+    (order,) = now.orders.values()
+    assert order.ids_digest == dated("old").ids_digest
+    assert dict(order.points) == pytest.approx({1: 0.2, 2: 0.2 + 0.2 / 96})
+    assert order.lookup_share == pytest.approx(drift.now)
+    was = held_by(dated("old"))
+    assert as_now(was, {}, read) == (was, [])
+
+
+def test_tables_keep_the_order_of_a_plan_until_a_newer_one_is_worth_moving_rows() -> None:
+    was = held_by(dated("old"))
+    for new in (None, dated("alike", 21), dated("old", 21), dated("other", 19)):
+        (table,), notes = kept_orders([table_with(new)], was, read)
+        assert (table.row_order, notes) == (dated("old"), ())
+    (table,), (note,) = kept_orders([table_with(dated("other", 21))], was, read)
+    assert table.row_order == dated("other", 21)
+    assert note.startswith(
+        "table 't' has a new row order, and its rows move: row order of table 't': its hottest 4 rows had"
+    )
+
+
+def test_an_order_that_cannot_be_read_or_is_of_more_rows_is_not_kept(tmp_path: Path) -> None:
+    new = dated("alike", 21)
+    (table,), (note,) = kept_orders([table_with(new)], held_by(dated("old")), lambda order: ids_of(tmp_path, order))
+    assert table.row_order == new
+    assert "whether access has drifted from the order of the plan before is not known" in note
+    assert "no such file" in note
+    fewer = dated("alike", 21, rows=90)
+    (table,), notes = kept_orders([table_with(fewer, 90)], held_by(dated("old")), read)
+    assert (table.row_order, notes) == (fewer, ())

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from helpers.costs import random_model, random_tables
@@ -16,16 +17,20 @@ from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
 from neuroshard.core.groups import Groups
 from neuroshard.core.moves import changed_state, moved_bytes, moves
 from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.topology import Topology
+from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.run import deploy
+from neuroshard.files.row_orders import bytes_of_ids
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly.search import search_plan
 from neuroshard.orders.nightly import ModelSpec, Request, Survey, read_specs
 from neuroshard.store.counted import pointer_key, put_counted
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.row_orders import put_ids
 
 
 @pytest.fixture
@@ -245,3 +250,25 @@ def test_counts_that_cannot_be_read_or_are_of_other_tables_leave_the_tables_as_t
     found = plan_of()
     assert found.task == before.task
     assert any("is not used" in note and "not JSON" in note for note in found.provenance.notes)
+
+
+def test_a_new_row_order_is_taken_only_where_access_has_drifted_so_far_that_rows_are_worth_moving(plan_of):
+    first, *others = random_tables(9)
+    lists = [np.arange(20) * 3, np.arange(20)[::-1] * 3, np.arange(20) * 3 + 1]
+
+    def night(day: int, ids: Any) -> Plan:
+        data = bytes_of_ids(ids)
+        put_ids(plan_of.store, "ads", data)
+        time = f"2026-01-0{day}T00:00:00Z"
+        order = RowOrder(ids_digest=sha256(data), rows=first.rows, hot_rows=20, lookup_share=0.8, time=time)
+        plan_of.write_tables([first.model_copy(update={"row_order": order}), *others])
+        rule = {"match": first.name, "rows_by_access": {"hot_rows": 20}}
+        found = plan_of(constraints={"tables": [rule]})
+        plan_of.deploy(found)
+        return found
+
+    made, alike, drifted = (night(day, ids) for day, ids in enumerate(lists, 1))
+    assert alike.task.orders == made.task.orders
+    assert drifted.task.orders[first.name].time == "2026-01-03T00:00:00Z"
+    note = f"table '{first.name}' has a new row order, and its rows move: row order of table '{first.name}': its hottest 20 rows"
+    assert any(each.startswith(note) for each in drifted.provenance.notes)

@@ -104,3 +104,27 @@ def test_a_search_puts_the_lists_beside_its_plan(tmp_path: Path, capfd: Any) -> 
     ids_path(tmp_path / "in" / "rows", order).write_bytes(data[:-1])
     with pytest.raises(InvalidInput, match="cut off or changed"):
         searched(constraints=tmp_path / "rules.json")
+
+
+def test_from_a_plan_tables_keep_its_row_orders_until_newer_ones_are_worth_moving_rows(tmp_path: Path) -> None:
+    lists = [bytes_of_ids(ids) for ids in (np.arange(20_000), np.arange(20_000)[::-1], 30_000 + np.arange(20_000))]
+    (tmp_path / "rules.json").write_text(
+        json.dumps({"format_version": 1, "tables": [{"match": "large", "rows_by_access": {"hot_rows": 20_000}}]})
+    )
+    plans = list[Plan]()
+    for day, data in enumerate(lists, 20):
+        same = {"ids_digest": sha256(data), "hot_rows": 20_000, "points": (), "time": f"2025-11-{day}T12:00:00Z"}
+        order = ORDER.model_copy(update=same)
+        table = Table(name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", row_order=order)
+        (folder := tmp_path / str(day)).mkdir()
+        write_tables(folder / "tables.json", (table,))
+        write_ids(folder / "rows", [data])
+        before: Any = {"previous": tmp_path / "20" / "plan.json"} if plans else {}
+        usual: Any = {"devices": 2, "memory": "1GiB", "batch_size": 64, "rounds": 1, "quiet": True}
+        rules: Any = {"constraints": tmp_path / "rules.json"}
+        plan = ns.search(folder / "tables.json", "analytic:h100", out=folder / "plan.json", **usual, **rules, **before)
+        plans.append(plan)
+        assert ids_path(folder / "rows", plan.task.orders["large"]).exists()
+    times = [plan.task.orders["large"].time[:10] for plan in plans]
+    assert times == ["2025-11-20", "2025-11-20", "2025-11-22"]
+    assert any("has a new row order, and its rows move" in note for note in plans[2].provenance.notes)

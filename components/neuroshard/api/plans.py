@@ -12,7 +12,7 @@ from neuroshard.api.arguments import public, with_search_options
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
-from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
+from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
@@ -22,8 +22,6 @@ from neuroshard.orders.values import FilePath
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
-
-    from neuroshard.files.access import Ints
 
 
 @public
@@ -128,14 +126,13 @@ def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
     """Lines on row orders of the old plan that access has drifted from, by the lists in these folders."""
     if not (old.task.orders and new.task.orders):
         return []
-    from neuroshard.files.row_orders import drifts, ids_of, ids_path
+    from functools import partial
 
-    def read(order: RowOrder) -> Ints:
-        folder = next((one for one in folders if ids_path(one, order).exists()), Path(LISTS_FOLDER))
-        return ids_of(folder, order)
+    from neuroshard.files.row_orders import drifts, ids_among
 
     try:
-        return [drift.text for drift in drifts(old.task, new.task, read)]
+        found = drifts(old.task, new.task.orders, partial(ids_among, folders))
+        return [drift.text for drift in found if drift.is_large]
     except InvalidInput as error:
         return [f"whether access has drifted from the row orders is not known: {error}"]
 

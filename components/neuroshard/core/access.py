@@ -166,6 +166,12 @@ class AccessCurve(Value):
         rows, lookups = zip(*(groups or [(1.0, 0.0)]), strict=True)
         return self.model_copy(update={"group_rows": rows, "lookups_per_row": lookups, "stream": None})
 
+    def times(self, factor: float) -> Self:
+        """The same rows, read so many times as often; counts of a stream do not say how."""
+        return self._of_groups(
+            [(n, each * factor) for n, each in zip(self.group_rows, self.lookups_per_row, strict=True)]
+        )
+
     def of_rows(self, share: float, lookups: float | None = None) -> Self:
         """The same of a share of the table's rows, spread evenly over it, as a block of rows is where ids are hashed. With
         another share of the `lookups`, all of its rows are read so much more, or less; counts of a stream do not say how."""

@@ -127,13 +127,14 @@ def hot_and_cold(table: Table, hot_rows: int) -> tuple[Table, Table]:
     """The two tables that stand for one held in two parts, of which `hot_rows` rows are hot; it has a row order.
 
     Lookups and distinct rows of a batch, by their reuse bins, are those of the table together. The hottest rows of its access
-    curve go to the hot part; counts of a stream go to neither, since they say nothing of parts. Rows pooled by mean are sums in
-    both, which the trainer divides by the count of all (client/rows.py).
+    curve go to the hot part, read less often where those of the order have fewer lookups; counts of a stream go to neither, since
+    they say nothing of parts. Rows pooled by mean are sums in both, which the trainer divides by the count of all
+    (client/rows.py).
     """
-    share = table.hottest_share(hot_rows)
+    share = table.ordered_share(hot_rows) if table.row_order else table.hottest_share(hot_rows)
     curves: tuple[AccessCurve | None, AccessCurve | None] = None, None
     if table.access is not None:
-        curves = table.access.split(hot_rows)
+        curves = _curves(table.access, hot_rows, table.rows - hot_rows, share)
     shared_bins = _shared_bins(table, share, curves)
     parts = []
     sizes = zip(part_names(table.name), (hot_rows, table.rows - hot_rows), (share, 1 - share), strict=True)
@@ -142,6 +143,17 @@ def hot_and_cold(table: Table, hot_rows: int) -> tuple[Table, Table]:
         same = {"name": name, "reuse_bins": bins, "access": curve, "lookups_by_id": ()}
         parts.append(part.model_copy(update={**same, "pooling": "sum" if table.pooling == "mean" else table.pooling}))
     return parts[0], parts[1]
+
+
+def _curves(access: AccessCurve, hot_rows: int, cold_rows: int, share: float) -> tuple[AccessCurve, AccessCurve]:
+    """The curves of both parts, of which the hot one has this share of the lookups."""
+    hot, cold = access.split(hot_rows)
+    if not access.lookups or math.isclose(hot.lookups, share * access.lookups, rel_tol=1e-6):
+        return hot, cold
+    left = (1 - share) * access.lookups
+    if not cold.lookups:  # all rows that are read could be hot ones; which of the others are, is not known
+        cold = access.model_copy(update={"group_rows": (float(cold_rows),), "lookups_per_row": (1.0,), "stream": None})
+    return hot.times(share * access.lookups / hot.lookups), cold.times(left / cold.lookups)
 
 
 def _shared_bins(

@@ -65,13 +65,15 @@ class Decision(Value):
     moved_bytes: Annotated[int, Field(ge=0, le=2**72)] | None = None
     changed_state: Annotated[int, Field(ge=0)] = 0  # tables whose optimizer state does not carry over exactly
     reordered: tuple[str, ...] = ()  # modules whose outputs come in another order; "" where tables name none
+    drifted: tuple[str, ...] = ()  # lines on row orders of the live plan that access has drifted from
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data = without_defaults(handler(self), {"changed_state": 0, "instead": ""})
-        if not self.reordered:
-            data.pop("reordered", None)
+        for name in ("reordered", "drifted"):
+            if not data.get(name):
+                data.pop(name, None)
         return data
 
     @property
@@ -93,6 +95,7 @@ class Decision(Value):
             return clean("; ".join(self.faults))
         state = f"; {carried_over(self.changed_state)}" if self.changed_state else ""
         state += f"; {said_reordered(self.reordered)}" if self.reordered else ""
+        state += "".join(f"; {line}" for line in self.drifted)
         if self.gain is None or self.cost_ms is None or self.live_cost_ms is None:
             return clean(f"{self.comparison}{state}")
         change = f"{abs(self.gain):.1%} {'lower' if self.gain >= 0 else 'higher'}"

@@ -286,6 +286,12 @@ class Table(Value):
             return min(self.access.split(rows)[0].lookups / self.access.lookups, 1.0)
         return rows / self.rows if self.row_order is None else self.row_order.share_of(rows)
 
+    def ordered_share(self, rows: int) -> float:
+        """The share of the lookups that the `rows` hottest rows of its order have: as the order says, and no more than as many
+        rows can have by the access curve. The table has an order."""
+        assert self.row_order is not None
+        return min(self.row_order.share_of(rows), self.hottest_share(rows))
+
     def lookup_share(self, first: int, rows: int) -> float | None:
         """The share of the lookups that `rows` ids from `first` on have, where it is known: by counts of ranges of ids, or where
         ids are in the order of access already. None where all rows are taken to be looked up alike."""

@@ -65,11 +65,18 @@ def check_max_error(max_error: float | None) -> None:
 
 
 def decide(
-    plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None, *, rolled_back: bool = False
+    plan: Plan,
+    gate: Gate,
+    live: Release | None,
+    live_plan: Plan | None,
+    *,
+    rolled_back: bool = False,
+    drifted: tuple[str, ...] = (),
 ) -> Decision:
     """The gate's decision on `plan`. `live_plan` is None where nothing is live, or the live plan cannot be read.
 
-    `rolled_back` means that somebody rolled back from this plan; only a person may make it live again.
+    `rolled_back` means that somebody rolled back from this plan; only a person may make it live again. `drifted` are lines on row
+    orders of the live plan that access has drifted from.
     """
     error = plan.provenance.cost_model_error
     why_not = _why_it_cannot_serve(plan, gate, live, live_plan)
@@ -113,6 +120,7 @@ def decide(
         moved_bytes=moved_bytes(live_plan, plan) if live_plan and not other_groups(live_plan.task, plan.task) else None,
         changed_state=len(changed_state(live_plan, plan)) if live_plan else 0,
         reordered=tuple(module for module, *_ in reordered(live_plan, plan)) if live_plan else (),
+        drifted=drifted,
         instead=plan.provenance.instead,
     )
 

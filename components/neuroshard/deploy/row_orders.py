@@ -16,18 +16,20 @@ from neuroshard.store.row_orders import read_ids, rows_of
 from neuroshard.store.track import read_artifact
 
 
-def note_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> None:
-    """Note which row orders that the live plan holds tables by access has drifted from, by the newer ones of a plan."""
+def with_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> tuple[Plan | None, tuple[str, ...]]:
+    """The live plan with what the hottest rows of its row orders have of the lookups now, by the newer orders of a plan; and
+    lines on those that access has drifted from. A note says where that is not known."""
     if live is None or not live.task.orders:
-        return
-    from neuroshard.files.row_orders import drifts  # NumPy, which other plans do not need
+        return live, ()
+    from neuroshard.files.row_orders import as_now  # NumPy, which other plans do not need
 
     try:
-        found = drifts(live.task, plan.task, partial(read_ids, store, model))
+        task, found = as_now(live.task, plan.task.orders, partial(read_ids, store, model))
     except (NotFound, InvalidInput) as error:
         log(f"note: whether access has drifted from the live plan's row orders is not known: {error}")
-        return
-    log(*(f"note: the live plan's {drift.text}" for drift in found))
+        return live, ()
+    lines = tuple(f"the live plan's {drift.text}" for drift in found if drift.is_large)
+    return live.model_copy(update={"task": task}), lines
 
 
 def put_lists(plan: Plan, store: Store, model: str, folder: Path | None) -> None:

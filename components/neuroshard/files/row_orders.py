@@ -5,40 +5,57 @@ A file is named by the sha256 of its bytes: `rows/<sha256>.npy` beside a tables.
 
 import hashlib
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from neuroshard.core.errors import InvalidInput
-from neuroshard.core.row_order import RowOrder
+from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import one_line
-from neuroshard.files.access import Ints
+from neuroshard.files.access import Floats, Ints
 from neuroshard.files.disk import disk_errors, write_bytes
 
 MOST_LIST_BYTES = 16 * 2**20  # as any object of a store may have
 NOT_NUMPY = (ValueError, EOFError, SyntaxError)  # what np.load raises
-DRIFTED = 0.05  # of all lookups: an order whose hottest rows have so many less now is reported; a guess
+# Of all lookups: an order whose hottest rows have so many less now is reported, and a new one is taken where its hottest rows
+# have so many more: a guess
+DRIFTED = 0.05
 _REMADE = "make the order anew"
+
+ReadIds: TypeAlias = Callable[[RowOrder], Ints]
 
 
 class Drift(NamedTuple):
-    """An order of the rows of `table` whose hottest `rows` had a share of the lookups when it was made, and have another now."""
+    """An order of the rows of `table` whose hottest `rows` had a share of the lookups when it was `made`, and have another `now`,
+    by a newer order, whose `best` as many rows have a share too."""
 
     table: str
     rows: int
     made: float
     now: float
+    best: float
     time: str
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the hottest rows have much less than when the order was made."""
+        return self.now < self.made - DRIFTED
+
+    @property
+    def is_worth_an_order(self) -> bool:
+        """Whether the newer order's hottest rows have so much more that the rows are worth moving."""
+        return self.now < self.best - DRIFTED
 
     @property
     def text(self) -> str:
         """In one line."""
         return (
             f"row order of table {self.table!r}: its hottest {self.rows:,} rows had {self.made:.1%} of the lookups when it was "
-            f"made ({self.time}), {self.now:.1%} now"
+            f"made ({self.time}), {self.now:.1%} now; as many of the newer order have {self.best:.1%}"
         )
 
 
@@ -105,6 +122,12 @@ def ids_of(folder: Path, order: RowOrder) -> Ints:
     return ids
 
 
+def ids_among(folders: Sequence[Path], order: RowOrder) -> Ints:
+    """The hot ids of an order whose file is in one of these folders, as by `ids_of`; of several the first."""
+    there = [folder for folder in folders if ids_path(folder, order).exists()]
+    return ids_of((there or [*folders, Path(LISTS_FOLDER)])[0], order)
+
+
 def first_ids(order: RowOrder) -> Ints:
     """The ids of an order without a list."""
     return np.arange(order.hot_rows)
@@ -141,23 +164,73 @@ def share_now(old: Ints, new: RowOrder, new_ids: Ints) -> float:
 
     Rows between two points of the new order have equal shares, as have all that it does not list.
     """
-    rows, shares = zip(*new.curve, strict=True)
-    return float(np.diff(np.interp(_ranks(old, new, new_ids)[:, None] + [0, 1], rows, shares), axis=1).sum())
+    return float(_shares_now(old, new, new_ids).sum())
 
 
-def drifts(was: ShardingTask, now: ShardingTask, read: Callable[[RowOrder], Ints]) -> list[Drift]:
-    """The row orders of a plan's task that access has drifted from, by newer orders in a later plan's, of tables that both hold
-    by access. Of a table in two parts the hot rows count, else all that its order lists. `read` returns an order's ids."""
-    held, newer, found = was.constraints.rows_by_access, now.orders, []
+def drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> list[Drift]:
+    """How access has drifted from the row orders of a plan's task, by table, where there are `newer` orders. Of a table in two
+    parts the hot rows count, else all that its order lists. `read` returns an order's ids."""
+    return [drift for drift, _ in _drifts(was, newer, read)]
+
+
+def as_now(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> tuple[ShardingTask, list[Drift]]:
+    """The task of a plan with the shares of the lookups that the rows of its orders have now, and their `drifts`."""
+    found = _drifts(was, newer, read)
+    orders = {drift.table: order for drift, order in found}
+    tables = (
+        table.model_copy(update={"row_order": orders[table.name]}) if table.name in orders else table
+        for table in was.tables
+    )
+    return was.model_copy(update={"tables": tuple(tables)}), [drift for drift, _ in found]
+
+
+def kept_orders(tables: Sequence[Table], was: ShardingTask, read: ReadIds) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """The tables with the row orders by which the task of a plan holds them, unless newer ones are worth moving rows for; and
+    notes on those. A table without an order has the plan's."""
+    kept, notes = [], []
+    for table in tables:
+        old, new = was.orders.get(table.name), table.row_order
+        if old is None or old.rows > table.rows:
+            kept.append(table)
+            continue
+        try:
+            (drift,) = drifts(was, {} if new is None else {table.name: new}, read) or (None,)
+        except (NotFound, InvalidInput) as error:
+            notes.append(
+                f"table {table.name!r} has its new row order, and its rows may move: whether access has drifted from the "
+                f"order of the plan before is not known: {error}"
+            )
+            kept.append(table)
+            continue
+        if drift is not None and drift.is_worth_an_order:
+            notes.append(f"table {table.name!r} has a new row order, and its rows move: {drift.text}")
+            kept.append(table)
+        else:
+            kept.append(table.model_copy(update={"row_order": old}))
+    return tuple(kept), tuple(notes)
+
+
+def _drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> list[tuple[Drift, RowOrder]]:
+    """`drifts`, and each old order with the shares of now."""
+    held, found = was.constraints.rows_by_access, []
     for name, old in was.orders.items():
         new = newer.get(name)
-        if new is None or old.time >= new.time:
+        if new is None or old.time >= new.time or old.ids_digest == new.ids_digest:
             continue
+        shares = np.cumsum(_shares_now(read(old), new, read(new)))
         rows = held[name].hot_rows or old.hot_rows
-        drift = Drift(name, rows, old.share_of(rows), share_now(read(old)[:rows], new, read(new)), old.time)
-        if drift.now < drift.made - DRIFTED:
-            found.append(drift)
+        drift = Drift(name, rows, old.share_of(rows), float(shares[rows - 1]), new.share_of(rows), old.time)
+        points = tuple((count, min(float(shares[count - 1]), 1.0)) for count, _ in old.points)
+        now = {"points": points, "lookup_share": min(float(shares[-1]), 1.0)}
+        found.append((drift, old.model_copy(update=now)))
     return found
+
+
+def _shares_now(old: Ints, new: RowOrder, new_ids: Ints) -> Floats:
+    """The share of lookups that each of some rows (N,) has by a newer order of the table."""
+    rows, shares = zip(*new.curve, strict=True)
+    each: Floats = np.diff(np.interp(_ranks(old, new, new_ids)[:, None] + [0, 1], rows, shares), axis=1)[:, 0]
+    return each
 
 
 def _ranks(rows: Ints, order: RowOrder, ids: Ints) -> Ints:

@@ -26,11 +26,13 @@ from neuroshard.nightly.fallbacks import choose
 from neuroshard.orders.nightly import ModelSpec, Searched, Survey
 from neuroshard.orders.options import ALGORITHMS
 from neuroshard.orders.search import SearchOrder
+from neuroshard.search.run import KeptOrders
 from neuroshard.search.run import run as search
 from neuroshard.store.counted import read_counted
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
+from neuroshard.store.row_orders import read_ids
 from neuroshard.store.tables import fetch_tables
 from neuroshard.store.track import Live
 
@@ -96,7 +98,9 @@ def search_plan(
         constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
         previous=start,
     )
-    search_for = partial(search, tables, searched.model, out, notes=notes)
+    # a new order of the night is taken where access has drifted from that of the live plan, and that is worth moving rows
+    keeping = None if live is None else KeptOrders(live, partial(read_ids, store, name))
+    search_for = partial(search, tables, searched.model, out, notes=notes, keeping=keeping)
     plan = search_for(order, instead=searched.instead)
     if live is None and (barred := _rolled_back(pointer, name, store)):
         plan, searched = _another(plan, searched, barred, order, search_for)

@@ -7,6 +7,7 @@ and priced, with the heuristics' plans and a lower bound beside it.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from neuroshard.costmodel.tiers import InTiers, in_tiers
 from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
-from neuroshard.files.row_orders import files_of, write_ids
+from neuroshard.files.row_orders import ReadIds, files_of, ids_among, kept_orders, write_ids
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import LOCAL_SEARCH
@@ -346,6 +347,13 @@ def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     return searched
 
 
+class KeptOrders(NamedTuple):
+    """A plan whose row orders tables keep, and what reads the lists of these and of newer ones."""
+
+    plan: Plan
+    read: ReadIds
+
+
 def run(
     tables: Path | Sequence[Table],
     cost_model: str | Path,
@@ -354,6 +362,7 @@ def run(
     *,
     instead: str = "",
     notes: tuple[str, ...] = (),
+    keeping: KeptOrders | None = None,
     watch: Watch | None = None,
 ) -> Plan:
     """Search a plan for tables, or a tables.json, with the cost model of this name (see models/open.py). With `out`, write it as
@@ -361,8 +370,8 @@ def run(
 
     Row-wise tables are tried unless the order's constraints say which may be so, or that none may. `instead` says why this cost
     model is not the one of the plan's hardware: then the plan gives it at least the error of a datasheet. `notes` on the tables
-    go into the plan. `watch` is the clock,
-    as for `search`: made before this call, its time budget counts what is read here.
+    go into the plan. Tables keep the row orders of the plan `keeping`, by default of that to start from, unless newer ones are
+    worth moving rows for. `watch` is the clock, as for `search`: made before this call, its time budget counts what is read here.
 
     Raises InvalidInput, UsageError and Infeasible; then nothing is written.
     """
@@ -371,9 +380,14 @@ def run(
         check_can_write(out)
     listed, said = read_listed(tables) if isinstance(tables, Path) else (tuple(tables), ())
     before = read_plan(order.previous) if isinstance(order.previous, Path) else order.previous
+    beside = [path.parent / LISTS_FOLDER for path in (tables, order.previous, out) if isinstance(path, Path)]
+    keeping = keeping or (None if before is None else KeptOrders(before, partial(ids_among, beside)))
+    if keeping is not None:
+        listed, more = kept_orders(listed, keeping.plan.task, keeping.read)
+        said = (*said, *more)
     model = open_cost_model(cost_model, order.task.get("batch_size"))
     task = task_of(order, listed, model)
-    lists = {} if out is None else _lists(task, tables, out)
+    lists = {} if out is None else _lists(task, beside, out)
 
     def find(one: ShardingTask, watch: Watch) -> Plan:
         own = model if one is task else open_cost_model(cost_model, one.batch_size)
@@ -418,13 +432,12 @@ def search_in_groups(
     return say.with_notes(plan, *lines)
 
 
-def _lists(task: ShardingTask, tables: Path | Sequence[Table], out: Path) -> dict[str, bytes]:
-    """The lists of hot rows, beside a tables.json, that belong beside the plan as well. Those in neither place are
-    noted. Raises InvalidInput for a damaged one."""
+def _lists(task: ShardingTask, beside: Sequence[Path], out: Path) -> dict[str, bytes]:
+    """The lists of hot rows, `beside` a tables.json or a plan to start from, that belong beside the plan as well. Those in no
+    place are noted. Raises InvalidInput for a damaged one."""
     orders = {name: order for name, order in task.orders.items() if order.ids_digest}
-    there = files_of(out.parent / LISTS_FOLDER, orders.values())
-    found = files_of(tables.parent / LISTS_FOLDER, orders.values()) if isinstance(tables, Path) else {}
-    missing = [name for name, order in orders.items() if order.ids_digest not in there.keys() | found.keys()]
+    found = {digest: data for folder in beside for digest, data in files_of(folder, orders.values()).items()}
+    missing = [name for name, order in orders.items() if order.ids_digest not in found]
     if missing:
         log(
             f"note: the lists of hot rows of {first_few(missing)} are not in {out.parent / LISTS_FOLDER}; put them there "
