@@ -15,11 +15,12 @@ from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.release import Decision
 from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import sha256
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.run import deploy, publish, run, run_publish
+from neuroshard.deploy.run import DeploySettings, deploy, publish, run, run_publish
 from neuroshard.files.plan import write_plan
 from neuroshard.files.row_orders import bytes_of_ids, ids_path, write_ids
 from neuroshard.store.counted import pointer_key, put_counted
@@ -58,6 +59,14 @@ def plan_with(order: RowOrder, note: str = "", *, dealt: bool = True) -> Plan:
         predicted_ms=(1.5, 1.5),
         provenance=Provenance(neuroshard_version="0", algorithm="by hand", notes=(note,)),
     )
+
+
+def run_one(plan: Plan, store: FolderStore, folder: Path) -> Decision:
+    """What the gate finds of a plan."""
+    write_plan(folder / "one.json", plan)
+    decision = run(folder / "one.json", store.url, "m", DeploySettings(force=True)).decision
+    assert decision is not None
+    return decision
 
 
 def key_of(order: RowOrder) -> str:
@@ -149,6 +158,14 @@ def test_deploy_and_diff_say_where_access_has_drifted(
     assert f"the live plan's {line}" in deployed.decision.why
     (drifted,) = json.loads(deployed.release.canonical_json())["decision"]["drifted"]
     assert drifted.startswith(f"the live plan's {line}")
+    by_id = plan_with(orders[0], dealt=False)
+    same = by_id.task.tables[0].model_copy(update={"row_order": orders[0].model_copy(update={"ids_digest": "f" * 64})})
+    for order, lines in ((orders[0], 1), (same.row_order, 0)):  # an older plan's, and one whose list is nowhere
+        assert order is not None
+        newer = order.model_copy(update={"time": "2026-01-07T00:00:00Z"})
+        decision = run_one(plan_with(newer, f"{lines}", dealt=False), store, tmp_path)
+        assert len(decision.drifted) == lines
+        run(plans[1], store.url, "m", DeploySettings(force=True))
     found = neuroshard("diff", *plans)
     assert line in " ".join(found.stdout.split())
     (said,) = json.loads(neuroshard("diff", *plans, "--json").stdout)["row_orders_drifted"]
