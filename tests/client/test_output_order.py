@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -388,3 +389,10 @@ def test_a_model_that_is_not_sharded_yet_is_refused() -> None:
     assert output_order(model) == {"": ["a"]}
     with refused(UsageError, "EmbeddingBagCollection", "DistributedModelParallel"):
         keep_output_order(model)
+
+
+@pytest.mark.parametrize("call", [keep_output_order, output_order])
+@pytest.mark.parametrize("given", ["x", None])
+def test_what_is_no_model_is_refused_in_one_line(call: Any, given: Any) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"{given!r} is no torch.nn.Module; give the model itself")):
+        call(given)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from helpers.gloo import on_ranks
+from neuroshard.client import rows_lists
 from neuroshard.client.rows_lists import hot_ids
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.row_order import RowOrder
@@ -66,3 +67,21 @@ def test_a_list_that_is_missing_is_one_error_on_all_ranks(published: tuple[Plan,
     said = set(on_ranks(2, tmp_path, missing, published[0], str(tmp_path / "nowhere")))
     assert len(said) == 1
     assert said.pop().startswith(f"rank 0: {tmp_path / 'nowhere'}: there is no list")
+
+
+def fails(rank: int, plan: Plan, folder: str) -> str:
+    with pytest.MonkeyPatch.context() as patched:
+
+        def load(*args: object) -> None:
+            assert rank == 0
+            raise MemoryError("no room for lists")
+
+        patched.setattr(rows_lists, "_load", load)
+        with pytest.raises((MemoryError, NeuroshardError)) as raised:
+            hot_ids(plan, folder, "m", cache_dir=False)
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def test_any_error_of_rank_0_ends_all_ranks(published: tuple[Plan, FolderStore], tmp_path: Path) -> None:
+    found = on_ranks(2, tmp_path, fails, published[0], str(tmp_path))
+    assert found == ["MemoryError: no room for lists", "NeuroshardError: rank 0: MemoryError: no room for lists"]

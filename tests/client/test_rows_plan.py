@@ -26,7 +26,7 @@ from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.row_order import RowOrder
@@ -204,3 +204,9 @@ def test_other_models_stay_as_they_are() -> None:
     inside = given["e"]  # type: ignore[index]
     assert by_access(given, planned(by=False), {}) is given
     assert given["e"] is inside  # type: ignore[index]
+
+
+def test_what_is_no_model_is_refused() -> None:
+    for call in (lambda: by_access("x", planned(), HOT), lambda: to_torchrec(planned(), "x", device_type="cpu")):  # type: ignore[type-var, arg-type]
+        with pytest.raises(UsageError, match=r"'x' is no torch\.nn\.Module; give the model itself"):
+            call()

@@ -282,7 +282,7 @@ def _give(
         fault = _fault(value, data, check)
     except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
         with suppress(NeuroshardError):
-            call.write("offer", json.dumps({"error": _as_json(error, 0)}))
+            call.write("offer", json.dumps({"error": error_to_json(error, 0)}))
             channel.welcome(others, prefix, timeout_seconds if isinstance(error, Exception) else 0.0)
         raise
     parts = [data[i : i + PART_BYTES] for i in range(0, len(data), PART_BYTES)]
@@ -297,10 +297,10 @@ def _give(
         late = channel.welcome(others, prefix, timeout_seconds)
         for rank in set(others) - set(late):
             if answer := call.read(f"answer/{rank}"):
-                found[rank] = _from_json(json.loads(answer))
+                found[rank] = error_from_json(json.loads(answer))
         _raise_verdict(found, late, words.name_of(data), timeout_seconds)
     except BaseException as error:
-        verdict = json.dumps(_as_json(error, 0))
+        verdict = json.dumps(error_to_json(error, 0))
         raise
     finally:
         call.write("verdict", verdict)
@@ -337,7 +337,7 @@ def _take(
     offer = json.loads(call.read("offer"))
     if "error" in offer:
         call.write(answer, "")
-        raise _from_json(offer["error"], "rank 0: " if offer["error"]["kind"] else "")
+        raise error_from_json(offer["error"], "rank 0: " if offer["error"]["kind"] else "")
     said, fault = "", None
     try:
         data = b"".join(call.read(f"part/{number}") for number in range(offer["parts"]))
@@ -348,11 +348,11 @@ def _take(
     except NeuroshardError as error:
         fault = error
     except BaseException as error:
-        said = json.dumps(_as_json(error, channel.rank))
+        said = json.dumps(error_to_json(error, channel.rank))
         raise
     finally:
         if fault is not None:
-            said = json.dumps(_as_json(fault, channel.rank))
+            said = json.dumps(error_to_json(fault, channel.rank))
         call.write(answer, said)
     if call.wait(["verdict"], verdict_seconds):
         raise NeuroshardError(
@@ -360,7 +360,7 @@ def _take(
             "ranks have it; rank 0 has ended"
         )
     if verdict := call.read("verdict"):
-        raise _from_json(json.loads(verdict))
+        raise error_from_json(json.loads(verdict))
     if fault is not None:
         raise fault
     return value
@@ -397,7 +397,7 @@ def _ranks(numbers: Sequence[int]) -> str:
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(named[:RANKS_NAMED])}{cut}"
 
 
-def _as_json(error: BaseException, rank: int) -> dict[str, str]:
+def error_to_json(error: BaseException, rank: int) -> dict[str, str]:
     """An error for the key-value store: the name of its class, or of the nearest base in core/errors.py, and its text."""
     if isinstance(error, NeuroshardError):
         kind = next(kind for kind in type(error).__mro__ if vars(errors).get(kind.__name__) is kind)
@@ -405,7 +405,7 @@ def _as_json(error: BaseException, rank: int) -> dict[str, str]:
     return {"kind": "", "text": f"rank {rank}: {type(error).__name__}: {one_line(error)}".removesuffix(": ")}
 
 
-def _from_json(value: Mapping[str, str], before: str = "") -> NeuroshardError:
+def error_from_json(value: Mapping[str, str], before: str = "") -> NeuroshardError:
     kind = getattr(errors, value["kind"], NeuroshardError) if value["kind"] else NeuroshardError
     error: NeuroshardError = kind(f"{before}{value['text']}")
     return error

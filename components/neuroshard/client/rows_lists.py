@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from neuroshard.client.cache import kept_list, remember_lists
 from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, cache_for
-from neuroshard.core.errors import NeuroshardError, NotFound
+from neuroshard.client.ranks import error_from_json, error_to_json
+from neuroshard.core.errors import NeuroshardError, NotFound, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.files.access import Ints
 from neuroshard.files.row_orders import ids_in
@@ -74,17 +75,23 @@ def _load(store_url: str, model: str, digests: list[str], cache_dir: CacheDir, e
 
 
 def _from_rank_0(load: Any, group: "ProcessGroup | None") -> dict[str, bytes]:
-    """What `load` returns on rank 0 of the group, on all ranks; or its error."""
+    """What `load` returns on rank 0 of the group, on all ranks; or its error, whatever it is.
+
+    Lists may have hundreds of MiB, so they are broadcast, and do not go through the key-value store as plans do (ranks.py).
+    """
+    if dist.get_rank(group) < 0:
+        raise UsageError("hot_ids: this process is not in the group that was given")
     sent: list[Any] = [None, None]
-    source = 0 if group is None else dist.get_global_rank(group, 0)
-    if dist.get_rank() == source:
+    raised: BaseException | None = None
+    if dist.get_rank(group) == 0:
         try:
             sent[0] = load()
-        except NeuroshardError as error:
-            sent[1] = (type(error), str(error))
-    dist.broadcast_object_list(sent, src=source, group=group)
+        except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
+            raised, sent[1] = error, error_to_json(error, 0)
+    dist.broadcast_object_list(sent, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
+    if raised is not None and not isinstance(raised, NeuroshardError):
+        raise raised
     if sent[1] is not None:
-        kind, said = sent[1]
-        raise kind(f"rank 0: {said}")
+        raise error_from_json(sent[1], "rank 0: " if sent[1]["kind"] else "")
     lists: dict[str, bytes] = sent[0]
     return lists

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part
-from neuroshard.client.torchrec_module import collections_of, match_tables
+from neuroshard.client.torchrec_module import check_module, collections_of, match_tables
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.parts import COLD, HOT, part_names
 from neuroshard.core.plan import Plan
@@ -33,6 +33,7 @@ def by_access(model: M, plan: Plan, hot_ids: Mapping[str, "np.ndarray[Any, Any] 
     another's, and for a table whose collection a feature processor feeds: it makes weights of places in the whole list of a
     sample, which parts do not have.
     """
+    check_module(model)
     whose = f"plan {plan.digest()[:12]}"
     for path, module in model.named_modules():
         if isinstance(module, CollectionByAccess):
@@ -89,6 +90,7 @@ def check_by_access(model: nn.Module, plan: Plan, whose: str) -> Plan:
 
     Raises InvalidInput, which names the table, where the model's tables are held otherwise than the plan says.
     """
+    check_module(model)
     there = {
         (path, table): rows
         for path, module in model.named_modules()

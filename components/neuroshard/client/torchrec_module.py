@@ -38,13 +38,18 @@ class TablePlace(NamedTuple):
         return max(len(self.config.feature_names), 1)
 
 
-def collections_of(module: nn.Module) -> dict[str, Collection]:
-    """The collections of a model, by path. Raises UsageError for what is no module, and InvalidInput for one without collections
-    or with tables that no plan covers."""
+def check_module(module: object) -> None:
+    """Raise UsageError for what is no module."""
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"{shown(module)} is no torch.nn.Module; give the model itself, made on the meta device or another"
         )
+
+
+def collections_of(module: nn.Module) -> dict[str, Collection]:
+    """The collections of a model, by path. Raises UsageError for what is no module, and InvalidInput for one without collections
+    or with tables that no plan covers."""
+    check_module(module)
     every: dict[str, Collection] = find_collections(module).all
     if not every:
         raise InvalidInput(

@@ -29,7 +29,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from neuroshard.client.torchrec_fused import InBackward
-from neuroshard.client.torchrec_module import Collection, TablePlace
+from neuroshard.client.torchrec_module import Collection, TablePlace, check_module
 from neuroshard.client.torchrec_shards import GEOMETRY
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -140,6 +140,7 @@ def _keep(collection: nn.Module, names: Sequence[str]) -> None:
 def collections_in(module: nn.Module, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
     """The collections, sharded or not, by their paths in the model before it was wrapped or compiled. Those of tables that are
     held by access (client/rows.py) keep an order of their own, and say it as `output_names`."""
+    check_module(module)
     seen = set() if seen is None else seen
     if id(module) in seen:
         return
