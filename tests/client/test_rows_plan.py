@@ -162,6 +162,7 @@ def test_a_model_that_is_not_held_so_is_refused() -> None:
 def test_lists_of_other_orders_are_refused() -> None:
     plan = planned()
     assert "there is no list of its hot ids" in refused(lambda: by_access(model(), plan, {"a": HOT["a"]}))
+    assert "there is no list of its hot ids" in refused(lambda: by_access(model(), plan, None))
     assert "has a row order of 9 ids" in refused(lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][:5]}))
     assert "and the ids given are of another order" in refused(
         lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][::-1].copy()})

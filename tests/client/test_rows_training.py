@@ -229,6 +229,23 @@ def test_variable_batches_are_refused() -> None:
         CollectionByAccess(Case().collection(), APART)(features)
 
 
+def test_weights_of_means_that_are_not_weighted_are_refused() -> None:
+    """TorchRec's operator would use them, sharded: a mean of another value."""
+    features = Case(weighted=True).batch(0, 0)
+    for held in (APART, DEALT):
+        with pytest.raises(InvalidInput, match="the batch has weights, and table 'a', which is pooled by mean"):
+            CollectionByAccess(Means().collection(), held)(features)
+    CollectionByAccess(Case().collection(), APART)(features)
+
+
+@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
+def test_a_batch_may_have_no_samples(held: Mapping[str, TableRows]) -> None:
+    nothing = torch.empty(0, dtype=torch.long)
+    batch = KeyedJaggedTensor(["f", "g", "h"], nothing, lengths=nothing)
+    inside, _ = CollectionByAccess(Case().collection(), held).rows.split(batch)
+    assert (inside.stride(), len(inside.values())) == (0, 0)
+
+
 def refused(rank: int, case: Case) -> str:
     try:
         Trainer(case, COPIED)

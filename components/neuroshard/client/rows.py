@@ -94,6 +94,7 @@ class Rows(nn.Module):
             {table: RowMap(table, configs[table].num_embeddings, rows.hot_ids) for table, rows in held.items()}
         )
         self.readings = list(_readings(list(configs.values()), list(configs_of(inside)), held))
+        self.means = [table for table in held if getattr(configs[table], "pooling", None) is PoolingType.MEAN]
         self.plain = list(dict.fromkeys(each.feature for each in self.readings if each.table not in held))
         self.pooled = isinstance(inside, EmbeddingBagCollection)
         self.needs_indices = isinstance(inside, EmbeddingCollection) and inside.need_indices()
@@ -117,6 +118,12 @@ class Rows(nn.Module):
                 "features have batch sizes of their own (stride_per_key_per_rank), and tables held by access cannot be read so; "
                 "search a plan without rows by access"
             )
+        weighted = features.weights_or_none() is not None
+        if weighted and self.means:
+            raise InvalidInput(
+                f"the batch has weights, and table {self.means[0]!r}, which is pooled by mean and held by access, is not "
+                "weighted: TorchRec would weigh its rows, and its parts otherwise; give the batch no weights"
+            )
         with torch.no_grad():
             given = dict(_features(features))
             for reading in self.readings:
@@ -130,7 +137,6 @@ class Rows(nn.Module):
             for reading in self.readings:
                 if reading.table in self.held:
                     joinings.append(self._split(reading, given[reading.feature], new))
-            weighted = features.weights_or_none() is not None
             inside = KeyedJaggedTensor(
                 keys=list(new),
                 values=torch.cat([each.ids for each in new.values()]),
@@ -289,7 +295,7 @@ class _Feature(NamedTuple):
 def _features(features: KeyedJaggedTensor) -> Iterator[tuple[str, _Feature]]:
     """Each feature of a batch, by name."""
     offsets, weights = features.offset_per_key(), features.weights_or_none()
-    by_feature = features.lengths().view(-1, features.stride())
+    by_feature = features.lengths().view(len(features.keys()), features.stride())
     for key, lengths, (first, end) in zip(features.keys(), by_feature, pairwise(offsets), strict=True):
         yield key, _Feature(features.values()[first:end], lengths, None if weights is None else weights[first:end])
 

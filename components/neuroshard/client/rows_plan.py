@@ -40,7 +40,7 @@ def by_access(model: M, plan: Plan, hot_ids: Mapping[str, "np.ndarray[Any, Any] 
             raise InvalidInput(
                 f"module {path!r} has tables held by access already; call by_access once, with the model as it was, for {whose}"
             )
-    held = rows_of(plan, hot_ids, whose)
+    held = rows_of(plan, hot_ids or {}, whose)
     if not held:
         return model
     places = match_tables(plan.task.tables, collections_of(model), whose)
