@@ -1,11 +1,16 @@
-"""What rows by access cost and save a trainer on two gloo ranks of this CPU. Run `make bench-rows`, or with ARGS=--quick.
+"""What rows by access cost and save a trainer on two gloo ranks of this CPU, and a search. Run `make bench-rows`, or with
+ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json is (see bench/search.py), the search too.
 
-Three questions, each of runs that take turns step by step in the same processes, so that whatever else this machine does meets
-all of them alike; medians, and the quarter of steps below and above:
+Three questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
+machine does meets all of them alike; medians, and the quarter of steps below and above:
 - what it costs to map an id, where ids are in order and by listed ids, beside what a plan's cost has for it;
 - a row-wise table whose ids are in order of access: a step as TorchRec deals rows out, and with rows dealt by access;
 - sequences: bytes sent and a step, with hot rows copied to both ranks. TorchRec's use_index_dedup has no kernel for CPUs
   (jagged_unique_indices); what it would send is counted.
+
+And of the search: what plans that may hold tables by access save in the model (analytic:h100), beside plans in tiers that may
+not, and how long they are sought. Tasks are drawn by seed as those of bench/tiers.py; each table has an order of its hottest
+million rows, or of half of them, by its own distribution; of every fourth ids are in this order.
 """
 
 import argparse
@@ -33,18 +38,35 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
 from bench.publishing.page import print_table, publish
+from bench.searching.tier_tasks import drawn
 from helpers.gloo import on_ranks
 from helpers.row_trainers import sharding
 from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
 from neuroshard.core.parts import LIST_KERNELS, MAP_KERNELS, SPLIT_KERNELS
+from neuroshard.core.plan import Plan
+from neuroshard.core.row_order import RowOrder
+from neuroshard.core.table import Table
+from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import MAP_MS
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
 
 RANKS, DIM, LOOKUPS, WARM_UP = 2, 64, 20, 3
 FUSED = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.01}
 EXPONENTS = (0.8, 1.05, 1.3)
 HOT_SHARE = 0.8  # of the lookups of sequences
+FIRST_SEED = 8_700_000  # add to it for tasks that nobody has looked at
+MOST_LISTED = 2**20
+# tables, devices, and HBM of all devices over what the tables need
+SIZES = (
+    (10, 2, 0.25), (10, 4, 0.5), (20, 4, 0.25), (20, 8, 0.1), (40, 8, 0.25), (10, 2, 1.4), (20, 4, 1.4), (40, 8, 1.3),
+)  # fmt: skip
+SEARCHED = (
+    "tables", "devices", "HBM", "without, ms", "with, ms", "saved", "in two parts and dealt",
+    "CPU s without", "CPU s with", "ratio",
+)  # fmt: skip
 
 
 class Zipf:
@@ -195,10 +217,9 @@ def map_cost(rows: int, quick: bool) -> tuple[list[str], list[list[str]]]:
                 split(batch)
                 spent.append((time.process_time() - begin) / len(ids) * 1e9)
             cells.append(spread(spent))
-        kernels = MAP_KERNELS + LIST_KERNELS * (listed > 0)
-        of_two = (kernels + SPLIT_KERNELS) * price.kernel / len(ids)
-        a_lookup = price.lookup + price.compared * math.log2(1 + listed)
-        cells += [f"{(a_lookup + launched) * 1e6:.0f}" for launched in (kernels * price.kernel / len(ids), of_two)]
+        for kernels in (MAP_KERNELS + LIST_KERNELS * (listed > 0) + more for more in (0, SPLIT_KERNELS)):
+            a_lookup = kernels * (price.passed + price.kernel / len(ids)) + price.compared * math.log2(1 + listed)
+            cells.append(f"{a_lookup * 1e6:.0f}")
         found.append(cells)
     return [
         "listed ids",
@@ -209,10 +230,62 @@ def map_cost(rows: int, quick: bool) -> tuple[list[str], list[list[str]]]:
     ], found
 
 
+def ordered(table: Table, *, ids_in_order: bool) -> Table:
+    """The table with an order of its rows by its own distribution."""
+    hot = max(min(table.rows // 2, MOST_LISTED), 1)
+    points = tuple((2**n, table.hottest_share(2**n)) for n in range(hot.bit_length()) if 2**n < hot)
+    order = RowOrder(
+        ids_digest="" if ids_in_order else "0" * 64,
+        rows=table.rows,
+        hot_rows=hot,
+        lookup_share=table.hottest_share(hot),
+        points=points,
+        time="2025-11-20T12:00:00Z",
+    )
+    return table.model_copy(update={"row_order": order})
+
+
+def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -> list[list[str]]:
+    """Plans of drawn tasks without tables by access and with them: what they cost, and CPU seconds to find them."""
+    found = []
+    for number, (count, devices, share) in enumerate(sizes):
+        task = drawn(count, devices, seed + number, share, folder)
+        tables = tuple(ordered(table, ids_in_order=place % 4 == 0) for place, table in enumerate(task.tables))
+        task = task.model_copy(update={"tables": tables})
+        model = analytic_model("h100", task.batch_size)
+        plans, spent = list[Plan](), list[float]()
+        for chooses in (False, True):
+            begin = time.process_time()
+            settings = SearchSettings(try_row_wise=True, try_rows_by_access=chooses)
+            plans.append(search(task, model, settings))
+            spent.append(time.process_time() - begin)
+        without_ms, with_ms = (plan.cost_ms or 0.0 for plan in plans)
+        held = plans[1].task.constraints.rows_by_access
+        in_two = sum(how.hot_rows is not None for how in held.values())
+        found.append(
+            [
+                f"{count}",
+                f"{devices}",
+                f"{share:.0%}",
+                f"{without_ms:.3f}",
+                f"{with_ms:.3f}",
+                f"{1 - with_ms / without_ms:.1%}",
+                f"{in_two} and {len(held) - in_two}",
+                f"{spent[0]:.1f}",
+                f"{spent[1]:.1f}",
+                f"{spent[1] / spent[0]:.2f}",
+            ]
+        )
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller tables and fewer steps")
     parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
+    parser.add_argument("--tables-dir", type=Path, help="a folder with meta-production-1935.json, for the search")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED, help=f"of the first task of the search [{FIRST_SEED}]")
+    parser.add_argument("--only", default="map,blocks,sequences,search", help="some of them, separated by commas")
     options = parser.parse_args()
     if options.publish and options.quick:
         parser.error("--publish is for whole runs, not for --quick")
@@ -224,50 +297,66 @@ def main() -> int:
         print(f"\n## {question}\n")
         print_table(columns, found)
         if options.publish:
-            publish(f"trainer-rows-{name}", question, columns, found, costs="measured")
+            if name == "search":
+                publish("search-rows", question, columns, found, costs="formula")
+            else:
+                publish(f"trainer-rows-{name}", question, columns, found, costs="measured")
 
-    columns, found = map_cost(rows, options.quick)
-    show(
-        "map",
-        f"What does it cost to map an id of a table held by access? CPU time, one core; {rows:,} rows, zipf 1.05.",
-        columns,
-        found,
-    )
-    found = []
-    for exponent in EXPONENTS:
-        runs: dict[str, dict[str, Any]] = {
-            "as TorchRec deals rows": {"held": None, "pooled": True},
-            "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": True},
+    only = options.only.split(",")
+    if "map" in only:
+        columns, found = map_cost(rows, options.quick)
+        show(
+            "map",
+            f"What does it cost to map an id of a table held by access? CPU time, one core; {rows:,} rows, zipf 1.05.",
+            columns,
+            found,
+        )
+    if "blocks" in only:
+        found = []
+        for exponent in EXPONENTS:
+            runs: dict[str, dict[str, Any]] = {
+                "as TorchRec deals rows": {"held": None, "pooled": True},
+                "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": True},
+            }
+            by_rank = on_two(rows, samples, steps, exponent, runs)
+            found += [[f"{exponent:g}", *row_of(name, by_rank, next(iter(runs)), with_bytes=False)] for name in runs]
+        show(
+            "blocks",
+            f"What do row blocks that are dealt by access save, where ids are in order of access? A row-wise table: {size}.",
+            ("zipf", *COLUMNS),
+            found,
+        )
+    if "sequences" in only:
+        hot = Zipf(rows, 1.05).hot_rows(HOT_SHARE)
+        parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
+        sharded = Part("hot", 0, hot, RANKS), parts[1]
+        runs = {
+            "row-wise": {"held": None, "pooled": False},
+            "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": False},
+            "hot rows copied": {"held": TableRows(parts), "pooled": False},
+            "hot rows row-wise": {"held": TableRows(sharded), "pooled": False},
         }
-        by_rank = on_two(rows, samples, steps, exponent, runs)
-        found += [[f"{exponent:g}", *row_of(name, by_rank, next(iter(runs)), with_bytes=False)] for name in runs]
-    show(
-        "blocks",
-        f"What do row blocks that are dealt by access save, where ids are in order of access? A row-wise table: {size}.",
-        ("zipf", *COLUMNS),
-        found,
-    )
-    hot = Zipf(rows, 1.05).hot_rows(HOT_SHARE)
-    parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
-    sharded = Part("hot", 0, hot, RANKS), parts[1]
-    runs = {
-        "row-wise": {"held": None, "pooled": False},
-        "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": False},
-        "hot rows copied": {"held": TableRows(parts), "pooled": False},
-        "hot rows row-wise": {"held": TableRows(sharded), "pooled": False},
-    }
-    ids = Zipf(rows, 1.05).draw(samples * LOOKUPS, torch.Generator().manual_seed(0))
-    once = len(ids.unique()) / len(ids)
-    by_rank = on_two(rows, samples, steps, 1.05, runs)
-    found = [row_of(name, by_rank, next(iter(runs)), with_bytes=True) for name in runs]
-    found.append(["use_index_dedup (counted, no kernel for CPUs)", *["-"] * 5, f"{once:.0%} of the lookups", "-"])
-    show(
-        "sequences",
-        f"What do sequences send, and how long is a step? Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) "
-        f"apart: {size}.",
-        (*COLUMNS, *BYTES),
-        found,
-    )
+        ids = Zipf(rows, 1.05).draw(samples * LOOKUPS, torch.Generator().manual_seed(0))
+        once = len(ids.unique()) / len(ids)
+        by_rank = on_two(rows, samples, steps, 1.05, runs)
+        found = [row_of(name, by_rank, next(iter(runs)), with_bytes=True) for name in runs]
+        found.append(["use_index_dedup (counted, no kernel for CPUs)", *["-"] * 5, f"{once:.0%} of the lookups", "-"])
+        show(
+            "sequences",
+            f"What do sequences send, and how long is a step? Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) "
+            f"apart: {size}.",
+            (*COLUMNS, *BYTES),
+            found,
+        )
+    if "search" in only and options.tables_dir:
+        found = searched(options.tables_dir, options.seed, SIZES[:1] if options.quick else SIZES)
+        show(
+            "search",
+            "What do tables by access save in the model, and what does it take to find them? Tasks by seed, plans in tiers that "
+            "may hold none so, and that may.",
+            SEARCHED,
+            found,
+        )
     return 0
 
 

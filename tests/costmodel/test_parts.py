@@ -81,7 +81,7 @@ def test_a_table_in_two_parts_costs_as_two_tables_and_the_map_and_the_joined_out
     assert found is not None
     assert expected is not None
     each = MAP_MS["cuda"]
-    mapped_ms = 20 * BATCH / 2 * (each.lookup + each.compared * math.log2(1 + HOT))
+    mapped_ms = 20 * BATCH / 2 * (43 * each.passed + each.compared * math.log2(1 + HOT))
     assert map_ms(MODEL, of) == pytest.approx(mapped_ms + (43 * each.kernel if pipeline == "none" else 0))
     joined_ms = (64 + 32) * MODEL.reorder_ms / 2  # on each of the two devices, of all pooled outputs of the collection
     more = map_ms(MODEL, of) + joined_ms
@@ -98,9 +98,10 @@ def test_ids_that_are_in_order_cost_no_search_in_a_list(name: str) -> None:
     each = MAP_MS["cpu" if name == "analytic:cpu" else "cuda"]
     for rules, kernels in ((DEALT, 10), (IN_TWO, 31)):
         listed, ordered = (map_ms(model, task(*rules, ads=ads, pipeline="none")) for ads in (ADS, in_order))
-        assert ordered == pytest.approx(20 * BATCH / 2 * each.lookup + kernels * each.kernel)
-        compared_ms = 20 * BATCH / 2 * each.compared * math.log2(1 + HOT)
-        assert listed - ordered == pytest.approx(compared_ms + 12 * each.kernel)
+        lookups = 20 * BATCH / 2
+        assert ordered == pytest.approx(lookups * kernels * each.passed + kernels * each.kernel)
+        of_list_ms = lookups * (12 * each.passed + each.compared * math.log2(1 + HOT))
+        assert listed - ordered == pytest.approx(of_list_ms + 12 * each.kernel)
 
 
 def test_blocks_of_sorted_ids_are_priced_by_their_own_lookups_and_dealt_ones_are_even() -> None:

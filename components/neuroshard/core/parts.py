@@ -68,12 +68,12 @@ class RowsByAccess(Value):
 
 class ByAccess(NamedTuple):
     """What a trainer's wrapper (client/rows.py) takes of every rank for tables that are dealt or in two parts: bytes of its maps,
-    and in a step so many `lookups` of a sample that it maps, `compared` with ids of a list so many times, by so many `kernels`,
-    and `columns` of a sample that it copies to join outputs: of a collection of pooled tables all, of sequences those in two
-    parts. `hot` are the names of hot parts."""
+    and in a step `kernels`, which pass over so many lookups of a sample (`passed`), such as are `compared` with so many ids of a
+    list, and `columns` of a sample that it copies to join outputs: of a collection of pooled tables all, of sequences those in
+    two parts. `hot` are the names of hot parts."""
 
     map_bytes: int = 0
-    lookups: float = 0.0
+    passed: float = 0.0
     compared: float = 0.0
     kernels: int = 0
     columns: float = 0.0
@@ -91,15 +91,15 @@ class ByAccess(NamedTuple):
             if (table.name in in_two if table.pooling == "none" else (table.module, table.weighted) in pooled)
         )
         listed = {table.name: listed_rows(table.row_order, held[table.name]) for table in some}
-        kernels = 0
-        for table in some:
-            of_each = MAP_KERNELS + LIST_KERNELS * (listed[table.name] > 0) + SPLIT_KERNELS * (table.name in in_two)
-            kernels += of_each * max(len(table.features), 1)
+        of_feature = {
+            table.name: MAP_KERNELS + LIST_KERNELS * (listed[table.name] > 0) + SPLIT_KERNELS * (table.name in in_two)
+            for table in some
+        }
         return cls(
             sum(map_bytes(listed[table.name], table.rows) for table in some),
-            math.fsum(table.pooling_factor for table in some),
+            math.fsum(table.pooling_factor * of_feature[table.name] for table in some),
             math.fsum(table.pooling_factor * math.log2(1 + listed[table.name]) for table in some),
-            kernels,
+            sum(of_feature[table.name] * max(len(table.features), 1) for table in some),
             math.fsum(Part.of(table).sent_columns for table in joined),
             frozenset(part_names(name)[0] for name in in_two),
         )

@@ -23,17 +23,18 @@ GLOO_BLOCKS = 1.5
 
 
 class MapMs(NamedTuple):
-    """Ids to rows by access: ms of a lookup, of a lookup compared with an id of a list (a binary search), and of a kernel."""
+    """Ids to rows by access: ms of a kernel, of a lookup that one passes over, and of a lookup compared with an id of a list, as
+    a binary search does."""
 
-    lookup: float
-    compared: float
     kernel: float
+    passed: float
+    compared: float
 
 
-# On a CPU as measured with torch on one core (`make bench-rows`): 9 to 21 ns a lookup where ids are in order, 61 to 77 with 2^10
-# listed ids, 102 to 116 with 2^17, 116 to 197 with 2^20, and 5 us a kernel. On a GPU guesses, of passes over the ids at 3 TB/s
-# and reads of 32 bytes at 1.6 TB/s, half of what its memory does in order
-MAP_MS: Mapping[Device, MapMs] = {"cuda": MapMs(0.3e-6, 0.02e-6, 5e-3), "cpu": MapMs(12e-6, 6e-6, 5e-3)}
+# On a CPU as measured with torch on one core (`make bench-rows`): a lookup takes 9 ns where ids are in order, 25 in two parts;
+# with 2^10 listed ids 68 and 85, with 2^17 127 and 137, with 2^19 163 and 166. On a GPU guesses, of passes that read and write 20
+# bytes at 3 TB/s, and reads of 32 bytes at 1.6 TB/s, half of what its memory does in order
+MAP_MS: Mapping[Device, MapMs] = {"cuda": MapMs(5e-3, 0.007e-6, 0.02e-6), "cpu": MapMs(5e-3, 0.8e-6, 6e-6)}
 
 
 def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
@@ -50,7 +51,7 @@ def map_ms(model: CostModel, task: ShardingTask) -> float:
     work."""
     device, by_access = trains_on(model), task.by_access
     price = MAP_MS[device]
-    a_sample = by_access.lookups * price.lookup + by_access.compared * price.compared
+    a_sample = by_access.passed * price.passed + by_access.compared * price.compared
     is_hidden = device == "cuda" and task.pipeline != "none"
     return a_sample * task.batch_size / task.devices + (0.0 if is_hidden else by_access.kernels * price.kernel)
 
