@@ -195,3 +195,16 @@ def state_changed(plan: Plan, previous: Plan, kept: KeptCuts) -> tuple[str, ...]
         f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) does not carry over exactly though its "
         "cuts are kept: neighbouring shards of unequal widths lie on one device, where TorchRec joins them",
     )
+
+
+def state_of_parts_changed(plan: Plan, previous: Plan) -> tuple[str, ...]:
+    """A line about tables held by access in one of the plans whose state changes though it is to be kept: parts of a table have
+    its state where both are cut at the same columns."""
+    by_access = {**previous.task.constraints.rows_by_access, **plan.task.constraints.rows_by_access}
+    changed = [name for name in changed_state(previous, plan) if name in by_access]
+    if not changed:
+        return ()
+    return (
+        f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) does not carry over exactly: a hot and "
+        "a cold part are not cut at the same columns as each other, or as the table was",
+    )

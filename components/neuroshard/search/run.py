@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from neuroshard.core.clean import log
 from neuroshard.core.comparable import other_groups
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.sharding import DATA_PARALLEL
@@ -108,9 +109,12 @@ def search(
         start = None if previous is None else Previous.of(previous, one)
         plan = _searched(one.parted, cost_model, settings, start, trust, notes, watch)
         try:
-            return unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
+            plan = unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
         except ValidationError as error:  # which names a table that is dealt, but in no row blocks
             raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
+        if previous is None or not settings.keep_optimizer_state:
+            return plan
+        return say.with_notes(plan, *say.state_of_parts_changed(plan, previous))
 
     if not chooses:
         plan = found(task, watch)
@@ -122,12 +126,20 @@ def search(
         plan = found(task, watch.anew())
     if watch.expired:
         return assuming(plan, NONE_HELD)
+    keeping = previous if settings.keep_optimizer_state else None
+
+    def other(one: ShardingTask, watch: Watch, settings: SearchSettings) -> Plan:
+        another = found(one, watch, settings)
+        if keeping is not None and set(changed_state(keeping, another)).difference(changed_state(keeping, plan)):
+            raise Infeasible("the plan found does not keep the optimizer state of a table held otherwise by access")
+        return another
+
     return choose(
         task,
         plan,
         cost_model,
-        lambda one: found(one, watch.anew()),
-        lambda one: found(one, watch.quiet(), short(settings)),
+        lambda one: other(one, watch.anew(), settings),
+        lambda one: other(one, watch.quiet(), short(settings)),
         _permitted(task, cost_model, settings, None)[0].may_split_rows,
         rules,
     )
