@@ -208,3 +208,15 @@ def state_of_parts_changed(plan: Plan, previous: Plan) -> tuple[str, ...]:
         f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) does not carry over exactly: a hot and "
         "a cold part are not cut at the same columns as each other, or as the table was",
     )
+
+
+def no_longer_by_access(task: ShardingTask, previous: Plan) -> tuple[str, ...]:
+    """A line about tables that the plan to start from holds by access, and the task does not."""
+    held, tables = task.constraints.rows_by_access, {table.name for table in task.tables}
+    names = [name for name in previous.task.constraints.rows_by_access if name in tables and name not in held]
+    if not names:
+        return ()
+    return (
+        f"{counted(len(names), 'table')} held by access in the plan to start from, and no longer ({first_few(names)}): only "
+        "--rows-by-access auto and constraints hold tables so",
+    )

@@ -118,6 +118,8 @@ def search(
 
     if not chooses:
         plan = found(task, watch)
+        if previous is not None:
+            plan = say.with_notes(plan, *say.no_longer_by_access(task, previous))
         return assuming(plan, NONE_HELD) if may_be_held(task) else plan
     rules = task.constraints.rules().keys()
     if previous is not None:
