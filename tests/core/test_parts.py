@@ -302,6 +302,15 @@ def test_rows_that_are_dealt_come_from_all_blocks_alike() -> None:
     assert sum(move.rows for move in moves(dealt, more) if move.from_device is None) == pytest.approx(1_000, abs=2)
 
 
+def test_rows_whose_ids_are_in_order_stay_however_many_are_hot() -> None:
+    fewer = ORDER.model_copy(update={"hot_rows": HOT, "points": (), "lookup_share": 0.5, "ids_digest": ""})
+    in_order, shorter = (
+        ADS.model_copy(update={"row_order": order}) for order in (ORDER.model_copy(update={"ids_digest": ""}), fewer)
+    )
+    before, after = (plan(task(DEALT, tables=(ads, USER)), *BLOCKS) for ads in (in_order, shorter))
+    assert moves(before, after) == ()
+
+
 def test_tables_whose_parts_are_cut_or_lie_in_other_tiers_are_named() -> None:
     host: dict[str, Any] = {"host_memory_bytes": 2**30}
     cold = task(*COPIED.constraints.tables, rule("ads/cold", tier="host"), **host)

@@ -202,9 +202,12 @@ def test_a_plan_has_the_shares_that_its_hot_rows_have_now() -> None:
 
 def test_tables_keep_the_order_of_a_plan_until_a_newer_one_is_worth_moving_rows() -> None:
     was = held_by(dated("old"))
-    for new in (None, dated("alike", 21), dated("old", 21), dated("other", 19)):
+    for new in (None, dated("alike", 21), dated("other", 19)):
         (table,), notes = kept_orders([table_with(new)], was, read)
         assert (table.row_order, notes) == (dated("old"), ())
+    counted_anew = dated("old", 21, lookup_share=0.7)  # the same list, with the shares of today
+    (table,), notes = kept_orders([table_with(counted_anew)], was, read)
+    assert (table.row_order, notes) == (counted_anew, ())
     (table,), (note,) = kept_orders([table_with(dated("other", 21))], was, read)
     assert table.row_order == dated("other", 21)
     assert note.startswith(

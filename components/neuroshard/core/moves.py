@@ -329,10 +329,9 @@ def _places(table: Table, how: RowsByAccess | None, shards: Sequence[Shard]) -> 
     return how, _order(table), blocks if len(blocks) > 1 else None
 
 
-def _order(table: Table) -> tuple[str, int] | None:
-    """What tells row orders apart: when they were made, and from what, does not."""
-    order = table.row_order
-    return None if order is None else (order.ids_digest, order.hot_rows)
+def _order(table: Table) -> str | None:
+    """What tells row orders apart, their lists: when they were made, and from what, does not."""
+    return None if table.row_order is None else table.row_order.ids_digest
 
 
 def _arriving_of_others(shard: Shard, table: Table, held: _OtherRows) -> Iterator[Move]:

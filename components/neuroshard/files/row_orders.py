@@ -187,10 +187,11 @@ def as_now(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> t
 def kept_orders(tables: Sequence[Table], was: ShardingTask, read: ReadIds) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables with the row orders by which the task of a plan holds them, unless newer ones are worth moving rows for; and
     notes on those. A table without an order has the plan's."""
-    kept, notes = [], []
+    held, kept, notes = was.constraints.rows_by_access, [], []
     for table in tables:
-        old, new = was.orders.get(table.name), table.row_order
-        if old is None or old.rows > table.rows:
+        old, new, how = was.orders.get(table.name), table.row_order, held.get(table.name)
+        same = old is not None and new is not None and old.ids_digest == new.ids_digest  # counted anew: no row moves
+        if old is None or how is None or old.rows > table.rows or (same and how.fault(table) is None):
             kept.append(table)
             continue
         try:
@@ -215,7 +216,7 @@ def _drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> 
     held, found = was.constraints.rows_by_access, []
     for name, old in was.orders.items():
         new = newer.get(name)
-        if new is None or old.time >= new.time or old.ids_digest == new.ids_digest:
+        if new is None or old.time >= new.time:
             continue
         shares = np.cumsum(_shares_now(read(old), new, read(new)))
         rows = held[name].hot_rows or old.hot_rows
