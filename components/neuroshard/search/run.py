@@ -280,7 +280,13 @@ class _Start(NamedTuple):
 
 
 def _found(
-    problem: Problem, settings: SearchSettings, previous: Previous | None, watch: Watch, less: Ints, *, tries_row_wise: bool
+    problem: Problem,
+    settings: SearchSettings,
+    previous: Previous | None,
+    watch: Watch,
+    less: Ints,
+    *,
+    tries_row_wise: bool,
 ) -> tuple[Found, _Start, tuple[Shard, ...]]:
     """What the algorithm finds, from where, and its shards. Where shards whose cuts are kept lie so that TorchRec would mix them
     up, it searches again with these where they were."""
