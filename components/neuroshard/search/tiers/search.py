@@ -10,7 +10,6 @@ Every plan is compared by what it costs once its devices have divided their HBM 
 hosts have too little memory (hosts.py), and where dense layers hide what is fetched ahead.
 """
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -44,9 +43,12 @@ RELAXED_ROUNDS = 16  # of the relaxation, whose plan the first ones begin with: 
 # Of first plans. 16 gave plans of 500 tables on 64 devices within 0.5 % of these, in 1.5 times the time
 FIRST_ROUNDS = 4
 HOSTS_TRIED = 5  # times as many rounds, for hosts that have little memory: a guess
-# Shares of all HBM that first choices fill, from the largest on until a plan is dearer. Of 500 tables on 64 devices, a few large
-# ones leave no room for moves: 0.75 gave plans 13 to 47 % below 0.97 at 10 and 50 % of HBM
+# Shares of all HBM that first choices fill, from the largest on. Of 500 tables on 64 devices, a few large ones leave no room for
+# moves: 0.75 gave plans 13 to 47 % below 0.97 at 10 and 50 % of HBM
 ROOMS = (0.97, 0.9, 0.75, 0.5, 0.25, 0.0)
+# Plans in a row that are dearer than the best, after which no smaller share is tried. With 1, of 15 tasks of 60 to 500 tables one
+# cost 44 % more, one 28 % more, and one 14 % less
+PATIENCE = 2
 # Tables that the bound distinguishes, at most. Of 12 tables on 3 devices 8, 32 and 500 gave the same bounds, and a search took
 # ten times as long with 500 as with 32. Of 500 on 64 devices 1 left a gap of 59 %, 32 one of 22 %
 MOST_SIDES = 32
@@ -123,12 +125,12 @@ def _searched(
     first = lower_bound(problems.anywhere, relaxed)
     start = None if before is None else start_plan(problems, before, worth(problems, relaxed), asked.watch)
     estimates = Estimates.of(problems, relaxed)
-    plan, room = _first_plan(problems, estimates, None, ROOMS, start, relaxed, few)
+    plan = _first_plan(problems, estimates, None, start, relaxed, few)
     most = MOST_SIDES if hosts is None else 0
     bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
     if sides.some and not asked.watch.expired:
         with suppress(Infeasible):  # none fits beside these sides
-            other, _ = _first_plan(problems, estimates, sides, [room], None, relaxed, few)
+            other = _first_plan(problems, estimates, sides, None, relaxed, few)
             plan = min(plan, other, key=lambda one: one.rank)
     if plan.over and hosts is None:
         return FoundTiers(plan, bound, problems.notes)  # improved with a price of host memory
@@ -178,17 +180,15 @@ def _first_plan(
     problems: TierProblems,
     estimates: Estimates,
     sides: Sides | None,
-    rooms: Sequence[float],
     start: InTierPlan | None,
     relaxed: State,
     few: Asked,
-) -> tuple[InTierPlan, float]:
-    """The cheapest plan of the first choices, of less and less HBM until one is dearer, and the share of HBM that its choice
-    fills. If none fits, of the choice of the plan to start from, for others may ask to move too much. Raises Infeasible if none
-    fits."""
-    best, why, quiet, tried = None, None, few.watch.quiet(), set[bytes]()
-    choices = ((first_choice(problems, estimates, room, sides), room) for room in rooms)
-    for choice, room in choices if start is None else chain(choices, [(start.choice, rooms[0])]):
+) -> InTierPlan:
+    """The cheapest plan of the first choices, of less and less HBM until some are dearer. If none fits, of the choice of the plan
+    to start from, for others may ask to move too much. Raises Infeasible if none fits."""
+    best, dearer, why, quiet, tried = None, 0, None, few.watch.quiet(), set[bytes]()
+    choices = (first_choice(problems, estimates, room, sides) for room in ROOMS)
+    for choice in choices if start is None else chain(choices, [start.choice]):
         if choice.tobytes() in tried or (best is not None and few.watch.expired):
             continue
         tried.add(choice.tobytes())
@@ -198,9 +198,10 @@ def _first_plan(
             why = why or error
             continue
         plan = problems.found(state, choice, few.watch, quiet)
-        if best is not None and plan.rank >= best[0].rank:
+        dearer = dearer + 1 if best is not None and plan.rank >= best.rank else 0
+        best = best if dearer else plan
+        if dearer == PATIENCE:
             break
-        best = plan, room
     if best is None:
         assert why is not None
         raise why
