@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.remote_device import _remote_device
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import model_parallel
@@ -25,6 +27,7 @@ from helpers.gloo import on_ranks
 from helpers.plans import row_wise
 from neuroshard.client.load import check_world_size
 from neuroshard.client.torchrec import dmp_collection, to_torchrec
+from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups, sizes_of
 from neuroshard.core.plan import Plan, Provenance, Shard
@@ -107,8 +110,8 @@ def on_cpu(kind: Any) -> Any:
     return OnCpu
 
 
-def train(rank: int, plan: Plan, optimizer: str, steps: int = STEPS) -> tuple[list[float], list[float]]:
-    """Losses of all ranks' samples, and the table "whole" with its state, if it has any, after the last step."""
+def trainer_of(plan: Plan, optimizer: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The sharded model, and the weights that it had before."""
     warnings.simplefilter("ignore")
     module = without_assertions()
     torch.manual_seed(0)
@@ -127,18 +130,24 @@ def train(rank: int, plan: Plan, optimizer: str, steps: int = STEPS) -> tuple[li
 
     if groups is None:
         env = module.ShardingEnv.from_process_group(dist.group.WORLD)
-        trained = module.DistributedModelParallel(model, env=env, device=cpu, plan=given, sharders=sharders)
-    else:
-        trained = on_cpu(module.DMPCollection)(
-            model,
-            cpu,
-            given,
-            global_pg=dist.group.WORLD,
-            sharders=sharders,
-            custom_all_reduce=average,
-            **dmp_collection(plan),
-        )
-        held["replicas"] = trained._default_ctx.replica_pg
+        return module.DistributedModelParallel(model, env=env, device=cpu, plan=given, sharders=sharders), begins
+    trained = on_cpu(module.DMPCollection)(
+        model,
+        cpu,
+        given,
+        global_pg=dist.group.WORLD,
+        sharders=sharders,
+        custom_all_reduce=average,
+        **dmp_collection(plan),
+    )
+    held["replicas"] = trained._default_ctx.replica_pg
+    return trained, begins
+
+
+def train(rank: int, plan: Plan, optimizer: str, steps: int = STEPS) -> tuple[list[float], list[float]]:
+    """Losses of all ranks' samples, and the table "whole" with its state, if it has any, after the last step."""
+    trained, begins = trainer_of(plan, optimizer)
+    groups = plan.task.groups
     _set(trained, begins, plan, rank)
     dense = [one for name, one in trained.named_parameters() if "over" in name or "copied" in name]
     descent, losses = torch.optim.SGD(dense, lr=RATE), []
@@ -234,6 +243,45 @@ def test_averaged_moments_of_adagrad_are_the_mean_of_what_groups_see(tmp_path):
 def _first_lookups(rank: int) -> torch.Tensor:
     """The rows of "whole" that a rank looks up in its first step."""
     return torch.randint(0, TABLES[0].rows, (2 * BATCH,), generator=torch.Generator().manual_seed(rank))
+
+
+def checkpoints(rank: int, plan: Plan, one: Plan, folder: Path) -> dict[str, Any]:
+    """A checkpoint of groups, read by groups and by one group, and one of one group, read by groups."""
+    trained, begins = trainer_of(plan, "EXACT_ROWWISE_ADAGRAD")
+    _set(trained, begins, plan, rank)
+    save(_state(trained), checkpoint_id=folder / "groups")
+    same, whole = (trainer_of(each, "EXACT_ROWWISE_ADAGRAD")[0] for each in (plan, one))
+    state, said = _state(same), []
+    cases: list[dict[str, Any]] = [{}, {"new_plan": plan}, {"old_plan": plan, "new_plan": plan}]
+    for given in cases:
+        with pytest.raises(InvalidInput) as caught:
+            load_resharded(_state(same), folder / "groups", **given)
+        said.append(str(caught.value))
+    load(state, checkpoint_id=folder / "groups")
+    load_resharded(_state(whole), folder / "groups", old_plan=plan, new_plan=one)
+    save(_state(whole), checkpoint_id=folder / "one")
+    other = trainer_of(plan, "EXACT_ROWWISE_ADAGRAD")[0]
+    load({"model": other.state_dict()}, checkpoint_id=folder / "one")
+    rights = []
+    for model, held_by in ((same, plan), (whole, one), (other, plan)):
+        now = [weight.detach().clone() for weight in model.parameters()]
+        _set(model, begins, held_by, rank)
+        rights.append(all(map(torch.equal, now, model.parameters())))
+    return {"said": said, "right": rights}
+
+
+def _state(trained: Any) -> dict[str, Any]:
+    return {"model": trained.state_dict(), "optimizer": trained.fused_optimizer.state_dict()}
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_groups_goes_to_one_group_and_what_groups_cannot_read_is_refused(tmp_path):
+    plan = plan_of(2, groups_of(RANKS, True))
+    for found in on_ranks(RANKS, tmp_path, checkpoints, plan, plan_of(RANKS, None), tmp_path / "saved"):
+        assert found["right"] == [True, True, True]
+        assert all(
+            "table 'cut' in a DTensor, as DMPCollection and output_dtensor give it" in said for said in found["said"]
+        )
 
 
 @pytest.mark.parametrize(

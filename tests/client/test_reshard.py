@@ -40,6 +40,7 @@ from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.client.torchrec_order import keep_output_order, output_order
 from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan, Shard
 
 pytestmark = pytest.mark.slow
@@ -250,6 +251,12 @@ def refusals(rank: int) -> dict[str, str]:
     with pytest.raises(UsageError) as caught:
         reshard(trainer.model, OTHER, sharders=trainer.model.sharders)
     said["the model's own"] = str(caught.value)
+    groups = Groups(ranks=4, contiguous=False, domain=4, local_world_size=4)
+    in_groups = OTHER.task.model_copy(update={"groups": groups, "topology": groups.topology(2, None)})
+    said["groups"] = refused(trainer, OTHER.model_copy(update={"task": in_groups}))
+    with pytest.raises(UsageError) as caught:
+        reshard(trainer.model, OTHER, sharding_group_size=2)
+    said["groups of the model"] = str(caught.value)
     said["an argument"] = refused(trainer, OTHER, optimizer="adamw")
     said["plans"] = refused(trainer, OTHER if rank else MOVED)
     said["steps"] = refused(trainer, OTHER, step=7 + rank)
@@ -284,6 +291,8 @@ def test_what_cannot_be_done_is_one_line_the_same_on_every_rank_and_changes_noth
         "tables": "lacks table 'shared'",
         "to_torchrec": "sequences in shards of 4 columns (rank 0) and 12 (rank 1), which TorchRec cannot exchange",
         "the model's own": "sharders is the model's own for reshard; leave out sharders=",
+        "groups": "is for 2 groups of 2 of 4 ranks (strided), averaged every step, and the model is one group; start again by",
+        "groups of the model": "sharding_group_size is the model's own for reshard; leave out sharding_group_size=",
         "an argument": "UsageError: ranks 0-1: optimizer 'adamw' is none of",
         "plans": f"InvalidInput: rank 1: reshard is called for plan {OTHER.digest()[:12]}, and on rank 0 for plan "
         f"{MOVED.digest()[:12]}; call it on all ranks after the same step, with the same plan",

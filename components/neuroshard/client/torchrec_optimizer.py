@@ -43,6 +43,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
+from torch.distributed.tensor import DTensor
 
 from neuroshard.client.load import check_world_size
 from neuroshard.client.torchrec_saved_order import SavedOrders
@@ -97,6 +98,13 @@ def load_resharded(
             f"the state has {parts[0]!r}, a part of a table that is held by access: such parts go to no other plan; give "
             "model_state(model), and load_model_state(model, state) afterwards (client/rows_state.py)"
         )
+    for name, value in state.get("model", {}).items():
+        if is_key_of_table(name) and isinstance(value, DTensor):
+            raise InvalidInput(
+                f"the state has table {_table_of(name)!r} in a DTensor, as DMPCollection and output_dtensor give it, and only "
+                "ShardedTensors go to another plan; read it by torch.distributed.checkpoint.load, which under another plan is "
+                "right for the model's state alone"
+            )
     try:
         if storage_reader is None:
             _check_there(checkpoint, group)

@@ -99,7 +99,7 @@ def reshard(
             f"reshard needs what DistributedModelParallel returned, and the model is a {type(model).__name__}; save a "
             "checkpoint, and start again by the new plan"
         )
-    if own := {"sharders", "device_type", "world_size"} & how.keys():
+    if own := {"sharders", "device_type", "world_size", "sharding_group_size"} & how.keys():
         raise UsageError(f"{min(own)} is the model's own for reshard; leave out {min(own)}=")
     job = _Job(model, plan, step, CopiesOptimizer(optimizer_of_copies), pipelines, timeout_seconds)
     job.agree("", lambda: job.prepare(how))
@@ -178,6 +178,11 @@ class _Job:
     def prepare(self, how: Mapping[str, Any]) -> None:
         """Find the collections that the plan holds otherwise. Raises InvalidInput or UsageError for what cannot be done."""
         whose = f"plan {self.plan.digest()[:12]}"
+        if self.plan.task.groups is not None:
+            raise InvalidInput(
+                f"{whose} is for {self.plan.task.groups.text(self.plan.task.devices)}, and the model is one group; start again "
+                "by the plan, with DMPCollection"
+            )
         if by_access := self.plan.task.constraints.rows_by_access:
             raise InvalidInput(
                 f"table {next(iter(by_access))!r} is held by access in {whose}, and reshard cannot move such tables; start "
