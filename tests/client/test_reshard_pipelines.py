@@ -120,7 +120,10 @@ def pipelined(rank: int) -> dict[str, Any]:
     before += unstopped.train(1, STEPS)
     plain.train(0, STEPS)
 
-    reshard(trainer.model, OTHER, step=STEPS, pipelines=[pipeline])
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        reshard(trainer.model, OTHER, step=STEPS, pipelines=[pipeline])
+    said["another"] = "; ".join(str(one.message) for one in heard)
     reshard(plain.model, OTHER, step=STEPS)
 
     losses = through(pipeline, islice(batches, STEPS))
@@ -135,7 +138,9 @@ def pipelined(rank: int) -> dict[str, Any]:
 
 
 def test_a_pipeline_goes_on_by_the_new_plan_once_it_is_empty(tmp_path: Path) -> None:
-    for found in on_ranks(2, tmp_path, pipelined):
+    every = on_ranks(2, tmp_path, pipelined)
+    assert "the trainer's pipeline is sparse-dist (TrainPipelineSparseDist)" in every[0]["said"]["another"]
+    for found in every:
         assert "the TrainPipelineSparseDist holds 2 batches, on their way by the old plan" in found["said"]["ahead"]
         assert "a TrainPipelineBase cannot be taken off the model (detach); leave it out" in found["said"]["base"]
         for name in ("not given", "detached"):

@@ -37,6 +37,7 @@ from neuroshard.client.torchrec_in_memory import InMemory
 from neuroshard.client.torchrec_module import collections_of, match_tables
 from neuroshard.client.torchrec_optimizer import fault_of, is_key_of_table, load_resharded
 from neuroshard.client.torchrec_order import keep_output_order, output_order
+from neuroshard.client.torchrec_pipelines import check_pipeline
 from neuroshard.client.torchrec_unsharded import holders_of, inner_of, sharded_collections, unsharded
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
@@ -86,7 +87,7 @@ def reshard(
     Tables that every rank has a copy of (data-parallel) are the dense optimizer's. Where one is in a collection that changes,
     give that optimizer as `optimizer_of_copies`: the new parameters take the place of the old ones in it, with their state. State
     of a table that only one of the plans copies starts anew. `pipelines` are those of TorchRec that have run the model, for
-    training or evaluation, and that hold no batch any more.
+    training or evaluation, and that hold no batch any more; those that the plan is not for are warned of (`check_pipeline`).
 
     Returns the tables of this rank whose moments are not exactly the old ones, as `load_resharded` does. Besides the model a rank
     on CPUs needs host memory for its new shards, one on GPUs for its old ones, and both for the largest new shard.
@@ -213,6 +214,8 @@ class _Job:
             if place.path in self.old
         }
         self.copies.check(_copied_parameters(self.old), self._copied(self.after))
+        for pipeline in self.pipelines:
+            check_pipeline(self.plan, pipeline)
 
     @staticmethod
     def _check_empty(pipeline: Any) -> None:

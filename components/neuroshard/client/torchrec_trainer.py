@@ -189,8 +189,9 @@ def optimizers_of(
     return found
 
 
-def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: str) -> Plan:
-    """The plan with the trainer's batch size and pipeline, not checked; the plan itself where they are its own. Warns of others.
+def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: str, built: str = "") -> Plan:
+    """The plan with the trainer's batch size and pipeline, not checked; the plan itself where they are its own. Warns of others,
+    and names the class that was `built` as the pipeline, where it is known.
 
     Raises UsageError for wrong ones, and InvalidInput for a batch that the plan's collectives cannot send.
     """
@@ -225,7 +226,8 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
                 "prefetching keeps those of two: rows without room are read from host memory)"
             )
         warn(
-            f"{whose} {counted_for}{rows}, and the trainer's pipeline is {pipeline}; search with --pipeline {pipeline}"
+            f"{whose} {counted_for}{rows}, and the trainer's pipeline is {pipeline}{built and f' ({built})'}; search with "
+            f"--pipeline {pipeline}"
         )
     if not changed:
         return plan

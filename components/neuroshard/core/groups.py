@@ -89,8 +89,12 @@ class Groups(Value):
 
     def text(self, size: int) -> str:
         """Such as `4 groups of 8 of 32 ranks (strided), averaged every 10 steps`."""
-        every = "every step" if self.sync_every == 1 else f"every {self.sync_every:,} steps"
-        return f"{self.replicas(size)} groups of {size} of {self.ranks:,} ranks ({self.numbering}), averaged {every}"
+        groups = f"{self.replicas(size)} groups of {size} of {self.ranks:,} ranks ({self.numbering})"
+        return f"{groups}, averaged {every(self.sync_every)}"
+
+
+def every(steps: int) -> str:
+    return "every step" if steps == 1 else f"every {steps:,} steps"
 
 
 def sizes_of(ranks: int) -> list[int]:

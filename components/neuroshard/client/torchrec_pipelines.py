@@ -1,0 +1,90 @@
+"""Whether a plan is for the pipeline that a trainer has built. Needs torch and torchrec.
+
+    pipeline = TrainPipelineSparseDist(model, optimizer, device)
+    check_pipeline(plan, pipeline)
+
+A plan counts memory and costs for one of three: none, sparse-dist or prefetch (core/step_memory.py). What TorchRec (1.8, 1.9)
+builds is one of these by its class, or by its stages. Not covered: batches that stages before the sparse all-to-all hold.
+"""
+
+from typing import Any
+
+from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
+from torchrec.distributed.train_pipeline.train_pipelines import StagedTrainPipeline
+
+from neuroshard.client.torchrec_fused import check_memory
+from neuroshard.client.torchrec_trainer import as_trained
+from neuroshard.client.torchrec_warnings import warn
+from neuroshard.core.errors import UsageError
+from neuroshard.core.groups import every
+from neuroshard.core.plan import Plan
+from neuroshard.core.step_memory import Pipeline
+
+__all__ = ["check_pipeline"]
+
+# By class; StagedTrainPipeline is by its stages. Others keep more, such as the outputs of a batch ahead (SemiSync).
+PIPELINES: dict[str, Pipeline] = {
+    "TrainPipelineBase": "none",
+    "TrainPipelinePT2": "none",
+    "TrainPipelineSparseDistLite": "none",  # it copies a batch ahead, but sends no ids
+    "TrainPipelineSparseDist": "sparse-dist",
+    "TrainPipelineSparseDistCompAutograd": "sparse-dist",
+    "PrefetchTrainPipelineSparseDist": "prefetch",
+}
+EVALUATING = ("EvalPipelineSparseDist", "EvalPipelineFusedSparseDist", "EvalPipelineCPUSparse")
+# Those that average the replicas of DMPCollection. Others have the interval that they inherit, and average nothing.
+AVERAGING = ("TrainPipelineSparseDist", "TrainPipelineSemiSync")
+
+
+def check_pipeline(plan: Plan, pipeline: Any) -> None:
+    """Warn, in a line each, where memory or costs of the plan are for another pipeline than this one of TorchRec, and where it
+    averages the replicas of groups of ranks otherwise than planned. Pipelines that evaluate are not looked at.
+
+    A class of yours counts as the one of TorchRec that it inherits from. Raises InvalidInput where a rank lacks memory for what
+    the pipeline keeps of the plan's batch, and UsageError for what is no pipeline.
+    """
+    name, whose = type(pipeline).__name__, f"plan {plan.digest()[:12]}"
+    if not hasattr(pipeline, "progress"):
+        raise UsageError(f"check_pipeline needs a pipeline, whose progress trains a batch, and got a {name}")
+    kind = next((one.__name__ for one in type(pipeline).__mro__ if one.__module__.startswith("torchrec.")), "")
+    if kind in EVALUATING:
+        return
+    trained = _of_stages(pipeline) if isinstance(pipeline, StagedTrainPipeline) else PIPELINES.get(kind)
+    if trained is None:
+        counted = "no memory of steps" if plan.task.pipeline is None else f"pipeline {plan.task.pipeline}"
+        warn(
+            f"a {name} is none of the pipelines whose memory is counted ({', '.join(PIPELINES)}), and {whose} counts {counted}: "
+            "reserve what it takes more (--reserve)"
+        )
+    elif trained != plan.task.pipeline:
+        task = as_trained(plan, None, trained, whose, name).task
+        parted = plan.parted.model_copy(update={"pipeline": task.pipeline})
+        check_memory(plan.model_copy(update={"task": parted}), {}, whose)
+    _check_averaging(plan, kind, name, getattr(pipeline, "_dmp_collection_sync_interval_batches", None), whose)
+
+
+def _of_stages(pipeline: Any) -> Pipeline:
+    """What stages are like: they send ids ahead, and fetch rows for caches, or not."""
+    owners = [getattr(stage.runnable, "__self__", None) for stage in pipeline._pipeline_stages]
+    senders = [one for one in owners if isinstance(one, SparseDataDistUtil)]
+    if not senders:
+        return "none"
+    return "prefetch" if any(one.prefetch_stream is not None for one in senders) else "sparse-dist"
+
+
+def _check_averaging(plan: Plan, kind: str, name: str, interval: int | None, whose: str) -> None:
+    """Warn of a pipeline that averages replicas in other steps than planned. One without an interval leaves it to the trainer."""
+    groups = plan.task.groups
+    if groups is None or interval is None:
+        return
+    planned = every(groups.sync_every)
+    if kind not in AVERAGING:
+        warn(
+            f"a {name} averages no replicas, though it has an interval for that, and {whose} is for replicas averaged {planned}: "
+            "call sync() of the model yourself"
+        )
+    elif interval != groups.sync_every:
+        warn(
+            f"a {name} averages replicas {every(interval)}, and {whose} is for replicas averaged {planned}: give it "
+            f"dmp_collection_sync_interval_batches={groups.sync_every}"
+        )

@@ -1,0 +1,147 @@
+"""The pipeline that a trainer builds, and the one that its plan is for. Each test builds pipelines of TorchRec's own."""
+
+import inspect
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
+
+from helpers.plans import make_plan
+from helpers.refusals import refused
+from neuroshard.client.torchrec import ShardingWarning
+from neuroshard.client.torchrec_pipelines import AVERAGING, PIPELINES, check_pipeline
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.groups import Groups
+from neuroshard.core.plan import Plan
+from neuroshard.core.step_memory import Pipeline
+
+CPU = torch.device("cpu")
+STREAM: Any = SimpleNamespace(device=CPU)
+
+
+def built(name: str, **how: Any) -> Any:
+    model = nn.Linear(2, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of its own settings
+        return getattr(train_pipelines, name)(model, torch.optim.SGD(model.parameters()), CPU, **how)
+
+
+def staged(sends_ids: bool, prefetches: bool = False) -> Any:
+    stages = [PipelineStage("copy", runnable=lambda batch: batch, stream=STREAM)]
+    if sends_ids:
+        sender = SparseDataDistUtil(nn.Linear(2, 2), STREAM, prefetch_stream=STREAM if prefetches else None)
+        stages.append(PipelineStage("send", runnable=sender.start_sparse_data_dist, stream=STREAM))
+    return train_pipelines.StagedTrainPipeline(stages, compute_stream=STREAM)
+
+
+def plan_of(pipeline: Pipeline | None, **changed: Any) -> Plan:
+    plan = make_plan()
+    return plan.model_copy(update={"task": plan.task.model_copy(update={"pipeline": pipeline, **changed})})
+
+
+def said(plan: Plan, pipeline: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_pipeline(plan, pipeline)
+    assert all(issubclass(one.category, ShardingWarning) for one in caught)
+    return [str(one.message) for one in caught]
+
+
+CASES = [
+    *((name, built, (name,), kind) for name, kind in PIPELINES.items()),
+    ("StagedTrainPipeline", staged, (False,), "none"),
+    ("StagedTrainPipeline", staged, (True,), "sparse-dist"),
+    ("StagedTrainPipeline", staged, (True, True), "prefetch"),
+]
+
+
+@pytest.mark.parametrize(("name", "build", "arguments", "kind"), CASES)
+def test_a_plan_for_another_pipeline_than_the_one_that_is_built_is_warned_of_in_one_line(name, build, arguments, kind):
+    pipeline = build(*arguments)
+    assert said(plan_of(kind), pipeline) == []
+    others: list[Pipeline | None] = [None, "none", "sparse-dist", "prefetch"]
+    others.remove(kind)
+    for planned in others:
+        plan = plan_of(planned)
+        counted = f"is for pipeline {planned}" if planned else "counts no memory of steps"
+        assert said(plan, pipeline) == [
+            f"plan {plan.digest()[:12]} {counted}, and the trainer's pipeline is {kind} ({name}); search with --pipeline {kind}"
+        ]
+
+
+def test_a_class_of_the_trainers_own_counts_as_the_one_that_it_inherits_from():
+    class Mine(train_pipelines.TrainPipelineSparseDist):  # type: ignore[misc]
+        pass
+
+    pipeline = Mine(nn.Linear(2, 2), None, CPU)
+    assert said(plan_of("sparse-dist"), pipeline) == []
+    assert "the trainer's pipeline is sparse-dist (Mine)" in said(plan_of("none"), pipeline)[0]
+
+
+@pytest.mark.parametrize("name", ["TrainPipelineSemiSync", "TrainPipelineFusedSparseDist"])
+def test_a_pipeline_whose_memory_nobody_counts_is_named(name):
+    (line,) = said(plan_of("sparse-dist"), built(name))
+    assert line.startswith(f"a {name} is none of the pipelines whose memory is counted (TrainPipelineBase, ")
+    assert "counts pipeline sparse-dist: reserve what it takes more (--reserve)" in line
+
+
+def test_pipelines_that_evaluate_are_not_looked_at():
+    for name in ("EvalPipelineSparseDist", "EvalPipelineFusedSparseDist"):
+        assert said(plan_of("none"), built(name)) == []
+
+
+def test_a_pipeline_for_which_a_rank_lacks_memory_is_refused():
+    plan = plan_of("none", batch_size=4096)
+    needs = plan.memory_bytes()[0]
+    little = plan_of("none", batch_size=4096, device_memory_bytes=(needs,) * plan.task.devices)
+    more = plan_of("prefetch", batch_size=4096).memory_bytes()[0]
+    assert more > needs
+    with pytest.warns(ShardingWarning, match="the trainer's pipeline is prefetch"), refused(InvalidInput, "rank 0"):
+        check_pipeline(little, built("PrefetchTrainPipelineSparseDist"))
+
+
+def test_what_is_no_pipeline_is_refused():
+    with refused(UsageError, "Linear"):
+        check_pipeline(plan_of("none"), nn.Linear(2, 2))
+
+
+def in_groups(sync_every: int) -> Plan:
+    groups = Groups(ranks=4, contiguous=False, sync_every=sync_every, domain=4, local_world_size=4)
+    plan = plan_of("sparse-dist")
+    return plan_of("sparse-dist", groups=groups, topology=groups.topology(plan.task.devices, None))
+
+
+def test_replicas_that_a_pipeline_averages_in_other_steps_than_planned_are_warned_of():
+    by_default = built("TrainPipelineSparseDist")
+    assert said(in_groups(1), by_default) == []
+    assert said(plan_of("sparse-dist"), by_default) == []
+    plan = in_groups(20)
+    assert said(plan, by_default) == [
+        f"a TrainPipelineSparseDist averages replicas every step, and plan {plan.digest()[:12]} is for replicas averaged "
+        "every 20 steps: give it dmp_collection_sync_interval_batches=20"
+    ]
+    for interval in (20, None):  # None leaves it to the trainer
+        assert said(plan, built("TrainPipelineSparseDist", dmp_collection_sync_interval_batches=interval)) == []
+
+
+def test_a_pipeline_that_averages_no_replicas_though_it_has_an_interval_is_warned_of():
+    _, line = said(in_groups(20), built("PrefetchTrainPipelineSparseDist"))
+    assert line.startswith("a PrefetchTrainPipelineSparseDist averages no replicas, though it has an interval for that")
+    assert line.endswith("averaged every 20 steps: call sync() of the model yourself")
+
+
+def test_the_pipelines_that_average_are_those_whose_steps_do_in_torchrec():
+    classes: dict[str, Any] = {
+        name: one
+        for name, one in vars(train_pipelines).items()
+        if isinstance(one, type)
+        and issubclass(one, train_pipelines.TrainPipelineSparseDist)
+        and one.__module__ == train_pipelines.__name__
+    }
+    averaging = {name for name, one in classes.items() if ".sync_embeddings(" in inspect.getsource(one.progress)}
+    assert averaging == set(AVERAGING)
