@@ -300,15 +300,22 @@ def take(
 
 def plan_to_go_on(arguments: argparse.Namespace, load: Callable[..., Plan]) -> Plan:
     """The plan of the latest checkpoint, so that a job that starts again trains as it did, whatever is live by now; where there
-    is none, or its plan is gone from the store, the live plan. On ranks, rank 0 decides for all."""
+    is none, or its plan is gone from the store, the live plan. On ranks, rank 0 decides for all. Raises InvalidInput for a plan
+    of groups of ranks, and what `load` raises."""
     saved = latest(arguments.checkpoints)
     digest = arguments.digest or (saved_plan(saved) if saved else None)
     try:
-        return load(arguments.store, arguments.name, digest=digest)
+        plan = load(arguments.store, arguments.name, digest=digest)
     except NotFound:
         if digest is None or arguments.digest:
             raise
-    return load(arguments.store, arguments.name)
+        plan = load(arguments.store, arguments.name)
+    if plan.task.groups is not None:
+        raise InvalidInput(
+            f"plan {plan.digest()[:12]} of {arguments.name} is for {plan.task.groups.text(plan.task.devices)}, and this example "
+            "trains one group on CPUs, where TorchRec has no DMPCollection; docs/trainer.md says how to train groups"
+        )
+    return plan
 
 
 def latest(folder: Path | None) -> Path | None:

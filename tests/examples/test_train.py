@@ -25,6 +25,7 @@ from helpers.plans import NOW, TABLES, make_plan, row_plan, row_wise
 from helpers.processes import alive, needs_proc, new_mark, wait_until
 from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.groups import Groups
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -228,9 +229,19 @@ def test_what_cannot_be_trained_is_reported_in_one_line(tmp_path, example, monke
     store = deployed(tmp_path, make_plan())
     wide = make_plan(devices=17)
     deploy(wide, FolderStore(store), "wide", now=NOW)
+    groups = Groups(ranks=4, contiguous=False, domain=4, local_world_size=4)
+    one = make_plan()
+    task = one.task.model_copy(update={"groups": groups, "topology": groups.topology(2, None)})
+    of_groups = Plan(task=task, shards=one.shards, provenance=one.provenance)
+    deploy(of_groups, FolderStore(store), "groups", now=NOW)
     cases = [
         (("--name", "nobody"), 1, "nobody/live.json: does not exist"),
         (("--name", "wide"), 2, "17 ranks, more than the 16"),
+        (
+            ("--name", "groups"),
+            1,
+            "of groups is for 2 groups of 2 of 4 ranks (strided), averaged every step, and this example",
+        ),
         (("--batch-size", "3"), 2, "2 ranks can share evenly"),
         (("--steps", "0"), 2, "at least one step"),
         (("--memory", "1B"), 2, "give more --memory"),
