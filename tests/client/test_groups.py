@@ -24,16 +24,19 @@ from torchrec.distributed import model_parallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from helpers.gloo import on_ranks
-from helpers.plans import row_wise
+from helpers.plans import NOW, row_wise
 from neuroshard.client.load import check_world_size
-from neuroshard.client.torchrec import dmp_collection, to_torchrec
+from neuroshard.client.torchrec import NeuroShardPlanner, dmp_collection, to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
+from neuroshard.client.torchrec_options import rank_storage
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups, sizes_of
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
+from neuroshard.deploy.run import deploy
+from neuroshard.store.folder import FolderStore
 
 RANKS, BATCH, STEPS, RATE = 4, 3, 5, 0.1
 TABLES = tuple(
@@ -336,6 +339,24 @@ def test_a_trainer_must_say_the_groups_of_its_plan():
     check_world_size(plan, RANKS, "the plan")
     with pytest.raises(InvalidInput, match="without groups; search one with --group-size"):
         dmp_collection(plan_of(4, None))
+
+
+def test_a_planner_counts_the_batch_of_a_group(tmp_path):
+    plan = plan_of(2, groups_of(RANKS, False))
+    task = plan.task.model_copy(update={"pipeline": "sparse-dist"})
+    plan = Plan(task=task, shards=plan.shards, provenance=plan.provenance)
+    deploy(plan, FolderStore(tmp_path), "m", now=NOW)
+    how: dict[str, Any] = {
+        "world_size": RANKS,
+        "sharding_group_size": 2,
+        "device_type": "cpu",
+        "any_output_order": True,
+    }
+    planner = NeuroShardPlanner(str(tmp_path), "m", batch_size=plan.task.global_batch_size, **how)
+    model = Model()
+    planner.plan(model, [EmbeddingBagCollectionSharder()])
+    used = rank_storage(planner.get_selected_options(), 2)
+    assert [one.ddr for one in used] == list(plan.memory_bytes())
 
 
 def test_what_replicas_cannot_be_averaged_in_is_refused():

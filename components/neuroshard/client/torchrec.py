@@ -67,6 +67,7 @@ from neuroshard.client.torchrec_tiers import check_caches, check_no_kernel, kern
 from neuroshard.client.torchrec_trainer import (
     Priced,
     as_trained,
+    batch_of_group,
     optimizers_of,
     settings_of,
     sharders_by_path,
@@ -351,9 +352,12 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UsageError(
                 "a planner has options of the model that it planned last, and there is none: plan one, and keep it"
             )
-        how = {name: self.how.get(name) for name in ("batch_size", "pipeline")}
-        task = self.loaded.task.model_copy(update={name: value for name, value in how.items() if value is not None})
-        counted_for = self.loaded.model_copy(update={"task": task})
+        task, batch_size = self.loaded.task, self.how.get("batch_size")
+        own = {
+            "batch_size": task.batch_size if batch_size is None else batch_of_group(batch_size, task),
+            "pipeline": self.how.get("pipeline") or task.pipeline,
+        }
+        counted_for = self.loaded.model_copy(update={"task": task.model_copy(update=own)})
         return options_of(counted_for, module, self._given, _device_type(self.how.get("device_type")) == "cuda")
 
     def get_search_space(self) -> None:

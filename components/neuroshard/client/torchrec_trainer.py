@@ -32,6 +32,7 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.step_memory import LOOKUP_BYTES, Pipeline
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
@@ -189,6 +190,11 @@ def optimizers_of(
     return found
 
 
+def batch_of_group(batch_size: int, task: ShardingTask) -> int:
+    """Of so many samples over all ranks of a trainer those that a group of them has, which a task counts."""
+    return math.ceil(batch_size * task.devices / task.ranks)
+
+
 def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: str, built: str = "") -> Plan:
     """The plan with the trainer's batch size and pipeline, not checked; the plan itself where they are its own. Warns of others,
     and names the class that was `built` as the pipeline, where it is known.
@@ -204,7 +210,7 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
         raise UsageError(f"pipeline {pipeline!r} is none of {', '.join(get_args(Pipeline))}")
     task, changed = plan.task, dict[str, Any]()
     if batch_size is not None and batch_size != task.global_batch_size:
-        changed["batch_size"] = math.ceil(batch_size * task.devices / ranks)  # of a group
+        changed["batch_size"] = batch_of_group(batch_size, task)
         warn(
             f"{whose} was searched for {task.global_batch_size:,} samples a step over all ranks, and the trainer has "
             f"{batch_size:,}: costs are those of the former, and another plan may be better; search with --batch-size "
