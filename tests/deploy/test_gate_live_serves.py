@@ -13,6 +13,7 @@ from helpers.drawn import drawn_tables
 from helpers.plans import NOW, TABLES, make_plan, row_plan
 from helpers.row_wise import HEAVY, split
 from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import Decision, Release
@@ -164,6 +165,21 @@ def test_copies_that_the_search_may_have_chosen_by_itself_need_not_be_in_the_liv
     decision = decided(planned(COLUMNS, COPIES, **with_rules(COPIED)), COLUMNS, store, nightly=False)
 
     assert (decision.verdict, decision.gain) == ("kept", 0.0)
+
+
+def test_no_night_takes_a_plan_of_groups_from_its_trainers(store):
+    """They would refuse the night's plan, which is of none. A person may leave groups, and so do other ranks or tables."""
+    groups = Groups(ranks=4, contiguous=False, domain=4, local_world_size=4)
+    live, new = planned(make_plan(), groups=groups, topology=groups.topology(2, None)), make_plan(devices=4)
+    decision = decided(new, live, store)
+    assert decision.verdict == "kept"
+    assert decision.comparison.startswith(
+        "the live plan is for 2 groups of 2 of 4 ranks (strided), averaged every step, whose "
+    )
+    assert decision.comparison.endswith("deploy the next one by hand; the live plan stays")
+    assert decided(new, live, store, nightly=False).verdict == "passed"
+    assert decided(make_plan(devices=8), live, store).verdict == "passed"
+    assert decided(make_plan(devices=4, tables=TABLES[:2]), live, store).verdict == "passed"
 
 
 @pytest.mark.parametrize("nightly", [False, True])

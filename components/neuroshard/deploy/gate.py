@@ -37,8 +37,8 @@ class Gate(NamedTuple):
     cannot. Without `price`, only plans of one cost model and one task are compared, by the predictions that they carry.
 
     In a `nightly` run, a plan that is too uncertain or was rolled back is not refused. Instead the live plan is kept, if it
-    fits today's task; if not, an uncertain plan is better than none. `must_copy` are the tables that a live plan must have
-    data-parallel then, by default all those that the new plan has.
+    fits today's task; if not, an uncertain plan is better than none. A live plan of groups of ranks is kept too. `must_copy` are
+    the tables that a live plan must have data-parallel then, by default all those that the new plan has.
     """
 
     tables: tuple[Table, ...] | None = None
@@ -87,11 +87,12 @@ def decide(
         for fault in (_tables(plan, gate), _memory(plan, gate), f"{wide}; search again" if wide else None)
         if fault
     ]
-    doubts = [_error(error, gate), "it was live, and was rolled back" if rolled_back else None]
+    grouped = _leaves_groups(plan, gate, live_plan)
+    doubts = [_error(error, gate), "it was live, and was rolled back" if rolled_back else None, grouped]
     found = [doubt for doubt in doubts if doubt]
     if not gate.nightly:
         faults += found
-    keep = "; ".join(found) if gate.nightly and (serving or rolled_back) else ""
+    keep = "; ".join(found) if gate.nightly and (serving or rolled_back or grouped) else ""
 
     comparison, live_cost = (
         (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live_plan, why_not)
@@ -189,6 +190,18 @@ def _error(error: float | None, gate: Gate) -> str | None:
             "measure more cases"
         )
     return None
+
+
+def _leaves_groups(plan: Plan, gate: Gate, live_plan: Plan | None) -> str | None:
+    """Why a night's plan, which is of no groups, does not replace a live one of groups of as many ranks and of today's tables."""
+    if not gate.nightly or live_plan is None or live_plan.task.groups is None or plan.task.groups is not None:
+        return None
+    if live_plan.task.ranks != plan.task.ranks or shape_fault(live_plan, shapes_of(gate.tables or plan.task.tables)):
+        return None
+    return (
+        f"the live plan is for {live_plan.task.groups.text(live_plan.task.devices)}, whose trainers take no plan without groups, "
+        "and no night plans any: deploy the next one by hand"
+    )
 
 
 def _why_it_cannot_serve(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None) -> str | None:
