@@ -49,6 +49,12 @@ def joined_by(domain: int, host: int, rate: float | None = None) -> dict[str, An
     return {"topology": Topology(domain=domain, local_world_size=host, network_bytes_per_s=rate)}
 
 
+def in_groups(sync_every: int) -> dict[str, Any]:
+    """Two groups of two ranks."""
+    groups = Groups(ranks=4, contiguous=False, sync_every=sync_every, domain=4, local_world_size=4)
+    return {"groups": groups, "topology": groups.topology(2, None)}
+
+
 COLUMNS, HOSTS = make_plan(), make_plan(devices=16)
 WHOLE = tuple(Shard(table=table.name, rows=table.rows, dim=table.dim, device=0) for table in TABLES)
 COPIES = (*WHOLE, Shard(table="country", rows=7, dim=4, device=1))
@@ -79,6 +85,11 @@ def decided(new: Plan, live: Plan, store: FolderStore, *, nightly: bool = True) 
             HOSTS,
             planned(HOSTS, **joined_by(8, 8)),
             "is for one domain, not for 2 hosts of 8 ranks, 2 domains of 8",
+        ),
+        (
+            planned(COLUMNS, **in_groups(1)),
+            planned(COLUMNS, **in_groups(20)),
+            "is for replicas averaged every step, not every 20 steps",
         ),
         (COLUMNS, planned(COLUMNS, collective_precision=FP16), "is for collectives in fp32, not in fp16"),
         (
@@ -169,8 +180,7 @@ def test_copies_that_the_search_may_have_chosen_by_itself_need_not_be_in_the_liv
 
 def test_no_night_takes_a_plan_of_groups_from_its_trainers(store):
     """They would refuse the night's plan, which is of none. A person may leave groups, and so do other ranks or tables."""
-    groups = Groups(ranks=4, contiguous=False, domain=4, local_world_size=4)
-    live, new = planned(make_plan(), groups=groups, topology=groups.topology(2, None)), make_plan(devices=4)
+    live, new = planned(COLUMNS, **in_groups(1)), make_plan(devices=4)
     decision = decided(new, live, store)
     assert decision.verdict == "kept"
     assert decision.comparison.startswith(

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from neuroshard.core.comparable import other_groups, why_not_comparable
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
+from neuroshard.core.groups import every
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.output_order import reordered
@@ -290,6 +291,8 @@ def _other_devices(today: ShardingTask, live: ShardingTask) -> str | None:
     """Why trainers on today's devices would refuse the live plan, or exchange data in another way than it says."""
     if differ := other_groups(live, today):
         return f"the live plan and today's are for {differ}"
+    if live.groups and today.groups and live.groups.sync_every != today.groups.sync_every:
+        return f"the live plan is for replicas averaged {every(live.groups.sync_every)}, not {every(today.groups.sync_every)}"
     if live.devices != today.devices:
         return f"the live plan is for {live.devices} devices, not for {today.devices}"
     if live.device_memory_bytes != today.device_memory_bytes:
