@@ -20,6 +20,7 @@ from helpers.plans import NOW, make_plan, row_plan
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.groups import Groups
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.output_order import reordered
 from neuroshard.core.part import Part
@@ -285,6 +286,21 @@ def test_where_nothing_is_live_yet_the_page_says_so(tmp_path):
     run(tmp_path / "plan.json", tmp_path / "report.html", live=f"{tmp_path}#ads")
 
     assert "Nothing was live before this plan" in (tmp_path / "report.html").read_text()
+
+
+def test_what_moves_between_plans_of_other_groups_is_not_said_to_be_nothing(tmp_path):
+    plan = make_plan()
+    groups = Groups(ranks=4, contiguous=False, domain=4, local_world_size=4)
+    task = plan.task.model_copy(update={"groups": groups, "topology": groups.topology(2, None)})
+    of_groups = Plan(task=task, shards=plan.shards, provenance=plan.provenance)
+    write_plan(tmp_path / "plan.json", plan)
+    write_plan(tmp_path / "live.json", of_groups)
+    run(tmp_path / "plan.json", tmp_path / "report.html", live=str(tmp_path / "live.json"))
+
+    html = (tmp_path / "report.html").read_text()
+    assert "Moves not counted." in html
+    assert "to move" not in html
+    assert data_of(html)["change"] is data_of(html)["moves"] is None
 
 
 def test_another_cost_model_than_the_plans_is_refused(parts):

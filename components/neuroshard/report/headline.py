@@ -65,8 +65,8 @@ def _live(plan: Plan, change: PlanChange | None) -> Card:
     if change is None:
         return Card(title, "–", "nothing to compare with: give --live PLAN or STORE#MODEL")
     if change.cost_ms is None or plan.cost_ms is None:
-        return Card(title, f"{format_bytes(change.moved_bytes)} to move", change.why)
-    note = f"predicted; live: {change.cost_ms:.3f} ms; {format_bytes(change.moved_bytes)} to move"
+        return Card(title, change.to_move, change.why)
+    note = f"predicted; live: {change.cost_ms:.3f} ms; {change.to_move}"
     return Card(title, against(plan.cost_ms, change.cost_ms), note)
 
 

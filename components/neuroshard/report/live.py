@@ -10,6 +10,7 @@ from neuroshard.core.moves import bytes_by_device, changed_state, moves
 from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.shapes import shape_fault, shapes_of
+from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.plan import read_plan
@@ -36,7 +37,8 @@ class PlanChange:
     `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not.
     `changed_state` are the tables whose optimizer state does not carry over exactly, `reordered` the modules whose outputs come
     in another order.
-    `pieces` are the rectangles of tables that move; the list leaves out the `left_out` smallest.
+    `pieces` are the rectangles of tables that move; the list leaves out the `left_out` smallest. Nothing is `counted` between
+    plans of other groups of ranks.
     """
 
     live: LivePlan
@@ -50,6 +52,12 @@ class PlanChange:
     left_out: int
     devices: Columns
     moves: Columns
+    counted: bool
+
+    @property
+    def to_move(self) -> str:
+        """The bytes that move, in words."""
+        return f"{format_bytes(self.moved_bytes)} to move" if self.counted else "moves not counted"
 
     @property
     def cost_ms(self) -> float | None:
@@ -110,6 +118,7 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
             "rows": [move.rows for move in listed],
             "bytes": [move.nbytes for move in listed],
         },
+        counted=not differ,
     )
 
 
