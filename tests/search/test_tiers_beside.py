@@ -149,7 +149,7 @@ def test_a_plan_with_copies_and_tiers_is_started_from():
 @pytest.mark.parametrize("factors", [(0.5, 0.8, 1.2, 1.5), (0.8, 0.8, 0.8, 1.6)])
 def test_devices_may_have_different_memory(factors):
     """What the search sees of a plan is what it costs, also where a device has three times the HBM of another."""
-    task = drawn(1, 20, 4, 0.25)
+    task = drawn(1, 12, 4, 0.25)
     memory = tuple(int(factor * task.device_memory_bytes[0]) for factor in factors)
     task = task.model_copy(update={"device_memory_bytes": memory})
     planned(task)
