@@ -1,5 +1,6 @@
 """Searches that choose tiers and start from a plan: in HBM or in tiers, with a budget to move, with column cuts to keep."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -41,10 +42,16 @@ def planned(task: ShardingTask, previous: Plan | None = None, **settings: Any) -
     return plan
 
 
+@functools.cache
+def live_plan(drawn_as: tuple[int, int, int, float], factor: float = 1) -> Plan:
+    """What several tests start from, searched for once."""
+    return planned(with_memory(of(*drawn_as), factor))
+
+
 @pytest.mark.parametrize("drawn_as", DRAWN)
 def test_a_plan_in_tiers_stays_where_nothing_changed_and_nothing_may_move(drawn_as):
     task = of(*drawn_as)
-    first = planned(task)
+    first = live_plan(drawn_as)
     again = planned(task, first, move_budget_bytes=0)
     assert moves(first, again) == ()
     assert again.cost_ms <= first.cost_ms * (1 + 1e-9)
@@ -55,7 +62,7 @@ def test_a_plan_in_tiers_stays_where_nothing_changed_and_nothing_may_move(drawn_
 def test_tables_that_hbm_no_longer_holds_go_to_host_memory_where_they_are(drawn_as, keep):
     """A live plan in HBM, and today less memory: with nothing to move, only tiers change."""
     task = of(*drawn_as)
-    live = planned(with_memory(task, 100))
+    live = live_plan(drawn_as, 100)
     assert not live.task.constraints.beyond_hbm
     plan = planned(task, live, move_budget_bytes=0, keep_optimizer_state=keep)
     assert plan.task.constraints.beyond_hbm
@@ -66,7 +73,7 @@ def test_tables_that_hbm_no_longer_holds_go_to_host_memory_where_they_are(drawn_
 @pytest.mark.parametrize("drawn_as", DRAWN)
 def test_tables_in_tiers_that_fit_today_come_back_to_hbm(drawn_as):
     task = of(*drawn_as)
-    live = planned(task)
+    live = live_plan(drawn_as)
     plan = planned(with_memory(task, 100), live, move_budget_bytes=0)
     assert not plan.task.constraints.beyond_hbm
     assert moves(live, plan) == ()
@@ -77,7 +84,7 @@ def test_tables_in_tiers_that_fit_today_come_back_to_hbm(drawn_as):
 @pytest.mark.parametrize("factor", [1.0, 1.4])
 def test_a_move_budget_is_kept_and_a_larger_one_is_no_worse_than_none(drawn_as, factor):
     task = of(*drawn_as)
-    live = planned(with_memory(task, 100))
+    live = live_plan(drawn_as, 100)
     task = with_memory(task, factor)
     at_most, nothing = (planned(task, live, move_budget_bytes=budget) for budget in (50 * MIB, 0))
     assert moved_bytes(live, at_most) <= 50 * MIB
@@ -90,7 +97,7 @@ def test_kept_cuts_are_in_one_tier_and_kept(drawn_as):
     task = of(*drawn_as)
     by_size = sorted(task.tables, key=lambda table: -table.memory_bytes)
     halves = [table for table in by_size if table.dim >= 8][:3]
-    live = planned(task)
+    live = live_plan(drawn_as)
     shards = [shard for shard in live.shards if shard.table not in {table.name for table in halves}]
     for table in halves:
         for device, offset in ((0, 0), (1, table.dim // 2)):
@@ -127,8 +134,8 @@ def test_named_tiers_stand_where_cuts_are_kept():
 
 
 def test_cuts_that_todays_rules_forbid_are_refused_with_the_way_out():
-    task = of(3, 14, 4, 0.15)
-    live = planned(task)
+    task = of(*DRAWN[1])
+    live = live_plan(DRAWN[1])
     cut = next(name for name, shards in live.by_table().items() if len({s.column_offset for s in shards}) > 1)
     forbidden = task.model_copy(update={"constraints": Constraints(tables=(TableRule(table=cut, max_shards=1),))})
     with refused(Infeasible, repr(cut), "leave out --keep-optimizer-state"):

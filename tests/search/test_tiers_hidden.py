@@ -56,12 +56,12 @@ def fetched_ms(plan: Plan) -> float:
 
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.1), (1, 0.2), (2, 0.4)])
 def test_plans_are_above_their_bound_and_a_longer_dense_time_costs_no_more(seed: int, share: float) -> None:
-    waiting = planned(drawn(seed, 12, 3, share, None))
+    waiting = planned(drawn(seed, 8, 2, share, None))
     fetched = fetched_ms(waiting)
     assert fetched > 0
     costs = [waiting.cost_ms]
     for dense_ms in (0.3 * fetched, fetched, 4 * fetched):
-        task = drawn(seed, 12, 3, share, dense_ms)
+        task = drawn(seed, 8, 2, share, dense_ms)
         plan = planned(task)
         again = price_shards(analytic_model("h100", task.batch_size), plan.task, plan.shards)
         assert again is not None

@@ -162,7 +162,7 @@ def test_money_is_in_digits_that_people_read(folder: Path) -> None:
 
 
 def test_a_network_joins_the_domains_of_every_size(folder: Path) -> None:
-    options = "--model analytic:h100 --devices 2,8 --memory 1GiB --batch-size 512 --rounds 0 --domain 2 --json --quiet"
+    options = "--model analytic:h100 --devices 2,4 --memory 1GiB --batch-size 512 --rounds 0 --domain 2 --json --quiet"
     slow, fast = (
         json.loads(size(folder, f"{options} --network {rate}").stdout)["rows"] for rate in ("10Gb/s", "400Gb/s")
     )
