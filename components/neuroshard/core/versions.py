@@ -6,6 +6,7 @@ FBGEMM before its own it was seen to work, but only PAIRS are tested: the older 
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import metadata
 from typing import NamedTuple
 
@@ -49,8 +50,9 @@ FBGEMM = (GPU_BUILD, CPU_BUILD, "fbgemm-gpu-genai", "fbgemm-gpu-nightly", "fbgem
 TORCHREC = ("torchrec", "torchrec-nightly", "torchrec-nightly-cpu")
 
 
+@cache
 def installed(name: str) -> str | None:
-    """The version of a distribution, or None."""
+    """The version of a distribution, or None. Read once, since trainers ask at every plan."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,5 +1,6 @@
 """tables.json: the list of tables that users write by hand. `{"tables": [{"name", "rows", "dim", "pooling_factor", …}]}`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ def read_tables(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
         raise InvalidInput(f"{where}: is a plan, not tables; give the tables.json that it was searched for")
     if not isinstance(raw.get("tables"), list):
         raise InvalidInput(f'{where}: expected {{"tables": [...]}}, found tables = {shown(raw.get("tables"))}')
+    tables = tuple(parse_table(entry, f"{where}: tables[{index}]") for index, entry in enumerate(raw["tables"]))
     for index, entry in enumerate(raw["tables"]):
         _refuse_imports(entry, f"{where}: tables[{index}]", where)
-    tables = tuple(parse_table(entry, f"{where}: tables[{index}]") for index, entry in enumerate(raw["tables"]))
     try:
         check_distinct(tables)
     except ValueError as error:
@@ -43,10 +44,8 @@ def parse_table(entry: Any, where: str) -> Table:
     return Table.parse(entry, f"{where} ({name})" if isinstance(name, str) and name else where)
 
 
-def _refuse_imports(entry: Any, where: str, path: str) -> None:
+def _refuse_imports(entry: Mapping[str, Any], where: str, path: str) -> None:
     """Raise InvalidInput for a table that says what only an import understands: without that it is another table."""
-    if not isinstance(entry, dict):
-        return
     for key, usual in IMPORTS_ONLY.items():
         if entry.get(key) is not None and entry[key] not in usual:
             raise InvalidInput(
