@@ -26,10 +26,11 @@ SECURITY = {
 
 
 class Admission(NamedTuple):
-    """Whether a cluster admits the pods of a run, and why."""
+    """Whether a cluster admits the pods of a run, and why. `note` is what else was seen."""
 
     verdict: Literal["admitted", "refused", "unknown"]
     says: str
+    note: str = ""
 
 
 def admission(namespace: str, account: str, context: str | None = None) -> Admission:
@@ -87,6 +88,38 @@ def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused",
             raise
         return "unknown", f"{said(error)}"
     return "unknown", "the account exists, but this one may not make pods there, not even in a dry run"
+
+
+def last_warning(namespace: str, pod: str) -> str:
+    """The newest warning among a pod's events (`FailedMount: …`); empty where there is none, or it cannot be asked for."""
+    try:
+        with kubernetes_api(retries=0) as api:
+            from kubernetes import client
+
+            asked = client.CoreV1Api(api).list_namespaced_event(
+                namespace, field_selector=f"involvedObject.name={pod},type=Warning", _request_timeout=ASK_SECONDS
+            )
+    except NeuroshardError:
+        return ""
+    newest = max(asked.items, key=lambda one: str(one.last_timestamp or one.event_time or ""), default=None)
+    return one_line(f"{newest.reason}: {newest.message}") if newest else ""
+
+
+def missing_secret(namespace: str, name: str) -> bool:
+    """Whether the API says that there is no such secret; false where it may not be asked."""
+    try:
+        with kubernetes_api(retries=0) as api:
+            from kubernetes import client
+
+            try:
+                client.CoreV1Api(api).read_namespaced_secret(
+                    name, namespace, _request_timeout=ASK_SECONDS, _preload_content=False
+                )
+            except client.ApiException as error:
+                return bool(error.status == NOT_FOUND)
+    except NeuroshardError:
+        pass
+    return False
 
 
 @contextmanager

@@ -103,13 +103,16 @@ def mixed_fleet() -> list[dict[str, Any]]:
     ]
 
 
+RUNNER = "kubeflow/neuroshard-runner"  # an account
+
+
 @dataclass
 class FakeApiServer:
     """Not Kubernetes: it lists `nodes` as the API does, by label selector and in pages, and refuses other tokens.
 
-    It also answers a dry run of a pod: what RBAC allows is in `allowed`, which `accounts` there are is "namespace/name", and with
-    `violation` Pod Security refuses. The next answers are those in `faults` (HTTP statuses) while there are any. `asked` holds
-    the queries, `posted` what was sent.
+    It also answers a dry run of a pod: what RBAC allows is in `allowed`, which `accounts` and `secrets` there are is
+    "namespace/name", and with `violation` Pod Security refuses. The next answers are those in `faults` (HTTP statuses) while
+    there are any. `asked` holds the queries, `posted` what was sent.
     """
 
     nodes: list[dict[str, Any]]
@@ -120,6 +123,8 @@ class FakeApiServer:
     allowed: tuple[str, ...] = ("create pods", "get serviceaccounts")
     accounts: tuple[str, ...] = ()
     violation: str = ""
+    secrets: tuple[str, ...] = ()
+    warnings: dict[str, str] = field(default_factory=dict)  # of pods: "FailedMount: …"
     posted: list[Any] = field(default_factory=list)
 
     def answer_account(self, method: str, path: str, query: dict[str, str], body: Any) -> tuple[int, Any]:
@@ -135,10 +140,16 @@ class FakeApiServer:
         if what not in self.allowed:
             cannot = f'User "x" cannot {what.split()[0]} resource "{resource}" in API group ""'
             return refuse(403, f'{resource} is forbidden: {cannot} in the namespace "{namespace}"')
+        if resource == "events":
+            reason, _, message = self.warnings.get(query["fieldSelector"].split("=")[1].split(",")[0], "").partition(
+                ": "
+            )
+            event = {"metadata": {}, "involvedObject": {}, "reason": reason, "message": message}
+            return 200, {"kind": "EventList", "items": [event] if reason else []}
         if method == "GET":
-            if f"{namespace}/{name[0]}" not in self.accounts:
-                return refuse(404, f'serviceaccounts "{name[0]}" not found')
-            return 200, {"kind": "ServiceAccount", "metadata": {"name": name[0], "namespace": namespace}}
+            if f"{namespace}/{name[0]}" not in (self.secrets if resource == "secrets" else self.accounts):
+                return refuse(404, f'{resource} "{name[0]}" not found')
+            return 200, {"kind": "Secret", "metadata": {"name": name[0], "namespace": namespace}}
         account = body["spec"]["serviceAccountName"]
         if f"{namespace}/{account}" not in self.accounts:
             why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'

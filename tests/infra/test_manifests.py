@@ -199,7 +199,8 @@ def test_a_run_may_look_at_nodes_and_nothing_else_cluster_wide() -> None:
                 "resources": ["serviceaccounts"],
                 "resourceNames": ["neuroshard-runner"],
                 "verbs": ["get"],
-            }
+            },
+            {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
         ],
         ("kubeflow", "neuroshard-trainjobs"): [
             {"apiGroups": ["trainer.kubeflow.org"], "resources": ["trainjobs"], "verbs": ["create", "get", "delete"]}

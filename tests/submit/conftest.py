@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers import nodes
 from helpers.kubeflow import KfpStub, serving
+from helpers.nodes import RUNNER, FakeApiServer
 
 
 @pytest.fixture(autouse=True)
@@ -38,3 +40,14 @@ def models(tmp_path: Path) -> Path:
         "- {name: feed, tables: 's3://bucket/feed.json', devices: 16, memory: 60GiB, hardware: h100}\n"
     )
     return path
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
+    """An API server with the runner's account, to which the kubeconfig leads."""
+    from kubernetes.config import kube_config
+
+    with nodes.serving(FakeApiServer([], accounts=(RUNNER,))) as server:
+        config = server.kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config))
+        yield server

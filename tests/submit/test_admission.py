@@ -1,33 +1,22 @@
 """Whether a cluster takes a run's pods, asked of a fake of the Kubernetes API before there are any; and what doctor says."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
 from helpers.kubeflow import KfpStub
-from helpers.nodes import FakeApiServer, serving
+from helpers.nodes import RUNNER, FakeApiServer, serving
 from neuroshard.doctor.services import check_runs
 from neuroshard.kube import POD_LABELS, SECURITY, admission
+from neuroshard.submit.package import RunSettings
+from neuroshard.submit.run import admitted, run_admission
 
 PACKAGE = Path(__file__).parents[2] / "pipelines" / "neuroshard.yaml"
-RUNNER = "kubeflow/neuroshard-runner"
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
-    """An API server with the runner's account, to which the kubeconfig leads."""
-    from kubernetes.config import kube_config
-
-    with serving(FakeApiServer([], accounts=(RUNNER,))) as server:
-        config = server.kubeconfig(tmp_path / "kubeconfig")
-        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config))
-        yield server
 
 
 def test_a_pod_that_is_admitted_is_only_rehearsed(api: FakeApiServer) -> None:
-    assert admission("kubeflow", "neuroshard-runner") == (
+    assert admission("kubeflow", "neuroshard-runner")[:2] == (
         "admitted",
         f"a pod of a run under {RUNNER} is admitted, says {api.url}",
     )
@@ -35,6 +24,20 @@ def test_a_pod_that_is_admitted_is_only_rehearsed(api: FakeApiServer) -> None:
     [pod] = api.posted
     assert pod["metadata"]["labels"] == POD_LABELS
     assert pod["spec"]["containers"][0]["securityContext"] == SECURITY
+
+
+def test_a_secret_that_is_not_there_is_noted_where_it_may_be_asked_for(
+    api: FakeApiServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = run_admission(RunSettings({"store_secret": "keys"}, "neuroshard-runner"), None)
+    assert asked().note == ""  # it may not ask
+    api.allowed += ("get secrets",)
+    admitted(asked)
+    assert "namespace kubeflow: the pods use the store by what their service account neuroshard-runner may do" in (
+        capsys.readouterr().err
+    )
+    api.secrets = ("kubeflow/keys",)
+    assert asked().note == ""
 
 
 @pytest.mark.parametrize("allowed", [("create pods",), ("get serviceaccounts",)])

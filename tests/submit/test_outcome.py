@@ -20,7 +20,8 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.submit.kubeflow import Server
 from neuroshard.submit.outcome import RunOutcome, metrics_text, report_outcome, write_event, write_metrics
 from neuroshard.submit.package import RunSettings
-from neuroshard.submit.run import Waiting, run
+from neuroshard.submit.run import run
+from neuroshard.submit.wait import Waiting
 
 WELL = RunOutcome(1000.4, 2000.6, True, "run r1 succeeded")
 BADLY = RunOutcome(3000.0, 4000.0, False, "run r2 ended as FAILED")

@@ -71,7 +71,7 @@ def test_what_has_changed_is_reported_line_by_line(kfp_stub: KfpStub) -> None:
     lines = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://bucket/p", "seed": 1})
     assert lines[0] == f"recreate {NAME} with"
     assert lines[1] == "  cron: 0 0 2 * * * -> 0 30 3 * * *"
-    assert lines[2].startswith("  description: neuroshard 0.1.0, package and parameters ")
+    assert lines[1].startswith("  description: neuroshard 0.1.0, package and parameters ")
     assert lines[3:] == [
         "  enabled: (none) -> True",
         "  pods: 2 -> (the default)",
@@ -119,7 +119,7 @@ def test_a_run_under_way_is_not_killed_unasked(kfp_stub: KfpStub, cron: str | No
     under_way(kfp_stub)
     asked = kfp_stub.changes()
     with refused(NeuroshardError, "run n1", "neuroshard-nightly4b8lf-1-358216334", "RUNNING", "would be deleted"):
-        removed(kfp_stub) if cron is None else scheduled(kfp_stub, cron)
+        next(run(Server(kfp_stub.url), NAME, Nightly(cron, RunSettings(GIVEN)) if cron else None))  # not a line before
     assert kfp_stub.changes() == asked  # nothing was made either
     assert scheduled(kfp_stub) == [f"{NAME} (j1) is up to date"]  # and what changes nothing is not in the way
 
@@ -129,11 +129,10 @@ def test_the_end_of_a_run_under_way_is_waited_for(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     under_way(kfp_stub)
     waiting = run(Server(kfp_stub.url), NAME, None, wait_seconds=HANGS)
-    assert next(waiting) == f"delete {NAME} (j1)"
     assert next(waiting) == "wait for run n1 (neuroshard-nightly4b8lf-1-358216334, RUNNING)"
     assert "DELETE /recurringruns/j1" not in kfp_stub.changes()
     kfp_stub.runs[0]["state"] = "SUCCEEDED"
-    assert list(waiting) == []
+    assert list(waiting) == [f"delete {NAME} (j1)"]
     assert kfp_stub.changes()[-1] == "DELETE /recurringruns/j1"
 
 
@@ -150,7 +149,7 @@ def test_a_run_that_takes_longer_than_one_waits_is_left_alone(kfp_stub: KfpStub)
 def test_with_now_the_run_is_terminated_first_so_that_its_end_is_recorded(kfp_stub: KfpStub) -> None:
     scheduled(kfp_stub)
     under_way(kfp_stub)
-    assert removed(kfp_stub, now=True)[1] == "terminate run n1 (neuroshard-nightly4b8lf-1-358216334)"
+    assert removed(kfp_stub, now=True)[0] == "terminate run n1 (neuroshard-nightly4b8lf-1-358216334)"
     assert kfp_stub.changes()[-2:] == ["POST /runs/n1:terminate", "DELETE /recurringruns/j1"]
     assert kfp_stub.runs[0]["state"] == "FAILED"
 
@@ -166,8 +165,8 @@ def test_with_now_an_orphan_that_cannot_be_terminated_is_in_nobodys_way(kfp_stub
 
     kfp_stub.answer = without_a_workflow
     lines = removed(kfp_stub, now=True)
-    assert lines[1].startswith("run n1 (neuroshard-nightly4b8lf-1-358216334) cannot be terminated: ")
-    assert lines[2].startswith("after 0 s Kubeflow still records run n1 ")
+    assert lines[0].startswith("run n1 (neuroshard-nightly4b8lf-1-358216334) cannot be terminated: ")
+    assert lines[1].startswith("after 0 s Kubeflow still records run n1 ")
     assert kfp_stub.recurring == []
 
 

@@ -23,11 +23,12 @@ from neuroshard.core.extras import install_command
 from neuroshard.kube import Admission
 from neuroshard.orders.nightly import read_specs
 from neuroshard.submit import kubeflow
-from neuroshard.submit import run as submit_run
+from neuroshard.submit import wait as submit_wait
 from neuroshard.submit.kubeflow import Kubeflow, Server
 from neuroshard.submit.package import DEADLINE_SECONDS, RunSettings
-from neuroshard.submit.run import Waiting, run
+from neuroshard.submit.run import run
 from neuroshard.submit.steps import Task, failed_steps
+from neuroshard.submit.wait import Waiting
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pipelines" / "neuroshard.yaml"
@@ -204,7 +205,7 @@ def tasks_of(stub: KfpStub) -> tuple[Task, ...]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands still is looked at at once."""
-    monkeypatch.setattr(submit_run, "STILL_SECONDS", 0.0)
+    monkeypatch.setattr(submit_wait, "STILL_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("soon")

@@ -62,6 +62,10 @@ def submit(
     patience: Annotated[
         str, typer.Option(help="Retry an API that does not answer for this long; 0 for no retry.")
     ] = "10m",
+    give_up: Annotated[
+        str | None,
+        typer.Option(help="End a run of which a pod has not started for this long: 1h [default: wait on]."),
+    ] = None,
     deadline: Deadline = "24h",
     parallelism: Parallelism = None,
     check: Annotated[
@@ -72,12 +76,21 @@ def submit(
 ) -> None:
     """Run the pipeline on Kubeflow Pipelines; wait for a run with the same parameters if one is under way."""
     from neuroshard.submit.kubeflow import Server
-    from neuroshard.submit.run import Waiting, run, run_admission
+    from neuroshard.submit.run import RUNS_NAMESPACE, run, run_admission
+    from neuroshard.submit.wait import Waiting
 
     if not wait and (metrics or event):
         raise UsageError("--metrics and --event report how a run ended; leave out --no-wait")
+    if not wait and give_up:
+        raise UsageError("--give-up looks at pods while it waits; leave out --no-wait")
     run_settings = _settings(parameters, models_yaml, settings, service_account, deadline, parallelism)
-    waiting = Waiting(parse_duration(timeout), parse_duration(poll), metrics, event) if wait else None
+    start_seconds = parse_duration(give_up) if give_up else 0.0
+    pods_are_in = namespace or RUNS_NAMESPACE
+    waiting = (
+        Waiting(parse_duration(timeout), parse_duration(poll), metrics, event, start_seconds, pods_are_in)
+        if wait
+        else None
+    )
     if waiting and waiting.seconds > run_settings.deadline_seconds:
         raise UsageError(f"--timeout {timeout} is longer than --deadline {deadline}, at which Kubeflow ends the run")
     lines = run(
@@ -86,7 +99,7 @@ def submit(
         waiting,
         dry_run=dry_run,
         patience_seconds=0.0 if patience in ("0", "0s") else parse_duration(patience),
-        check=run_admission(namespace, service_account) if check else None,
+        check=run_admission(run_settings, namespace) if check else None,
     )
     for line in lines:
         say(line)

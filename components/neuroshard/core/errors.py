@@ -16,6 +16,7 @@ NeuroshardError            exit 1: the world is not as it should be
 
 from neuroshard.core.clean import clean
 
+NO_CREDENTIALS = "no usable credentials"  # how errors of stores begin that say so
 PASSING_STATUSES = (429, 500, 502, 503, 504)  # HTTP answers after which a later request may succeed
 
 

@@ -3,6 +3,7 @@
 The texts of boto3's exceptions are left out, because they may quote secrets.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -22,7 +23,7 @@ from botocore.exceptions import (
 )
 from urllib3.exceptions import HTTPError
 
-from neuroshard.core.errors import PASSING_STATUSES, Conflict, NotFound, StoreError, Unreachable
+from neuroshard.core.errors import NO_CREDENTIALS, PASSING_STATUSES, Conflict, NotFound, StoreError, Unreachable
 from neuroshard.core.text import one_line
 from neuroshard.store.s3_codes import meaning_of
 
@@ -44,10 +45,7 @@ def request_errors(where: str, endpoint_url: str, has_condition: bool = False) -
     except ClientError as error:
         raise _answered(error, where, _host(endpoint_url), has_condition) from None
     except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
-        raise StoreError(
-            f"{where}: no usable credentials ({type(error).__name__}); set AWS_PROFILE, or AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY"
-        ) from None
+        raise StoreError(f"{where}: {NO_CREDENTIALS} ({type(error).__name__}); {_way_to_credentials()}") from None
     except BROKEN_OFF:
         raise Unreachable(f"{where}: the answer broke off, {ATTEMPTS} times; try again") from None
     except (BotoConnectionError, HTTPClientError) as error:
@@ -79,7 +77,7 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
     code = one_line(error.response["Error"].get("Code", "without a code"), 60)
     if error.operation_name.startswith("AssumeRole") and status < 500:
         return StoreError(
-            f"{where}: no usable credentials ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
+            f"{where}: {NO_CREDENTIALS} ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
             "AWS_WEB_IDENTITY_TOKEN_FILE and what the role trusts"
         )
     if code == "NoSuchBucket":
@@ -105,6 +103,16 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
     if status in PASSING_STATUSES:
         return Unreachable(f"{where}: the store answered {status} {code}; try again")
     return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
+
+
+def _way_to_credentials() -> str:
+    """What gives credentials here: in a pod it is not a profile."""
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return (
+            "give the pod AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (of the pipeline: by the secret that store_secret "
+            "names), or its service account a role"
+        )
+    return "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 
 def _host(endpoint_url: str) -> str:

@@ -19,6 +19,7 @@ from neuroshard.core.text import one_line
 from neuroshard.kube import said
 from neuroshard.submit.package import RunSettings, packaged
 from neuroshard.submit.steps import MOST_STEPS, TEMPLATES, Nodes, Task, failed_steps, running_pods, step_text
+from neuroshard.submit.workflow import Workflow, read_workflow
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 PROJECTED = "KF_PIPELINES_SA_TOKEN_PATH"  # where the kubelet projects a token into the pod
@@ -41,8 +42,10 @@ class Run(NamedTuple):
     name: str
     state: str
     tasks: tuple[Task, ...] = ()
+    terminated: bool = False  # somebody asked the API to end it
     recurring_run_id: str = ""
     models: str = ""  # the parameter, as JSON
+    secret: str = ""  # the parameter store_secret
     spec: Mapping[str, Any] = MappingProxyType({})  # of its pipeline, which may be of another version than this package
 
     @property
@@ -151,9 +154,9 @@ class Kubeflow:
 
     def failures(self, run: Run) -> tuple[str, ...]:
         """Each step of a run that failed, what it was for, and why, as far as the API says."""
-        workflow = self._workflow(run.run_id)
-        messages = {key: str(one.get("message") or "") for key, one in _nodes(workflow).items()}
-        steps = failed_steps(run.tasks)
+        workflow = self.workflow(run)
+        messages = {key: str(one.get("message") or "") for key, one in workflow.nodes.items()}
+        steps = failed_steps(workflow.tasks() if workflow.compressed else run.tasks)
         said = [
             step_text(
                 step,
@@ -164,8 +167,8 @@ class Kubeflow:
             )
             for index, step in enumerate(steps)
         ]
-        if not said and (message := _status(workflow).get("message")):  # it ended before its first step
-            said = [one_line(message)]
+        if not said and workflow.message:  # it ended before its first step
+            said = [one_line(workflow.message)]
         return tuple(said)
 
     def pods_are_gone(self, run: Run) -> bool:
@@ -208,7 +211,7 @@ class Kubeflow:
             return None, ""
         return (None, text) if text.startswith('{"error_message":') else (text, "")
 
-    def _workflow(self, run_id: str) -> Mapping[str, Any]:
+    def workflow(self, run: Run) -> Workflow:
         """The run as Argo keeps it, with the reasons that API v2beta1 leaves out; empty where it cannot be read.
 
         API v1beta1 answers with it for runs of version 2 too (source of KFP 2.17.0).
@@ -216,11 +219,10 @@ class Kubeflow:
         from urllib3.exceptions import HTTPError
 
         try:
-            answer = json.loads(self._get(OLD_RUN, {"run_id": run_id}).read(MOST_LOG))
-            found = json.loads(answer["pipeline_runtime"]["workflow_manifest"])
+            answer = json.loads(self._get(OLD_RUN, {"run_id": run.run_id}).read(MOST_LOG))
+            return read_workflow(answer["pipeline_runtime"]["workflow_manifest"])
         except (NeuroshardError, HTTPError, OSError, ValueError, KeyError, TypeError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            return Workflow()
 
     def _get(self, path: str, names: Mapping[str, str]) -> Any:
         """The answer to a request that the SDK does not have, as a stream."""
@@ -331,8 +333,10 @@ def read_run(answer: Any) -> Run:
         name=str(answer.display_name or ""),
         state=str(answer.state or "PENDING"),
         tasks=tuple(_task(task) for task in details),
+        terminated=any(str(one.state) == "CANCELING" for one in answer.state_history or ()),
         recurring_run_id=str(answer.recurring_run_id or ""),
         models=str(given.get("models") or _default(spec, "models")),
+        secret=str(given.get("store_secret") or _default(spec, "store_secret")),
         spec=spec,
     )
 
@@ -376,16 +380,6 @@ def _pod_names(run: Run, pod: str) -> list[str]:
     """All names that a pod may have, by the end of its name: Argo puts the template into it, unless it is set up otherwise."""
     workflow = Nodes(run.tasks).workflow
     return [*(f"{workflow}-{template}-{pod}" for template in TEMPLATES), f"{workflow}-{pod}"]
-
-
-def _status(workflow: Mapping[str, Any]) -> Mapping[str, Any]:
-    status = workflow.get("status")
-    return status if isinstance(status, dict) else {}
-
-
-def _nodes(workflow: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    nodes = _status(workflow).get("nodes")
-    return {key: one for key, one in nodes.items() if isinstance(one, dict)} if isinstance(nodes, dict) else {}
 
 
 def _recurring(answer: Any) -> Recurring:

@@ -62,6 +62,11 @@ def known_parameters() -> Mapping[str, str]:
     return {name: one["parameterType"] for name, one in _parameters().items()}
 
 
+def parameter(given: Mapping[str, Any], name: str) -> Any:
+    """The value of a parameter of a run: as given, else the pipeline's default."""
+    return given.get(name, _parameters()[name].get("defaultValue"))
+
+
 @cache
 def _parameters() -> Mapping[str, Mapping[str, Any]]:
     found: Mapping[str, Any] = _decoded(PACKAGE.read_text(), str(PACKAGE))["root"]["inputDefinitions"]["parameters"]
@@ -167,8 +172,8 @@ def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[st
     Tables of a preset, or of a file that is here too, are read. Those in a store need not be readable from here: then each
     pattern stands for a table of that name.
     """
-    batch_size = given.get("batch_size", _parameters()["batch_size"]["defaultValue"])
-    margin = given.get("memory_margin", _parameters()["memory_margin"]["defaultValue"])
+    batch_size = parameter(given, "batch_size")
+    margin = parameter(given, "memory_margin")
     here = spec.tables in PRESETS or ("://" not in spec.tables and Path(spec.tables).is_file())
     patterns = [rule.match for rule in constraints.tables] + [name for group in constraints.together for name in group]
     stand_ins = [
@@ -189,7 +194,7 @@ def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[st
 
 def _check_sizes(spec: ModelSpec, given: Mapping[str, Any]) -> None:
     """Raise UsageError for a sweep of sizes that no night can make."""
-    order = spec.sizes(int(given.get("batch_size", _parameters()["batch_size"]["defaultValue"])), "")
+    order = spec.sizes(int(parameter(given, "batch_size")), "")
     if order is not None:
         try:
             check_order(order)

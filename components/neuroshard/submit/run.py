@@ -1,78 +1,28 @@
 """Submit the packaged pipeline, wait, and fail where it fails: `neuroshard submit`, which the nightly CronJob runs."""
 
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
 
-from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.units import format_duration
-from neuroshard.kube import Admission, admission
+from neuroshard.kube import Admission, admission, missing_secret
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run, Server
 from neuroshard.submit.outcome import RunOutcome, report_outcome
-from neuroshard.submit.package import RunSettings
-from neuroshard.submit.steps import refused_at_once, steps_text
-
-PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
-MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
-STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
-# Of a run that failed: a deploy is one swap.
-WHAT_IS_LIVE = "models that it had deployed by then have their new plans, and the others keep theirs"
-STILL_SECONDS = 300.0  # a run of which nothing has changed for so long may be an orphan
-STILL_CHECKS = 2  # the same for its pods: a persistence agent that restarts is late too
+from neuroshard.submit.package import RunSettings, parameter
+from neuroshard.submit.wait import (
+    MOST_POLL_SECONDS,
+    PATIENCE_SECONDS,
+    Orphaned,
+    Patience,
+    Waiting,
+    note,
+    stoppable,
+    wait,
+)
 
 # the namespace and the account in which Kubeflow Pipelines runs pods by default
 RUNS_NAMESPACE, RUNS_ACCOUNT, PROFILE_ACCOUNT = "kubeflow", "pipeline-runner", "default-editor"
-
-Answer = TypeVar("Answer")
-
-
-class Waiting(NamedTuple):
-    """How long a run is waited for, and where its outcome is reported: a metrics file or Pushgateway, an event at this pod."""
-
-    seconds: float
-    poll_seconds: float
-    metrics: str | None = None
-    event: bool = False
-
-
-class Terminated(NeuroshardError):
-    """This process received SIGTERM while it waited."""
-
-    exit_code = 143
-
-
-class Orphaned(NeuroshardError):
-    """Kubeflow records a run as running, but none of its pods exists any more."""
-
-
-class Patience:
-    """Repeats requests to an API that does not answer, with one note when it stops answering and one when it answers again."""
-
-    def __init__(self, seconds: float, poll_seconds: float) -> None:
-        self.seconds, self.poll_seconds = seconds, min(poll_seconds, MOST_POLL_SECONDS)
-
-    def ask(self, question: Callable[[], Answer]) -> Answer:
-        """What `question` returns. Raises NotAnswering if it has not answered within `seconds`."""
-        began: float | None = None
-        while True:
-            try:
-                answer = question()
-            except NotAnswering as error:
-                if self.seconds <= (time.monotonic() - began if began else 0):
-                    raise
-                if began is None:
-                    began = time.monotonic()
-                    note(f"{error}; asking again for {format_duration(self.seconds)}")
-                time.sleep(self.poll_seconds)
-                continue
-            if began is not None:
-                note(f"Kubeflow Pipelines answers again, after {format_duration(time.monotonic() - began)}")
-            return answer
 
 
 def run(
@@ -115,7 +65,7 @@ def submit_and_wait(submission: "Submission", patience: Patience, waiting: Waiti
         if waiting is None:
             return
         try:
-            yield from wait(submission.kubeflow, submitted.run_id, waiting.seconds, patience, waiting.poll_seconds)
+            yield from wait(submission.kubeflow, submitted.run_id, patience, waiting)
             return
         except Orphaned as error:
             if submission.started:
@@ -198,10 +148,19 @@ class Submission:
         ]
 
 
-def run_admission(namespace: str | None, service_account: str | None) -> Callable[[], Admission]:
-    """Asks whether the cluster admits a run's pods; without an account, under Kubeflow's default one."""
-    account = service_account or (RUNS_ACCOUNT if namespace is None else PROFILE_ACCOUNT)
-    return partial(admission, namespace or RUNS_NAMESPACE, account)
+def run_admission(settings: RunSettings, namespace: str | None) -> Callable[[], Admission]:
+    """Asks whether the cluster admits a run's pods, without an account under Kubeflow's default one, and has their secret."""
+    account = settings.service_account or (RUNS_ACCOUNT if namespace is None else PROFILE_ACCOUNT)
+    where, secret = namespace or RUNS_NAMESPACE, str(parameter(settings.parameters, "store_secret"))
+
+    def asked() -> Admission:
+        answer = admission(where, account)
+        if answer.verdict == "refused" or not secret or not missing_secret(where, secret):
+            return answer
+        role = f"the pods use the store by what their service account {account} may do, as no secret {secret} is there"
+        return answer._replace(note=f"namespace {where}: {role} (store_secret)")
+
+    return asked
 
 
 def admitted(check: Callable[[], Admission] | None) -> None:
@@ -213,6 +172,8 @@ def admitted(check: Callable[[], Admission] | None) -> None:
         raise NeuroshardError(f"nothing was submitted: {answer.says}; --no-check submits anyway")
     if answer.verdict == "unknown":
         note(answer.says)
+    if answer.note:
+        note(answer.note)
 
 
 def settled(patience: Patience, submission: Submission) -> Run:
@@ -222,97 +183,3 @@ def settled(patience: Patience, submission: Submission) -> Run:
     except NotAnswering as error:
         asked = f"; asked for {format_duration(patience.seconds)}" if patience.seconds else ""
         raise NotAnswering(f"{error}{asked}; {submission.unfinished}") from None
-
-
-def wait(kubeflow: Kubeflow, run_id: str, seconds: float, patience: Patience, poll_seconds: float) -> Iterator[str]:
-    """Each state of the run until it has succeeded. Raises NeuroshardError where it ends otherwise, or not in `seconds`.
-
-    kfp's own wait never sees a run that was cancelled, nor one whose Workflow was deleted. A run whose pods are refused again
-    and again is terminated: KFP would retry them hundreds of times.
-    """
-    with stoppable(lambda: f"run {run_id} continues, and the same command waits for it again"):
-        deadline, still, state = time.monotonic() + seconds, OrphanWatch(), ""
-        while True:
-            try:
-                run = patience.ask(lambda: kubeflow.run(run_id))
-            except NotAnswering as error:
-                raise NeuroshardError(f"{error}; run {run_id} may continue, and nothing waits for it") from None
-            if run.state != state:
-                state = run.state
-                yield f"run {run_id}: {state}"
-            if run.ended:
-                break
-            if reason := still.orphaned(kubeflow, run):
-                raise Orphaned(f"run {run_id} is recorded as {state} for ever: {reason}; delete the record in Kubeflow")
-            end_storm(kubeflow, run, patience)
-            if time.monotonic() > deadline:
-                raise NeuroshardError(
-                    f"run {run_id} is {state} after {seconds / 3600:g} h; it continues, but nothing waits for it"
-                )
-            time.sleep(poll_seconds)
-        if state != "SUCCEEDED":
-            raise NeuroshardError(f"run {run_id} ended as {state}{why(kubeflow, run)}; {WHAT_IS_LIVE}")
-
-
-class OrphanWatch:
-    """Detects orphans: runs whose record does not change and of which nothing runs."""
-
-    def __init__(self) -> None:
-        self.tasks: tuple[Any, ...] = ()
-        self.since = self.asked = time.monotonic()
-        self.gone = 0
-
-    def orphaned(self, kubeflow: Kubeflow, run: Run) -> str:
-        """Why the run will never end; empty if it may. Asks the cluster only now and then."""
-        now = time.monotonic()
-        if run.tasks != self.tasks:
-            self.tasks, self.since, self.asked, self.gone = run.tasks, now, now, 0
-        if now - self.asked < STILL_SECONDS:
-            return ""
-        self.asked = now
-        try:
-            if run.recurring_run_id and not kubeflow.has_recurring(run.recurring_run_id):
-                return "its recurring run was deleted while it ran, and its pods with that"
-            self.gone = self.gone + 1 if kubeflow.pods_are_gone(run) else 0
-        except NotAnswering:
-            return ""
-        return "its pods are gone (was its Workflow deleted?)" if self.gone >= STILL_CHECKS else ""
-
-
-def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience) -> None:
-    """Terminate a run whose pods are refused again and again, and raise NeuroshardError."""
-    step, times = refused_at_once(run.tasks)
-    if times < STORM or run.state == "CANCELING":
-        return
-    patience.ask(lambda: kubeflow.terminate(run.run_id))
-    raise NeuroshardError(
-        f"run {run.run_id} was terminated: {times} pods of {step} failed as soon as they were created, and Kubeflow keeps "
-        f"creating them{why(kubeflow, run)}; {WHAT_IS_LIVE}"
-    )
-
-
-def why(kubeflow: Kubeflow, run: Run) -> str:
-    """The steps that failed, in brackets; empty if none did."""
-    failures = kubeflow.failures(run)
-    return f" ({steps_text(failures)})" if failures else ""
-
-
-def note(text: str) -> None:
-    log(f"note: {text}")
-
-
-@contextmanager
-def stoppable(what: Callable[[], str]) -> Iterator[None]:
-    """During the block, SIGTERM raises an error of one line: a drained node, a deadline, a deleted job.
-
-    `what` returns the state to report.
-    """
-
-    def stop(*_: object) -> None:
-        raise Terminated(f"stopped by SIGTERM; {what()}")
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -48,14 +48,15 @@ def run(
     want = wanted(nightly) if nightly else None
     kubeflow = Kubeflow(server)
     todo = change(name, kubeflow.recurring(name), want)
-    yield from (f"would {line}" if dry_run and line.startswith(CHANGING) else line for line in todo.lines)
     if dry_run:
+        yield from (f"would {line}" if line.startswith(CHANGING) else line for line in todo.lines)
         yield from (
             f"would wait for run {one.run_id} ({one.name}), or end it with --now" for one in endangered(kubeflow, todo)
         )
         return
     yield from spared(kubeflow, todo, wait_seconds, now)
     apply(kubeflow, name, todo, nightly)
+    yield from todo.lines  # only now: until here it may be refused, and then nothing is changed
 
 
 def endangered(kubeflow: Kubeflow, todo: Change) -> list[Run]:

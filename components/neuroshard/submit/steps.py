@@ -120,7 +120,7 @@ def failed_steps(tasks: Sequence[Task]) -> list[FailedStep]:
     found: dict[str, FailedStep] = {}
     for name, _ in nodes.failed():
         path = ATTEMPT.sub("", name)
-        step = _step_name(path)
+        step = step_name(path)
         keys = nodes.attempts(name)
         if step:
             pods = tuple(key.rpartition("-")[2] for key in keys)
@@ -147,7 +147,7 @@ def refused_at_once(tasks: Sequence[Task]) -> tuple[str, int]:
             path = ATTEMPT.sub("", name)
             counts[path] = counts.get(path, 0) + len(nodes.attempts(name))
     worst = max(counts, key=lambda path: counts[path], default="")
-    return (_step_name(worst), counts[worst]) if worst else ("", 0)
+    return (step_name(worst), counts[worst]) if worst else ("", 0)
 
 
 def running_pods(tasks: Sequence[Task]) -> list[str]:
@@ -288,7 +288,7 @@ def _displayed(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _step_name(path: str) -> str:
+def step_name(path: str) -> str:
     """The step of a node's path, without attempts; empty for a node that only contains steps."""
     name = _displayed(path.removesuffix(f".{POD}"))
     return name.removesuffix(DRIVER) if not ITEM.search(name) else ""

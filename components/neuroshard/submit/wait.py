@@ -1,0 +1,230 @@
+"""Waits for a run: it fails where the run fails, and says which pods cannot start, and why."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
+from neuroshard.core.clean import log
+from neuroshard.core.errors import NO_CREDENTIALS, NeuroshardError
+from neuroshard.core.text import counted
+from neuroshard.core.units import format_duration
+from neuroshard.kube import last_warning
+from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
+from neuroshard.submit.steps import Task, failed_steps, refused_at_once, steps_text
+from neuroshard.submit.workflow import WaitingPod
+
+PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
+MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
+STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
+# Of a run that failed: a deploy is one swap.
+WHAT_IS_LIVE = "models that it had deployed by then have their new plans, and the others keep theirs"
+STILL_SECONDS = 300.0  # a run of which nothing has changed for so long may be an orphan
+STILL_CHECKS = 2  # the same for its pods: a persistence agent that restarts is late too
+STARTING_SECONDS = 180.0  # a pod that has not started for so long is named; large images take a minute or two to pull
+LOOK_SECONDS = 60.0  # between two looks at Argo's nodes, which may be 1 MB
+
+Answer = TypeVar("Answer")
+
+
+class Waiting(NamedTuple):
+    """How long a run is waited for, and where its outcome is reported: a metrics file or Pushgateway, an event at this pod.
+
+    A run of which a pod has not started for `start_seconds` is terminated; 0 for never. `namespace` is that of its pods.
+    """
+
+    seconds: float
+    poll_seconds: float
+    metrics: str | None = None
+    event: bool = False
+    start_seconds: float = 0.0
+    namespace: str = "kubeflow"
+
+
+class Terminated(NeuroshardError):
+    """This process received SIGTERM while it waited."""
+
+    exit_code = 143
+
+
+class Orphaned(NeuroshardError):
+    """Kubeflow records a run as running, but none of its pods exists any more."""
+
+
+class Patience:
+    """Repeats requests to an API that does not answer, with one note when it stops answering and one when it answers again."""
+
+    def __init__(self, seconds: float, poll_seconds: float) -> None:
+        self.seconds, self.poll_seconds = seconds, min(poll_seconds, MOST_POLL_SECONDS)
+
+    def ask(self, question: Callable[[], Answer]) -> Answer:
+        """What `question` returns. Raises NotAnswering if it has not answered within `seconds`."""
+        began: float | None = None
+        while True:
+            try:
+                answer = question()
+            except NotAnswering as error:
+                if self.seconds <= (time.monotonic() - began if began else 0):
+                    raise
+                if began is None:
+                    began = time.monotonic()
+                    note(f"{error}; asking again for {format_duration(self.seconds)}")
+                time.sleep(self.poll_seconds)
+                continue
+            if began is not None:
+                note(f"Kubeflow Pipelines answers again, after {format_duration(time.monotonic() - began)}")
+            return answer
+
+
+def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) -> Iterator[str]:
+    """Each state of the run until it has succeeded, and which pods do not start. Raises NeuroshardError where it ends otherwise.
+
+    kfp's own wait never sees a run that was cancelled, nor one whose Workflow was deleted. A run whose pods are refused again
+    and again is terminated: KFP would retry them hundreds of times.
+    """
+    with stoppable(lambda: f"run {run_id} continues, and the same command waits for it again"):
+        deadline, orphans, pods, state = time.monotonic() + waiting.seconds, OrphanWatch(), PodWatch(waiting), ""
+        while True:
+            try:
+                run = patience.ask(lambda: kubeflow.run(run_id))
+            except NotAnswering as error:
+                raise NeuroshardError(f"{error}; run {run_id} may continue, and nothing waits for it") from None
+            if run.state != state:
+                state = run.state
+                yield f"run {run_id}: {state}"
+            if run.ended:
+                break
+            if reason := orphans.orphaned(kubeflow, run):
+                raise Orphaned(f"run {run_id} is recorded as {state} for ever: {reason}; delete the record in Kubeflow")
+            yield from pods.look(kubeflow, run)
+            end_storm(kubeflow, run._replace(tasks=pods.nodes or run.tasks), patience, waiting)
+            if pods.too_long:
+                end(kubeflow, run, patience, pods.too_long)
+            if time.monotonic() > deadline:
+                raise NeuroshardError(
+                    f"run {run_id} is {state} after {waiting.seconds / 3600:g} h; it continues, but nothing waits for it"
+                )
+            time.sleep(waiting.poll_seconds)
+        if run.terminated and state != "SUCCEEDED":
+            steps = ", ".join(dict.fromkeys(step.name for step in failed_steps(run.tasks)))
+            during = f" during {steps}" if steps else ""
+            raise NeuroshardError(f"run {run_id} was terminated by a request to Kubeflow{during}; {WHAT_IS_LIVE}")
+        if state != "SUCCEEDED":
+            raise NeuroshardError(f"run {run_id} ended as {state}{why(kubeflow, run, waiting)}; {WHAT_IS_LIVE}")
+
+
+class OrphanWatch:
+    """Detects orphans: runs whose record does not change and of which nothing runs."""
+
+    def __init__(self) -> None:
+        self.tasks: tuple[Task, ...] = ()
+        self.since = self.asked = time.monotonic()
+        self.gone = 0
+
+    def orphaned(self, kubeflow: Kubeflow, run: Run) -> str:
+        """Why the run will never end; empty if it may. Asks the cluster only now and then."""
+        now = time.monotonic()
+        if run.tasks != self.tasks:
+            self.tasks, self.since, self.asked, self.gone = run.tasks, now, now, 0
+        if now - self.asked < STILL_SECONDS:
+            return ""
+        self.asked = now
+        try:
+            if run.recurring_run_id and not kubeflow.has_recurring(run.recurring_run_id):
+                return "its recurring run was deleted while it ran, and its pods with that"
+            self.gone = self.gone + 1 if kubeflow.pods_are_gone(run) else 0
+        except NotAnswering:
+            return ""
+        return "its pods are gone (was its Workflow deleted?)" if self.gone >= STILL_CHECKS else ""
+
+
+class PodWatch:
+    """Says which pods do not start and why, again when the reason changes.
+
+    `nodes` are the run's tasks from Argo, where it compressed them and the API's are out of date; `too_long` says of which pod
+    the caller need not wait any longer.
+    """
+
+    def __init__(self, waiting: Waiting) -> None:
+        self.waiting = waiting
+        self.nodes: tuple[Task, ...] = ()
+        self.too_long = ""
+        self.tasks: tuple[Task, ...] = ()
+        self.moved = self.looked = time.monotonic()
+        self.said: set[tuple[str, str]] = set()  # steps and reasons
+
+    def look(self, kubeflow: Kubeflow, run: Run) -> Iterator[str]:
+        """A line for each step whose pods have not started for some minutes. Asks for Argo's nodes only while that may be so."""
+        now = time.monotonic()
+        if run.tasks != self.tasks and not any(task.state == "PENDING" for task in run.tasks):
+            self.tasks, self.moved = run.tasks, now
+        if now - self.moved < STARTING_SECONDS or now - self.looked < LOOK_SECONDS:
+            return
+        self.looked = now
+        workflow = kubeflow.workflow(run)
+        self.nodes = workflow.tasks() if workflow.compressed else ()
+        late: dict[tuple[str, str], list[WaitingPod]] = {}
+        for pod in workflow.waiting():
+            if time.time() - pod.since >= STARTING_SECONDS:
+                reason = pod.why or last_warning(self.waiting.namespace, pod.pod)
+                late.setdefault((pod.step, reason), []).append(pod)
+        if not workflow.nodes and not run.tasks and run.state == "PENDING":
+            command = f"kubectl -n {self.waiting.namespace} describe workflows -l pipeline/runid={run.run_id}"
+            late["", f"it has no pod yet: {workflow.message or command}"] = []
+        lines = {key: self._line(*key, pods) for key, pods in late.items()}
+        yield from (f"run {run.run_id}: {line}" for key, line in lines.items() if key not in self.said)
+        self.said = set(late)
+        since = min((pods[0].since for pods in late.values() if pods), default=time.time())
+        if self.waiting.start_seconds and time.time() - since >= self.waiting.start_seconds:
+            self.too_long = f"{next(iter(lines.values()))}, for {format_duration(time.time() - since)}"
+
+    def _line(self, step: str, reason: str, pods: list[WaitingPod]) -> str:
+        if not pods:
+            return reason
+        command = f"kubectl -n {self.waiting.namespace} describe pod {pods[0].pod}"
+        which = f"pod {pods[0].pod} has" if len(pods) == 1 else f"{counted(len(pods), 'pod')} have"
+        return f"{step} waits, its {which} not started: {reason or f'{command} says why'}"
+
+
+def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience, waiting: Waiting) -> None:
+    """Terminate a run whose pods are refused again and again, and raise NeuroshardError."""
+    step, times = refused_at_once(run.tasks)
+    if times >= STORM and run.state != "CANCELING":
+        reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
+        end(kubeflow, run, patience, f"{reason}{why(kubeflow, run, waiting)}")
+
+
+def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
+    """Terminate a run and raise NeuroshardError."""
+    patience.ask(lambda: kubeflow.terminate(run.run_id))
+    raise NeuroshardError(f"run {run.run_id} was terminated: {reason}; {WHAT_IS_LIVE}")
+
+
+def why(kubeflow: Kubeflow, run: Run, waiting: Waiting) -> str:
+    """The steps that failed, in brackets; empty if none did."""
+    text = steps_text(kubeflow.failures(run))
+    if NO_CREDENTIALS in text and run.secret:
+        text += f"; is there a secret {run.secret} in namespace {waiting.namespace}, with credentials of the store?"
+    return f" ({text})" if text else ""
+
+
+def note(text: str) -> None:
+    log(f"note: {text}")
+
+
+@contextmanager
+def stoppable(what: Callable[[], str]) -> Iterator[None]:
+    """During the block, SIGTERM raises an error of one line: a drained node, a deadline, a deleted job.
+
+    `what` returns the state to report.
+    """
+
+    def stop(*_: object) -> None:
+        raise Terminated(f"stopped by SIGTERM; {what()}")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
