@@ -71,7 +71,7 @@ def test_what_has_changed_is_reported_line_by_line(kfp_stub: KfpStub) -> None:
     lines = scheduled(kfp_stub, "30 3 * * *", {"store": "s3://bucket/p", "seed": 1})
     assert lines[0] == f"recreate {NAME} with"
     assert lines[1] == "  cron: 0 0 2 * * * -> 0 30 3 * * *"
-    assert lines[1].startswith("  description: neuroshard 0.1.0, package and parameters ")
+    assert lines[2].startswith("  description: neuroshard 0.1.0, package and parameters ")
     assert lines[3:] == [
         "  enabled: (none) -> True",
         "  pods: 2 -> (the default)",
