@@ -10,7 +10,7 @@ from torch import nn
 from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.units import parse_bytes
-from neuroshard.files.importers.dense_memory import dense_bytes, reserve_notes
+from neuroshard.files.importers.dense_memory import dense_bytes, reserve_notes, torch_embeddings
 from neuroshard.files.importers.tables_source import from_torchrec
 
 MODEL = """
@@ -129,7 +129,7 @@ def test_terabytes_of_tables_are_read_without_weights_on_whatever_device(user_mo
         ("friend", 20.0),
     ]
     assert [note.split(": ", 1)[1][:31] for note in found.notes] == [
-        "user, ad, seq have no pooling f",
+        "user, ad, seq: no pooling facto",
         "the model's dense parameters ne",
     ]
     assert capsys.readouterr().out == ""
@@ -150,6 +150,8 @@ def test_frozen_parameters_need_their_weights_only_and_lazy_ones_are_not_known()
     model = nn.ModuleList([tables, frozen, nn.LazyLinear(5)])
     assert dense_bytes(model, [tables]) == 2 * 8 * 16
     assert reserve_notes(tables, [tables]) == []
+    assert torch_embeddings(model, []) == ["0 (nn.EmbeddingBag, 1,000 x 64)"]
+    assert torch_embeddings(model, [tables]) == []
 
 
 def test_a_table_s_own_pooling_factor_counts_before_its_features_and_a_default(user_model):

@@ -1,4 +1,4 @@
-"""Memory that every rank needs for the dense part of a model: what to reserve for it. Needs torch."""
+"""The dense part of a model: its memory on every rank, and embeddings that are no tables. Needs torch."""
 
 from collections.abc import Iterable
 
@@ -30,4 +30,18 @@ def reserve_notes(model: nn.Module, collections: Iterable[nn.Module]) -> list[st
     return [
         f"the model's dense parameters need {amount} of every rank (weights, gradients, Adam's moments): search with --reserve "
         f"{amount.replace(' ', '')}, or more, for activations are not in it"
+    ]
+
+
+def torch_embeddings(model: nn.Module, collections: Iterable[nn.Module]) -> list[str]:
+    """PyTorch's own embeddings outside of these collections, the largest first: `bag (nn.EmbeddingBag, 1,000,000 x 64)`."""
+    inside = {id(module) for collection in collections for module in collection.modules()}
+    found = [
+        (module.num_embeddings * module.embedding_dim, path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and id(module) not in inside
+    ]
+    return [
+        f"{path or 'the model'} (nn.{type(module).__name__}, {module.num_embeddings:,} x {module.embedding_dim})"
+        for _, path, module in sorted(found, key=lambda one: (-one[0], one[1]))
     ]

@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
-from neuroshard.files.importers.dense_memory import reserve_notes
+from neuroshard.files.importers.dense_memory import reserve_notes, torch_embeddings
 from neuroshard.files.importers.imported import TableEntry
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, config_fields, configs_of, has_own_operator
 
@@ -68,16 +68,19 @@ def entries_of(
             apart += [config.name] if has_own_operator(config) else []
             means += [config.name] if weighted and fields["pooling"] == "mean" else []
             entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path}))
+    modules = [collection for _, collection in collections]
+    plain = torch_embeddings(model, modules)
     if not entries:
-        raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection and no EmbeddingCollection")
+        instead = f", but {_some(plain)}: make them tables of one" if plain else ""
+        raise InvalidInput(f"{spec}: the model holds no EmbeddingBagCollection and no EmbeddingCollection{instead}")
     unknown = sorted(pooling_factors.keys() - known)
     if unknown:
         raise InvalidInput(
             f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
         )
     return entries, [
-        *_notes(assumed, apart, means),
-        *reserve_notes(model, [collection for _, collection in collections]),
+        *_notes(assumed, apart, means, plain),
+        *reserve_notes(model, modules),
     ]
 
 
@@ -101,15 +104,17 @@ def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
     return [(total - known) / unknown if one is None else one for one in each]
 
 
-def _notes(assumed: list[str], apart: list[str], means: list[str]) -> list[str]:
+def _notes(assumed: list[str], apart: list[str], means: list[str], plain: list[str]) -> list[str]:
     notes = {
-        "have no pooling factor and are assumed to have 1 lookup a feature and sample; give the real number with "
-        "--pooling-factor NAME=LOOKUPS or --pooling-factors FILE, for costs grow with it": assumed,
-        "have stash_weights or enable_embedding_update, for which TorchRec runs operators apart; costs count neither these "
-        "nor what they copy": apart,
-        f"are {WEIGHTED_MEAN}": means,
+        "no pooling factor, so 1 lookup a feature and sample is assumed; give the real number with --pooling-factor NAME=LOOKUPS "
+        "or --pooling-factors FILE, for costs grow with it": assumed,
+        "stash_weights or enable_embedding_update, for which TorchRec runs operators apart; costs count neither these nor what "
+        "they copy": apart,
+        WEIGHTED_MEAN: means,
+        "in no collection of TorchRec, so every rank holds it whole, as dense parameters, and no plan places it; make it a table "
+        "of an EmbeddingBagCollection or EmbeddingCollection if it is large": plain,
     }
-    return [f"{_some(names)} {note}" for note, names in notes.items() if names]
+    return [f"{_some(names)}: {note}" for note, names in notes.items() if names]
 
 
 def _some(names: list[str], most: int = 4) -> str:
