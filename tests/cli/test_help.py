@@ -79,9 +79,14 @@ echo "${{COMPREPLY[*]}}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "completed"), [("neuroshard se", "search"), ("neuroshard search --mo", "--model --move-budget")]
+    ("words", "completed"),
+    [
+        ("neuroshard se", "search"),
+        ("neuroshard search --mo", "--model --move-budget"),
+        ("neuroshard search --model analytic : h2", "h200"),  # as bash takes words apart
+    ],
 )
-def test_bash_completes_commands_and_options(tmp_path, words, completed):
+def test_bash_completes_commands_options_and_values(tmp_path, words, completed):
     (tmp_path / "neuroshard").write_text(f'#!/bin/sh\nexec {sys.executable} -m neuroshard "$@"\n')
     (tmp_path / "neuroshard").chmod(0o755)
     script = COMPLETED.format(words=words, last=words.count(" "))

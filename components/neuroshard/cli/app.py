@@ -20,6 +20,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
     sys.exit(f"error: the neuroshard command needs typer and rich: {install_command('cli')}")
 
 from neuroshard import __version__
+from neuroshard.cli.completion import complete_values, words_with_colons
 from neuroshard.cli.help import EXIT_CODES, GROUPS, name_values, usage_of, write_commands, write_parameters
 from neuroshard.cli.options import check_outputs
 from neuroshard.core.clean import accept_all_characters, clean, clean_lines, in_words, is_silent, silent
@@ -136,6 +137,7 @@ def _with_quiet(run: Callable[..., None]) -> Callable[..., None]:
     more = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
     vars(quiet_or_not)["__signature__"] = own.replace(parameters=[*own.parameters.values(), more])
     quiet_or_not.__annotations__ = {**run.__annotations__, "quiet": _Quiet}
+    complete_values(quiet_or_not.__annotations__)
     return quiet_or_not
 
 
@@ -168,7 +170,8 @@ def main() -> None:
     heed_quota(os.environ)
     warnings.showwarning = _show_warning
     try:
-        app(prog_name="neuroshard")
+        with words_with_colons(os.environ):
+            app(prog_name="neuroshard")
     except NeuroshardError as error:
         say(f"error: {one_line(error, None)}", err=True)
         sys.exit(error.exit_code)
