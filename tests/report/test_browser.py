@@ -221,6 +221,21 @@ def test_hosts_are_drawn_and_listed(opened, devices, named):
         assert names == [f"host {host}" for host in range(named)]
 
 
+OUTSIDE = """() => [...document.querySelectorAll('.chart svg')].flatMap(svg => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter(text => {
+    const box = text.getBoundingClientRect();
+    return box.width && (box.right > frame.right + 1 || box.left < frame.left - 1);
+  }).map(text => text.textContent);
+})"""
+
+
+def test_on_a_phone_no_legend_and_no_value_is_cut(opened, html):
+    page = opened(html, width=400)
+    assert page.evaluate(OUTSIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+
+
 def test_it_works_in_the_frame_that_kubeflow_shows_it_in(chromium, html):
     context = chromium.new_context()
     page = context.new_page()

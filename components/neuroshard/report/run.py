@@ -71,6 +71,7 @@ def report(
         **_fields(shown, nothing_live),
         "smaller": 0 if smaller is None else sum(smaller["count"]),
         "plan_facts": plan_facts(plan, files or {}),
+        "plan_file": next(iter(files or {}), "plan.json"),
         "fleet": fleet,
     }
     return render(fields, {**_data(shown), "shards": shards, "smaller": smaller})
@@ -102,6 +103,7 @@ def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
         "cards": cards(plan, changed, model, evaluated, nothing_live),
         "nothing_live": nothing_live,
         "evaluated": None if evaluated is None else evaluated.what,
+        "backend": by.cost_model_backend if by.cost_model_backend in ("cpu", "synthetic") else "cuda",
         "without": without_a_plan(plan),
         "notes": (*([f"Less certain: {by.instead}"] if by.instead else []), *by.notes),
         "assumptions": plan.bound_assumptions if plan.gap is not None else (),

@@ -77,8 +77,7 @@ def _device_lines(plan: Plan) -> list[str]:
         "              (predicted ms; all-to-all forward, with waiting, and backward)",
     ]
     shards = plan.shards_by_device()
-    memory = zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
-    used_and_limit = list(memory)
+    used_and_limit = list(zip(plan.memory_bytes(), plan.task.usable_bytes, strict=True))
     for device in devices_shown(plan):
         used, limit = used_and_limit[device]
         if plan.predicted:
@@ -116,13 +115,13 @@ def devices_shown(plan: Plan) -> list[int]:
 
 
 def _bar_lines(plan: Plan) -> list[str]:
-    """The devices as bars. The slowest device fills the first bar, a device's memory fills the second."""
+    """The devices as bars. The slowest device fills the first bar, what a device has for tables the second."""
     if not plan.predicted:
         return []
     last = "backward, averaging" if averaging_line(plan.predicted) else "backward all-to-all"
     legend = f"predicted ms: █ compute ▓ forward ░ {last}"
     lines = ["", f"{'device':>6}  {legend:<{BAR + 10}} memory used"]
-    memory = list(zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True))
+    memory = list(zip(plan.memory_bytes(), plan.task.usable_bytes, strict=True))
     slowest = max(cost.total_ms for cost in plan.predicted)
     for device in devices_shown(plan):
         cost, (used, limit) = plan.predicted[device], memory[device]

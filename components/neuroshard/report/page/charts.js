@@ -8,14 +8,16 @@ function colour(name) { return getComputedStyle(document.documentElement).getPro
 
 function isDark() { return document.documentElement.dataset.theme === "dark"; }
 
-function theme() {
+const NARROW = 480; // pixels: a phone, on which legends side by side are cut
+
+function theme(width) {
   const quiet = colour("quiet"), line = colour("line"), text = colour("text");
   return {
     background: null,
     font: "system-ui, -apple-system, Segoe UI, sans-serif",
     view: { stroke: null },
     axis: { labelColor: quiet, titleColor: quiet, gridColor: line, domainColor: line, tickColor: line, titleFontWeight: 500, labelLimit: 260, labelFontSize: 11.5, titleFontSize: 12 },
-    legend: { labelColor: text, titleColor: quiet, titleFontWeight: 500, orient: "top", labelLimit: 300, labelFontSize: 12, titleFontSize: 12 },
+    legend: { labelColor: text, titleColor: quiet, titleFontWeight: 500, orient: "top", labelLimit: 300, labelFontSize: 12, titleFontSize: 12, ...(width < NARROW ? { columns: 1 } : {}) },
     title: { color: text, anchor: "start", fontSize: 13 },
     text: { color: text, fontSize: 12 },
     rule: { color: text },
@@ -30,7 +32,7 @@ async function draw(id, spec, options = {}) {
     $schema: "https://vega.github.io/schema/vega-lite/v6.json",
     width: "container",
     autosize: { type: "fit-x", contains: "padding", resize: true },
-    config: theme(),
+    config: theme(place.clientWidth),
     ...spec,
   }, {
     actions: false, renderer: options.renderer || "svg", ast: true, defaultStyle: false,
