@@ -230,6 +230,8 @@ def train(arguments: argparse.Namespace, rendezvous: str) -> None:
         summary["embeddings"] = {
             "measured_ms": embedding_ms,
             "predicted_ms": list(whole.predicted_ms or ()),
+            "predicted_batch": whole.task.global_batch_size,
+            "batch": arguments.batch_size,
             "predicted_for": whole.provenance.cost_model_device or whole.provenance.cost_model,
             "ranks_here": int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
             "cores_here": cores(),
@@ -748,21 +750,25 @@ def embeddings(
     measured_ms: Sequence[float],
     predicted_ms: Sequence[float],
     predicted_for: str | None,
+    predicted_batch: int,
+    batch: int,
     ranks_here: int,
     cores_here: int,
 ) -> str:
-    """A line of each rank's milliseconds, as predicted and as measured here; and one on why they differ, if that is known."""
+    """A line of each rank's milliseconds, as predicted and as measured here; and one on why they differ, if that is known.
+
+    Predictions for another batch are of other work, and are left out.
+    """
     measured = " ".join(f"{ms:.1f}" for ms in measured_ms)
-    predicted = (
-        f"predicted {' '.join(f'{ms:.1f}' for ms in predicted_ms)} ms on {predicted_for}"
-        if predicted_ms
-        else "no prediction"
-    )
-    why = (
-        f"\n  ({ranks_here} ranks share {cores_here} cores here; predictions are for ranks with cores of their own)"
-        if predicted_ms and ranks_here > cores_here
-        else ""
-    )
+    why = ""
+    if not predicted_ms:
+        predicted = "no prediction"
+    elif predicted_batch != batch:
+        predicted = f"the plan's predictions are for steps of {predicted_batch:,} samples, not {batch:,}"
+    else:
+        predicted = f"predicted {' '.join(f'{ms:.1f}' for ms in predicted_ms)} ms on {predicted_for}"
+        if ranks_here > cores_here:
+            why = f"\n  ({ranks_here} ranks share {cores_here} cores here; predictions are for ranks with cores of their own)"
     return f"embeddings by rank: measured {measured} ms here; {predicted}{why}"
 
 
