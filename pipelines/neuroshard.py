@@ -126,8 +126,7 @@ def learn_kinds(
 
 
 def plan_model(
-    name: str,
-    survey: str,
+    model: str,
     store: str,
     algorithm: str,
     min_gain: float,
@@ -136,10 +135,9 @@ def plan_model(
     pod: tuple[str, str, str, str],
 ) -> None:
     """The two steps that give a model its plan, for a loop over models. `pod` holds the arguments of `equip`."""
-    searched = search(survey=survey, name=name, store=store, algorithm=algorithm, memory_margin=memory_margin)
+    searched = search(model=model, store=store, algorithm=algorithm, memory_margin=memory_margin)
     live = deploy(
-        survey=survey,
-        name=name,
+        model=model,
         searched=searched.outputs["Output"],
         plan=searched.outputs["plan"],
         tables=searched.outputs["tables"],
@@ -154,8 +152,7 @@ def plan_model(
 
 @dsl.pipeline(name="plan-models")
 def plan_models(
-    names: List[str],  # noqa: UP006
-    survey: str,
+    models: List[str],  # noqa: UP006
     store: str,
     algorithm: str,
     min_gain: float,
@@ -167,10 +164,9 @@ def plan_models(
     store_secret: str,
 ) -> None:
     """A plan for every model, live if the gate allows it."""
-    with dsl.ParallelFor(names) as name:
+    with dsl.ParallelFor(models) as model:
         plan_model(
-            name=name,
-            survey=survey,
+            model=model,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -184,7 +180,7 @@ def plan_models(
 def nightly_run(
     survey: str,
     campaigns: List[str],  # noqa: UP006
-    names: List[str],  # noqa: UP006
+    at_once: List[str],  # noqa: UP006
     later: List[str],  # noqa: UP006
     measures: str,
     store: str,
@@ -206,10 +202,9 @@ def nightly_run(
     store_secret: str,
 ) -> None:
     """Plan the models that need not wait at once, and the others when their hardware has been measured."""
-    with dsl.ParallelFor(names) as name:
+    with dsl.ParallelFor(at_once) as model:
         plan_model(
-            name=name,
-            survey=survey,
+            model=model,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -262,8 +257,7 @@ def nightly_run(
             store_secret=store_secret,
         ).after(measured, together)
         planned = plan_models(
-            names=later,
-            survey=survey,
+            models=later,
             store=store,
             algorithm=algorithm,
             min_gain=min_gain,
@@ -374,7 +368,7 @@ def neuroshard(
     nightly_run(
         survey=seen.outputs["survey"],
         campaigns=seen.outputs["campaigns"],
-        names=seen.outputs["names"],
+        at_once=seen.outputs["at_once"],
         later=seen.outputs["later"],
         measures=seen.outputs["measures"],
         store=store,

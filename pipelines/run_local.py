@@ -86,7 +86,7 @@ COLOR = re.compile(r"\x1b\[\d+m")
 CHATTER = re.compile(
     r"    ( |[{}]$|Traceback|KeyboardInterrupt$|neuroshard\.core\.errors|\[KFP Executor)"
     r"|    \w+: (Artifact|Dataset|HTML|Metrics|Model)\("
-    r"|    (Output|campaigns|gpus|jobs|later|measures|names|nodes|resource|survey|tolerations|train_jobs): "
+    r"|    (Output|at_once|campaigns|gpus|jobs|later|measures|nodes|resource|survey|tolerations|train_jobs): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 

@@ -114,7 +114,7 @@ class Place:
         errors = []
         for name in names:
             try:
-                verdicts[name] = self._plan(found, name)
+                verdicts[name] = self._plan(found.of(name), name)
                 check_red(found, verdicts[name])
             except NeuroshardError as error:
                 errors.append(str(error))

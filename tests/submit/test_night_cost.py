@@ -36,7 +36,7 @@ def test_the_docs_say_what_nights_of_this_pipeline_cost() -> None:
     rows = []
     for models in (1, 10, 100):
         for kinds in (0, 1):
-            planned = {"names": 0, "later": models} if kinds else {"names": models, "later": 0}
+            planned = {"at_once": 0, "later": models} if kinds else {"at_once": models, "later": 0}
             items = {**planned, "measures": kinds, "jobs": kinds, "campaigns": kinds, "train_jobs": 0}
             cost, slower = night_cost(spec, items), night_cost(limited, items)
             assert slower.pods == cost.pods
@@ -53,7 +53,7 @@ def test_a_run_has_at_most_twice_as_many_pods_at_once_as_a_loop_and_one_more(par
     spec = next(yaml.safe_load_all(PACKAGE.read_text()))
     if parallelism:
         limit_loops(spec, parallelism)
-    items = {"names": 5, "later": 10, "measures": 1, "jobs": 8, "campaigns": 2, "train_jobs": 0}
+    items = {"at_once": 5, "later": 10, "measures": 1, "jobs": 8, "campaigns": 2, "train_jobs": 0}
     cost = night_cost(spec, items)
     assert cost.at_once == at_once
     assert not parallelism or cost.at_once <= 2 * parallelism + 1

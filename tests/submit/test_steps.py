@@ -26,6 +26,7 @@ from neuroshard.submit.steps import (
 
 # the recordings as they came lie beside the checkout, where they are kept at all
 WHOLE = next((one for folder in Path(__file__).parents if (one := folder / "shared/recorded/kfp-2.17").is_dir()), None)
+FEED = json.dumps({"model": json.dumps({"models": [{"name": "feed"}]})})  # inputs of a step of one model
 LOG = """\
 [KFP Executor 2026-01-01 00:00:00,000 INFO]: Got executor_input:
 {
@@ -194,7 +195,7 @@ def test_a_model_of_several_is_not_named_by_its_place_in_a_loop() -> None:
         path = f"w.root.nightly-run.{scope}.iteration-iterations(0:0).iteration-item.search"
         step = FailedStep("search", path)
         assert step_text(step, spec, models, "", "OOMKilled") == f"search of model 1 of those {planned}: OOMKilled"
-        assert step_text(step, spec, models, LOG % '{"name": "feed"}', "").startswith("search of model 'feed': ")
+        assert step_text(step, spec, models, LOG % FEED, "").startswith("search of model 'feed': ")
         assert step_text(step, spec, '[{"name": "ads"}]', "", "OOMKilled") == "search of model 'ads': OOMKilled"
 
 
@@ -205,7 +206,7 @@ def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them() -> None:
     assert step_text(step, spec, "", LOG % json.dumps({"job": json.dumps(job)}), "").startswith(
         "measure on NVIDIA-H200: "
     )
-    assert step_text(step, spec, "", LOG % '{"name": "ads"}', "").startswith("measure of model 'ads': ")
+    assert step_text(step, spec, "", LOG % FEED, "").startswith("measure of model 'feed': ")
     assert step_text(step, spec, "", "", "") == "measure (job 2): failed"
     assert step_text(FailedStep("load", step.path.replace("measure-jobs", "plan-models")), spec, "", "", "").startswith(
         "load of model 2 of those planned at once: "

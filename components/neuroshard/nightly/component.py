@@ -37,7 +37,7 @@ def survey(
     store_secret: str,
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Survey",
-    [("survey", str), ("campaigns", List[str]), ("names", List[str]), ("later", List[str]), ("measures", str)],  # noqa: UP006
+    [("survey", str), ("campaigns", List[str]), ("at_once", List[str]), ("later", List[str]), ("measures", str)],  # noqa: UP006
 ):
     """Compare the fleet and the store with what the models need: which models to plan at once, and what to measure.
 
@@ -73,8 +73,8 @@ def survey(
     return (
         found.canonical_json().decode(),
         [campaign.canonical_json().decode() for campaign in found.campaigns],
-        planned_at_once(found, store),
-        planned_after(found),
+        [found.of(name).canonical_json().decode() for name in planned_at_once(found, store)],
+        [found.of(name).canonical_json().decode() for name in planned_after(found)],
         "yes" if found.campaigns else "no",
     )
 
@@ -127,8 +127,7 @@ def pretrain(
 
 @component
 def search(
-    survey: str,
-    name: str,
+    model: str,
     store: str,
     algorithm: str,
     memory_margin: float,
@@ -136,15 +135,16 @@ def search(
     plan: Output[Artifact],
     predicted: Output[Metrics],
 ) -> str:
-    """Search a model's plan for today's tables, with the best cost model there is."""
+    """Search a model's plan for today's tables, with the best cost model there is. `model` is the survey of it alone."""
     from pathlib import Path
 
     from neuroshard.nightly.search import run
     from neuroshard.orders.nightly import Survey, parse_message
 
+    found = parse_message(Survey, model)
     best, searched = run(
-        parse_message(Survey, survey),
-        name,
+        found,
+        found.models[0].name,
         store,
         Path(tables.path),
         Path(plan.path),
@@ -161,8 +161,7 @@ def search(
 
 @component
 def deploy(
-    survey: str,
-    name: str,
+    model: str,
     searched: str,
     plan: Input[Artifact],
     tables: Input[Artifact],
@@ -181,12 +180,12 @@ def deploy(
     from neuroshard.nightly.deploy import ReleaseFiles, run
     from neuroshard.orders.nightly import Searched, Survey, parse_message
 
-    found = parse_message(Survey, survey)
+    found = parse_message(Survey, model)
     settings = DeploySettings(
         min_gain=min_gain if min_gain >= 0 else None, memory_margin=memory_margin, single_writer=single_writer
     )
     files = ReleaseFiles(Path(plan.path), Path(tables.path), Path(release.path), Path(page.path))
-    check_red(found, run(found, name, parse_message(Searched, searched), files, store, settings))
+    check_red(found, run(found, found.models[0].name, parse_message(Searched, searched), files, store, settings))
 
 
 @component

@@ -182,6 +182,19 @@ class Survey(Value):
     def spec(self, name: str) -> ModelSpec:
         return next(spec for spec in self.models if spec.name == name)
 
+    def of(self, name: str) -> "Survey":
+        """What the steps of one model need of it: a run of many models carries each model once, not once for each other."""
+        own = {name: self.hardware[name]} if name in self.hardware else {}
+        return self.model_copy(
+            update={
+                "models": (self.spec(name),),
+                "hardware": own,
+                "kinds": {key: kind for key, kind in self.kinds.items() if key in own.values()},
+                "topologies": {key: one for key, one in self.topologies.items() if key in own.values()},
+                "no_plan": {key: why for key, why in self.no_plan.items() if key == name},
+            }
+        )
+
 
 class Searched(Value):
     """`model` names the cost model as `--model` does. `instead` says why it is not the hardware's own.

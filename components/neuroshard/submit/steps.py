@@ -26,8 +26,8 @@ TEMPLATES = (
     "system-container-driver",
     "system-dag-driver",
 )
-# survey's outputs that pipelines/neuroshard.py loops over: each names some of the models
-LOOPS_OVER_MODELS = {"names": "planned at once", "later": "planned after measuring"}
+# survey's outputs that pipelines/neuroshard.py loops over, each for some of the models (`names` in packages of before)
+LOOPS_OVER_MODELS = dict.fromkeys(("at_once", "names"), "planned at once") | {"later": "planned after measuring"}
 MOST_STEPS = 5  # in one message
 QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
@@ -226,7 +226,7 @@ def error_line(log: str) -> str:
 def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str:
     """The model or the kind of hardware of a step, by its inputs in its log, else by its item of its loop."""
     given = _inputs(log)
-    if isinstance(name := given.get("name"), str) and name:
+    if name := _model(given.get("model")):
         return f" of model {name!r}"
     for value in given.values():
         hardware = _hardware(value)
@@ -258,6 +258,14 @@ def _hardware(value: object) -> str:
         message = json.loads(value) if isinstance(value, str) else {}
         return str(message.get("campaign", message)["hardware"]["name"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
+def _model(survey: object) -> str:
+    """The name of the model of a Survey of it alone, as JSON."""
+    try:
+        return str(json.loads(survey)["models"][0]["name"]) if isinstance(survey, str) else ""
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return ""
 
 
