@@ -28,6 +28,8 @@ from neuroshard.store.tables import load_tables
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
 DEADLINE_SECONDS = 24 * 3600.0  # as long as a run may take; the next night begins then
 MAX_BYTES = 2**20  # as much as a ConfigMap holds
+# Kubeflow gives a step its inputs as one argument, of which Linux takes 2^17 bytes; what a survey adds to the models is left free
+MOST_CARRIED = 96 * 2**10
 PARALLELISM = "parallelism"  # a setting of the package; KFP fixes it when compiling, so it is no parameter of a run
 MAX_PARALLELISM = 10_000
 # KFP's name of a type, how it is called here, and what YAML makes of it
@@ -144,7 +146,9 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
             where = "--set models"
     if "models" in given:
         try:
-            for written, spec in zip(*_both(given["models"]), strict=True):
+            both = _both(given["models"])
+            _check_carried(both[1])
+            for written, spec in zip(*both, strict=True):
                 _no_others(written, ModelSpec, f"model {spec.name!r}")
                 constraints, rules = f"constraints of model {spec.name!r}", spec.rules
                 _no_others(spec.constraints, ConstraintsFile, constraints)
@@ -164,6 +168,16 @@ def _both(models: str) -> tuple[list[dict[str, Any]], tuple[ModelSpec, ...]]:
     """The models as they are written, and as specs. Raises UsageError and InvalidInput."""
     specs = read_specs(models)
     return json.loads(models), specs
+
+
+def _check_carried(specs: Sequence[ModelSpec]) -> None:
+    """Raise InvalidInput for models that no step could be given."""
+    carried = len(json.dumps(canonical_json([spec.model_dump(mode="json") for spec in specs]).decode()))
+    if carried > MOST_CARRIED:
+        raise InvalidInput(
+            f"{len(specs):,} models take {carried:,} bytes of a step's arguments, and at most {MOST_CARRIED:,} may be: submit "
+            "them in several lists, or say in fewer rules what their constraints say"
+        )
 
 
 def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[str, Any]) -> None:
