@@ -22,6 +22,7 @@ DEALT = {"a": dealt(41, 2), "c": dealt(29, 2)}
 COPIED = {"a": in_parts(41, 7, copied=True, blocks=(1, 2)), "b": in_parts(17, 5, blocks=(2, 1)), "c": dealt(29, 2)}
 OTHER = {"a": in_parts(41, 19, copied=True, count=30), "c": in_parts(29, 3, blocks=(1, 2), count=11)}
 ON_FOUR = {"a": in_parts(41, 7, copied=True, blocks=(1, 4)), "b": dealt(17, 4), "c": in_parts(29, 12, blocks=(4, 4))}
+ON_HOSTS = {"a": dealt(41, 2), "b": dealt(17, 4), "c": in_parts(29, 12, blocks=(2, 2))}
 Held = Mapping[str, TableRows] | None
 BEFORE, AFTER = 3, 3
 
@@ -63,18 +64,28 @@ def test_training_goes_on_under_any_plan(tmp_path: Path, kind: str, old: Held, n
         assert after == pytest.approx(losses, rel=1e-6)
 
 
-def test_and_on_another_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "held", "cut"),
+    [("sequences", "rowwise_adagrad", ON_FOUR, ""), ("pooled", "adagrad", ON_HOSTS, "a")],
+    ids=["row-wise", "over-hosts"],
+)
+def test_and_on_another_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, optimizer: str, held: Held, cut: str
+) -> None:
+    """On four, as one host or as two, over each of which rows are dealt, of the tables `cut` in a grid."""
     (tmp_path / "two").mkdir()
-    case = Case(kind="sequences", optimizer="rowwise_adagrad")
+    case = Case(kind=kind, optimizer=optimizer)
     on_ranks(2, tmp_path / "two", saving, case, COPIED, tmp_path / "saved")
-    for inexact, weights in on_ranks(4, tmp_path, loaded_weights, case, ON_FOUR, tmp_path / "saved"):
+    if held is ON_HOSTS:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for inexact, weights in on_ranks(4, tmp_path, loaded_weights, case, held, tmp_path / "saved", cut):
         assert inexact == ()
         assert weights
 
 
-def loaded_weights(rank: int, case: Case, held: Held, folder: Path) -> Any:
+def loaded_weights(rank: int, case: Case, held: Held, folder: Path, cut: str) -> Any:
     """Whether four ranks, and four that hold nothing by access, have loaded the same."""
-    ours, theirs, found = Trainer(case, held), Trainer(case), []
+    ours, theirs, found = Trainer(case, held, cut=cut), Trainer(case), []
     for trainer in (ours, theirs):
         state = model_state(trainer.model)
         inexact = load_resharded(state, folder)

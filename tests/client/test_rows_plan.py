@@ -1,5 +1,6 @@
 """Plans that hold tables by access, from to_torchrec to a step of real TorchRec on gloo."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from helpers.gloo import on_ranks
 from helpers.row_trainers import OPTIMIZERS, Case, hot_ids
+from neuroshard.client.rows_lists import hot_ids as read_hot_ids
 from neuroshard.client.rows_plan import by_access
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
 from neuroshard.client.rows_state import load_model_state, model_state
@@ -32,6 +34,7 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Feature, Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.core.value import sha256
 from neuroshard.files.row_orders import bytes_of_ids
 
@@ -83,6 +86,47 @@ def planned(kind: str = "pooled", *, by: bool = True) -> Plan:
         ),
         shards=(*blocks, *(copies + cold if by else whole), Shard(table="b", rows=17, dim=8, device=1)),
         provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
+    )
+
+
+def over_hosts(kind: str = "pooled") -> Plan:
+    """Table a dealt in a grid over two hosts of two ranks, c over the ranks of the second, b whole."""
+    plan = planned(kind)
+    grid = [
+        Shard(table="a", row_offset=at, rows=rows, column_offset=4 * part, dim=4, device=2 * part + on)
+        for part in (0, 1)
+        for on, (at, rows) in enumerate([(0, 21), (21, 20)])
+    ]
+    rows = [Shard(table="c", row_offset=15 * on, rows=15 - on, dim=8, device=2 + on) for on in (0, 1)]
+    task = ShardingTask(
+        tables=plan.task.tables,
+        device_memory_bytes=(2**20,) * 4,
+        batch_size=32,
+        topology=Topology(domain=2, local_world_size=2),
+        constraints=Constraints(
+            tables=tuple(TableRule(table=name, rows_by_access=RowsByAccess(dealt=True)) for name in "ac")
+        ),
+    )
+    return Plan(
+        task=task, shards=(*grid, *rows, Shard(table="b", rows=17, dim=8, device=1)), provenance=plan.provenance
+    )
+
+
+def test_rows_are_dealt_over_the_ranks_of_a_host() -> None:
+    plan = over_hosts()
+    sharding_plan = to_torchrec(plan, by_access(model(), plan, HOT), device_type="cpu", local_world_size=2).plan["e"]
+    assert {name: (of.sharding_type, of.ranks) for name, of in sharding_plan.items()} == {
+        f"a/dealt-{DIGEST['a']}-2": ("grid_shard", [0, 1, 2, 3]),
+        "b": ("table_wise", [1]),
+        f"c/dealt-{DIGEST['c']}-2": ("table_row_wise", [2, 3]),
+    }
+    assert "is for hosts of 2 ranks, but here a host has 4" in refused(
+        lambda: to_torchrec(plan, by_access(model(), plan, HOT), device_type="cpu", local_world_size=4)
+    )
+    sequences = nn.ModuleDict({"e": CASES["sequences"].collection()})
+    other = over_hosts("sequences")
+    assert "is a sequence, and TorchRec has no grid_shard sharding for sequences" in refused(
+        lambda: to_torchrec(other, by_access(sequences, other, HOT), device_type="cpu", local_world_size=2)
     )
 
 
@@ -207,7 +251,16 @@ def test_other_models_stay_as_they_are() -> None:
     assert given["e"] is inside  # type: ignore[index]
 
 
-def test_what_is_no_model_is_refused() -> None:
-    for call in (lambda: by_access("x", planned(), HOT), lambda: to_torchrec(planned(), "x", device_type="cpu")):  # type: ignore[type-var, arg-type]
-        with pytest.raises(UsageError, match=r"'x' is no torch\.nn\.Module; give the model itself"):
+def test_what_is_no_model_no_plan_and_no_lists_is_refused(tmp_path: Path) -> None:
+    x: Any = "x"
+    for call, said in (
+        (lambda: by_access(x, planned(), HOT), "'x' is no torch.nn.Module; give the model itself"),
+        (lambda: to_torchrec(planned(), x, device_type="cpu"), "'x' is no torch.nn.Module; give the model itself"),
+        (lambda: by_access(model(), x, HOT), "'x' is no plan; give what load_plan returns"),
+        (lambda: to_torchrec(x, model()), "'x' is no plan"),
+        (lambda: read_hot_ids(x, str(tmp_path), "ads"), "'x' is no plan"),
+        (lambda: load_resharded({}, tmp_path, old_plan=x), "'x' is no plan"),
+        (lambda: by_access(model(), planned(), x), "hot_ids is 'x'; give a dict of lists"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(said)):
             call()

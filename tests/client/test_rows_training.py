@@ -28,12 +28,19 @@ APART = {"a": in_parts(41, 7, blocks=(1, 2)), "b": in_parts(17, 3), "c": in_part
 COPIED = {"a": in_parts(41, 7, copied=True, blocks=(1, 2)), "c": in_parts(29, 12, copied=True)}
 APART_ON_ONE, COPIED_ON_ONE = {"a": in_parts(41, 7)}, {"a": in_parts(41, 7, copied=True)}
 ON_FOUR = {"a": in_parts(41, 7, copied=True, blocks=(1, 4)), "b": dealt(17, 4), "c": in_parts(29, 12, blocks=(1, 4))}
+ON_HOSTS = {"a": dealt(41, 2), "b": in_parts(17, 5, blocks=(2, 4)), "c": in_parts(29, 12, copied=True, blocks=(1, 2))}
 
 
 def check(
-    ranks: int, folder: Path, case: Case, held: Mapping[str, TableRows], split: str = "", most: float = 1e-6
+    ranks: int,
+    folder: Path,
+    case: Case,
+    held: Mapping[str, TableRows],
+    split: str = "",
+    most: float = 1e-6,
+    cut: str = "",
 ) -> None:
-    every = on_ranks(ranks, folder, differences, case, held, list(split))
+    every = on_ranks(ranks, folder, differences, case, held, list(split), list(cut))
     for found in every:
         assert found.pop("learned") > 1e-4
         assert max(found.values()) <= most, found
@@ -54,6 +61,13 @@ def test_tables_held_by_access_learn_what_others_do(
 @pytest.mark.parametrize(("kind", "optimizer"), [("pooled", "rowwise_adagrad"), ("sequences", "adagrad")])
 def test_and_on_four_ranks(tmp_path: Path, kind: str, optimizer: str) -> None:
     check(4, tmp_path, Case(kind=kind, optimizer=optimizer), ON_FOUR)
+
+
+@pytest.mark.parametrize(("optimizer", "cut"), [("adagrad", "c"), ("rowwise_adagrad", "a")])
+def test_and_over_the_ranks_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: str, cut: str) -> None:
+    """Two hosts of two ranks: blocks table-row-wise, and of the tables `cut` in a grid, whose parts lie on both hosts."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    check(4, tmp_path, Case(optimizer=optimizer, weighted=True), ON_HOSTS, cut=cut)
 
 
 @pytest.mark.parametrize("held", [APART, COPIED], ids=["apart", "copied"])

@@ -92,21 +92,36 @@ def in_parts(
     return TableRows(parts, hot_ids(rows, count), "0123456789")
 
 
-def sharding(rows: int, dim: int, blocks: int, rank: int) -> ParameterSharding:
-    """Row-wise over so many ranks, or whole on one."""
-    height = -(-rows // blocks)
+def sharding(rows: int, dim: int, blocks: int, rank: int, parts: int = 1) -> ParameterSharding:
+    """Whole on a rank, or its rows in blocks: over all ranks, or over those of a host, which has so many; in a grid each of
+    `parts` of the columns over the ranks of a host, from the first host on."""
+    ranks, height, width = dist.get_world_size(), -(-rows // blocks), dim // parts
+    first = 0 if parts > 1 else rank // blocks * blocks
     shards = [
-        ShardMetadata([first, 0], [max(min(height, rows - first), 0), dim], placement=f"rank:{place}/cpu")
-        for place, first in (enumerate(range(0, height * blocks, height)) if blocks > 1 else [(rank, 0)])
+        ShardMetadata(
+            [height * block, width * part],
+            [max(min(height, rows - height * block), 0), width],
+            placement=f"rank:{first + part * blocks + block}/cpu",
+        )
+        for part in range(parts)
+        for block in range(blocks)
     ]
-    kind, ranks = ("row_wise", list(range(blocks))) if blocks > 1 else ("table_wise", [rank])
-    return ParameterSharding(kind, "fused", ranks=ranks, sharding_spec=EnumerableShardingSpec(shards))
+    kind = "grid_shard" if parts > 1 else {1: "table_wise", ranks: "row_wise"}.get(blocks, "table_row_wise")
+    placed = [shard.placement.rank() for shard in shards]
+    return ParameterSharding(kind, "fused", ranks=placed, sharding_spec=EnumerableShardingSpec(shards))
 
 
 class Trainer:
-    """One rank's, of a `case` whose tables are held as `held` says, the others whole (or row-wise: `split`)."""
+    """One rank's, of a `case` whose tables are held as `held` says, the others whole (or row-wise: `split`). Row blocks of the
+    tables `cut` are in grids of two parts."""
 
-    def __init__(self, case: Case, held: Mapping[str, TableRows] | None = None, split: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        case: Case,
+        held: Mapping[str, TableRows] | None = None,
+        split: Sequence[str] = (),
+        cut: Sequence[str] = (),
+    ) -> None:
         warnings.simplefilter("ignore")
         self.case, ranks = case, dist.get_world_size()
         collection: Any = case.collection()
@@ -115,8 +130,9 @@ class Trainer:
         tables = configs_of(collection if held is None else given.inner)
         plan = EmbeddingModuleShardingPlan()
         for place, config in enumerate(tables):
-            over = blocks.get(config.name, ranks if config.name in split else 1)
-            plan[config.name] = sharding(config.num_embeddings, case.dim, over, place % ranks)
+            parts = 2 if config.name.split("/")[0] in cut else 1
+            over = blocks.get(config.name, ranks // parts if config.name in {*split, *cut} else 1)
+            plan[config.name] = sharding(config.num_embeddings, case.dim, over, place % ranks, parts)
         fused = {"optimizer": OPTIMIZERS[case.optimizer], "learning_rate": LEARNING_RATE, "eps": EPS, **case.fused}
         sharders = EmbeddingBagCollectionSharder(fused_params=dict(fused)), EmbeddingCollectionSharder(dict(fused))
         self.model = DistributedModelParallel(
@@ -129,8 +145,9 @@ class Trainer:
         state = model_state(self.model)  # TorchRec draws the weights of pooled tables anew
         for key, weight in state["model"].items():
             for shard in weight.local_shards():
-                first, count = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
-                shard.tensor.detach().copy_(case.start()[key.split(".")[-2]][first : first + count])
+                (row, column), (count, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+                start = case.start()[key.split(".")[-2]]
+                shard.tensor.detach().copy_(start[row : row + count, column : column + columns])
         load_model_state(self.model, state)
 
     @property
@@ -174,8 +191,10 @@ class Trainer:
 
 
 def _whole(shards: list[Any]) -> Tensor:
-    """A tensor of its row blocks."""
-    return torch.cat([tensor for _, tensor in sorted(shards, key=lambda shard: shard[0])])
+    """A tensor of its row blocks, or of those of each part of the columns."""
+    blocks = sorted(shards, key=lambda shard: shard[0][::-1])
+    by_column = {tuple(at[1:]): [tensor for other, tensor in blocks if other[1:] == at[1:]] for at, _ in blocks}
+    return torch.cat([torch.cat(of_columns) for of_columns in by_column.values()], -1)
 
 
 def wanted(key: str, value: Tensor) -> Tensor:
@@ -184,10 +203,16 @@ def wanted(key: str, value: Tensor) -> Tensor:
 
 
 def differences(
-    rank: int, case: Case, held: Mapping[str, TableRows], split: Sequence[str] = (), steps: int = 6
+    rank: int,
+    case: Case,
+    held: Mapping[str, TableRows],
+    split: Sequence[str] = (),
+    cut: Sequence[str] = (),
+    steps: int = 6,
 ) -> dict[str, float]:
     """How far tables held by access are from the same tables as ever: outputs of the first step, losses, weights after all."""
-    ours, theirs = Trainer(case, held), Trainer(case, split=split)
+    by_part = case.optimizer == "rowwise_adagrad"  # it has a moment for each part of a row, so a grid learns otherwise
+    ours, theirs = Trainer(case, held, cut=cut), Trainer(case, split=split, cut=cut if by_part else ())
     found = {"outputs": 0.0, "losses": 0.0}
     for step in range(steps):
         (out, loss), (other, their_loss) = ours.step(step), theirs.step(step)

@@ -11,8 +11,10 @@ from neuroshard.core.moves import moves
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, shardings_of
 from neuroshard.core.row_order import RowOrder
+from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.models.open import open_cost_model
 from neuroshard.search import rows_by_access, run
@@ -53,10 +55,11 @@ def task_of(large: Table, memory: int, devices: int = 4, **more: Any) -> Shardin
     )
 
 
-def sorted_ids() -> ShardingTask:
-    """A table too large for one device that may be split by rows alone, and whose ids are in the order of access."""
+def sorted_ids(kind: ShardingTypeName = "row-wise") -> ShardingTask:
+    """A table too large for one device of two domains that may be split so alone, and whose ids are in the order of access."""
     large = Table(name="large", rows=4_000_000, dim=128, pooling_factor=40.0, access="zipf:1.1")
-    return task_of(ordered(large), 1200 * 2**20, constraints=Constraints(row_wise=True, sharding_types=("row-wise",)))
+    rules = Constraints(row_wise=True, sharding_types=(kind,), min_dim=64 if kind == "grid" else 128)
+    return task_of(ordered(large), 1200 * 2**20, constraints=rules, topology=Topology(domain=2, local_world_size=2))
 
 
 def beyond_hbm(*, listed: int = 100_000) -> ShardingTask:
@@ -102,10 +105,11 @@ def cheaper(task: ShardingTask) -> Plan:
     return plan
 
 
-def test_row_blocks_are_dealt_where_ids_follow_access() -> None:
-    plan = cheaper(sorted_ids())
+@pytest.mark.parametrize("kind", ["row-wise", "table-row-wise", "grid"])
+def test_row_blocks_are_dealt_where_ids_follow_access(kind: ShardingTypeName) -> None:
+    plan = cheaper(sorted_ids(kind))
     assert held(plan) == {"large": RowsByAccess(dealt=True)}
-    assert shardings_of(plan)["large"].splits_rows
+    assert shardings_of(plan)["large"].name == kind
 
 
 def test_hot_rows_lie_in_hbm_and_cold_ones_beyond() -> None:

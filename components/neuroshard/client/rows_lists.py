@@ -11,7 +11,7 @@ from neuroshard.client.cache import kept_list, remember_lists
 from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, cache_for
 from neuroshard.client.ranks import error_from_json, error_to_json
 from neuroshard.core.errors import NeuroshardError, NotFound, UsageError
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, check_plan
 from neuroshard.files.access import Ints
 from neuroshard.files.row_orders import ids_in
 from neuroshard.store.deadline import within
@@ -40,6 +40,7 @@ def hot_ids(
     are (`load_plan`), and read from there first. Raises NotFound, InvalidInput or StoreError, on every rank, for a list that
     cannot be read within `deadline_seconds` or is not that of its digest.
     """
+    check_plan(plan)
     orders = {name: order for name, order in plan.task.orders.items() if order.ids_digest}
     if not orders:
         return {}

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part
 from neuroshard.client.torchrec_module import check_module, collections_of, match_tables
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.parts import COLD, HOT, part_names
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.table import Table
-from neuroshard.core.value import sha256
+from neuroshard.core.value import sha256, shown
 from neuroshard.files.row_orders import bytes_of_ids
 
 __all__ = ["by_access"]
@@ -33,7 +33,12 @@ def by_access(model: M, plan: Plan, hot_ids: Mapping[str, "np.ndarray[Any, Any] 
     another's, and for a table whose collection a feature processor feeds: it makes weights of places in the whole list of a
     sample, which parts do not have.
     """
+    check_plan(plan)
     check_module(model)
+    if not isinstance(hot_ids or {}, Mapping):
+        raise UsageError(
+            f"hot_ids is {shown(hot_ids)}; give a dict of lists by the names of tables, as hot_ids(plan, …) returns"
+        )
     whose = f"plan {plan.digest()[:12]}"
     for path, module in model.named_modules():
         if isinstance(module, CollectionByAccess):

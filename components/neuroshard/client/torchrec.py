@@ -79,7 +79,7 @@ from neuroshard.client.torchrec_trainer import (
 from neuroshard.client.torchrec_warnings import ShardingWarning, warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
-from neuroshard.core.plan import Plan, Provenance, Shard, sharding_of
+from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, sharding_of
 from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
@@ -154,6 +154,7 @@ def to_torchrec(
     host; in a grid, column-wise over domains and row-wise in each), and the device's operator holds every shard
     (core/operator_limits.py). Raises UsageError for a wrong argument.
     """
+    check_plan(plan)
     device_type = _device_type(device_type)
     _check_compute_kernel(plan, compute_kernel)
     if local_world_size is not None and local_world_size < 1:
@@ -281,6 +282,7 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
 
     >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
     """
+    check_plan(plan)
     device_type = _device_type(device_type)
     precision = plan.task.collective_precision
     if precision is None:

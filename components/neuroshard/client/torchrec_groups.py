@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.text import counted
 
 AVERAGED = ("sgd", "adagrad", "rowwise_adagrad")  # optimizers that DMPCollection can average
@@ -26,6 +26,7 @@ def dmp_collection(plan: Plan) -> dict[str, Any]:
     `model.sync()` is then to be called after every `plan.task.groups.sync_every` steps, and once before the first: the replicas
     of a table begin alike only if they were initialised alike.
     """
+    check_plan(plan)
     groups, size, topology = plan.task.groups, plan.task.devices, plan.task.topology
     if groups is None or topology is None:
         raise InvalidInput(

@@ -50,7 +50,7 @@ from neuroshard.client.torchrec_saved_order import SavedOrders
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.moves import joined
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, one_line, spanned
 from neuroshard.core.value import shown
@@ -93,6 +93,9 @@ def load_resharded(
     Raises InvalidInput, the same on every rank, for no checkpoint, one of another model, plan or optimizer, and for a plan
     for other ranks; then the state is as it was. A file that breaks later leaves it half read, and raises InvalidInput too.
     """
+    for plan in (old_plan, new_plan):
+        if plan is not None:
+            check_plan(plan)
     if parts := [name for name in state.get("model", {}) if PARTS.search(name)]:
         raise InvalidInput(
             f"the state has {parts[0]!r}, a part of a table that is held by access: such parts go to no other plan; give "

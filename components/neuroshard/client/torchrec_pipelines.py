@@ -17,7 +17,7 @@ from neuroshard.client.torchrec_trainer import as_trained
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import every
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.step_memory import Pipeline
 
 __all__ = ["check_pipeline"]
@@ -43,6 +43,7 @@ def check_pipeline(plan: Plan, pipeline: Any) -> None:
     A class of yours counts as the one of TorchRec that it inherits from. Raises InvalidInput where a rank lacks memory for what
     the pipeline keeps of the plan's batch, and UsageError for what is no pipeline.
     """
+    check_plan(plan)
     name, whose = type(pipeline).__name__, f"plan {plan.digest()[:12]}"
     if not hasattr(pipeline, "progress"):
         raise UsageError(f"check_pipeline needs a pipeline, whose progress trains a batch, and got a {name}")

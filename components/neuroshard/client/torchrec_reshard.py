@@ -41,7 +41,7 @@ from neuroshard.client.torchrec_pipelines import check_pipeline
 from neuroshard.client.torchrec_unsharded import holders_of, inner_of, sharded_collections, unsharded
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.text import one_line
 from neuroshard.core.value import canonical_json
 
@@ -102,6 +102,7 @@ def reshard(
         )
     if own := {"sharders", "device_type", "world_size", "sharding_group_size"} & how.keys():
         raise UsageError(f"{min(own)} is the model's own for reshard; leave out {min(own)}=")
+    check_plan(plan)
     job = _Job(model, plan, step, CopiesOptimizer(optimizer_of_copies), pipelines, timeout_seconds)
     job.agree("", lambda: job.prepare(how))
     if not job.old:

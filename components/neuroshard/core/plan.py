@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Sharding
@@ -351,6 +351,12 @@ class Plan(Value):
         if "task_digest" not in raw:
             raise InvalidInput(f"{where}: task_digest is missing")
         return cls.parse(raw, where)
+
+
+def check_plan(plan: object) -> None:
+    """Raise UsageError for what is no plan, such as the path or the digest of one."""
+    if not isinstance(plan, Plan):
+        raise UsageError(f"{shown(plan)} is no plan; give what load_plan returns, or read_plan of a file")
 
 
 def unparted(plan: Plan, task: ShardingTask) -> Plan:
