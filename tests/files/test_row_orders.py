@@ -191,13 +191,13 @@ def table_with(order: RowOrder | None, rows: int = 100) -> Table:
 
 
 def test_a_plan_has_the_shares_that_its_hot_rows_have_now() -> None:
-    now, (drift,) = as_now(held_by(dated("old")), {"t": dated("other", 21)}, read)
+    now, (drift,) = as_now(held_by(dated("old")), held_by(dated("other", 21)), read)
     (order,) = now.orders.values()
     assert order.ids_digest == dated("old").ids_digest
     assert dict(order.points) == pytest.approx({1: 0.2, 2: 0.2 + 0.2 / 96})
     assert order.lookup_share == pytest.approx(drift.now)
     was = held_by(dated("old"))
-    assert as_now(was, {}, read) == (was, [])
+    assert as_now(was, was, read) == (was, [])
 
 
 def test_tables_keep_the_order_of_a_plan_until_a_newer_one_is_worth_moving_rows() -> None:

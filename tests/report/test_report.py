@@ -18,24 +18,30 @@ from helpers.costs import random_model
 from helpers.hostile import HOSTILE
 from helpers.plans import NOW, make_plan, row_plan
 from helpers.refusals import refused
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups
 from neuroshard.core.moves import changed_state, moved_bytes
 from neuroshard.core.output_order import reordered
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.parts import RowsByAccess
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology
+from neuroshard.core.value import sha256
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import launch_ms, price_shards
 from neuroshard.deploy.gate import Gate
+from neuroshard.deploy.price import price
+from neuroshard.deploy.row_orders import with_drift
 from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
+from neuroshard.files.row_orders import bytes_of_ids, write_ids
 from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import LivePlan, change, open_live
@@ -45,6 +51,7 @@ from neuroshard.report.run import report, run
 from neuroshard.report.sides import sides
 from neuroshard.report.text import plan_json, plan_text
 from neuroshard.store.open import open_store
+from neuroshard.store.row_orders import put_ids
 
 
 def data_of(html: str) -> dict:
@@ -334,6 +341,53 @@ def test_live_is_what_the_store_says_and_before_the_plan_is_live_itself_what_it_
     assert open_live(spec, old).plan == new
     with refused(UsageError, "STORE#MODEL"):
         open_live("#ads", new)
+
+
+def by_access(day: int, *ids: int) -> Plan:
+    """A plan whose first hundred hot rows of a table are copied, as they were counted on a day."""
+    data = bytes_of_ids(np.array(ids))
+    of = {"ids_digest": sha256(data), "rows": 10_000, "hot_rows": 200, "lookup_share": 0.9, "points": ((100, 0.8),)}
+    order = RowOrder(**of, time=f"2026-11-{day}T00:00:00Z")
+    table = Table(name="t", rows=10_000, dim=64, pooling_factor=50.0, pooling="none", row_order=order)
+    rules = (
+        TableRule(table="t", rows_by_access=RowsByAccess(hot_rows=100)),
+        TableRule(table="t/hot", data_parallel=True),
+    )
+    task = ShardingTask(
+        tables=(table,), device_memory_bytes=(2**30,) * 2, batch_size=64, constraints=Constraints(tables=rules)
+    )
+    shards = [Shard(table="t/hot", rows=100, dim=64, device=device) for device in (0, 1)]
+    plan = Plan(
+        task=task,
+        shards=(*shards, Shard(table="t/cold", rows=9900, dim=64, device=0)),
+        provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
+    )
+    return searched_with(analytic_model("h100", 64), plan)
+
+
+@pytest.mark.parametrize("where", ["store", "folder"])
+def test_a_live_plan_is_priced_with_what_its_hot_rows_are_read_now(tmp_path: Path, where: str) -> None:
+    old, new, model = by_access(20, *range(200)), by_access(21, *range(150, 350)), analytic_model("h100", 64)
+    store, spec = open_store(str(tmp_path)), f"{tmp_path}#ads"
+    lists = [bytes_of_ids(np.arange(first, first + 200)) for first in (0, 150)]
+    write_ids(tmp_path / "new" / "rows", lists[1:])
+    if where == "store":
+        put_ids(store, "ads", lists[0])
+        deploy(old, store, "ads", now=NOW)
+    else:
+        write_plan(tmp_path / "old" / "plan.json", old)
+        write_ids(tmp_path / "old" / "rows", lists[:1])
+        spec = str(tmp_path / "old" / "plan.json")
+    live, without_list = open_live(spec, new, tmp_path / "new" / "rows"), open_live(spec, new)
+    assert live is not None
+    assert without_list is not None
+    found = change(new, live, model)
+    assert "whether access has drifted from its row orders is not known" in change(new, without_list, model).why
+    for data in lists:
+        put_ids(store, "ads", data)
+    as_gate, (line,) = with_drift(old, new, store, "ads")
+    assert max(found.live_ms or ()) == pytest.approx(price(as_gate, new, model), rel=1e-3) != price(old, new, model)
+    assert line.removeprefix("the live plan's ") in found.why
 
 
 def test_the_fleet_is_what_neuroshard_fleet_prints(tmp_path, neuroshard):

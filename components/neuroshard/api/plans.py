@@ -170,6 +170,7 @@ def report(
         fleet=take.maybe(take.path, "fleet", fleet),
         evaluation=take.maybe(take.path, "evaluation", evaluation),
         files=files,
+        lists=_lists(plan),
     )
     return Report(html, read.digest()[:12])
 

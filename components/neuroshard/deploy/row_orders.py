@@ -23,14 +23,8 @@ def with_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> tuple
         return live, ()
     from neuroshard.files.row_orders import as_now  # NumPy, which other plans do not need
 
-    read, newer = partial(read_ids, store, model), dict(plan.task.orders)
-    for table in plan.task.tables:
-        if table.row_order is not None and table.name in live.task.orders.keys() - newer.keys():
-            with suppress(NotFound):  # of a table that the plan does not hold by access, the store needs no list
-                read(table.row_order)
-                newer[table.name] = table.row_order
     try:
-        task, found = as_now(live.task, newer, read)
+        task, found = as_now(live.task, plan.task, partial(read_ids, store, model))
     except (NotFound, InvalidInput) as error:
         log(f"note: whether access has drifted from the live plan's row orders is not known: {error}")
         return live, ()

@@ -6,6 +6,7 @@ A file is named by the sha256 of its bytes: `rows/<sha256>.npy` beside a tables.
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -122,9 +123,12 @@ def ids_of(folder: Path, order: RowOrder) -> Ints:
     return ids
 
 
-def ids_among(folders: Sequence[Path], order: RowOrder) -> Ints:
-    """The hot ids of an order whose file is in one of these folders, as by `ids_of`; of several the first."""
+def ids_among(folders: Sequence[Path], order: RowOrder, otherwise: ReadIds | None = None) -> Ints:
+    """The hot ids of an order whose file is in one of these folders, as by `ids_of`, of several the first; else as another reads
+    them."""
     there = [folder for folder in folders if ids_path(folder, order).exists()]
+    if not there and otherwise is not None:
+        return otherwise(order)
     return ids_of((there or [*folders, Path(LISTS_FOLDER)])[0], order)
 
 
@@ -173,8 +177,16 @@ def drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> l
     return [drift for drift, _ in _drifts(was, newer, read)]
 
 
-def as_now(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> tuple[ShardingTask, list[Drift]]:
-    """The task of a plan with the shares of the lookups that the rows of its orders have now, and their `drifts`."""
+def as_now(was: ShardingTask, today: ShardingTask, read: ReadIds) -> tuple[ShardingTask, list[Drift]]:
+    """The task of a plan with the shares of the lookups that the rows of its orders have now, and their `drifts`, by the newer
+    orders of today's tables. Where `read` finds no list (NotFound) of a table that is not held by access today, nothing is known
+    of it."""
+    newer = dict(today.orders)
+    for table in today.tables:
+        if table.row_order is not None and table.name in was.orders.keys() - newer.keys():
+            with suppress(NotFound):
+                read(table.row_order)
+                newer[table.name] = table.row_order
     found = _drifts(was, newer, read)
     orders = {drift.table: order for drift, order in found}
     tables = (

@@ -1,33 +1,39 @@
 """A plan against the live plan: the cost of both by one measure, and the bytes that move from one to the other."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.comparable import other_groups, why_not_comparable
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.moves import bytes_by_device, changed_state, moves
 from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan
+from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.shapes import shape_fault, shapes_of
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.plan import read_plan
+from neuroshard.files.row_orders import ReadIds, as_now, ids_among
 from neuroshard.report.numbers import Columns, short
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
 from neuroshard.store.releases import read_plan as read_published
+from neuroshard.store.row_orders import read_ids
 from neuroshard.store.track import live_or_none
 
 MOST_MOVES = 5000  # in the page's list, the largest ones; sums are over all moves
 
 
 class LivePlan(NamedTuple):
-    """The live plan, and its name on the page."""
+    """The live plan, and its name on the page. `read` returns the hot ids of a row order, of it or of the new plan."""
 
     plan: Plan
     name: str
+    read: ReadIds | None = None
 
 
 @dataclass(frozen=True)
@@ -65,33 +71,37 @@ class PlanChange:
         return max(self.live_ms) if self.live_ms else None
 
 
-def open_live(spec: str, plan: Plan) -> LivePlan | None:
-    """A plan.json, or the live plan of STORE#MODEL; if that is `plan` itself, the plan that it replaced. None without one.
+def open_live(spec: str, plan: Plan, lists: Path | None = None) -> LivePlan | None:
+    """A plan.json, or the live plan of STORE#MODEL; if that is `plan` itself, the plan that it replaced. None without one. The
+    folder `lists` may have the lists of hot rows that `plan` names.
 
     Raises UsageError, InvalidInput, NewerFormat and StoreError.
     """
     url, mark, model = spec.rpartition("#")
+    folders = [] if lists is None else [lists]
     if not mark or Path(spec).exists():
-        return LivePlan(read_plan(Path(spec)), Path(spec).name)
+        read = partial(ids_among, [*folders, Path(spec).parent / LISTS_FOLDER])
+        return LivePlan(read_plan(Path(spec)), Path(spec).name, read)
     if not url:
         raise UsageError(f"{spec!r} names no store; write STORE#MODEL, as in s3://bucket/prefix#ads-ranker")
     store = open_store(url)
+    read = partial(ids_among, folders, otherwise=partial(read_ids, store, model))
     found = live_or_none(store, plans_of(model))
     if found is None:
         return None
     release = found.release
     if release.plan_digest != plan.digest():
         name = f"release {release.number} of {model}, live since {release.time}"
-        return LivePlan(read_published(store, model, release.plan_digest), name)
+        return LivePlan(read_published(store, model, release.plan_digest), name, read)
     if release.previous_digest is None:
         return None
     name = f"what release {release.number} of {model}, this plan, replaced at {release.time}"
-    return LivePlan(read_published(store, model, release.previous_digest), name)
+    return LivePlan(read_published(store, model, release.previous_digest), name, read)
 
 
 def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
     """What changes when `plan` replaces the live plan."""
-    live_ms, why = _live_ms(plan, live.plan, model)
+    live_ms, why = _live_ms(plan, live, model)
     differ = other_groups(live.plan.task, plan.task)
     found = () if differ else moves(live.plan, plan)
     sums = bytes_by_device(found, max(plan.task.devices, live.plan.task.devices))
@@ -122,8 +132,9 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
     )
 
 
-def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[float, ...] | None, str]:
+def _live_ms(plan: Plan, there: LivePlan, model: CostModel | None) -> tuple[tuple[float, ...] | None, str]:
     """Predicted ms of the live plan's devices with today's tables, and how they were predicted; or None, and why not."""
+    live = there.plan
     fault = shape_fault(live, shapes_of(plan.task.tables))
     if fault:
         return None, f"not compared in ms: the live plan {fault}".replace("the model", "this plan")
@@ -132,12 +143,27 @@ def _live_ms(plan: Plan, live: Plan, model: CostModel | None) -> tuple[tuple[flo
     if live.task.devices != plan.task.devices:
         return None, f"not compared in ms: the live plan is for {live.task.devices} devices"
     if model is not None:
-        prices = price_shards(model, plan.task.held_as(live.task), live.shards)
+        task, drifted = _with_drift(plan, there)
+        prices = price_shards(model, plan.task.held_as(task), live.shards)
         if prices is None:
             return None, "not compared in ms: the live plan splits tables row-wise, which given costs do not cover"
-        return tuple(short(prices.total_ms)), "both are priced on today's tables by this plan's cost model"
+        return tuple(short(prices.total_ms)), "; ".join(
+            ["both are priced on today's tables by this plan's cost model", *drifted]
+        )
     if why := why_not_comparable(plan, live):
         return None, f"not compared in ms: {why}; --model prices both for this plan's task"
     if live.predicted_ms is None:
         return None, "not compared in ms: the live plan carries no prediction"
     return live.predicted_ms, "both carry predictions of one cost model on the same tables"
+
+
+def _with_drift(plan: Plan, live: LivePlan) -> tuple[ShardingTask, list[str]]:
+    """The live plan's task with what its hottest rows have of the lookups now, as the gate prices it (deploy/row_orders.py), and
+    lines on row orders that access has drifted from."""
+    if live.read is None or not live.plan.task.orders:
+        return live.plan.task, []
+    try:
+        task, found = as_now(live.plan.task, plan.task, live.read)
+    except (NotFound, InvalidInput) as error:
+        return live.plan.task, [f"whether access has drifted from its row orders is not known: {error}"]
+    return task, [f"its {drift.text}" for drift in found if drift.is_large]

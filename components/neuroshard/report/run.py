@@ -13,6 +13,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import carried_over
 from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import Plan
+from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
@@ -187,7 +188,16 @@ def run(
     Raises NeuroshardError in one line; then nothing is written.
     """
     plan, files = read_for_report(plan_path)
-    html = report_of(plan, model=model, live=live, costs=costs, fleet=fleet, evaluation=evaluation, files=files)
+    html = report_of(
+        plan,
+        model=model,
+        live=live,
+        costs=costs,
+        fleet=fleet,
+        evaluation=evaluation,
+        files=files,
+        lists=plan_path.parent / LISTS_FOLDER,
+    )
     return write_page(out, html)
 
 
@@ -213,8 +223,10 @@ def report_of(
     fleet: Path | None = None,
     evaluation: Path | None = None,
     files: Mapping[str, str] | None = None,
+    lists: Path | None = None,
 ) -> str:
-    """The page of a plan as HTML, with what else `run` reads. `files` maps names of files already read to their sha256."""
+    """The page of a plan as HTML, with what else `run` reads. `files` maps names of files already read to their sha256. The
+    folder `lists` may have the lists of hot rows that the plan names."""
     read = dict(files or {})
     opened = None if model is None else open_cost_model(model, plan.task.batch_size)
     if model is not None and (Path(model) / MANIFEST).is_file():
@@ -223,7 +235,7 @@ def report_of(
         parts = sorted(folder.glob("*-*.parquet"))
         digests = "".join(sha256(read_bytes(part)) for part in parts)
         read[f"the sha256 of {len(parts)} parts of {folder.name}"] = sha256(digests.encode())
-    found = None if live is None else open_live(live, plan)
+    found = None if live is None else open_live(live, plan, lists)
     return report(
         plan,
         model=opened,
