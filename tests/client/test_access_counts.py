@@ -486,6 +486,7 @@ def test_a_time_that_is_none_is_refused_at_first_and_later_warned_of(tmp_path: P
     with refused(UsageError, "patience_seconds", repr(seconds)):
         AccessCounts(model(), str(tmp_path), "ads", patience_seconds=seconds)
     counts = AccessCounts(model(), str(tmp_path), "ads")
+    counts.add(features(0, 0))  # or the thread may warn, before `write` returns, that there is nothing to write
     with pytest.warns(AccessWarning, match=f"not {seconds!r}; it waits for none; training goes on"):
         counts.write(wait_seconds=seconds)
 
