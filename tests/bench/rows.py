@@ -1,12 +1,14 @@
 """What rows by access cost and save a trainer on two gloo ranks of this CPU, and a search. Run `make bench-rows`, or with
 ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json is (see bench/search.py), the search too.
 
-Three questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
+Four questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
 machine does meets all of them alike; medians, and the quarter of steps below and above:
 - what it costs to map an id, where ids are in order and by listed ids, beside what a plan's cost has for it;
 - a row-wise table whose ids are in order of access: a step as TorchRec deals rows out, and with rows dealt by access;
-- sequences: bytes sent and a step, with hot rows copied to both ranks. TorchRec's use_index_dedup has no kernel for CPUs
-  (jagged_unique_indices); what it would send is counted.
+- sequences: bytes sent and a step, with hot rows copied to both ranks, beside TorchRec's use_index_dedup. FBGEMM has the kernel
+  of that (jagged_unique_indices) for GPUs alone: here torch.unique stands for it;
+- the same where the ranks are in network namespaces with a shaped link between them (tests/helpers/hosts.py). It needs root and
+  iproute2, and is skipped without.
 
 And of the search: what plans that may hold tables by access save in the model (analytic:h100), beside plans in tiers that may
 not, and how long they are sought. Tasks are drawn by seed as those of bench/tiers.py; each table has an order of its hottest
@@ -15,13 +17,15 @@ million rows, or of half of them, by its own distribution; of every fourth ids a
 
 import argparse
 import math
+import os
 import statistics
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +44,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 from bench.publishing.page import print_table, publish
 from bench.searching.tier_tasks import drawn
 from helpers.gloo import on_ranks
+from helpers.hosts import Rank, enter, environment_of, hosts, lacks_hosts
 from helpers.row_trainers import sharding
 from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part
@@ -57,6 +62,7 @@ RANKS, DIM, LOOKUPS, WARM_UP = 2, 64, 20, 3
 FUSED = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.01}
 EXPONENTS = (0.8, 1.05, 1.3)
 HOT_SHARE = 0.8  # of the lookups of sequences
+LINKS = ("500mbit", "100mbit")  # of a rank, in tc's words
 FIRST_SEED = 8_700_000  # add to it for tasks that nobody has looked at
 MOST_LISTED = 2**20
 # tables, devices, and HBM of all devices over what the tables need
@@ -86,8 +92,8 @@ class Zipf:
         return int(torch.searchsorted(self.shares, share)) + 1
 
 
-def model(rows: int, held: TableRows | None, *, pooled: bool) -> Any:
-    """One row-wise table on all ranks, sharded, held by access or not."""
+def model(rows: int, held: TableRows | None = None, *, pooled: bool = False, dedup: bool = False) -> Any:
+    """One row-wise table on all ranks, sharded, held by access or not; with use_index_dedup or not."""
     warnings.simplefilter("ignore")
     of = {"name": "t", "num_embeddings": rows, "embedding_dim": DIM, "feature_names": ["f"]}
     given: Any = (
@@ -101,7 +107,7 @@ def model(rows: int, held: TableRows | None, *, pooled: bool) -> Any:
         plan[config_name] = sharding(config_rows, DIM, RANKS, 0)
     sharders = (
         EmbeddingBagCollectionSharder(dict(FUSED)),
-        EmbeddingCollectionSharder(dict(FUSED)),
+        EmbeddingCollectionSharder(dict(FUSED), use_index_dedup=dedup),
     )
     return DistributedModelParallel(
         nn.ModuleDict({"e": given}),
@@ -110,6 +116,17 @@ def model(rows: int, held: TableRows | None, *, pooled: bool) -> Any:
         plan=ShardingPlan({"e": plan}),
         sharders=[*sharders, CollectionByAccessSharder(*sharders)],
     ).module["e"]
+
+
+def unique_indices(sizes: Tensor, features: Tensor, offsets: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+    """What FBGEMM's jagged_unique_indices returns on GPUs for the ids of one feature: how many of the distinct ones each sample
+    has, as evenly as can be, and from where on; these ids; and the place of each id among them."""
+    assert len(features) == 2
+    distinct, places = ids.unique(return_inverse=True)
+    samples = len(offsets) - 1
+    lengths = torch.full((samples,), len(distinct) // samples)
+    lengths[: len(distinct) % samples] += 1
+    return lengths, nn.functional.pad(lengths.cumsum(0), (1, 0)), distinct, places
 
 
 @contextmanager
@@ -165,9 +182,16 @@ def in_turn(
     return found
 
 
-def on_two(*arguments: Any) -> list[Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        return on_ranks(RANKS, Path(folder), in_turn, *arguments, timeout=500)
+def on_two(*arguments: Any, link: str = "") -> list[Any]:
+    """What two ranks found; maybe with a link between them that each sends and receives over at this rate."""
+    with tempfile.TemporaryDirectory() as folder, hosts(RANKS, 1, link) if link else nullcontext() as there:
+        begin = partial(on_host, there) if there else None
+        return on_ranks(RANKS, Path(folder), in_turn, *arguments, timeout=500, begin=begin)
+
+
+def on_host(there: Sequence[Rank], rank: int) -> None:
+    enter(there[rank].namespace)
+    os.environ |= environment_of(there, rank)
 
 
 def spread(times: list[float]) -> str:
@@ -285,7 +309,7 @@ def main() -> int:
     parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     parser.add_argument("--tables-dir", type=Path, help="a folder with meta-production-1935.json, for the search")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help=f"of the first task of the search [{FIRST_SEED}]")
-    parser.add_argument("--only", default="map,blocks,sequences,search", help="some of them, separated by commas")
+    parser.add_argument("--only", default="map,blocks,sequences,links,search", help="some of them, separated by commas")
     options = parser.parse_args()
     if options.publish and options.quick:
         parser.error("--publish is for whole runs, not for --quick")
@@ -326,26 +350,38 @@ def main() -> int:
             ("zipf", *COLUMNS),
             found,
         )
-    if "sequences" in only:
+    if "sequences" in only or "links" in only:
         hot = Zipf(rows, 1.05).hot_rows(HOT_SHARE)
         parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
         sharded = Part("hot", 0, hot, RANKS), parts[1]
         runs = {
-            "row-wise": {"held": None, "pooled": False},
-            "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": False},
-            "hot rows copied": {"held": TableRows(parts), "pooled": False},
-            "hot rows row-wise": {"held": TableRows(sharded), "pooled": False},
+            "row-wise": {},
+            "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),))},
+            "hot rows copied": {"held": TableRows(parts)},
+            "hot rows row-wise": {"held": TableRows(sharded)},
+            "use_index_dedup": {"dedup": True},
         }
-        ids = Zipf(rows, 1.05).draw(samples * LOOKUPS, torch.Generator().manual_seed(0))
-        once = len(ids.unique()) / len(ids)
+        torch.library.impl("fbgemm::jagged_unique_indices", "CPU", unique_indices)  # there is none
+        of_what = (
+            f"Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) apart, torch.unique in place of the kernel of "
+            f"use_index_dedup: {size}."
+        )
+    if "sequences" in only:
         by_rank = on_two(rows, samples, steps, 1.05, runs)
         found = [row_of(name, by_rank, next(iter(runs)), with_bytes=True) for name in runs]
-        found.append(["use_index_dedup (counted, no kernel for CPUs)", *["-"] * 5, f"{once:.0%} of the lookups", "-"])
+        show("sequences", f"What do sequences send, and how long is a step? {of_what}", (*COLUMNS, *BYTES), found)
+    if "links" in only and (why := lacks_hosts()):
+        print(f"\nlinks between namespaces: nothing is run: {why}")
+    elif "links" in only:
+        found = []
+        for link in LINKS:
+            by_rank = on_two(rows, samples, steps, 1.05, runs, link=link)
+            found += [[link, *row_of(name, by_rank, next(iter(runs)), with_bytes=True)] for name in runs]
         show(
-            "sequences",
-            f"What do sequences send, and how long is a step? Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) "
-            f"apart: {size}.",
-            (*COLUMNS, *BYTES),
+            "links",
+            "What do copies of hot rows save sequences where ranks are in two network namespaces, with a shaped link between "
+            f"them? {of_what}",
+            ("link of a rank", *COLUMNS, *BYTES),
             found,
         )
     if "search" in only and options.tables_dir:

@@ -25,13 +25,21 @@ def world(rendezvous: Path, rank: int, ranks: int) -> Iterator[None]:
 
 
 def on_ranks(
-    ranks: int, folder: Path, work: Callable[..., Any], *arguments: object, timeout: float = HANGS
+    ranks: int,
+    folder: Path,
+    work: Callable[..., Any],
+    *arguments: object,
+    timeout: float = HANGS,
+    begin: Callable[[int], None] | None = None,
 ) -> list[Any]:
-    """What `work(rank, ...)` returns on every rank, in order. Raises AssertionError with the traceback of one that fails."""
+    """What `work(rank, ...)` returns on every rank, in order; `begin(rank)` comes before its world is there. Raises
+    AssertionError with the traceback of one that fails."""
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     processes = [
-        context.Process(target=_rank, args=(rank, ranks, folder / "rendezvous", results, work, arguments), daemon=True)
+        context.Process(
+            target=_rank, args=(rank, ranks, folder / "rendezvous", results, begin, work, arguments), daemon=True
+        )
         for rank in range(ranks)
     ]
     for process in processes:
@@ -48,8 +56,12 @@ def on_ranks(
     return [by_rank[rank] for rank in range(ranks)]
 
 
-def _rank(rank: int, ranks: int, rendezvous: Path, results: Any, work: Callable[..., Any], arguments: Any) -> None:
+def _rank(
+    rank: int, ranks: int, rendezvous: Path, results: Any, begin: Any, work: Callable[..., Any], arguments: Any
+) -> None:
     try:
+        if begin is not None:
+            begin(rank)
         with world(rendezvous, rank, ranks):
             results.put((rank, work(rank, *arguments), None))
             dist.barrier()
