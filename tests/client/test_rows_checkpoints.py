@@ -1,6 +1,6 @@
 """Checkpoints of tables held by access: they have the tables' own names and rows, and go to any plan and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ COPIED = {"a": in_parts(41, 7, copied=True, blocks=(1, 2)), "b": in_parts(17, 5,
 OTHER = {"a": in_parts(41, 19, copied=True, count=30), "c": in_parts(29, 3, blocks=(1, 2), count=11)}
 ON_FOUR = {"a": in_parts(41, 7, copied=True, blocks=(1, 4)), "b": dealt(17, 4), "c": in_parts(29, 12, blocks=(4, 4))}
 ON_HOSTS = {"a": dealt(41, 2), "b": dealt(17, 4), "c": in_parts(29, 12, blocks=(2, 2))}
+CUT = {"a": in_parts(41, 7), "c": in_parts(29, 12, copied=True)}
 Held = Mapping[str, TableRows] | None
 BEFORE, AFTER = 3, 3
 
 
-def saving(rank: int, case: Case, held: Held, folder: Path) -> Any:
-    trainer = Trainer(case, held)
+def saving(rank: int, case: Case, held: Held, folder: Path, cut: Sequence[str] = ()) -> Any:
+    trainer = Trainer(case, held, cut=cut)
     for step in range(BEFORE):
         trainer.step(step)
     state = model_state(trainer.model)
@@ -37,8 +38,8 @@ def saving(rank: int, case: Case, held: Held, folder: Path) -> Any:
     return sorted(state["model"]), sorted(state["optimizer"]["state"]), loss
 
 
-def going_on(rank: int, case: Case, held: Held, folder: Path, split: str) -> Any:
-    trainer = Trainer(case, held, list(split))
+def going_on(rank: int, case: Case, held: Held, folder: Path, split: str, cut: Sequence[str] = ()) -> Any:
+    trainer = Trainer(case, held, list(split), cut)
     for step in range(20, 22):  # what it had learned is gone
         trainer.step(step)
     state = model_state(trainer.model)
@@ -62,6 +63,18 @@ def test_training_goes_on_under_any_plan(tmp_path: Path, kind: str, old: Held, n
     for (_, _, losses), (inexact, after) in zip(saved, loaded, strict=True):
         assert inexact == ()
         assert after == pytest.approx(losses, rel=1e-6)
+
+
+@pytest.mark.parametrize(("optimizer", "new"), [("adagrad", None), ("rowwise_adagrad", CUT)], ids=["whole", "the-same"])
+def test_parts_may_be_cut_at_other_columns(tmp_path: Path, optimizer: str, new: Held) -> None:
+    case, cold = Case(optimizer=optimizer), ["a/cold", "c/cold"]
+    for part in ("old", "new"):
+        (tmp_path / part).mkdir()
+    saved = on_ranks(2, tmp_path / "old", saving, case, CUT, tmp_path / "saved", cold)
+    loaded = on_ranks(2, tmp_path / "new", going_on, case, new, tmp_path / "saved", "", cold)
+    for (_, _, losses), (inexact, after) in zip(saved, loaded, strict=True):
+        assert inexact == ()
+        assert after == pytest.approx(losses, rel=1e-6 if new is None else 0)
 
 
 @pytest.mark.parametrize(

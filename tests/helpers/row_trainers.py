@@ -93,8 +93,8 @@ def in_parts(
 
 
 def sharding(rows: int, dim: int, blocks: int, rank: int, parts: int = 1) -> ParameterSharding:
-    """Whole on a rank, or its rows in blocks: over all ranks, or over those of a host, which has so many; in a grid each of
-    `parts` of the columns over the ranks of a host, from the first host on."""
+    """Whole on a rank, or its rows in blocks: over all ranks, or over those of a host, which has so many. Or so of each of `parts`
+    of the columns, from the first rank on."""
     ranks, height, width = dist.get_world_size(), -(-rows // blocks), dim // parts
     first = 0 if parts > 1 else rank // blocks * blocks
     shards = [
@@ -106,14 +106,15 @@ def sharding(rows: int, dim: int, blocks: int, rank: int, parts: int = 1) -> Par
         for part in range(parts)
         for block in range(blocks)
     ]
-    kind = "grid_shard" if parts > 1 else {1: "table_wise", ranks: "row_wise"}.get(blocks, "table_row_wise")
+    kind = {1: "table_wise", ranks: "row_wise"}.get(blocks, "table_row_wise")
+    kind = ("column_wise" if blocks == 1 else "grid_shard") if parts > 1 else kind
     placed = [shard.placement.rank() for shard in shards]
     return ParameterSharding(kind, "fused", ranks=placed, sharding_spec=EnumerableShardingSpec(shards))
 
 
 class Trainer:
-    """One rank's, of a `case` whose tables are held as `held` says, the others whole (or row-wise: `split`). Row blocks of the
-    tables `cut` are in grids of two parts."""
+    """One rank's, of a `case` whose tables are held as `held` says, the others whole (or row-wise: `split`). Tables whose
+    names begin as one of `cut` are cut into two parts of the columns."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Trainer:
         tables = configs_of(collection if held is None else given.inner)
         plan = EmbeddingModuleShardingPlan()
         for place, config in enumerate(tables):
-            parts = 2 if config.name.split("/")[0] in cut else 1
+            parts = 2 if config.name.startswith(tuple(cut)) else 1
             over = blocks.get(config.name, ranks // parts if config.name in {*split, *cut} else 1)
             plan[config.name] = sharding(config.num_embeddings, case.dim, over, place % ranks, parts)
         fused = {"optimizer": OPTIMIZERS[case.optimizer], "learning_rate": LEARNING_RATE, "eps": EPS, **case.fused}

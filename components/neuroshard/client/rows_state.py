@@ -3,11 +3,12 @@
 The state dict of a sharded CollectionByAccess has its parts as they are held, by names that say the order and the blocks
 (`t/hot-3fa9c1d2-4`): no other plan has such a table, so nothing can be loaded wrongly, but neither can it go to another plan.
 `model_state` has the tables instead: ranks send rows to each other, so that each has rows of a table without an order in the
-rectangles of the plan (dealt tables), or in equal blocks over all ranks (tables in two parts). `load_model_state` sends
-them back.
+rectangles of the plan (dealt tables), or in equal blocks over all ranks (tables in two parts), cut at the columns where either
+part is. `load_model_state` sends them back.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,8 @@ def model_state(model: nn.Module) -> State:
     must call it.
 
     Tables held by access are copies, which take as much memory as their shards until they are let go; all other tensors are the
-    model's own. Raises InvalidInput, which names the table, for parts that are not cut at the same columns, and for state of an
-    optimizer that is neither by row nor by element.
+    model's own. State by row that a part has once for several of these columns is repeated. Raises InvalidInput, which names the
+    table, for state of an optimizer that is neither by row nor by element.
     """
     sharded: Any = model
     state: State = {"model": dict(sharded.state_dict()), "optimizer": dict(sharded.fused_optimizer.state_dict())}
@@ -136,6 +137,31 @@ class _Block(NamedTuple):
     columns: int
     rank: int
 
+    def has(self, column: int) -> bool:
+        return self.column <= column < self.column + self.columns
+
+
+class _Held(NamedTuple):
+    """What this rank has of some columns of a part: from row `first` on, a view. Where it is state by row, of more columns than
+    these, `weight` is the share of these in all up to them."""
+
+    part: Part
+    first: int
+    tensor: Tensor
+    weight: float
+
+    @classmethod
+    def of(cls, part: Part, block: _Block, tensor: Tensor, column: int, columns: int) -> "_Held":
+        tensor, at = tensor.detach(), column - block.column
+        if tensor.dim() == 1:
+            return cls(part, block.first, tensor, columns / (at + columns))
+        return cls(part, block.first, tensor[:, at : at + columns], 1.0)
+
+    def put(self, values: Tensor) -> None:
+        """Take these values; state by row as the mean over the columns so far."""
+        values = values.view_as(self.tensor)
+        self.tensor.copy_(values) if self.weight == 1 else self.tensor.lerp_(values, self.weight)
+
 
 class _Moving:
     """Rows of one table on their ways between the parts that hold them, and blocks of ids."""
@@ -150,13 +176,9 @@ class _Moving:
             for part in self.held.parts
             if not part.copied
         }
-        cuts = [sorted({(block.column, block.columns) for block in of_part}) for of_part in self.blocks.values()]
-        if any(cut != cuts[0] for cut in cuts):
-            raise InvalidInput(
-                f"table {table!r} is held in two parts that are not cut at the same columns, and its state cannot be one "
-                "table's; cut both alike"
-            )
-        self.columns = cuts[0]
+        every = [block for of_part in self.blocks.values() for block in of_part]
+        cuts = sorted({at for block in every for at in (block.column, block.column + block.columns)})
+        self.columns = [(column, end - column) for column, end in pairwise(cuts)]
         if len(self.held.parts) == 1:  # in the plan's rectangles
             self.wanted = self.blocks[self.held.parts[0]]
         else:
@@ -204,7 +226,7 @@ class _Moving:
             values = torch.cat([tensor.view(-1, width) for tensor in tensors] or [self._none(width, dtype)])
             ids, (ours, _) = self._ids(into), self._of_parts(held, column, columns, width, dtype)
             moved = self._exchange(values, ids, self._holder(ids, column), ours, self._wanted_by(ours, column))
-            self._put(held, column, columns, ours, moved)
+            self._put(held, column, columns, moved)
 
     def _like(self, kind: str, held: Mapping[str, Any]) -> tuple[bool, torch.dtype]:
         """Whether the tensors of this kind have one number for each row, and their type, as the ranks that have one say."""
@@ -220,52 +242,49 @@ class _Moving:
         dist.all_gather_object(every, mine, group=self.group)
         return next(each for each in every if each is not None)
 
-    def _parts_here(self, held: Mapping[str, Any], column: int) -> Iterator[tuple[Part, int, Tensor]]:
-        """The tensors of this rank in these columns, with their part and first row."""
+    def _parts_here(self, held: Mapping[str, Any], column: int, columns: int) -> Iterator[_Held]:
+        """What this rank has of these columns."""
         for part in self.held.parts:
             value = held.get(self.held.name_of(self.table, part))
             if value is None:
                 continue
-            if part.copied:
-                yield part, 0, value
-                continue
-            here = [block for block in self.blocks[part] if block.rank == self.rank]
+            whole = _Block(0, part.rows, 0, sum(width for _, width in self.columns), self.rank)
+            here = [whole] if part.copied else [block for block in self.blocks[part] if block.rank == self.rank]
             for block, tensor in zip(here, [each for each in _locals(value) if len(each)], strict=True):
-                if block.column == column:
-                    yield part, block.first, tensor
+                if block.has(column):
+                    yield _Held.of(part, block, tensor, column, columns)
 
     def _of_parts(
         self, held: Mapping[str, Any], column: int, columns: int, width: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """The ids that this rank holds in these columns, and their values; of copies those in its blocks of ids."""
         all_ids, all_values = [self._none(1, torch.int64)[:, 0]], [self._none(width, dtype)]
-        for part, first, tensor in self._parts_here(held, column):
+        for part, first, tensor, _ in self._parts_here(held, column, columns):
             ids = self.rows.ids_of(self.table, part, torch.arange(first, first + len(tensor), device=self.device))
-            values = tensor.detach().view(len(tensor), -1)
+            values = tensor.reshape(len(tensor), -1)
             if part.copied:
                 mine = self._wanted_by(ids, column) == self.rank
-                ids, values = ids[mine], values[mine][:, column : column + columns] if width > 1 else values[mine]
+                ids, values = ids[mine], values[mine]
             all_ids.append(ids)
             all_values.append(values)
         return torch.cat(all_ids), torch.cat(all_values)
 
-    def _put(self, held: Mapping[str, Any], column: int, columns: int, ours: Tensor, moved: Tensor) -> None:
+    def _put(self, held: Mapping[str, Any], column: int, columns: int, moved: Tensor) -> None:
         """Let this rank's tensors in these columns have what came, in the order of `_of_parts`."""
         done = 0
-        for part, first, tensor in self._parts_here(held, column):
-            into = tensor.detach()
+        for each in self._parts_here(held, column, columns):
+            part, first, rows = each.part, each.first, len(each.tensor)
             if not part.copied:
-                into.copy_(moved[done : done + len(tensor)].view_as(into))
-                done += len(tensor)
+                each.put(moved[done : done + rows])
+                done += rows
                 continue
-            ids = self.rows.ids_of(self.table, part, torch.arange(first, first + len(tensor), device=self.device))
+            ids = self.rows.ids_of(self.table, part, torch.arange(first, first + rows, device=self.device))
             mine = self._wanted_by(ids, column) == self.rank
             count = int(mine.sum())
-            rows = torch.zeros(len(tensor), moved.shape[1], dtype=torch.float32, device=self.device)
-            rows[mine] = moved[done : done + count].float()
-            dist.all_reduce(rows, group=self.group)  # each rank has its own rows of the copies, and 0 elsewhere
-            target = into if into.dim() == 1 else into[:, column : column + columns]
-            target.copy_(rows.view_as(target))
+            found = torch.zeros(rows, moved.shape[1], dtype=torch.float32, device=self.device)
+            found[mine] = moved[done : done + count].float()
+            dist.all_reduce(found, group=self.group)  # each rank has its own rows of the copies, and 0 elsewhere
+            each.put(found.to(each.tensor.dtype))
             done += count
 
     def _ids(self, blocks: Sequence[_Block]) -> Tensor:
@@ -285,7 +304,7 @@ class _Moving:
         found = torch.full_like(ids, self.rank)
         for part, blocks in self.blocks.items():
             mine = (ranks >= part.first) & (ranks < part.first + part.rows)
-            found[mine] = _ranks(part.held_in(ranks[mine]), [block for block in blocks if block.column == column])
+            found[mine] = _ranks(part.held_in(ranks[mine]), [block for block in blocks if block.has(column)])
         return found
 
     def _exchange(self, values: Tensor, ids: Tensor, to: Tensor, wanted: Tensor, of: Tensor) -> Tensor:
