@@ -16,7 +16,6 @@ million rows, or of half of them, by its own distribution; of every fourth ids a
 """
 
 import argparse
-import math
 import os
 import statistics
 import sys
@@ -49,7 +48,7 @@ from helpers.row_trainers import sharding
 from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
-from neuroshard.core.parts import LIST_KERNELS, MAP_KERNELS, SPLIT_KERNELS
+from neuroshard.core.parts import ByAccess, RowsByAccess
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
@@ -241,8 +240,16 @@ def map_cost(rows: int, quick: bool) -> tuple[list[str], list[list[str]]]:
                 split(batch)
                 spent.append((time.process_time() - begin) / len(ids) * 1e9)
             cells.append(spread(spent))
-        for kernels in (MAP_KERNELS + LIST_KERNELS * (listed > 0) + more for more in (0, SPLIT_KERNELS)):
-            a_lookup = kernels * (price.passed + price.kernel / len(ids)) + price.compared * math.log2(1 + listed)
+        for how in (RowsByAccess(dealt=True), RowsByAccess(hot_rows=hot)):
+            order = RowOrder(
+                ids_digest="0" * 64 if listed else "",
+                rows=rows,
+                hot_rows=hot,
+                lookup_share=1.0,
+                time="2025-11-20T12:00:00Z",
+            )
+            by_access = ByAccess.of([Table(name="t", rows=rows, dim=4, pooling_factor=1, row_order=order)], {"t": how})
+            a_lookup = price.a_sample(by_access) + by_access.kernels * price.kernel / len(ids)
             cells.append(f"{a_lookup * 1e6:.0f}")
         found.append(cells)
     return [

@@ -186,6 +186,9 @@ def test_the_map_of_listed_ids_takes_memory_of_every_device_unless_they_are_in_o
     assert task(DEALT, tables=(in_order, USER)).usable_bytes == (2**24,) * 2
     huge = ADS.model_copy(update={"rows": 2**31})
     assert task(DEALT, tables=(huge, USER)).by_access.map_bytes == 16 * 5_000
+    long = huge.model_copy(update={"row_order": ORDER.model_copy(update={"rows": 2**31, "hot_rows": 2**19})})
+    of_long = task(DEALT, tables=(long, USER)).by_access
+    assert (of_long.compared, of_long.far) == pytest.approx((15 * ADS.pooling_factor, 4 * ADS.pooling_factor), rel=1e-5)
     full = IN_PARTS.memory_bytes()[0]
     fits, lacks = (COPIED.model_copy(update={"device_memory_bytes": (full + 8 * HOT - less, 2**24)}) for less in (0, 1))
     Plan(task=fits, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)

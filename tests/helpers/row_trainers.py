@@ -93,7 +93,7 @@ def in_parts(
 
 
 def sharding(rows: int, dim: int, blocks: int, rank: int, parts: int = 1) -> ParameterSharding:
-    """Whole on a rank, or its rows in blocks: over all ranks, or over those of a host, which has so many. Or so of each of `parts`
+    """Whole on a rank, or its rows in blocks: over all ranks, or over those of a host, which has so many. Or so each of `parts`
     of the columns, from the first rank on."""
     ranks, height, width = dist.get_world_size(), -(-rows // blocks), dim // parts
     first = 0 if parts > 1 else rank // blocks * blocks

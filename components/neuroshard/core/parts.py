@@ -25,6 +25,7 @@ MOST_INT32_ROWS = 2**31 - 1
 # Kernels that map the ids of one feature, where ids are in order; more of them where they are not, and where a table is in two
 # parts (counted in tests/client/test_rows_map.py)
 MAP_KERNELS, LIST_KERNELS, SPLIT_KERNELS = 10, 12, 21
+NEAR_IDS = 2**15  # of a list, so many of which a CPU's nearest caches hold: a search among more goes beyond them
 
 
 class RowsByAccess(Value):
@@ -69,12 +70,13 @@ class RowsByAccess(Value):
 class ByAccess(NamedTuple):
     """What a trainer's wrapper (client/rows.py) takes of every rank for tables that are dealt or in two parts: bytes of its maps,
     and in a step `kernels`, which pass over so many lookups of a sample (`passed`), such as are `compared` with so many ids of a
-    list, and `columns` of a sample that it copies to join outputs: of a collection of pooled tables all, of sequences those in
-    two parts. `hot` are the names of hot parts."""
+    list in a binary search, and with more of a long list (`far`), and `columns` of a sample that it copies to join outputs: of a
+    collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts."""
 
     map_bytes: int = 0
     passed: float = 0.0
     compared: float = 0.0
+    far: float = 0.0
     kernels: int = 0
     columns: float = 0.0
     hot: frozenset[str] = frozenset()
@@ -98,7 +100,8 @@ class ByAccess(NamedTuple):
         return cls(
             sum(map_bytes(listed[table.name], table.rows) for table in some),
             math.fsum(table.pooling_factor * of_feature[table.name] for table in some),
-            math.fsum(table.pooling_factor * math.log2(1 + listed[table.name]) for table in some),
+            math.fsum(table.pooling_factor * math.log2(1 + min(listed[table.name], NEAR_IDS)) for table in some),
+            math.fsum(table.pooling_factor * math.log2(max(listed[table.name] / NEAR_IDS, 1)) for table in some),
             sum(of_feature[table.name] * max(len(table.features), 1) for table in some),
             math.fsum(Part.of(table).sent_columns for table in joined),
             frozenset(part_names(name)[0] for name in in_two),

@@ -9,6 +9,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.launches import launches, operators_of
 from neuroshard.core.operator_limits import Device
 from neuroshard.core.part import Part
+from neuroshard.core.parts import ByAccess
 from neuroshard.core.plan import DeviceCost, Plan, Shard, parts_of, sharding_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -24,17 +25,26 @@ GLOO_BLOCKS = 1.5
 
 class MapMs(NamedTuple):
     """Ids to rows by access: ms of a kernel, of a lookup that one passes over, and of a lookup compared with an id of a list, as
-    a binary search does."""
+    a binary search does; and with one of a long list, after the first NEAR_IDS."""
 
     kernel: float
     passed: float
     compared: float
+    far: float
+
+    def a_sample(self, by_access: ByAccess) -> float:
+        """Ms of the lookups of a sample, without those of the kernels' launches."""
+        return by_access.passed * self.passed + by_access.compared * self.compared + by_access.far * self.far
 
 
-# On a CPU as measured with torch on one core (`make bench-rows`): a lookup takes 9 ns where ids are in order, 25 in two parts;
-# with 2^10 listed ids 68 and 85, with 2^17 127 and 137, with 2^19 163 and 166. On a GPU guesses, of passes that read and write 20
-# bytes at 3 TB/s, and reads of 32 bytes at 1.6 TB/s, half of what its memory does in order
-MAP_MS: Mapping[Device, MapMs] = {"cuda": MapMs(5e-3, 0.007e-6, 0.02e-6), "cpu": MapMs(5e-3, 0.8e-6, 6e-6)}
+# On a CPU as measured with torch on one core (`make bench-rows`), idle, and with the other cores busy: ns a lookup, dealt and
+# in two parts: 5 to 9 and 14 to 25 where ids are in order; with 2^10 listed ids 50 to 66 and 66 to 78, with 2^14 67 to 79 and 79
+# to 93, with 2^17 92 to 114 and 102 to 130, with 2^19 124 to 156 and 134 to 166. On a GPU guesses, of passes that read and write
+# 20 bytes at 3 TB/s, and reads of 32 bytes at 1.6 TB/s, half of what its memory does in order
+MAP_MS: Mapping[Device, MapMs] = {
+    "cuda": MapMs(5e-3, 0.007e-6, 0.02e-6, 0.02e-6),
+    "cpu": MapMs(5e-3, 0.7e-6, 4e-6, 14e-6),
+}
 
 
 def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
@@ -51,9 +61,10 @@ def map_ms(model: CostModel, task: ShardingTask) -> float:
     work."""
     device, by_access = trains_on(model), task.by_access
     price = MAP_MS[device]
-    a_sample = by_access.passed * price.passed + by_access.compared * price.compared
     is_hidden = device == "cuda" and task.pipeline != "none"
-    return a_sample * task.batch_size / task.devices + (0.0 if is_hidden else by_access.kernels * price.kernel)
+    return price.a_sample(by_access) * task.batch_size / task.devices + (
+        0.0 if is_hidden else by_access.kernels * price.kernel
+    )
 
 
 class LaunchMs(NamedTuple):
