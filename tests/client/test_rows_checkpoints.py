@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -14,7 +15,7 @@ from neuroshard.client.rows import TableRows
 from neuroshard.client.rows_state import load_model_state, model_state
 from neuroshard.client.torchrec import keep_output_order, output_order
 from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -121,14 +122,24 @@ def parts_as_they_are(rank: int, folder: Path) -> Any:
     trainer = Trainer(Case(), COPIED)
     bare = {"model": trainer.model.state_dict(), "optimizer": trainer.model.fused_optimizer.state_dict()}
     dist.barrier()
-    try:
+    with pytest.raises(InvalidInput) as caught:
         load_resharded(bare, folder)
-    except InvalidInput as error:
-        return str(error), output_order(keep_output_order(trainer.model))
-    return "", {}
+    before = trainer.weights()
+    for lacking in (bare, {}):
+        with pytest.raises(
+            InvalidInput, match=r"the state lacks weight of table 'a' on rank 0; give what model_state\(model\)"
+        ):
+            load_model_state(trainer.model, lacking)
+    assert all(bool((weight == before[table]).all()) for table, weight in trainer.weights().items())
+    return str(caught.value), output_order(keep_output_order(trainer.model))
 
 
-def test_the_state_of_parts_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_no_state_of_tables_is_refused_by_name(tmp_path: Path) -> None:
+    for call in (model_state, lambda model: load_model_state(model, {})):
+        with pytest.raises(
+            UsageError, match="_state needs what DistributedModelParallel returned, and the model is a Linear"
+        ):
+            call(torch.nn.Linear(2, 2))
     for said, order in on_ranks(2, tmp_path, parts_as_they_are, tmp_path):
         assert "a part of a table that is held by access" in said
         assert "give model_state(model)" in said

@@ -208,6 +208,12 @@ def test_lists_of_other_orders_are_refused() -> None:
     assert "there is no list of its hot ids" in refused(lambda: by_access(model(), plan, {"a": HOT["a"]}))
     assert "there is no list of its hot ids" in refused(lambda: by_access(model(), plan, None))
     assert "has a row order of 9 ids" in refused(lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][:5]}))
+    meta = torch.from_numpy(HOT["a"]).to("meta")
+    for what in (3, "abcdefghi", HOT["a"].astype(float), HOT["a"][:, None], [None] * 9, meta):
+        said = refused(lambda what=what: by_access(model(), plan, {**HOT, "a": what}))
+        assert "give a vector of ids, most read first" in said
+    for same in (HOT["a"].tolist(), HOT["a"].astype(">i8"), torch.from_numpy(HOT["a"])):
+        by_access(model(), plan, {**HOT, "a": same})
     assert "and the ids given are of another order" in refused(
         lambda: by_access(model(), plan, {**HOT, "c": HOT["c"][::-1].copy()})
     )

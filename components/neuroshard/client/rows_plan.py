@@ -139,15 +139,22 @@ def _ids(table: Table, hot_ids: Mapping[str, "np.ndarray[Any, Any] | Tensor"], w
             f"table {table.name!r} is held by access in {whose}, and there is no list of its hot ids; give "
             f"hot_ids[{table.name!r}]"
         )
-    if len(given) != order.hot_rows:
+    on_meta = isinstance(given, Tensor) and given.is_meta
+    ids = (
+        given.numpy(force=True) if isinstance(given, Tensor) and not on_meta else np.asarray(None if on_meta else given)
+    )
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InvalidInput(
-            f"table {table.name!r} has a row order of {order.hot_rows:,} ids in {whose}, and {len(given):,} are given: they are "
-            "of another order"
+            f"hot_ids[{table.name!r}] is {shown(given)}; give a vector of ids, most read first, as hot_ids(plan, …) returns"
         )
-    ids = given.numpy(force=True) if isinstance(given, Tensor) else np.asarray(given)
-    if ids.ndim == 1 and ids.dtype.kind in "iu" and (is_ := sha256(bytes_of_ids(ids))) != order.ids_digest:
+    if len(ids) != order.hot_rows:
+        raise InvalidInput(
+            f"table {table.name!r} has a row order of {order.hot_rows:,} ids in {whose}, and {len(ids):,} are given: they are of "
+            "another order"
+        )
+    if (is_ := sha256(bytes_of_ids(ids))) != order.ids_digest:
         raise InvalidInput(
             f"table {table.name!r} has the row order {order.ids_digest[:12]} in {whose}, and the ids given are of another order, "
             f"{is_[:12]}; give those that hot_ids(plan, …) reads (client/rows_lists.py)"
         )
-    return given if isinstance(given, Tensor) else torch.from_numpy(np.array(given))
+    return torch.from_numpy(ids.astype(np.int64))

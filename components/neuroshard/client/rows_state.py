@@ -18,13 +18,14 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata, TensorProperties
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
+from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ParameterSharding
 
 from neuroshard.client.rows import Rows, TableRows
 from neuroshard.client.rows_map import Part
 from neuroshard.client.rows_sharded import ShardedCollectionByAccess
 from neuroshard.client.torchrec_order import collections_in
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 
 __all__ = ["load_model_state", "model_state"]
 
@@ -40,8 +41,7 @@ def model_state(model: nn.Module) -> State:
     model's own. State by row that a part has once for several of these columns is repeated. Raises InvalidInput, which names the
     table, for state of an optimizer that is neither by row nor by element.
     """
-    sharded: Any = model
-    state: State = {"model": dict(sharded.state_dict()), "optimizer": dict(sharded.fused_optimizer.state_dict())}
+    state = _as_held(model, "model_state")
     moments: dict[str, dict[str, Any]] = dict(state["optimizer"]["state"])
     state["optimizer"]["state"] = moments
     for path, collection in _by_access(model):
@@ -67,16 +67,28 @@ def model_state(model: nn.Module) -> State:
 
 def load_model_state(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give a model the weights and moments of a `state` that `model_state` made of it, and that was loaded since. Every rank must
-    call it."""
-    sharded: Any = model
-    own: State = {"model": dict(sharded.state_dict()), "optimizer": dict(sharded.fused_optimizer.state_dict())}
+    call it. Raises InvalidInput, on all ranks, for a state that lacks rows of a table; then nothing was changed."""
+    own, jobs = _as_held(model, "load_model_state"), list[tuple[_Moving, str, dict[str, Any], Any]]()
+    weights, moments = state.get("model", {}), state.get("optimizer", {}).get("state", {})
     for path, collection in _by_access(model):
         tables = _Tables(path, collection, own)
         for table in collection.rows.held:
-            moved, key = _Moving(collection, table), tables.key(table)
-            given = {f"{table}.{WEIGHT}": state["model"].get(key), **state["optimizer"]["state"].get(key, {})}
-            for kind, held in tables.by_kind(table).items():
-                moved.from_ids(kind, held, given.get(f"{table}.{kind}"))
+            key, moved = tables.key(table), _Moving(collection, table)
+            given = {f"{table}.{WEIGHT}": weights.get(key), **moments.get(key, {})}
+            jobs += [(moved, kind, held, given.get(f"{table}.{kind}")) for kind, held in tables.by_kind(table).items()]
+    for moved, *what in jobs:
+        moved.check_whole(*what)
+    for moved, *what in jobs:
+        moved.from_ids(*what)
+
+
+def _as_held(model: nn.Module, whose: str) -> State:
+    """The state of a sharded model, parts as they are held. Raises UsageError for another model."""
+    if not isinstance(model, DistributedModelParallel):
+        raise UsageError(
+            f"{whose} needs what DistributedModelParallel returned, and the model is a {type(model).__name__}"
+        )
+    return {"model": dict(model.state_dict()), "optimizer": dict(model.fused_optimizer.state_dict())}
 
 
 def _by_access(model: nn.Module) -> Iterator[tuple[str, ShardedCollectionByAccess]]:
@@ -197,7 +209,7 @@ class _Moving:
         for number, (column, columns) in enumerate(self.columns):
             width = 1 if by_row else columns
             ids, values = self._of_parts(held, column, columns, width, dtype)
-            into = [block for block in self.wanted if (block.column, block.rank) == (column, self.rank)]
+            into = self._into(number)
             ours = self._ids(into)
             moved = self._exchange(values, ids, self._wanted_by(ids, column), ours, self._holder(ours, column))
             for block, tensor in zip(into, torch.split(moved, [block.rows for block in into]), strict=True):
@@ -214,19 +226,41 @@ class _Moving:
         )
         return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata, process_group=self.group)
 
+    def check_whole(self, kind: str, held: Mapping[str, Any], whole: ShardedTensor | None) -> None:
+        """Raise InvalidInput, on all ranks, unless every rank has what `from_ids` brings back."""
+        by_row, _ = self._like(kind, held)
+        given = _by_offsets(whole)
+        lacks = any(
+            at not in given
+            for number in range(len(self.columns))
+            for at in self._offsets(self._into(number), number, by_row)
+        )
+        every = [False] * dist.get_world_size(self.group)
+        dist.all_gather_object(every, lacks, group=self.group)
+        if any(every):
+            raise InvalidInput(
+                f"the state lacks {kind} of table {self.table!r} on rank {every.index(True)}; give what model_state(model) "
+                "returned, after load_resharded"
+            )
+
     def from_ids(self, kind: str, held: Mapping[str, Any], whole: ShardedTensor | None) -> None:
         """Bring what `to_ids` made back to the parts."""
         by_row, dtype = self._like(kind, held)
-        given = whole.local_shards() if whole is not None else []
+        given = _by_offsets(whole)
         for number, (column, columns) in enumerate(self.columns):
-            width = 1 if by_row else columns
-            into = [block for block in self.wanted if (block.column, block.rank) == (column, self.rank)]
-            offsets = {tuple(shard.metadata.shard_offsets): shard.tensor for shard in given}
-            tensors = [offsets[tuple(self._metadata(block, number, by_row).shard_offsets)].detach() for block in into]
-            values = torch.cat([tensor.view(-1, width) for tensor in tensors] or [self._none(width, dtype)])
+            width, into = 1 if by_row else columns, self._into(number)
+            tensors = [given[at].detach().view(-1, width) for at in self._offsets(into, number, by_row)]
+            values = torch.cat(tensors or [self._none(width, dtype)])
             ids, (ours, _) = self._ids(into), self._of_parts(held, column, columns, width, dtype)
             moved = self._exchange(values, ids, self._holder(ids, column), ours, self._wanted_by(ours, column))
             self._put(held, column, columns, moved)
+
+    def _into(self, number: int) -> list[_Block]:
+        """The blocks of ids of this rank in the n-th columns."""
+        return [block for block in self.wanted if (block.column, block.rank) == (self.columns[number][0], self.rank)]
+
+    def _offsets(self, blocks: Sequence[_Block], number: int, by_row: bool) -> list[tuple[int, ...]]:
+        return [tuple(self._metadata(block, number, by_row).shard_offsets) for block in blocks]
 
     def _like(self, kind: str, held: Mapping[str, Any]) -> tuple[bool, torch.dtype]:
         """Whether the tensors of this kind have one number for each row, and their type, as the ranks that have one say."""
@@ -353,6 +387,12 @@ def _by_rank(ids: Tensor, ranks: Tensor) -> Tensor:
     """The order by rank and, of one rank, by id, which both sides of an exchange know."""
     by_id = ids.argsort()
     return by_id[ranks[by_id].argsort(stable=True)]
+
+
+def _by_offsets(whole: ShardedTensor | None) -> dict[tuple[int, ...], Tensor]:
+    """The shards of this rank, by where they begin."""
+    shards = whole.local_shards() if isinstance(whole, ShardedTensor) else []
+    return {tuple(shard.metadata.shard_offsets): shard.tensor for shard in shards}
 
 
 def _locals(value: ShardedTensor | Tensor) -> list[Tensor]:
