@@ -15,16 +15,19 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+import neuroshard as ns
 from helpers.gloo import on_ranks
 from helpers.row_trainers import OPTIMIZERS, Case, hot_ids
+from neuroshard.client.access import AccessCounts
 from neuroshard.client.rows_lists import hot_ids as read_hot_ids
 from neuroshard.client.rows_plan import by_access
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
 from neuroshard.client.rows_state import load_model_state, model_state
-from neuroshard.client.torchrec import to_torchrec
+from neuroshard.client.torchrec import from_torchrec, to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.constraints import Constraints, TableRule
@@ -223,6 +226,18 @@ def test_a_model_is_given_to_by_access_once() -> None:
     held = by_access(model(), planned(), HOT)
     for plan in planned(), planned(by=False):
         assert "module 'e' has tables held by access already" in refused(lambda plan=plan: by_access(held, plan, HOT))
+
+
+def test_tables_are_read_from_a_model_as_it_was(tmp_path: Path) -> None:
+    held = by_access(model(), planned(), HOT)
+    for call in (
+        lambda: ns.tables(held),
+        lambda: AccessCounts(held, str(tmp_path), "ads"),
+        lambda: from_torchrec(ShardingPlan({}), held, device_memory_bytes=(2**20,), batch_size=32),
+    ):
+        assert "has tables held by access, parts in their places; give the model as it was before by_access" in refused(
+            call
+        )
 
 
 def test_maps_take_the_bytes_that_the_plan_counts() -> None:

@@ -169,7 +169,7 @@ def to_torchrec(
     warn_of_versions(plan, whose)
     plan = Plan.parse(plan.model_dump(), whose)  # pydantic's model_copy and model_construct check nothing
     whole, plan = plan, check_by_access(module, plan, whose)
-    collections = collections_of(module)
+    collections = collections_of(module, by_access=True)
     places = match_tables(plan.task.tables, collections, whose)
     applied = in_backward(collections, places, optimizer)
     by_path = {} if sharders is None else sharders_by_path(sharders, (place.path for place in places.values()), module)

@@ -46,11 +46,11 @@ def check_module(module: object) -> None:
         )
 
 
-def collections_of(module: nn.Module) -> dict[str, Collection]:
-    """The collections of a model, by path. Raises UsageError for what is no module, and InvalidInput for one without collections
-    or with tables that no plan covers."""
+def collections_of(module: nn.Module, *, by_access: bool = False) -> dict[str, Collection]:
+    """The collections of a model, by path. Raises UsageError for what is no module, and InvalidInput for one without collections,
+    with tables that no plan covers or, unless they may be, with tables held `by_access` already."""
     check_module(module)
-    every: dict[str, Collection] = find_collections(module).all
+    every: dict[str, Collection] = find_collections(module, by_access=by_access).all
     if not every:
         raise InvalidInput(
             f"the {type(module).__name__} has no EmbeddingBagCollection and no EmbeddingCollection in it to shard"

@@ -26,7 +26,7 @@ def options_of(plan: Plan, module: nn.Module, given: ShardingPlan, on_gpus: bool
     is of all tables of a device, and not a sum over tables.
     """
     whose = f"plan {plan.digest()[:12]}"
-    plan, collections = check_by_access(module, plan, whose), collections_of(module)
+    plan, collections = check_by_access(module, plan, whose), collections_of(module, by_access=True)
     task = plan.task
     places = places_of(task.tables, collections, whose)
     options = []

@@ -45,15 +45,20 @@ class Collections:
         return {**self.pooled, **self.sequences}
 
 
-def find_collections(model: nn.Module) -> Collections:
+def find_collections(model: nn.Module, *, by_access: bool = False) -> Collections:
     """The collections of a model. A feature-processed one counts as pooled, at the path of its wrapper.
 
     Raises InvalidInput, which names module and class, for a module with tables that plans do not cover, for a collection
-    that has two names in one module, of which TorchRec shards one, for a table whose weight is also another's, and for a table
-    that TorchRec cannot shard.
+    that has two names in one module, of which TorchRec shards one, for a table whose weight is also another's, for a table
+    that TorchRec cannot shard, and, unless they may be held `by_access`, for one that has parts in its place.
     """
     found = Collections()
     _find(model, "", found, {})
+    for path, collection in found.all.items():
+        if not by_access and hasattr(collection, "names_in_plan"):
+            raise InvalidInput(
+                f"module {path!r} has tables held by access, parts in their places; give the model as it was before by_access"
+            )
     _check_tied(model, found)
     for path, collection in found.all.items():
         for config in configs_of(collection):
