@@ -4,7 +4,8 @@ ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json i
 Four questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
 machine does meets all of them alike; medians, and the quarter of steps below and above:
 - what it costs to map an id, where ids are in order and by listed ids, beside what a plan's cost has for it;
-- a row-wise table whose ids are in order of access: a step as TorchRec deals rows out, and with rows dealt by access;
+- a row-wise table whose ids are in order of access: a step as TorchRec deals rows out, and with rows dealt by access; and a
+  table-row-wise one on four ranks;
 - sequences: bytes sent and a step, with hot rows copied to both ranks, beside TorchRec's use_index_dedup. FBGEMM has the kernel
   of that (jagged_unique_indices) for GPUs alone: here torch.unique stands for it;
 - the same where the ranks are in network namespaces with a shaped link between them (tests/helpers/hosts.py). It needs root and
@@ -136,12 +137,13 @@ def sent_bytes() -> Iterator[dict[str, float]]:
 
     def all_to_all_single(output: Tensor, input: Tensor, *args: Any, **more: Any) -> Any:  # noqa: A002
         splits = more.get("input_split_sizes") or (args[1] if len(args) > 1 else None)
-        own = splits[dist.get_rank()] / max(sum(splits), 1) if splits else 1 / RANKS
+        group = more.get("group")
+        own = splits[dist.get_rank(group)] / max(sum(splits), 1) if splits else 1 / dist.get_world_size(group)
         found["rows" if input.is_floating_point() else "ids"] += input.nbytes * (1 - own)
         return to_all(output, input, *args, **more)
 
     def all_reduce(tensor: Tensor, *args: Any, **more: Any) -> Any:
-        found["all-reduce"] += 2 * (RANKS - 1) / RANKS * tensor.nbytes
+        found["all-reduce"] += 2 * (1 - 1 / dist.get_world_size()) * tensor.nbytes
         return reduce(tensor, *args, **more)
 
     dist.all_to_all_single, dist.all_reduce = all_to_all_single, all_reduce
@@ -181,16 +183,19 @@ def in_turn(
     return found
 
 
-def on_two(*arguments: Any, link: str = "") -> list[Any]:
-    """What two ranks found; maybe with a link between them that each sends and receives over at this rate."""
+def on_gloo(*arguments: Any, link: str = "", of_hosts: int = 1) -> list[Any]:
+    """What ranks found, RANKS of each host; or of one, with a link between them over which each sends at this rate."""
     with tempfile.TemporaryDirectory() as folder, hosts(RANKS, 1, link) if link else nullcontext() as there:
-        begin = partial(on_host, there) if there else None
-        return on_ranks(RANKS, Path(folder), in_turn, *arguments, timeout=500, begin=begin)
+        begin = partial(on_host, there)
+        return on_ranks(RANKS * of_hosts, Path(folder), in_turn, *arguments, timeout=500, begin=begin)
 
 
-def on_host(there: Sequence[Rank], rank: int) -> None:
-    enter(there[rank].namespace)
-    os.environ |= environment_of(there, rank)
+def on_host(there: Sequence[Rank] | None, rank: int) -> None:
+    if there is None:
+        os.environ["LOCAL_WORLD_SIZE"] = str(RANKS)
+    else:
+        enter(there[rank].namespace)
+        os.environ |= environment_of(there, rank)
 
 
 def spread(times: list[float]) -> str:
@@ -349,12 +354,15 @@ def main() -> int:
                 "as TorchRec deals rows": {"held": None, "pooled": True},
                 "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": True},
             }
-            by_rank = on_two(rows, samples, steps, exponent, runs)
-            found += [[f"{exponent:g}", *row_of(name, by_rank, next(iter(runs)), with_bytes=False)] for name in runs]
+            for of_hosts, kind in ((1, "row-wise"), (2, "table-row-wise")):
+                by_rank = on_gloo(rows, samples, steps, exponent, runs, of_hosts=of_hosts)
+                some = [row_of(name, by_rank, next(iter(runs)), with_bytes=False) for name in runs]
+                found += [[f"{exponent:g}", kind, *row] for row in some]
         show(
             "blocks",
-            f"What do row blocks that are dealt by access save, where ids are in order of access? A row-wise table: {size}.",
-            ("zipf", *COLUMNS),
+            "What do row blocks that are dealt by access save, where ids are in order of access? Of a row-wise table, and of one "
+            f"that is table-row-wise on the first of two hosts of as many ranks, which share this machine's cores: {size}.",
+            ("zipf", "table", *COLUMNS),
             found,
         )
     if "sequences" in only or "links" in only:
@@ -374,7 +382,7 @@ def main() -> int:
             f"use_index_dedup: {size}."
         )
     if "sequences" in only:
-        by_rank = on_two(rows, samples, steps, 1.05, runs)
+        by_rank = on_gloo(rows, samples, steps, 1.05, runs)
         found = [row_of(name, by_rank, next(iter(runs)), with_bytes=True) for name in runs]
         show("sequences", f"What do sequences send, and how long is a step? {of_what}", (*COLUMNS, *BYTES), found)
     if "links" in only and (why := lacks_hosts()):
@@ -382,7 +390,7 @@ def main() -> int:
     elif "links" in only:
         found = []
         for link in LINKS:
-            by_rank = on_two(rows, samples, steps, 1.05, runs, link=link)
+            by_rank = on_gloo(rows, samples, steps, 1.05, runs, link=link)
             found += [[link, *row_of(name, by_rank, next(iter(runs)), with_bytes=True)] for name in runs]
         show(
             "links",
