@@ -327,7 +327,11 @@ def test_tables_whose_parts_are_cut_or_lie_in_other_tiers_are_named() -> None:
         shards=(Shard(table="ads/hot", rows=HOT, dim=DIM, device=0), *halves, WHOLE.shards[-1]),
         provenance=WHOLE.provenance,
     )
-    assert changed_state(WHOLE, cut) == ("ads",)
+    assert changed_state(WHOLE, cut) == changed_state(cut, WHOLE) == ("ads",)
+    assert changed_state(cut, cut) == ()
+    other = ADS.model_copy(update={"row_order": ORDER.model_copy(update={"ids_digest": "2" * 64})})
+    by_other = Plan(task=task(IN_TWO, tables=(other, USER)), shards=cut.shards, provenance=cut.provenance)
+    assert changed_state(cut, by_other) == ("ads",)  # rows go from one part to the other
 
 
 def test_a_task_of_today_takes_over_the_parts_of_a_plan() -> None:

@@ -264,17 +264,16 @@ class _Moving:
 
     def _like(self, kind: str, held: Mapping[str, Any]) -> tuple[bool, torch.dtype]:
         """Whether the tensors of this kind have one number for each row, and their type, as the ranks that have one say."""
-        mine = None
-        for tensor in (t for value in held.values() for t in _locals(value)):
-            if tensor.dim() not in (1, 2):
-                raise InvalidInput(
-                    f"table {self.table!r} is held by access, and its optimizer's {kind} is neither by row nor by element; use "
-                    "SGD, Adagrad, row-wise Adagrad or Adam"
-                )
-            mine = tensor.dim() == 1, tensor.dtype
-        every: list[tuple[bool, torch.dtype] | None] = [None] * dist.get_world_size(self.group)
+        mine = next(((tensor.dim(), tensor.dtype) for value in held.values() for tensor in _locals(value)), None)
+        every: list[tuple[int, torch.dtype] | None] = [None] * dist.get_world_size(self.group)
         dist.all_gather_object(every, mine, group=self.group)
-        return next(each for each in every if each is not None)
+        dimensions, dtype = next(each for each in every if each is not None)
+        if dimensions not in (1, 2):
+            raise InvalidInput(
+                f"table {self.table!r} is held by access, and its optimizer's {kind} is neither by row nor by element; use "
+                "SGD, Adagrad, row-wise Adagrad or Adam"
+            )
+        return dimensions == 1, dtype
 
     def _parts_here(self, held: Mapping[str, Any], column: int, columns: int) -> Iterator[_Held]:
         """What this rank has of these columns."""

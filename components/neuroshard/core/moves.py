@@ -151,10 +151,13 @@ def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
     cuts, were = new.by_table(), old.by_table()
 
     def cut_otherwise(table: Table) -> bool:
-        """Whether rows of the table may have been cut in other columns."""
-        spans = [_spans(were[part.name]) for part in plan_parts(old, before[table.name])]
-        spans += [_spans(cuts[part.name]) for part in plan_parts(new, table)]
-        return any(each != spans[0] for each in spans)
+        """Whether rows of the table may have been cut in other columns: not where each part has the same, cut alike."""
+        was = {part: _spans(were[part.name]) for part in plan_parts(old, before[table.name])}
+        now = {part: _spans(cuts[part.name]) for part in plan_parts(new, table)}
+        if was == now and (len(now) == 1 or _order(before[table.name]) == _order(table)):
+            return False
+        every = [*was.values(), *now.values()]
+        return any(each != every[0] for each in every)
 
     return tuple(
         table.name
