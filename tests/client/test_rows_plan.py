@@ -256,13 +256,15 @@ def test_a_feature_that_a_batch_lacks_is_named() -> None:
     assert "the batch has no feature 'h', which table 'c' reads; it has unused, g, f" in said
 
 
-def test_feature_processors_are_refused() -> None:
-    collection = EmbeddingBagCollection(CASES["pooled"].collection().embedding_bag_configs(), is_weighted=True)
+def test_feature_processors_are_refused_before_a_module_is_changed() -> None:
+    first, *others = CASES["pooled"].collection().embedding_bag_configs()
+    collection = EmbeddingBagCollection(others, is_weighted=True)
     processed = FeatureProcessedEmbeddingBagCollection(
-        collection, PositionWeightedModuleCollection(dict.fromkeys("fgh", 9))
+        collection, PositionWeightedModuleCollection(dict.fromkeys("gh", 9))
     )
-    said = refused(lambda: by_access(nn.ModuleDict({"e": processed}), planned(), HOT))
-    assert "has feature processors" in said
+    both = nn.ModuleDict({"d": EmbeddingBagCollection([first]), "e": processed})
+    assert "has feature processors" in refused(lambda: by_access(both, planned(), HOT))
+    assert type(both["d"]) is EmbeddingBagCollection
 
 
 def test_other_models_stay_as_they_are() -> None:

@@ -1,7 +1,7 @@
 """A model whose tables are held by access as a plan says. Needs torch and torchrec."""
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ def by_access(model: M, plan: Plan, hot_ids: Mapping[str, "np.ndarray[Any, Any] 
     by_path: dict[str, dict[str, TableRows]] = {}
     for name, rows in held.items():
         by_path.setdefault(places[name].path, {})[places[name].config.name] = rows
+    wrapped: dict[str, Any] = {}
     for path, tables in by_path.items():
         collection: Any = model.get_submodule(path)
         if hasattr(collection, "_feature_processors"):
@@ -59,11 +60,12 @@ def by_access(model: M, plan: Plan, hot_ids: Mapping[str, "np.ndarray[Any, Any] 
                 f"table {next(iter(tables))!r} of module {path!r} has feature processors, which weigh a sample's lookups by "
                 f"their places in all of them: it cannot be held by access, as {whose} has it"
             )
-        wrapped = CollectionByAccess(collection, tables)
+        wrapped[path] = CollectionByAccess(collection, tables)
+    for path, module in wrapped.items():  # once nothing can be refused any more
         if not path:
-            return wrapped  # type: ignore[return-value]
+            return cast(M, module)
         parent, _, name = path.rpartition(".")
-        model.get_submodule(parent)._modules[name] = wrapped
+        model.get_submodule(parent)._modules[name] = module
     return model
 
 
