@@ -14,10 +14,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
-from neuroshard.client.torchrec import to_torchrec
+from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import changed_state
@@ -75,14 +77,27 @@ class Trainer(Saved):
         return [(key, one) for key, each in self.state()["optimizer"]["state"].items() for one in each.values()]
 
 
+def of_dense(trainer: Trainer) -> dict[str, Any]:
+    """The state of an optimizer of copies, which has the names of their weights, as that of a fused one."""
+    dense = dict(in_backward_optimizer_filter(trainer.model.named_parameters()))
+    return KeyedOptimizerWrapper(dense, _adam).state_dict() if dense else {}
+
+
+def _adam(parameters: Any) -> torch.optim.Adam:
+    made = torch.optim.Adam(parameters, lr=0.01)
+    made.step()
+    return made
+
+
 def go_on(rank: int, old: Plan, new: Plan, old_plan: Plan | None, folder: Path) -> tuple[set[str], set[str], float]:
     """The tables that are said to be inexact, those whose moments are zeros, and how far the weights of whole tables are off."""
     trainer = Trainer(old)
     trainer.train()
-    save(trainer.state(), checkpoint_id=folder)
+    save(trainer.state() | {"dense": of_dense(trainer)}, checkpoint_id=folder)
     changed = Trainer(new)
     changed.train()  # what a model had before must not stay
-    said = load_resharded(changed.state(), folder, old_plan=old_plan, new_plan=new if old_plan else None)
+    state = changed.state() | {"dense": of_dense(changed)}
+    said = load_resharded(state, folder, old_plan=old_plan, new_plan=new if old_plan else None)
     anew = {key for key, moment in changed.tensors("optimizer").items() if moment.numel() and not moment.any()}
     before, after = trainer.tensors("model"), changed.tensors("model")
     both = [key for key in before if key in after and before[key].shape == after[key].shape]
@@ -146,3 +161,15 @@ def test_a_copied_table_on_one_rank_is_the_dense_optimizer_s(tmp_path: Path) -> 
     ((names, gradient),) = on_ranks(1, tmp_path, on_one_rank)
     assert names == ["m.embedding_bags.a.weight"]
     assert gradient > 0
+
+
+def test_a_dense_optimizer_without_state_yet_is_warned_of(tmp_path: Path) -> None:
+    weights = {"m.embedding_bags.a.weight": torch.ones(ROWS, 8)}
+    saved = {"model": weights, "dense": {"state": {"top.weight": {"exp_avg": torch.ones(3), "step": torch.ones(1)}}}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of no process group
+        save(saved, checkpoint_id=tmp_path, no_dist=True)
+        warnings.simplefilter("error", ShardingWarning)
+        load_resharded({"model": weights}, tmp_path)
+        with pytest.raises(ShardingWarning, match=r"has 'dense\.state\.top\.weight\.exp_avg' \(and 1 more\), which the state"):
+            load_resharded({"model": weights, "dense": {"state": {}}}, tmp_path)

@@ -642,6 +642,13 @@ def test_a_frozen_table_is_warned_of():
         to_torchrec(make_plan(), nn.ModuleDict({"m": bags}))
 
 
+def test_a_table_without_weights_whose_collection_says_another_device_is_warned_of():
+    bags = collection(*TABLES)
+    bags._device = torch.device("cpu")  # as that of sequences made under `with torch.device("meta")`
+    with warned(ShardingWarning, "module 'm' (and 2 more)", "on the meta device", "device=torch.device('meta')"):
+        to_torchrec(make_plan(), nn.ModuleDict({"m": bags}))
+
+
 def test_a_table_that_several_features_read_is_placed_and_another_number_of_them_warned_of():
     module = EmbeddingBagCollection(
         tables=[

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+import torch
 from torch import nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -19,6 +20,7 @@ from neuroshard.files.importers.torchrec_collections import find_collections, we
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of
 
 Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
+META = torch.device("meta")
 
 
 class TablePlace(NamedTuple):
@@ -217,13 +219,16 @@ def _shared_sum(places: Mapping[str, TablePlace]) -> tuple[str, str, str] | None
 
 
 def warn_of_training(collections: Mapping[str, Collection]) -> None:
-    """Warn of tables that TorchRec trains otherwise than the model says, by any plan: frozen ones, and means of weighted rows."""
-    frozen, means = [], []
+    """Warn of tables that TorchRec trains otherwise than the model says, or fails on, by any plan: frozen ones, means of weighted
+    rows, and those on the meta device whose collection says another."""
+    frozen, means, no_weights = [], [], []
     for path, collection in collections.items():
         weighted = isinstance(collection, EmbeddingBagCollection) and collection.is_weighted()
         for config in configs_of(collection):
             where = f"table {config.name!r} of module {path!r}"
-            frozen += [where] if not weight_of(collection, config.name).requires_grad else []
+            weight = weight_of(collection, config.name)
+            frozen += [where] if not weight.requires_grad else []
+            no_weights += [where] if weight.is_meta and collection.device != META else []
             means += [where] if weighted and config.pooling is PoolingType.MEAN else []
     _warn_of(
         frozen,
@@ -231,6 +236,11 @@ def warn_of_training(collections: Mapping[str, Collection]) -> None:
         "learning rate of 0 (apply_optimizer_in_backward)",
     )
     _warn_of(means, WEIGHTED_MEAN)
+    _warn_of(
+        no_weights,
+        "on the meta device, though its collection says another: TorchRec copies its weights, and fails on the ranks that hold "
+        "it; give the collection device=torch.device('meta')",
+    )
 
 
 def _warn_of(tables: Sequence[str], what: str) -> None:

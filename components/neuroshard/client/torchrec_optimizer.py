@@ -112,13 +112,18 @@ def load_resharded(
         if storage_reader is None:
             _check_there(checkpoint, group)
         orders = SavedOrders(f"checkpoint {checkpoint}", old_plan, new_plan)
-        planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders)
+        planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders, state)
         load(state, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
         raise InvalidInput(fault_of(f"checkpoint {checkpoint}", error)) from None
     orders.put_into(state)
     if other := orders.difference():
         warn(other)
+    if left := planner.left:
+        warn(
+            f"checkpoint {checkpoint} has {left[0]!r} (and {len(left) - 1} more), which the state lacks: what this optimizer has "
+            "learned is lost; call its init_state() (of TorchRec's KeyedOptimizerWrapper) before state_dict()"
+        )
     return tuple(sorted(planner.inexact_tables()))
 
 
@@ -212,8 +217,11 @@ class _Resharding(DefaultLoadPlanner):
         new_plan: Plan | None,
         group: dist.ProcessGroup | None,
         orders: SavedOrders,
+        given: Collection[str],
     ) -> None:
         super().__init__()
+        self.given = given  # the first keys of the state
+        self.left: list[str] = []  # on one rank: keys of the checkpoint's dense optimizers that no rank reads
         self.orders = orders
         self.whose, self.new_plan, self.group = whose, new_plan, group
         self.old, self.new = (_Tables(plan) if plan else None for plan in (old_plan, new_plan))
@@ -261,6 +269,11 @@ class _Resharding(DefaultLoadPlanner):
         if not shards and not copies:
             raise InvalidInput("the state has no weights of sharded tables; give it model.state_dict()")
         _check_nothing_left(saved, keys, shards, copies, self.old)
+        self.left = [
+            key
+            for key, path in saved.paths.items()
+            if key not in keys and path[0] in self.given and path[1:2] == ("state",) and not is_key_of_table(str(path[2]))
+        ]
         if self.old is not None:
             _check_plan(self.old, {key: saved.rectangles(key) for key in (*shards, *copies)}, copies, self.whose)
         if self.new is not None:
@@ -406,9 +419,9 @@ class _Saved:
     def __init__(self, metadata: Metadata, whose: str) -> None:
         self.metadata, self.whose = metadata, whose
         self.paths: dict[str, tuple[Any, ...]] = dict(metadata.planner_data or {})
-        self.state_of = defaultdict[str, list[str]](list)  # keys, by the last part of a weight's path
+        self.state_of = defaultdict[str, list[str]](list)  # keys of fused moments, by the last part of a weight's path
         for key, path in self.paths.items():
-            if len(path) > 1:
+            if len(path) > 1 and _is_fused_moment(str(path[-2]), str(path[-1])):
                 self.state_of[str(path[-2])].append(key)
         self.has_moments = any(
             str(path[-1]) in self.state_of for key, path in self.paths.items() if is_key_of_table(key)
@@ -468,7 +481,9 @@ def _check_nothing_left(
             raise InvalidInput(
                 f"{saved.whose} has table {_table_of(key)!r}, which the model lacks: it is of another model"
             )
-        weight = next((w for w in weights if len(path) > 1 and w.endswith(str(path[-2]))), None)
+        if len(path) < 2 or not _is_fused_moment(str(path[-2]), str(path[-1])):
+            continue
+        weight = next((w for w in weights if w.endswith(str(path[-2]))), None)
         if weight is not None and not (old and old.copies(weight)):
             raise InvalidInput(
                 f"{saved.whose} has optimizer state {path[-1]!r}, which the state lacks: it is of another optimizer, or "
@@ -561,6 +576,12 @@ def _is_table(key: str, value: object) -> bool:
 def is_key_of_table(key: str) -> bool:
     """Whether a key is that of the weights of a table of a collection, `….embedding_bags.NAME.weight`."""
     return key.endswith(".weight") and key.split(".")[-3:-2] in (["embedding_bags"], ["embeddings"])
+
+
+def _is_fused_moment(weight: str, name: str) -> bool:
+    """Whether a value of a weight's state is a fused optimizer's, `TABLE.momentum1`; a dense one's, of a copy, is `exp_avg` or the
+    like."""
+    return is_key_of_table(weight) and name.startswith(f"{_table_of(weight)}.")
 
 
 def _whole(shape: Sequence[int]) -> _Rectangle:
