@@ -110,22 +110,23 @@ def check_memory(
         tables.append(table)
     task = plan.task.model_copy(update={"tables": tuple(tables), "dense_optimizer": dense})
     names = {*optimizers.values(), *([f"dense {dense}"] if dense and task.constraints.data_parallel else [])}
-    state = f" with the state of {' and '.join(sorted(names))}" if names else ""
-    way_out = "search a plan for " + ("tables that count it" if state else "what the trainer runs")
+    step = [f"{task.global_batch_size:,} samples a step", *([f"pipeline {task.pipeline}"] if task.pipeline else [])]
+    trained = f" with the trainer's {', '.join([*sorted(names), *step])}"
+    way_out = "search a plan for these"
     ranks = zip(device_memory(task, plan.shards), plan.task.usable_bytes, strict=True)
     for rank, (needed, limit) in enumerate(ranks):
         if needed.total > limit:
             shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
             _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
             raise InvalidInput(
-                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{state}, most of it for table "
+                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{trained}, most of it for table "
                 f"{largest!r}; {way_out}"
             )
     of_host = task.host_memory_bytes or 0
     for host, used in enumerate(host_memory(task, plan.shards)):
         if used > of_host:
             raise InvalidInput(
-                f"{whose}: host {host} needs {format_bytes(used)} of {format_bytes(of_host)}{state} for tables beyond HBM; "
+                f"{whose}: host {host} needs {format_bytes(used)} of {format_bytes(of_host)}{trained}, for tables beyond HBM; "
                 f"{way_out}, or for more --host-memory"
             )
 
