@@ -9,6 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.distributed.train_pipeline.gradient_accumulation import (
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+)
 from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 
 from helpers.plans import make_plan
@@ -39,6 +43,13 @@ def staged(sends_ids: bool, prefetches: bool = False) -> Any:
     return train_pipelines.StagedTrainPipeline(stages, compute_stream=STREAM)
 
 
+def accumulating() -> Any:
+    inside = built("TrainPipelineSparseDist")
+    return GradientAccumulationWrapper(
+        inside, inside._optimizer, inside._model, GradientAccumulationConfig(num_steps=4)
+    )
+
+
 def plan_of(pipeline: Pipeline | None, **changed: Any) -> Plan:
     plan = make_plan()
     return plan.model_copy(update={"task": plan.task.model_copy(update={"pipeline": pipeline, **changed})})
@@ -57,6 +68,7 @@ CASES = [
     ("StagedTrainPipeline", staged, (False,), "none"),
     ("StagedTrainPipeline", staged, (True,), "sparse-dist"),
     ("StagedTrainPipeline", staged, (True, True), "prefetch"),
+    ("TrainPipelineSparseDist", accumulating, (), "sparse-dist"),
 ]
 
 

@@ -171,5 +171,7 @@ def test_a_dense_optimizer_without_state_yet_is_warned_of(tmp_path: Path) -> Non
         save(saved, checkpoint_id=tmp_path, no_dist=True)
         warnings.simplefilter("error", ShardingWarning)
         load_resharded({"model": weights}, tmp_path)
-        with pytest.raises(ShardingWarning, match=r"has 'dense\.state\.top\.weight\.exp_avg' \(and 1 more\), which the state"):
+        with pytest.raises(
+            ShardingWarning, match=r"has 'dense\.state\.top\.weight\.exp_avg' \(and 1 more\), which the state"
+        ):
             load_resharded({"model": weights, "dense": {"state": {}}}, tmp_path)

@@ -17,6 +17,10 @@ from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.gradient_accumulation import (
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+)
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
 from torchrec.streamable import Pipelineable
 
@@ -128,6 +132,14 @@ def pipelined(rank: int) -> dict[str, Any]:
 
     losses = through(pipeline, islice(batches, STEPS))
     assert isinstance(trainer.model.module.bags.forward, PipelinedForward)
+
+    adds_up = GradientAccumulationConfig(num_steps=2)
+    accumulating = GradientAccumulationWrapper(pipeline, trainer.dense, trainer.model, adds_up)
+    accumulating.set_step(STEPS)  # as after an iterator that ended between two steps of the optimizer
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        reshard(trainer.model, ONE, step=2 * STEPS, pipelines=[accumulating])
+    said["accumulating"] = "; ".join(str(one.message) for one in heard)
     return {
         "said": said,
         "first": (first, before),
@@ -140,6 +152,7 @@ def pipelined(rank: int) -> dict[str, Any]:
 def test_a_pipeline_goes_on_by_the_new_plan_once_it_is_empty(tmp_path: Path) -> None:
     every = on_ranks(2, tmp_path, pipelined)
     assert "the trainer's pipeline is sparse-dist (TrainPipelineSparseDist)" in every[0]["said"]["another"]
+    assert "the GradientAccumulationWrapper has ended after 1 of the 2 batches" in every[0]["said"]["accumulating"]
     for found in every:
         assert "the TrainPipelineSparseDist holds 2 batches, on their way by the old plan" in found["said"]["ahead"]
         assert "a TrainPipelineBase cannot be taken off the model (detach); leave it out" in found["said"]["base"]

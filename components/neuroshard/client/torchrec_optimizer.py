@@ -272,7 +272,10 @@ class _Resharding(DefaultLoadPlanner):
         self.left = [
             key
             for key, path in saved.paths.items()
-            if key not in keys and path[0] in self.given and path[1:2] == ("state",) and not is_key_of_table(str(path[2]))
+            if key not in keys
+            and path[0] in self.given
+            and path[1:2] == ("state",)
+            and not is_key_of_table(str(path[2]))
         ]
         if self.old is not None:
             _check_plan(self.old, {key: saved.rectangles(key) for key in (*shards, *copies)}, copies, self.whose)

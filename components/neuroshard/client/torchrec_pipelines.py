@@ -9,6 +9,7 @@ builds is one of these by its class, or by its stages. Not covered: batches that
 
 from typing import Any
 
+from torchrec.distributed.train_pipeline.gradient_accumulation import GradientAccumulationWrapper
 from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
 from torchrec.distributed.train_pipeline.train_pipelines import StagedTrainPipeline
 
@@ -40,10 +41,12 @@ def check_pipeline(plan: Plan, pipeline: Any) -> None:
     """Warn, in a line each, where memory or costs of the plan are for another pipeline than this one of TorchRec, and where it
     averages the replicas of groups of ranks otherwise than planned. Pipelines that evaluate are not looked at.
 
-    A class of yours counts as the one of TorchRec that it inherits from. Raises InvalidInput where a rank lacks memory for what
+    A class of yours counts as the one of TorchRec that it inherits from, and a GradientAccumulationWrapper as what is in it. Raises InvalidInput where a rank lacks memory for what
     the pipeline keeps of the plan's batch, and UsageError for what is no pipeline.
     """
     check_plan(plan)
+    if isinstance(pipeline, GradientAccumulationWrapper):
+        pipeline = pipeline._pipeline
     name, whose = type(pipeline).__name__, f"plan {plan.digest()[:12]}"
     if not hasattr(pipeline, "progress"):
         raise UsageError(f"check_pipeline needs a pipeline, whose progress trains a batch, and got a {name}")

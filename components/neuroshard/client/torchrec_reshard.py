@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_parallel import DMPCollection
+from torchrec.distributed.train_pipeline.gradient_accumulation import GradientAccumulationWrapper
 from torchrec.distributed.types import ShardingType
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
@@ -231,6 +232,13 @@ class _Job:
             raise UsageError(
                 f"the {kind} holds {len(pipeline.batches)} batches, on their way by the old plan; let it finish them: give "
                 "`progress` an iterator that ends, until it raises StopIteration"
+            )
+        accumulates = pipeline._config.num_steps if isinstance(pipeline, GradientAccumulationWrapper) else 1
+        if after := getattr(pipeline, "current_step", 0) % accumulates:
+            warn(
+                f"the {kind} has ended after {after} of the {accumulates} batches whose gradients it adds up: unless the last one "
+                "was given with is_last_batch=True, TorchRec has then stepped by gradients that are each rank's own, and dense "
+                f"layers differ between ranks from now on; end iterators at multiples of {accumulates}"
             )
 
     def _check_idle(self, path: str, collection: Any) -> None:
@@ -489,6 +497,8 @@ class _Job:
     def _attach(self) -> None:
         for pipeline in self.pipelines:
             pipeline.attach(self.model)
+            if isinstance(pipeline, GradientAccumulationWrapper):
+                pipeline._cached_ddp_modules = None  # found anew: copies have another
 
 
 def _copied_parameters(collections: Mapping[str, Any]) -> Parameters:
