@@ -119,8 +119,8 @@ def check_memory(
             shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
             _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
             raise InvalidInput(
-                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{trained}, most of it for table "
-                f"{largest!r}; {way_out}"
+                f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{trained}, most of it for "
+                f"table {largest!r}; {way_out}"
             )
     of_host = task.host_memory_bytes or 0
     for host, used in enumerate(host_memory(task, plan.shards)):

@@ -582,8 +582,8 @@ def is_key_of_table(key: str) -> bool:
 
 
 def _is_fused_moment(weight: str, name: str) -> bool:
-    """Whether a value of a weight's state is a fused optimizer's, `TABLE.momentum1`; a dense one's, of a copy, is `exp_avg` or the
-    like."""
+    """Whether a value of a weight's state is a fused optimizer's, `TABLE.momentum1`; a dense one's, of a copy, is `exp_avg` or
+    the like."""
     return is_key_of_table(weight) and name.startswith(f"{_table_of(weight)}.")
 
 

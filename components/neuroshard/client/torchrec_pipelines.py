@@ -41,8 +41,9 @@ def check_pipeline(plan: Plan, pipeline: Any) -> None:
     """Warn, in a line each, where memory or costs of the plan are for another pipeline than this one of TorchRec, and where it
     averages the replicas of groups of ranks otherwise than planned. Pipelines that evaluate are not looked at.
 
-    A class of yours counts as the one of TorchRec that it inherits from, and a GradientAccumulationWrapper as what is in it. Raises InvalidInput where a rank lacks memory for what
-    the pipeline keeps of the plan's batch, and UsageError for what is no pipeline.
+    A class of yours counts as the one of TorchRec that it inherits from, and a GradientAccumulationWrapper as what is in it.
+    Raises InvalidInput where a rank lacks memory for what the pipeline keeps of the plan's batch, and UsageError for what is no
+    pipeline.
     """
     check_plan(plan)
     if isinstance(pipeline, GradientAccumulationWrapper):

@@ -236,9 +236,9 @@ class _Job:
         accumulates = pipeline._config.num_steps if isinstance(pipeline, GradientAccumulationWrapper) else 1
         if after := getattr(pipeline, "current_step", 0) % accumulates:
             warn(
-                f"the {kind} has ended after {after} of the {accumulates} batches whose gradients it adds up: unless the last one "
-                "was given with is_last_batch=True, TorchRec has then stepped by gradients that are each rank's own, and dense "
-                f"layers differ between ranks from now on; end iterators at multiples of {accumulates}"
+                f"the {kind} has ended after {after} of the {accumulates} batches whose gradients it adds up: unless the last "
+                "one was given with is_last_batch=True, TorchRec has then stepped by gradients that are each rank's own, and "
+                f"dense layers differ between ranks from now on; end iterators at multiples of {accumulates}"
             )
 
     def _check_idle(self, path: str, collection: Any) -> None:
