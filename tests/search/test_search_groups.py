@@ -379,3 +379,11 @@ def test_other_algorithms_place_a_group_too(algorithm):
 def test_time_is_shared_by_the_sizes(ticking: None):
     plan = found(devices=16, domain=8, group_size="auto", sync_every=100, rounds=None, time_budget="2s")
     assert sum("would take" in note for note in plan.provenance.notes) == 6
+
+
+def test_a_model_of_one_batch_size_prices_groups_that_have_it():
+    model = Path(__file__).parents[1] / "golden" / "model-1"  # measured at 65,536 samples
+    asked = {"model": str(model), "devices": 8, "domain": 4, "group_size": 4}
+    plan = found(**asked, batch_size=2 * 65536)
+    assert (plan.task.batch_size, plan.task.devices) == (65536, 4)
+    refused(r"2 groups of 4 of 8 ranks .* not 32,768", InvalidInput, **asked, batch_size=65536)

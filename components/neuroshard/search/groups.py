@@ -84,7 +84,10 @@ def cheapest(plans: Mapping[str, Plan], failed: Mapping[str, NeuroshardError]) -
     of the others. Where there is none, raises why: an error that is not one of room, or Infeasible."""
     if not plans:
         errors = list(failed.values())
-        if len(errors) == 1 or not any(isinstance(error, Infeasible) for error in errors):
+        if not any(isinstance(error, Infeasible) for error in errors):
+            what, first = next(iter(failed.items()))
+            raise type(first)(f"{what}: {first}")
+        if len(errors) == 1:
             raise errors[0]
         proven = all(isinstance(error, Infeasible) and error.proven for error in errors)
         what, error = next(iter(failed.items()))  # of those with most memory

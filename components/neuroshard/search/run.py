@@ -405,12 +405,13 @@ def run(
     if keeping is not None:
         listed, more = kept_orders(listed, keeping.plan.task, keeping.read)
         said = (*said, *more)
-    model = open_cost_model(cost_model, order.task.get("batch_size"))
+    # groups have batches of their own, which a model may know without that of all ranks
+    model = open_cost_model(cost_model, order.task.get("batch_size")) if order.groups is None else None
     task = task_of(order, listed, model)
     lists = {} if out is None else _lists(task, beside, out)
 
     def find(one: ShardingTask, watch: Watch) -> Plan:
-        own = model if one is task else open_cost_model(cost_model, one.batch_size)
+        own = model or open_cost_model(cost_model, one.batch_size)
         trust = trust_in(own, instead)
         return search(one, own, settings, previous=before, trust=trust, notes=(*said, *notes), watch=watch)
 
@@ -471,13 +472,13 @@ def settings_of(order: SearchOrder) -> SearchSettings:
     return SearchSettings(**order.settings, try_row_wise=order.constraints.says_nothing_of_rows)
 
 
-def task_of(order: SearchOrder, tables: tuple[Table, ...], model: CostModel) -> ShardingTask:
-    """The task of an order, with the batch size of the cost model where it names none. Raises InvalidInput."""
+def task_of(order: SearchOrder, tables: tuple[Table, ...], model: CostModel | None) -> ShardingTask:
+    """The task of an order, with the batch size of the cost model where it names none; then it needs one. Raises InvalidInput."""
     batch_size = order.task.get("batch_size")
     task = {
         **order.task,
         "tables": tables,
-        "batch_size": model.batch_size if batch_size is None else batch_size,
+        "batch_size": model.batch_size if batch_size is None and model is not None else batch_size,
         "constraints": resolve(order.constraints, tables, "constraints"),
     }
     return ShardingTask.parse(task, "the task")

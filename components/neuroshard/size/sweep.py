@@ -219,7 +219,7 @@ def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float |
         order = cell.search(what.options)
         settings = replace(settings_of(order), tuning=replace(TUNING, hints=False))
     try:
-        model = open_cost_model(cell.kind.name, cell.batch_size)
+        model = open_cost_model(cell.kind.name, cell.batch_size) if order.groups is None else None
         task = task_of(order, what.tables, model)
         if task.pipeline == "prefetch" and task.host_memory_bytes is not None:  # rows are fetched meanwhile
             dense = cell.kind.dense
@@ -229,7 +229,7 @@ def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float |
         watch = Watch(seconds, stop=stop)
 
         def find(one: ShardingTask, watch: Watch) -> Plan:
-            own = model if one is task else open_cost_model(cell.kind.name, one.batch_size)
+            own = model or open_cost_model(cell.kind.name, one.batch_size)
             return search(one, own, settings, trust=trust_in(own), notes=what.notes, watch=watch)
 
         with silent(True):
@@ -240,8 +240,7 @@ def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float |
         return Row(cell, "not priced", str(error))
     if watch.expired and not watch.stopped:
         plan = with_notes(plan, TIME_UP)
-    if plan.task.batch_size != model.batch_size:  # a group's
-        model = open_cost_model(cell.kind.name, plan.task.batch_size)
+    model = model or open_cost_model(cell.kind.name, plan.task.batch_size)  # a group's
     caveats = beyond_measured(plan, for_task(model, plan.task))
     if plan.task.groups is not None:
         caveats.append(f"trained in {plan.task.groups.text(plan.task.devices)}")
