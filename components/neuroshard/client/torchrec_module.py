@@ -228,7 +228,7 @@ def warn_of_training(collections: Mapping[str, Collection]) -> None:
             where = f"table {config.name!r} of module {path!r}"
             weight = weight_of(collection, config.name)
             frozen += [where] if not weight.requires_grad else []
-            no_weights += [where] if weight.is_meta and collection.device != META else []
+            no_weights += [where] if weight.is_meta and getattr(collection, "device", META) != META else []
             means += [where] if weighted and config.pooling is PoolingType.MEAN else []
     _warn_of(
         frozen,
