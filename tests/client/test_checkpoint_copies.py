@@ -168,9 +168,9 @@ def test_a_dense_optimizer_without_state_yet_is_warned_of(tmp_path: Path) -> Non
     saved = {"model": weights, "dense": {"state": {"top.weight": {"exp_avg": torch.ones(3), "step": torch.ones(1)}}}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of no process group
-        save(saved, checkpoint_id=tmp_path, no_dist=True)
+        save(saved | {"loader": {"state": 5}}, checkpoint_id=tmp_path, no_dist=True)
         warnings.simplefilter("error", ShardingWarning)
-        load_resharded({"model": weights}, tmp_path)
+        load_resharded({"model": weights, "loader": {}}, tmp_path)
         with pytest.raises(
             ShardingWarning, match=r"has 'dense\.state\.top\.weight\.exp_avg' \(and 1 more\), which the state"
         ):

@@ -274,7 +274,8 @@ class _Resharding(DefaultLoadPlanner):
             for key, path in saved.paths.items()
             if key not in keys
             and path[0] in self.given
-            and path[1:2] == ("state",)
+            and len(path) > 2
+            and path[1] == "state"
             and not is_key_of_table(str(path[2]))
         ]
         if self.old is not None:
