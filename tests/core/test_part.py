@@ -2,7 +2,7 @@ import ast
 from pathlib import Path
 
 import neuroshard
-from neuroshard.core.part import GRADIENT_BYTES, GRADIENTS, Part
+from neuroshard.core.part import GRADIENT_BYTES, GRADIENTS, Memory, Part
 from neuroshard.core.table import Table
 
 
@@ -33,13 +33,10 @@ def test_a_copy_looks_its_own_samples_up_and_keeps_gradients_of_all_elements() -
     table = Table(name="t", rows=100, dim=8, pooling_factor=6.0, element_bytes=2)
     copy, elements = Part.of(table, copies=3), 100 * 8
     assert (copy.pooling_factor, copy.sent_columns) == (2.0, 8.0)
-    assert copy.memory() == (2 * elements, 4 * 100, GRADIENT_BYTES * elements, 0)
+    assert copy.memory() == Memory(2 * elements, 4 * 100, GRADIENT_BYTES * elements)
     # of 10 samples a device has 4, in two batches at a time, each lookup of 8 bytes
-    assert copy.memory(10, "sparse-dist", "adam") == (
-        2 * elements,
-        2 * 2 * elements,
-        GRADIENTS * 2 * elements + 2 * 24 * 8,
-        0,
+    assert copy.memory(10, "sparse-dist", "adam") == Memory(
+        2 * elements, 2 * 2 * elements, GRADIENTS * 2 * elements + 2 * 24 * 8
     )
 
 

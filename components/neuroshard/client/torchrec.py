@@ -43,6 +43,7 @@ from neuroshard.client.torchrec_fused import (
     warn_of_split_state,
 )
 from neuroshard.client.torchrec_groups import check_averaged, check_groups, dmp_collection
+from neuroshard.client.torchrec_id_maps import check_id_maps, warn_of_id_maps
 from neuroshard.client.torchrec_module import (
     TablePlace,
     check_sequences,
@@ -197,8 +198,10 @@ def to_torchrec(
         with_copies = whole.parted.model_copy(update=own)
         check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     check_trained(plan, kinds, optimizers, whose)
+    check_id_maps(places, optimizers, device_type, compute_kernel)
     check_averaged(plan, optimizers, whose)
     warn_of_split_state(shards, kinds, optimizers)
+    warn_of_id_maps(places, collections, optimizers, plan.task.devices)
     priced = Priced(trained, shards, kinds, places)
     check_caches(settings, trained)
     warn_of_settings(settings, priced)
@@ -406,7 +409,7 @@ def from_torchrec(
     in_tiers: dict[str, tuple[object, ParameterSharding]] = {}
     left_out: dict[str, list[str]] = {}  # by field of a ParameterSharding
     for table in known:
-        path, config, _ = places[table.name]
+        path, config, *_ = places[table.name]
         parameters = sharding_plan.plan[found[path]] if path in found else {}
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")

@@ -1,25 +1,25 @@
 """Checks of a plan against a model's embedding collections. Needs torch and torchrec."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.core.value import shown
+from neuroshard.files.importers.torchrec_collections import Collection as Collection
 from neuroshard.files.importers.torchrec_collections import find_collections, weight_of
-from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of
+from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of, id_map, inner_of, is_weighted
 
-Collection: TypeAlias = EmbeddingBagCollection | EmbeddingCollection
 META = torch.device("meta")
 
 
@@ -29,6 +29,7 @@ class TablePlace(NamedTuple):
     path: str  # of the module, as TorchRec's plan wants it
     config: EmbeddingBagConfig | EmbeddingConfig
     weighted: bool
+    id_map: IdMap | None = None
 
     @property
     def pooling(self) -> str:
@@ -71,6 +72,7 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
     there = _tables_by_name(collections)
     places = _places_of(tables, there, whose)
     _check_shapes(tables, places, there, whose)
+    _check_id_maps(tables, places, whose)
     _check_how_read(tables, places, whose)
     return places
 
@@ -83,10 +85,12 @@ def places_of(tables: Sequence[Table], collections: Mapping[str, Collection], wh
 def _tables_by_name(collections: Mapping[str, Collection]) -> dict[str, list[TablePlace]]:
     there: dict[str, list[TablePlace]] = {}
     for path, collection in collections.items():
-        weighted = isinstance(collection, EmbeddingBagCollection) and collection.is_weighted()
+        weighted = is_weighted(collection)
         known_as = getattr(collection, "names_in_plan", {})  # of tables held by access (client/rows.py)
         for config in configs_of(collection):
-            there.setdefault(known_as.get(config.name, config.name), []).append(TablePlace(path, config, weighted))
+            there.setdefault(known_as.get(config.name, config.name), []).append(
+                TablePlace(path, config, weighted, id_map(collection, config))
+            )
     return there
 
 
@@ -133,12 +137,30 @@ def _check_shapes(
     if fault := difference(shapes_of(tables), shapes):
         raise InvalidInput(f"{whose} {fault}; search a plan for today's tables")
     for table in tables:
-        path, config, _ = places[table.name]
+        path, config, *_ = places[table.name]
         if DATA_TYPE_NUM_BITS.get(config.data_type) != 8 * table.element_bytes:
             raise InvalidInput(
                 f"table {table.name!r} is {config.data_type.value} in module {path!r}, but {whose} is for "
                 f"{table.element_bytes} bytes an element; search a plan for today's tables"
             )
+
+
+def _check_id_maps(tables: Sequence[Table], places: Mapping[str, TablePlace], whose: str) -> None:
+    """Raise InvalidInput where a table gives rows to ids as it trains on one side only, or otherwise: it can be held in one way
+    only, and its memory depends on it."""
+    for table in tables:
+        place = places[table.name]
+        if table.id_map == place.id_map:
+            continue
+        where = f"table {table.name!r} of module {place.path!r}"
+        if place.id_map is None or table.id_map is None:
+            has, lacks = ("the model", whose) if table.id_map is None else (whose, "the model")
+            fault = f"{where} gives rows to ids as it trains in {has} (managed collisions), but not in {lacks}"
+        else:
+            here, there = place.id_map, table.id_map
+            name = next(one for one in type(here).model_fields if getattr(here, one) != getattr(there, one))
+            fault = f"{where} has an id map of {name} {getattr(here, name)}, but {whose} counts {getattr(there, name)}"
+        raise InvalidInput(f"{fault}; search a plan for this model's tables (neuroshard tables --from-torchrec)")
 
 
 def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], whose: str) -> None:
@@ -223,12 +245,12 @@ def warn_of_training(collections: Mapping[str, Collection]) -> None:
     rows, and those on the meta device whose collection says another."""
     frozen, means, no_weights = [], [], []
     for path, collection in collections.items():
-        weighted = isinstance(collection, EmbeddingBagCollection) and collection.is_weighted()
+        weighted = is_weighted(collection)
         for config in configs_of(collection):
             where = f"table {config.name!r} of module {path!r}"
             weight = weight_of(collection, config.name)
             frozen += [where] if not weight.requires_grad else []
-            no_weights += [where] if weight.is_meta and getattr(collection, "device", META) != META else []
+            no_weights += [where] if weight.is_meta and getattr(inner_of(collection), "device", META) != META else []
             means += [where] if weighted and config.pooling is PoolingType.MEAN else []
     _warn_of(
         frozen,

@@ -46,6 +46,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
 from neuroshard.client.load import check_world_size
+from neuroshard.client.torchrec_saved_maps import SavedMaps
 from neuroshard.client.torchrec_saved_order import SavedOrders
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError
@@ -61,6 +62,7 @@ PARTS = re.compile(r"/(hot|cold|dealt)-(sorted|[0-9a-f]{8})-\d+(\.weight)?$")  #
 PLAN = "plan"  # key of a checkpoint, under which a trainer puts its plan's digest
 METADATA_FILE = ".metadata"  # that torch.distributed.checkpoint writes last
 INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
+INSIDE_MAPPED = "_embedding_module"  # where managed collisions keep theirs
 
 
 def load_resharded(
@@ -116,6 +118,7 @@ def load_resharded(
         load(state, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
         raise InvalidInput(fault_of(f"checkpoint {checkpoint}", error)) from None
+    planner.maps.join()
     orders.put_into(state)
     if other := orders.difference():
         warn(other)
@@ -222,7 +225,7 @@ class _Resharding(DefaultLoadPlanner):
         super().__init__()
         self.given = given  # the first keys of the state
         self.left: list[str] = []  # on one rank: keys of the checkpoint's dense optimizers that no rank reads
-        self.orders = orders
+        self.orders, self.maps = orders, SavedMaps(whose)
         self.whose, self.new_plan, self.group = whose, new_plan, group
         self.old, self.new = (_Tables(plan) if plan else None for plan in (old_plan, new_plan))
         self.weights_of: dict[ReadItem, float] = {}  # of what is added up
@@ -246,7 +249,8 @@ class _Resharding(DefaultLoadPlanner):
                     f"{self.whose} has {_by(saved.shape(key))} values of {key!r}, and the state {_by(here)}: it is of another "
                     "optimizer"
                 )
-        apart = {*by_row, *self.anew, *orders}
+        self.maps.check(self.state_dict, saved.metadata)
+        apart = {*by_row, *self.anew, *orders, *self.maps.of_ranks(self.state_dict)}
         rest = {key: value for key, value in self.state_dict.items() if key not in apart}
         items = list(create_default_local_load_plan(rest, saved.metadata).items)
         items += self.orders.items(saved.metadata, self.state_dict, orders)
@@ -334,7 +338,7 @@ class _Resharding(DefaultLoadPlanner):
         times = Counter(_table_of(key) for key in paths if is_key_of_table(key))
         for weight in self.inexact:
             name, table = _table_of(weight), self.new.of(weight) if self.new else None
-            module = [part for part in str(paths[weight][-1]).split(".")[:-3] if part != INSIDE]
+            module = [part for part in str(paths[weight][-1]).split(".")[:-3] if part not in (INSIDE, INSIDE_MAPPED)]
             yield table.name if table else name if times[name] < 2 else ".".join([*module, name])
 
     def _moments(self, weights: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,8 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
+from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
+from torchrec.distributed.mc_embeddingbag import ShardedManagedCollisionEmbeddingBagCollection
 from torchrec.distributed.types import (
     Awaitable,
     EmbeddingModuleShardingPlan,
@@ -40,7 +42,13 @@ from neuroshard.files.importers.torchrec_tables import configs_of, has_own_opera
 __all__ = ["keep_output_order", "output_order"]
 
 Output: TypeAlias = KeyedTensor | dict[str, JaggedTensor]
-SHARDED = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection, ShardedFeatureProcessedEmbeddingBagCollection)
+SHARDED_MAPPED = (ShardedManagedCollisionEmbeddingBagCollection, ShardedManagedCollisionEmbeddingCollection)
+SHARDED = (
+    ShardedEmbeddingBagCollection,
+    ShardedEmbeddingCollection,
+    ShardedFeatureProcessedEmbeddingBagCollection,
+    *SHARDED_MAPPED,
+)
 INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables
 WRAPPERS = (DistributedModelParallel, DistributedDataParallel, torch._dynamo.OptimizedModule)
 M = TypeVar("M", bound=nn.Module)
@@ -104,6 +112,8 @@ class _InOrder:
         self.permute: tuple[list[str], PermutePooledEmbeddings] | None = None
 
     def __call__(self, module: nn.Module, given: object, output: Any) -> Any:
+        if isinstance(output, tuple):  # of managed collisions, with the remapped features
+            return (self(module, given, output[0]), *output[1:])
         if isinstance(output, LazyAwaitable) and output._result is not None:  # waited for already
             output._result = self.in_order(output._result)
             return output
@@ -158,12 +168,17 @@ def collections_in(module: nn.Module, path: str = "", seen: set[int] | None = No
             yield from collections_in(child, below, seen)
 
 
+def inner_of(collection: Any) -> Any:
+    """The collection that has the tables, sharded or not: of feature processors and managed collisions the one inside."""
+    return getattr(collection, "_embedding_module", getattr(collection, INSIDE, collection))
+
+
 def _order(collection: nn.Module) -> list[str]:
     """The keys of a collection's output, in order."""
     for hook in collection._forward_hooks.values():
         if isinstance(hook, _InOrder):
             return list(hook.names)
-    inner: Any = getattr(collection, INSIDE, collection)
+    inner = inner_of(collection)
     if hasattr(inner, "output_names"):
         return list(inner.output_names)
     if isinstance(inner, ShardedEmbeddingBagCollection):
@@ -175,7 +190,7 @@ def _order(collection: nn.Module) -> list[str]:
 
 def _own_order(collection: nn.Module) -> list[str]:
     """The keys of the output of the unsharded collection, in order."""
-    inner: Any = getattr(collection, INSIDE, collection)
+    inner = inner_of(collection)
     if hasattr(inner, "output_names"):
         return list(inner.output_names)
     return _names(

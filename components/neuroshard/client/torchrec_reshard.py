@@ -37,9 +37,9 @@ from neuroshard.client.torchrec_copies import CopiesOptimizer, Parameters
 from neuroshard.client.torchrec_in_memory import InMemory
 from neuroshard.client.torchrec_module import collections_of, match_tables
 from neuroshard.client.torchrec_optimizer import fault_of, is_key_of_table, load_resharded
-from neuroshard.client.torchrec_order import keep_output_order, output_order
+from neuroshard.client.torchrec_order import SHARDED_MAPPED, inner_of, keep_output_order, output_order
 from neuroshard.client.torchrec_pipelines import check_pipeline
-from neuroshard.client.torchrec_unsharded import holders_of, inner_of, sharded_collections, unsharded
+from neuroshard.client.torchrec_unsharded import holders_of, sharded_collections, unsharded
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
 from neuroshard.core.plan import Plan, check_plan
@@ -210,6 +210,11 @@ class _Job:
         self.after = to_torchrec(self.plan, self.unsharded, **{**given, "sharders": self.model.sharders}).plan
         self.before = {path: inner_of(collection).module_sharding_plan for path, collection in collections.items()}
         self.old = {path: each for path, each in collections.items() if self.before[path] != dict(self.after[path])}
+        if mapped := [path for path, each in self.old.items() if isinstance(each, SHARDED_MAPPED)]:
+            raise InvalidInput(
+                f"{whose} holds module {mapped[0]!r} with another kernel than now, and reshard leaves tables that give rows to "
+                "ids as they train (managed collisions) where they are; start again by the plan from a checkpoint"
+            )
         self.places = {
             (place.path, place.config.name): (name, place.config)
             for name, place in match_tables(self.plan.task.tables, collections_of(self.unsharded), whose).items()
@@ -243,7 +248,7 @@ class _Job:
 
     def _check_idle(self, path: str, collection: Any) -> None:
         """Raise UsageError where a collection has work at hand: a step, or batches of a pipeline."""
-        for operator in (each for lookup in collection._lookups for each in lookup.modules()):
+        for operator in (each for lookup in inner_of(collection)._lookups for each in lookup.modules()):
             needed = getattr(operator, "D_offsets", None)  # by FBGEMM's backward, which keeps it from the forward on
             if isinstance(needed, torch.Tensor) and cast(Any, needed)._use_count() > 1:
                 raise UsageError(

@@ -18,7 +18,6 @@ from torchrec.distributed import memory_stashing
 from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
-from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from neuroshard.client.torchrec_fused import NAMES
 from neuroshard.client.torchrec_module import Collection, TablePlace
@@ -57,6 +56,11 @@ _ENUMS = {
     for kind in (said, *get_args(said))
     if isinstance(kind, type) and issubclass(kind, Enum)
 }
+
+_INSIDE = (
+    "_ebc_sharder",
+    "_e_sharder",
+)  # of feature processors and of managed collisions: the one of the collection inside
 
 Settings = Mapping[str, Mapping[str, Any]]  # of the operator, by table
 
@@ -107,7 +111,9 @@ def sharders_by_path(
             )
         inside = getattr(by_kind[kind], "sharder_of", None)  # of tables held by access (client/rows_sharded.py)
         found[path] = (
-            inside(module.get_submodule(path)) if inside else getattr(by_kind[kind], "_ebc_sharder", by_kind[kind])
+            inside(module.get_submodule(path))
+            if inside
+            else next((getattr(by_kind[kind], name) for name in _INSIDE if hasattr(by_kind[kind], name)), by_kind[kind])
         )
     return found
 
@@ -329,7 +335,7 @@ def warn_of_sharders(by_path: Mapping[str, ModuleSharder[nn.Module]], module: nn
     for path, sharder in by_path.items():
         names = [name for name in priced.fused if priced.places[name].path == path]
         once = getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup()
-        if once and names and type(module.get_submodule(path)) is EmbeddingCollection:
+        if once and names and priced.places[names[0]].pooling == "none":
             rank, most = priced.busiest(names, priced.output_bytes)
             warn(
                 f"module {path!r}: use_index_dedup sends each id of a rank's batch once, but the plan was priced for all lookups "

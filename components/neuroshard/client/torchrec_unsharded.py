@@ -21,16 +21,20 @@ from torchrec.distributed.utils import (
     merge_fused_params,
 )
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection, FeatureProcessorsCollection
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 
-from neuroshard.client.torchrec_order import INSIDE, collections_in
+from neuroshard.client.torchrec_order import INSIDE, SHARDED_MAPPED, collections_in, inner_of
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.importers.torchrec_collections import weight_of
+from neuroshard.files.importers.torchrec_id_maps import MAPPED
+from neuroshard.files.importers.torchrec_tables import configs_of
 
 META = torch.device("meta")
 KINDS: dict[type, type[nn.Module]] = {
     ShardedEmbeddingBagCollection: EmbeddingBagCollection,
     ShardedEmbeddingCollection: EmbeddingCollection,
     ShardedFeatureProcessedEmbeddingBagCollection: FeatureProcessedEmbeddingBagCollection,
+    **dict(zip(SHARDED_MAPPED, MAPPED, strict=True)),
 }
 
 
@@ -53,16 +57,12 @@ def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
     return found
 
 
-def inner_of(sharded: Any) -> Any:
-    """The collection that has the tables: of a feature-processed one the one inside."""
-    return getattr(sharded, INSIDE, sharded)
-
-
 def holders_of(sharded: Any) -> tuple[tuple[str, ...], nn.ModuleDict]:
     """The modules that hold the weights of a collection, by table, and their path in it."""
     inner = inner_of(sharded)
     name = "embeddings" if isinstance(inner, ShardedEmbeddingCollection) else "embedding_bags"
-    return (name,) if inner is sharded else (INSIDE, name), getattr(inner, name)
+    inside = "_embedding_module" if isinstance(sharded, SHARDED_MAPPED) else INSIDE
+    return (name,) if inner is sharded else (inside, name), getattr(inner, name)
 
 
 def unsharded(model: DistributedModelParallel, collections: dict[str, Any]) -> nn.Module:
@@ -85,6 +85,8 @@ def unsharded(model: DistributedModelParallel, collections: dict[str, Any]) -> n
 
 
 def _collection(sharded: Any, of_sharder: dict[str, Any]) -> Any:
+    if isinstance(sharded, SHARDED_MAPPED):
+        return _mapped(sharded, _collection(inner_of(sharded), of_sharder))
     if isinstance(sharded, ShardedFeatureProcessedEmbeddingBagCollection):
         inner = _collection(getattr(sharded, INSIDE), of_sharder)
         processors = sharded._feature_processors
@@ -116,6 +118,20 @@ def _collection(sharded: Any, of_sharder: dict[str, Any]) -> Any:
                     weight._optimizer_classes = [kind or torch.optim.Optimizer]
                     weight._optimizer_kwargs = [applied]
     return found
+
+
+def _mapped(sharded: Any, inner: Any) -> Any:
+    """Managed collisions of all rows."""
+    maps, configs = sharded._managed_collision_collection, configs_of(inner)
+    held = maps._managed_collision_modules
+    modules = {
+        config.name: held[config.name].rebuild_with_output_id_range(
+            (0, config.num_embeddings), [0, config.num_embeddings], META
+        )
+        for config in configs
+    }
+    collection = ManagedCollisionCollection(modules, configs, maps.need_preprocess)
+    return KINDS[type(sharded)](inner, collection, sharded._return_remapped_features)
 
 
 def _applied(of_table: dict[str, Any], of_sharder: dict[str, Any], parameter: ParameterSharding) -> dict[str, Any]:

@@ -61,6 +61,12 @@ class TableRule(Value):
         """Whether it says anything but what is made of the table's row order."""
         return any(getattr(self, name) is not None for name in type(self).model_fields if name not in _OF_TABLES)
 
+    def holds_otherwise(self, devices: int) -> bool:
+        """Whether it keeps a table from being row-wise over all of so many devices, and whole in its columns."""
+        few = self.max_shards is not None and self.max_shards < devices
+        pinned = self.devices is not None and len(self.devices) < devices
+        return few or pinned or self.row_wise is False or bool(self.data_parallel) or self.rows_by_access is not None
+
     def over(self, other: "TableRule") -> Self:
         """This rule of a part, and where it says nothing what the rule of its table says. A tier comes with its cached rows."""
         unsaid = {name for name in type(self).model_fields if getattr(self, name) is None}
@@ -291,7 +297,9 @@ class Constraints(Value):
 
         def may(table: Table) -> bool:
             rule = rules.get(table.name)
-            if not (self.row_wise if rule is None or rule.row_wise is None else rule.row_wise):
+            if table.id_map is not None or not (
+                self.row_wise if rule is None or rule.row_wise is None else rule.row_wise
+            ):
                 return False
             most = self.allowed(rule, table.dim)[1]
             everywhere = rule is None or rule.devices is None or len(rule.devices) == devices

@@ -13,17 +13,18 @@ GRADIENTS = 2
 
 class Memory(NamedTuple):
     """Bytes of parts of tables. In HBM: weights, or their cache, the optimizer's state, and what a step needs for them; and what
-    they take of the `host`'s memory."""
+    they take of the `host`'s memory; and the `id_map` of tables that give rows to ids as they train."""
 
     weights: int
     optimizer: int
     step: int
     host: int = 0
+    id_map: int = 0
 
     @property
     def total(self) -> int:
         """In HBM."""
-        return self.weights + self.optimizer + self.step
+        return self.weights + self.optimizer + self.step + self.id_map
 
 
 class Part(NamedTuple):
@@ -105,9 +106,15 @@ class Part(NamedTuple):
         samples = -(-batch_size // max(self.copies, 1))
         step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks, self.lookup_share)
         if not self.copies:
-            return Memory(weights, state, step)
+            return Memory(weights, state, step, id_map=self._id_map_bytes(batch_size))
         if dense_optimizer is None:
             return Memory(weights, state, step + self.rows * self.dim * GRADIENT_BYTES)
         per_row, per_element = DENSE_STATE[dense_optimizer]
         state = self.rows * (per_row + per_element * self.dim) * self.table.element_bytes
         return Memory(weights, state, step + GRADIENTS * weights)
+
+    def _id_map_bytes(self, batch_size: int) -> int:
+        """What the table's id map takes. Ranks have equal shares of the ids, also where the last has fewer rows."""
+        if self.table.id_map is None:
+            return 0
+        return self.table.id_map.nbytes(self.rows, self.table.pooling_factor * batch_size / self.row_blocks)

@@ -21,7 +21,7 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[4] = 4  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
+PLAN_FORMAT: Literal[5] = 5  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
 
 
 class Shard(Value):
@@ -122,7 +122,7 @@ class Plan(Value):
     `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
-    format_version: Literal[1, 2, 3, 4] = 1
+    format_version: Literal[1, 2, 3, 4, 5] = 1
     task: ShardingTask
     task_digest: str = ""
     shards: tuple[Shard, ...]
@@ -157,7 +157,7 @@ class Plan(Value):
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
         if (known := self.task.plan_format) > self.format_version:
-            named = {2: "tiers, host memory or access curves", 4: "groups of ranks"}.get(
+            named = {2: "tiers, host memory or access curves", 4: "groups of ranks", 5: "id maps"}.get(
                 known, "row orders, lookups by id or rows by access"
             )
             raise ValueError(
@@ -236,6 +236,9 @@ class Plan(Value):
             if table.name in constraints.data_parallel:
                 continue
             rule, held = rules.get(table.name), shards[table.name]
+            if table.id_map is not None:
+                check_mapped(table, held, task.devices)
+                continue
             least, most = constraints.allowed(rule, table.dim)
             if narrow := [shard.dim for shard in held if shard.dim < least]:
                 raise ValueError(f"table {table.name!r} has a shard of {narrow[0]} columns; its least width is {least}")
@@ -373,6 +376,8 @@ def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sh
     whole."""
     if table.name in task.constraints.data_parallel:
         return DATA_PARALLEL
+    if table.id_map is not None:
+        return ROW_WISE  # also where all rows are on one device
     rows, columns = any(s.rows < table.rows for s in shards), any(s.dim < table.dim for s in shards)
     if not rows:
         return COLUMN_WISE if columns else TABLE_WISE
@@ -464,6 +469,17 @@ def check_copies(table: Table, shards: list[Shard], devices: int) -> None:
     wrong = next((device for device in range(devices) if held[device] != 1), None)
     if wrong is not None:
         raise ValueError(f"table {table.name!r} is data-parallel, but device {wrong} has {held[wrong]} copies of it")
+
+
+def check_mapped(table: Table, shards: list[Shard], devices: int) -> None:
+    """Raise ValueError unless a table with an id map is row-wise over all devices, as TorchRec deals rows out."""
+    blocks = [(first, rows, device) for device, (first, rows) in enumerate(table.row_blocks(devices))]
+    held = sorted((shard.row_offset, shard.rows, shard.device) for shard in shards)
+    if held != blocks or any(shard.dim != table.dim for shard in shards):
+        raise ValueError(
+            f"table {table.name!r} gives rows to ids as it trains (id_map): its rows must be split over all {devices} devices in "
+            f"order, {table.block_rows(devices):,} each with all {table.dim} columns, and are not"
+        )
 
 
 def _place(shard: Shard, table: Table) -> str:

@@ -14,6 +14,7 @@ from pydantic import (
 
 from neuroshard.core.access import LOOSE, AccessCurve, access_exponent, stated_curve
 from neuroshard.core.errors import UsageError
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.value import Number, Value, Whole, shown, without_defaults
@@ -100,6 +101,7 @@ class Table(Value):
     path, a dot and that name. `access` says how its rows are read (core/access.py); "zipf:1.05" is short for such a curve.
     `lookups_by_id` are the shares of the lookups in so many equal ranges of ids, in order.
     `row_order` says which rows are hottest (core/row_order.py); the table may have grown since it was made.
+    A table with an `id_map` gives rows to ids as it trains (core/id_map.py), and is row-wise over all devices whatever else.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -118,13 +120,14 @@ class Table(Value):
     access: AccessCurve | None = None
     row_order: RowOrder | None = None
     lookups_by_id: Annotated[tuple[Annotated[Number, Field(ge=0, le=2)], ...], Field(max_length=MOST_RANGES)] = ()
+    id_map: IdMap | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data = without_defaults(fields(self), _UNSAID)
         if not self.features:
             data.pop("features", None)
-        for name in ("access", "row_order"):
+        for name in ("access", "row_order", "id_map"):
             if getattr(self, name) is None:
                 data.pop(name, None)
         if not self.lookups_by_id:
@@ -230,6 +233,8 @@ class Table(Value):
             raise ValueError(
                 f"lookups_by_id has {len(self.lookups_by_id):,} ranges of ids, but the table has {self.rows:,} rows; say fewer"
             )
+        if self.id_map is not None:
+            self._check_id_map(self.id_map)
         if not self.features:
             return self
         names = [feature.name for feature in self.features]
@@ -242,6 +247,18 @@ class Table(Value):
                 "make them agree"
             )
         return self
+
+    def _check_id_map(self, id_map: IdMap) -> None:
+        if self.row_order is not None or self.lookups_by_id:
+            raise ValueError(
+                "id_map gives rows to ids as the table trains, and row_order and lookups_by_id are of ids that are rows; leave "
+                "them out"
+            )
+        if id_map.buckets is not None and self.rows % id_map.buckets:
+            raise ValueError(
+                f"id_map has {id_map.buckets:,} buckets, which must have equally many of the {self.rows:,} rows; take a number "
+                "of rows that they divide"
+            )
 
     @property
     def name_in_module(self) -> str:
@@ -268,12 +285,12 @@ class Table(Value):
 
     def resized(self, rows: int, dim: int, pooling_factor: float) -> Self:
         """The same table with another size and other lookups; each feature keeps its share of them. With other rows it
-        has no row order, and nothing is known of its lookups by id. The values are not checked."""
+        has no row order and no id map, and nothing is known of its lookups by id. The values are not checked."""
         size: dict[str, Any] = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
         if rows != self.rows:
             lookups = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0
             size["access"] = None if self.access is None else self.access.of_rows(rows / self.rows, lookups)
-            size |= {"row_order": None, "lookups_by_id": ()}
+            size |= {"row_order": None, "lookups_by_id": (), "id_map": None}
         if not self.features or pooling_factor == self.pooling_factor:
             return self.model_copy(update=size)
         share = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0

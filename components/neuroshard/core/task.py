@@ -96,6 +96,7 @@ class ShardingTask(Value):
         copied = parted.constraints.data_parallel - parted.by_access.hot  # these are of a module of their own
         if name := next((t.name for t in parted.tables if t.name in copied and t.pooling == "none"), None):
             raise ValueError(f"table {name!r} is a sequence, which TorchRec cannot train data-parallel")
+        self._check_mapped()
         parted._check_tiers()
         if fault := dense_time_fault(self.dense_ms, self.host_memory_bytes, self.pipeline):
             raise ValueError(fault)
@@ -114,6 +115,11 @@ class ShardingTask(Value):
             return fault
         if self.topology != groups.topology(self.devices, self.topology):
             return f"the topology is not that of {groups.numbering} groups of {self.devices} of {groups.ranks} ranks"
+        if mapped := self.mapped:
+            return (
+                f"groups of ranks cannot hold table {mapped[0].name!r}, which gives rows to ids as it trains: each group would "
+                "give them others, and TorchRec averages rows"
+            )
         if self.constraints.rows_by_access:
             return "groups of ranks cannot hold tables by access, whose hot rows all ranks would have to train alike"
         if self.host_memory_bytes is not None:
@@ -137,6 +143,25 @@ class ShardingTask(Value):
             "groups",
         )
         return without_defaults(data, dict.fromkeys(unsaid))
+
+    def _check_mapped(self) -> None:
+        """Tables with an id map are row-wise over all devices: no rule can hold them otherwise."""
+        rules, together = self.constraints.rules(), {name for group in self.constraints.together for name in group}
+        for table in self.mapped:
+            assert table.id_map is not None
+            if fault := table.id_map.fault(table.rows, self.devices):
+                raise ValueError(f"table {table.name!r} {fault}")
+            rule = rules.get(table.name)
+            if table.name in together or (rule is not None and rule.holds_otherwise(self.devices)):
+                raise ValueError(
+                    f"table {table.name!r} gives rows to ids as it trains (id_map), and TorchRec holds it row-wise over all "
+                    "devices only; leave out its rules and what it is kept together with"
+                )
+            if rule is not None and rule.tier == "cached":
+                raise ValueError(
+                    f"table {table.name!r} gives rows to ids as it trains (id_map), and TorchRec sets the rows of new ids in "
+                    "host memory, where a cache does not see it; say tier 'host' or 'hbm'"
+                )
 
     def _check_tiers(self) -> None:
         """Tables beyond HBM need a host's memory, and a cache of fewer rows than the table has."""
@@ -162,9 +187,11 @@ class ShardingTask(Value):
         return (self.dense_ms or 0.0) if self.pipeline == "prefetch" else 0.0
 
     @property
-    def plan_format(self) -> Literal[1, 2, 3, 4]:
+    def plan_format(self) -> Literal[1, 2, 3, 4, 5]:
         """The oldest format of plans whose readers do not drop what it names: 2 has host memory, tiers and access curves, 3 row
-        orders, lookups by id, and rows by access, 4 groups of ranks."""
+        orders, lookups by id, and rows by access, 4 groups of ranks, 5 id maps."""
+        if self.mapped:
+            return 5
         if self.groups is not None:
             return 4
         if self.constraints.rows_by_access or any(table.row_order or table.lookups_by_id for table in self.tables):
@@ -323,7 +350,7 @@ class ShardingTask(Value):
                     operator_bytes([(part, rule.tier)], cache),
                     part.rows * part.table.optimizer_bytes_per_row,
                 )
-                memory = Memory(held.hbm - by_row, by_row, memory.step, held.host)
+                memory = Memory(held.hbm - by_row, by_row, memory.step, held.host, memory.id_map)
             found.append(memory)
         return found
 
@@ -405,7 +432,22 @@ class ShardingTask(Value):
     def placed(self) -> tuple[Table, ...]:
         """The other tables, which a search places."""
         names = self.constraints.data_parallel
-        return tuple(table for table in self.tables if table.name not in names)
+        return tuple(table for table in self.tables if table.name not in names and table.id_map is None)
+
+    @property
+    def mapped(self) -> tuple[Table, ...]:
+        """The tables that give rows to ids as they train, each row-wise over all devices."""
+        return tuple(table for table in self.tables if table.id_map is not None)
+
+    @property
+    def mapped_bytes(self) -> tuple[int, ...]:
+        """What these take of each device."""
+        taken = [0] * self.devices
+        for table in self.mapped:
+            blocks = [rows for _, rows in table.row_blocks(self.devices)]
+            of_rows = {rows: self.memory(Part(table, rows, table.dim, self.devices)).total for rows in set(blocks)}
+            taken = [so_far + of_rows[rows] for so_far, rows in zip(taken, blocks, strict=True)]
+        return tuple(taken)
 
     @property
     def without_tier(self) -> tuple[Table, ...]:
@@ -421,8 +463,8 @@ class ShardingTask(Value):
     @property
     def placeable_bytes(self) -> tuple[int, ...]:
         """Memory of each device for the tables that are placed."""
-        copies = self.copies_bytes
-        return tuple(max(usable - copies, 0) for usable in self.usable_bytes)
+        copies, mapped = self.copies_bytes, self.mapped_bytes
+        return tuple(max(usable - copies - own, 0) for usable, own in zip(self.usable_bytes, mapped, strict=True))
 
     @property
     def uncut_step_bytes(self) -> int:

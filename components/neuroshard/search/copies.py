@@ -57,6 +57,7 @@ def may_be_copied(task: ShardingTask, stay: Collection[str], device: Device) -> 
         for table in task.tables
         if table.name not in ruled
         and table.pooling != "none"
+        and table.id_map is None
         and table.dim <= (widest_shard(table, device, copied=True) or table.dim)
     )
 

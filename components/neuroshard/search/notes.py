@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.core.moves import changed_state
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Plan, host_memory, parts_of, shardings_of
+from neuroshard.core.plan import Plan, device_memory, host_memory, parts_of, shardings_of
 from neuroshard.core.sharding import GRID
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -31,11 +31,24 @@ def with_notes(plan: Plan, *notes: str) -> Plan:
     return plan.model_copy(update={"provenance": provenance})
 
 
+def row_givers(plan: Plan) -> list[str]:
+    """A line about tables that give rows to ids as they train, where a plan has any."""
+    task = plan.task
+    if not task.mapped:
+        return []
+    most = max(memory.id_map for memory in device_memory(task, plan.shards))
+    return [
+        f"{counted(len(task.mapped), 'table')} row-wise over all devices, since TorchRec gives rows to their ids as they train "
+        f"({first_few([table.name for table in task.mapped])}): id maps take up to {format_bytes(most, 'up')} of a device; ids "
+        "are taken to be hashed evenly. Not priced: finding the rows of ids, and evicting"
+    ]
+
+
 def caveats(plan: Plan, problem: Problem) -> list[str]:
     """A line for each thing that the plan asks of the cost model and that was not measured for it. The `problem` may be of
     some of the plan's tables, the others data-parallel."""
     model = problem.model
-    notes = beyond_measured(plan, model)
+    notes = beyond_measured(plan, model) + row_givers(plan)
     if wide_tables := problem.too_wide_for_row_wise:
         widest = max(table.dim for table in wide_tables)
         notes.append(

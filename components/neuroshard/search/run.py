@@ -50,6 +50,7 @@ from neuroshard.search.groups import (
     tasks_of,
 )
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
+from neuroshard.search.mapped import blocks_only, check_mapped
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
@@ -159,6 +160,10 @@ def _searched(
     """As `search`, of a task without tables in two parts, or dealt."""
     permitted, may = _permitted(task, cost_model, settings, previous)
     given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
+    check_mapped(task, cost_model, trains_on(cost_model))
+    if task.mapped and not task.placed:
+        plan = blocks_only(given)
+        return say.with_notes(plan, *say.row_givers(plan))
     if needs_tiers(permitted):
         return beyond_hbm(given)
     tight, in_hbm = is_tight(given), None

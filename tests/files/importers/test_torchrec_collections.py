@@ -64,12 +64,10 @@ def processed() -> FeatureProcessedEmbeddingBagCollection:
 
 
 REFUSED = {
-    "managed collisions": lambda: ManagedCollisionEmbeddingBagCollection(bags(), remap(BAGS)),
-    "managed collisions of sequences": lambda: ManagedCollisionEmbeddingCollection(sequences(), remap(ROWS)),
-    "a map of ids alone": lambda: remap(BAGS),
-    "managed collisions in a tower": lambda: EmbeddingTower(
-        ManagedCollisionEmbeddingCollection(sequences(), remap(ROWS)), nn.Identity()
+    "managed collisions that drop weights": lambda: ManagedCollisionEmbeddingBagCollection(
+        bags(weighted=True), remap(BAGS)
     ),
+    "a map of ids alone": lambda: remap(BAGS),
     "fused": lambda: FusedEmbeddingBagCollection(
         tables=BAGS, optimizer_type=torch.optim.SGD, optimizer_kwargs={"lr": 0.1}, device=META
     ),
@@ -119,11 +117,12 @@ def test_containers_of_torchrec_and_of_users_only_hold():
             self.sequence = sequences()
             self.tower = EmbeddingTower(processed(), nn.Identity())
             self.towers = EmbeddingTowerCollection([EmbeddingTower(sequences(), nn.Identity())])
+            self.mapped = ManagedCollisionEmbeddingCollection(sequences(), remap(ROWS))
 
     found = find_collections(Wrapper())
 
     assert list(found.pooled) == ["inner.0.embedding_bag_collection", "tower.embedding"]
-    assert list(found.sequences) == ["sequence", "towers.towers.0.embedding"]
+    assert list(found.sequences) == ["sequence", "towers.towers.0.embedding", "mapped"]
 
 
 def test_a_feature_processed_collection_is_planned_at_its_wrapper():

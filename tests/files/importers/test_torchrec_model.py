@@ -9,6 +9,7 @@ from torch import nn
 
 from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.units import parse_bytes
 from neuroshard.files.importers.dense_memory import dense_bytes, reserve_notes, torch_embeddings
 from neuroshard.files.importers.tables_source import from_torchrec
@@ -191,9 +192,14 @@ def test_what_is_no_model_is_reported_in_one_line(user_model, spec, error, facts
         read(spec.format(user_model))
 
 
-def test_a_module_that_no_plan_covers_is_refused_by_name(user_model):
-    with refused(InvalidInput, "collisions", "ManagedCollisionEmbeddingBagCollection"):
-        read(f"{user_model}:collisions", default=1.0)
+def test_tables_that_give_rows_to_ids_as_they_train_have_the_bytes_of_their_id_map(user_model):
+    (table,) = read(f"{user_model}:collisions", default=1.0).tables().tables
+
+    assert (table.rows, table.module) == (100, "")
+    # an id, its row, its count and when it was last seen; of a lookup the id and when, of 1.25 x 2 steps
+    assert table.id_map == IdMap(
+        kind="mch", bytes_per_row=4 * 8, bytes_per_lookup=1.25 * 2 * 2 * 8, bytes_per_rank=1028 * 8
+    )
 
 
 def test_tables_say_their_module_and_have_its_path_in_a_name_that_two_modules_use(user_model):

@@ -7,12 +7,13 @@ FeatureProcessedEmbeddingBagCollection get no gradient, and with managed collisi
 
 import warnings
 from dataclasses import dataclass, field
-from typing import NoReturn, cast
+from typing import NoReturn, TypeAlias, cast
 
 from torch import nn
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.files.importers.torchrec_tables import check_config, configs_of
+from neuroshard.files.importers.torchrec_id_maps import MANAGED_COLLISIONS, MAPPED, check_mapped
+from neuroshard.files.importers.torchrec_tables import check_config, configs_of, inner_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # warnings of torchrec and FBGEMM while they are imported
@@ -23,11 +24,19 @@ with warnings.catch_warnings():
         EmbeddingCollectionInterface,
     )
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-    from torchrec.modules.mc_modules import ManagedCollisionCollection, ManagedCollisionModule
+    from torchrec.modules.mc_embedding_modules import (
+        ManagedCollisionEmbeddingBagCollection,
+        ManagedCollisionEmbeddingCollection,
+    )
 
-COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection, EmbeddingCollection)
+COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection, EmbeddingCollection, *MAPPED)
+Collection: TypeAlias = (
+    EmbeddingBagCollection
+    | EmbeddingCollection
+    | ManagedCollisionEmbeddingBagCollection
+    | ManagedCollisionEmbeddingCollection
+)
 INTERFACES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
-MANAGED_COLLISIONS = (ManagedCollisionCollection, ManagedCollisionModule)
 # classes of torchrec that only hold other modules
 CONTAINERS = ("torchrec.models.", "torchrec.modules.lazy_extension", "torchrec.modules.embedding_tower")
 
@@ -36,11 +45,11 @@ CONTAINERS = ("torchrec.models.", "torchrec.modules.lazy_extension", "torchrec.m
 class Collections:
     """What holds a model's tables, by the path at which TorchRec wants the plan; "" is the model itself."""
 
-    pooled: dict[str, EmbeddingBagCollection] = field(default_factory=dict)
-    sequences: dict[str, EmbeddingCollection] = field(default_factory=dict)
+    pooled: dict[str, Collection] = field(default_factory=dict)
+    sequences: dict[str, Collection] = field(default_factory=dict)
 
     @property
-    def all(self) -> dict[str, EmbeddingBagCollection | EmbeddingCollection]:
+    def all(self) -> dict[str, Collection]:
         """Both, pooled ones first."""
         return {**self.pooled, **self.sequences}
 
@@ -66,8 +75,9 @@ def find_collections(model: nn.Module, *, by_access: bool = False) -> Collection
     return found
 
 
-def weight_of(collection: EmbeddingBagCollection | EmbeddingCollection, table: str) -> nn.Parameter:
+def weight_of(collection: Collection, table: str) -> nn.Parameter:
     """The weight of one table of a collection."""
+    collection = inner_of(collection)
     holders = collection.embedding_bags if isinstance(collection, EmbeddingBagCollection) else collection.embeddings
     return cast(nn.Parameter, holders[table].weight)
 
@@ -109,6 +119,12 @@ def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]
         found.pooled[path] = inner
     elif type(module) is EmbeddingCollection:
         found.sequences[path] = module
+    elif type(module) in MAPPED:
+        check_mapped(module, path)
+        inner = inner_of(module)
+        if type(inner) not in (EmbeddingBagCollection, EmbeddingCollection):
+            _refuse(inner, f"{path}._embedding_module".lstrip("."))
+        (found.pooled if type(inner) is EmbeddingBagCollection else found.sequences)[path] = cast(Collection, module)
     elif hasattr(module, "names_in_plan"):  # a CollectionByAccess (client/rows.py), sharded at its own path
         (found.pooled if type(module.inner) is EmbeddingBagCollection else found.sequences)[path] = module.inner
     elif _is_torchrecs_own(module) and _holds_tables(module):
@@ -151,8 +167,8 @@ def _refuse(module: nn.Module, path: str) -> NoReturn:
         why = "which is sharded already; give the model as it is before DistributedModelParallel"
     elif any(isinstance(each, MANAGED_COLLISIONS) for each in module.modules()):
         why = (
-            "whose managed collisions a plan does not cover: each rank would map ids to rows of its own; let TorchRec's planner "
-            "place this module, or hash ids before an EmbeddingBagCollection"
+            "which maps ids to rows outside of a collection, and TorchRec shards it with one only: let a "
+            f"{MAPPED[0].__name__} have it"
         )
     elif bases:
         why = (

@@ -22,7 +22,14 @@ from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
 from neuroshard.files.importers.dense_memory import reserve_notes, torch_embeddings
 from neuroshard.files.importers.imported import TableEntry
-from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, config_fields, configs_of, has_own_operator
+from neuroshard.files.importers.torchrec_tables import (
+    WEIGHTED_MEAN,
+    config_fields,
+    configs_of,
+    has_own_operator,
+    id_map,
+    is_weighted,
+)
 
 EXAMPLE = "as in my_package.model:make_model"
 
@@ -51,7 +58,7 @@ def entries_of(
     known: set[str] = set()
     collections = list(_collections(model, spec))
     for path, collection in collections:
-        weighted = hasattr(collection, "is_weighted") and bool(collection.is_weighted())
+        weighted = is_weighted(collection)
         for config in configs_of(collection):
             features = list(config.feature_names) or [config.name]
             full = f"{path}.{config.name}" if path else config.name
@@ -64,7 +71,7 @@ def entries_of(
                     None if feature in (full, config.name) else pooling_factors.get(feature) for feature in features
                 ]
             assumed += [config.name] if own is None and None in each else []
-            fields = config_fields(config, _lookups(each, own), weighted)
+            fields = config_fields(config, _lookups(each, own), weighted, id_map(collection, config))
             apart += [config.name] if has_own_operator(config) else []
             means += [config.name] if weighted and fields["pooling"] == "mean" else []
             entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path}))

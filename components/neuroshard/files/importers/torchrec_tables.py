@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.files.importers.imported import table_defaults
 
@@ -41,10 +42,13 @@ def tables_of(
     if unknown:
         raise InvalidInput(f"pooling_factors: there is no table {min(unknown)!r}")
     if weighted is None:
-        weighted = bool(module_or_configs.is_weighted()) if hasattr(module_or_configs, "is_weighted") else False
+        weighted = is_weighted(module_or_configs)
     return tuple(
         table_defaults(access=access, optimizer=optimizer).table(
-            config_fields(config, _equal_shares(config, given.get(config.name)), weighted), f"table {config.name!r}"
+            config_fields(
+                config, _equal_shares(config, given.get(config.name)), weighted, id_map(module_or_configs, config)
+            ),
+            f"table {config.name!r}",
         )
         for config in configs
     )
@@ -52,12 +56,24 @@ def tables_of(
 
 def configs_of(module_or_configs: Any) -> Sequence[Any]:
     """The configs of a collection's tables; configs themselves are returned as they are."""
+    inner = inner_of(module_or_configs)
     for name in ("embedding_bag_configs", "embedding_configs"):
-        if hasattr(module_or_configs, name):
-            configs: Sequence[Any] = getattr(module_or_configs, name)()
+        if hasattr(inner, name):
+            configs: Sequence[Any] = getattr(inner, name)()
             return configs
     given: Sequence[Any] = module_or_configs
     return given
+
+
+def inner_of(collection: Any) -> Any:
+    """The collection that has the tables: of managed collisions the one inside."""
+    return getattr(collection, "_embedding_module", collection)
+
+
+def is_weighted(collection: Any) -> bool:
+    """Whether the lookups of a collection come with weights."""
+    inner = inner_of(collection)
+    return bool(inner.is_weighted()) if hasattr(inner, "is_weighted") else False
 
 
 def _equal_shares(config: Any, total: float | None) -> list[float]:
@@ -84,7 +100,18 @@ def has_own_operator(config: Any) -> bool:
     return any(getattr(config, name, False) for name in _OWN_OPERATOR)
 
 
-def config_fields(config: Any, pooling_factors: Sequence[float], weighted: bool) -> dict[str, Any]:
+def id_map(collection: Any, config: Any) -> IdMap | None:
+    """The id map of a table; None where its collection is of no managed collisions."""
+    if inner_of(collection) is collection:
+        return None
+    from neuroshard.files.importers.torchrec_id_maps import id_map_of  # torchrec, which the rest does without
+
+    return id_map_of(collection, config.name)
+
+
+def config_fields(
+    config: Any, pooling_factors: Sequence[float], weighted: bool, id_map: IdMap | None = None
+) -> dict[str, Any]:
     """Fields of Table as an EmbeddingBagConfig or EmbeddingConfig has them, whose features have these lookups a sample each.
     Raises InvalidInput for a data type that we do not know, and for what TorchRec cannot shard."""
     check_config(config)
@@ -102,4 +129,5 @@ def config_fields(config: Any, pooling_factors: Sequence[float], weighted: bool)
         "pooling": config.pooling.name.lower() if hasattr(config, "pooling") else "none",
         "weighted": weighted,
         "element_bytes": ELEMENT_BYTES[_DTYPES[config.data_type.name]],
+        **({} if id_map is None else {"id_map": id_map.model_dump()}),
     }

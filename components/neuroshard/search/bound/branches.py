@@ -110,12 +110,15 @@ class Branches:
     def of(self, count: int, *, next_not: bool = False) -> Branch:
         """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
         problem, options, sure = self.problem, self.problem.options, self.order[:count]
-        columns = float(options.least[sure, OVER_ALL].sum())
+        columns = float(problem.base_dims.min()) + float(options.least[sure, OVER_ALL].sum())
         mean = problem.mean_columns + float(options.more[sure, OVER_ALL].sum())
-        memory, beside = problem.memory, np.zeros(problem.vectors.shape[1])
+        memory, beside = problem.memory, problem.base.min(axis=0)
         if len(options.groups):
             load = options.load(options.groups[np.sort(sure)], np.full(len(sure), options.place_of(OVER_ALL)))
-            memory, beside = memory - load.nbytes, load.vectors.min(axis=0)  # no device holds less of any component
+            memory, beside = (
+                memory - load.nbytes,
+                (load.vectors + problem.base).min(axis=0),
+            )  # no device holds less of any component
         block_alone = self._block_alone(sure, memory, beside, columns, mean)
         if next_not:
             block_alone[self.order[count]] = np.inf

@@ -167,6 +167,7 @@ class _Proof:
         if possible is None:
             return np.inf
         shards, row_wise = possible
+        held: Floats = problem.base.sum(axis=0)
         point, best, slope = self.start, 0.0, np.full_like(self.start, np.nan)
         for step in range(self.settings.tangents):
             before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
@@ -176,11 +177,13 @@ class _Proof:
                 price = np.where(shards, problem.vectors @ slope, np.inf)
                 cuts, bound = cheapest_cuts(problem, price, self.settings.exact_cut_units), np.inf
                 sums: Floats = cuts.times @ problem.vectors[cuts.shards]
+                anyway = float(held @ slope)
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
                 if not len(branch.sure):
-                    bound = _over_devices(intercept, cuts.total, branch)
+                    bound = _over_devices(intercept, cuts.total + anyway, branch)
                 if len(row_wise):
                     cheapest, sums = branch.cheaper_row_wise(cuts, slope, row_wise)
+                    cheapest += anyway
                     with_blocks = intercept + cheapest / devices + branch.back + branch.ahead
                     if not problem.options.everywhere:
                         with_blocks = _over_devices(intercept, cheapest, branch)
@@ -188,7 +191,7 @@ class _Proof:
                 if bound == np.inf:
                     return np.inf
                 best = max(best, bound)
-            point = point + (sums / devices - point) * (2 / (step + 3))  # Frank and Wolfe's step
+            point = point + ((sums + held) / devices - point) * (2 / (step + 3))  # Frank and Wolfe's step
         return best
 
     def _convex(self, branch: Branch, cost_ms: float) -> CostModel:
@@ -212,11 +215,12 @@ def reach(problem: Problem, possible: NDArray[np.bool_], with_blocks: bool, dips
         group, vectors = group[order], vectors[order]
     if not len(group):
         return dips.bias, dips.bias
+    held = problem.base @ dips.weight
     along, begins = vectors @ dips.weight, np.flatnonzero(np.diff(group, prepend=-1))
     down = np.minimum(np.minimum.reduceat(along, begins), 0.0).sum(axis=0)
     up = np.maximum(np.maximum.reduceat(along, begins), 0.0).sum(axis=0)
     slack = 1e-9 * (up - down + np.abs(dips.bias))
-    return dips.bias + down - slack, dips.bias + up + slack
+    return dips.bias + down + held.min(axis=0) - slack, dips.bias + up + held.max(axis=0) + slack
 
 
 def _over_devices(intercept: float, total: float, branch: Branch) -> float:

@@ -37,10 +37,10 @@ class ColumnShards:
     """The task's G table groups, and every column shard of them by number.
 
     A table group is a table, or several tables kept together on one device, which are never cut. Tables that the task has
-    data-parallel are in none. The columns of a table are alike, so its shards differ by width only: shard `first[g] + u` is the
-    shard of group `g` that is `u` units wide. A unit is 4 columns, or the whole group if it is never cut. Of a table that is
-    wider than the operator holds it is one of its equal shards (`wide_tables.py`): "shard" `u` of these groups is `u` of them, on
-    one device. Shard 0 stands for no shard: no columns, no bytes, a vector of zeros.
+    data-parallel, or that give rows to ids as they train, are in none. The columns of a table are alike, so its shards differ by
+    width only: shard `first[g] + u` is the shard of group `g` that is `u` units wide. A unit is 4 columns, or the whole group if
+    it is never cut. Of a table that is wider than the operator holds it is one of its equal shards (`wide_tables.py`): "shard"
+    `u` of these groups is `u` of them, on one device. Shard 0 stands for no shard: no columns, no bytes, a vector of zeros.
 
     Per shard (S,): `group`, `units`, `columns` (its width), `dims` (columns that it sends for a sample: its width once a feature,
     or a lookup of a sequence), `nbytes` (as a plan counts them). Per group (G,): `tables`, `all_units`, `whole` (its widest
@@ -216,8 +216,10 @@ class ColumnShards:
 
 
 def _table_groups(task: ShardingTask) -> list[tuple[Table, ...]]:
-    """Tables that are kept together, and each other table by itself, in the order of the task; without those data-parallel."""
+    """Tables that are kept together, and each other table by itself, in the order of the task, of the tables
+    that it places."""
     together = {name: names for names in task.constraints.together for name in names}
-    copied, tables = task.constraints.data_parallel, {table.name: table for table in task.tables}
-    groups = {together.get(name, (name,)): None for name in tables if name not in copied}
+    tables = {table.name: table for table in task.tables}
+    placed = {table.name for table in task.placed}
+    groups = {together.get(name, (name,)): None for name in tables if name in placed}
     return [tuple(tables[name] for name in names) for names in groups]

@@ -26,7 +26,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.column_shards import Widths
-from neuroshard.search.problem.kinds import copies_of
+from neuroshard.search.problem.kinds import copies_of, over_all
 from neuroshard.search.problem.previous import Elsewhere
 from neuroshard.search.problem.problem import Problem
 
@@ -92,16 +92,20 @@ class CurrentPlacement:
         return next((place for place in places if held == options.shards(table, place)), None)
 
     def _arriving_copies(self) -> int:
-        """Bytes that devices must receive for the tables that the task has data-parallel."""
+        """Bytes that devices must receive for the tables that the task has data-parallel, and for those with id maps."""
         copied = self.problem.copied
         new = {t.name: copies_of([t], self.problem.devices) for t in copied}
-        return sum(self._arriving_shards(t, self._before(t), new[t.name], copied=True) for t in copied)
+        arriving = sum(self._arriving_shards(t, self._before(t), new[t.name], copied=True) for t in copied)
+        blocks = over_all(self.problem.devices)
+        mapped = ((t, blocks.shards(t, 0)) for t in self.problem.mapped)
+        return arriving + sum(self._arriving_shards(t, self._before(t), shards) for t, shards in mapped)
 
     def _check_copies(self, budget_bytes: int) -> None:
         if self._copies_bytes > budget_bytes:
             raise Infeasible(
-                f"new copies of data-parallel tables take {format_bytes(self._copies_bytes, 'up')} to move, more than the budget "
-                f"of {format_bytes(budget_bytes)}; give a larger --move-budget, or let fewer be data-parallel"
+                f"new copies of data-parallel tables, and blocks of tables with id maps, take "
+                f"{format_bytes(self._copies_bytes, 'up')} to move, more than the budget of "
+                f"{format_bytes(budget_bytes)}; give a larger --move-budget, or let fewer be data-parallel"
             )
 
     def _dealt_anew(self) -> list[str]:
@@ -115,7 +119,7 @@ class CurrentPlacement:
 
     def _not_kept(self) -> list[str]:
         kept = {self.problem.tables[group][0].name for group in self.spread.tolist()}
-        kept |= {table.name for table in self.problem.copied}
+        kept |= {table.name for table in (*self.problem.copied, *self.problem.mapped)}
         return [name for name in self.shards if name in self.not_whole - kept]
 
     def _keep_spans(self) -> None:

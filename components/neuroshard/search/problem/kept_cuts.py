@@ -50,7 +50,7 @@ class KeptCuts:
             was = old.get(table.name)
             copied = plan.task.constraints.data_parallel | constraints.data_parallel
             stateless = not table.optimizer_bytes_per_row or table.name in copied
-            if was is None or was.dim != table.dim or stateless:
+            if was is None or was.dim != table.dim or stateless or table.id_map is not None:
                 pieces.append(table)
                 continue
             rule = rules.pop(table.name, TableRule(table=table.name))

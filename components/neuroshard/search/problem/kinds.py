@@ -79,7 +79,7 @@ def enumerated(task: ShardingTask, may: MayHold) -> tuple[Spread, ...]:
     """The kinds of spread options of a task. Grids lie on neighbouring domains, and their number divides that of all. In domains
     of one device there are no blocks of rows."""
     devices, topology, may_use = task.devices, task.topology, task.constraints.may_use
-    found = [Spread(ROW_WISE, devices, 1, devices, (0,))]
+    found = [over_all(devices)]
     if topology is not None and 1 < topology.domain < devices and (may_use("table-row-wise") or may_use("grid")):
         domain, domains = topology.domain, topology.domains(devices)
         found.append(Spread(TABLE_ROW_WISE, domain, 1, domain, tuple(range(0, devices, domain))))
@@ -91,6 +91,11 @@ def enumerated(task: ShardingTask, may: MayHold) -> tuple[Spread, ...]:
     if may.get(DATA_PARALLEL):
         found.append(Spread(DATA_PARALLEL, 1, 1, devices, (0,)))
     return tuple(found)
+
+
+def over_all(devices: int) -> Spread:
+    """Row blocks on all devices."""
+    return Spread(ROW_WISE, devices, 1, devices, (0,))
 
 
 def copies_of(tables: Sequence[Table], devices: int) -> list[Shard]:

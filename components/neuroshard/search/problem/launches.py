@@ -20,8 +20,9 @@ WHOLE, CUT, ROWS, COPIED = map(SHARDINGS.index, (TABLE_WISE, COLUMN_WISE, ROW_WI
 
 
 class LaunchCosts:
-    """Of a task's table groups, beside the `copied` tables. With the pipeline none, also what the input's
-    all-to-alls take with nothing to send. Operators of copies are part of `pricing.CopyPrices`.
+    """Of a task's table groups, beside the `copied` tables and the `mapped` ones, which are row-wise. With
+    the pipeline none, also what the input's all-to-alls take with nothing to send. Operators of copies are part of
+    `pricing.CopyPrices`.
 
     `pieces` are table groups that are each a shard of a cut table (`kept_cuts.py`): a plan has these cuts anyway.
     """
@@ -30,6 +31,7 @@ class LaunchCosts:
         self,
         table_groups: Sequence[Sequence[Table]],
         copied: Sequence[Table],
+        mapped: Sequence[Table],
         pieces: Collection[str],
         task: ShardingTask,
         model: CostModel,
@@ -70,6 +72,17 @@ class LaunchCosts:
             ]
         )
 
+        held = [(Group.of(table, SHARDINGS[ROWS]), table) for table in mapped]
+        self.mapped = [(group, Part.of(table).sent_columns, False) for group, table in held]
+        self.mapped_tables = list(mapped)
+        self.mapped_outputs: Ints = np.array(
+            [outputs.setdefault(group, len(outputs)) for group, _ in held], dtype=np.int64
+        )
+        keys_of = [(group, t.element_bytes, t.pooling) for group, t in held]
+        self.mapped_operators: Ints = np.array(
+            [operators.setdefault(key, len(operators)) for key in keys_of], dtype=np.int64
+        )
+
         self.inputs: Ints = np.array([group.inputs if task.pipeline == "none" else 0 for group in outputs])
         self.collectives: Ints = np.array([group.outputs for group in outputs])
 
@@ -81,7 +94,7 @@ class LaunchCosts:
     @cached_property
     def measured(self) -> int:
         """Operators that the cost model counts in where no table is copied."""
-        return operators_of(self.tables)
+        return operators_of([*self.tables, *self.mapped_tables])
 
     def of(self, spread: Ints, shardings: Ints, cut: Ints = NONE) -> LaunchMs:
         """Where these table groups have these spread shardings (numbers in SHARDINGS), these are cut column-wise, and all others
@@ -92,11 +105,15 @@ class LaunchCosts:
         way = of_group[self.group]
         placed = way != COPIED
         at = np.arange(len(way))[placed]
-        outputs, operators = (distinct(each[at, way[placed]]) for each in (self.output, self.operator))
-        measured = self.measured if placed.all() else operators_of(self.tables[table] for table in at.tolist())
+        outputs, operators = (
+            distinct(np.append(each[at, way[placed]], own))
+            for each, own in ((self.output, self.mapped_outputs), (self.operator, self.mapped_operators))
+        )
+        rest = [*(self.tables[table] for table in at.tolist()), *self.mapped_tables]
+        measured = self.measured if placed.all() else operators_of(rest)
         each = zip(self.ways, self.columns, way.tolist(), strict=True)
         held = [(ways[one], columns, SHARDINGS[one].splits_columns) for ways, columns, one in each]
-        return self._ms(len(operators) - measured, outputs, reordered_columns([*held, *self.copied]))
+        return self._ms(len(operators) - measured, outputs, reordered_columns([*held, *self.copied, *self.mapped]))
 
     def cut(self, shards: Ints) -> bytes:
         """What these numbers of shards (G,) change in `of`: which sequences are cut, and which collections have a cut table."""
@@ -120,8 +137,13 @@ class LaunchCosts:
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
-            np.concatenate([distinct(each[:, WHOLE]), np.intersect1d(each[rows, ROWS], each[stay, ROWS])])
-            for each in (self.output, self.operator)
+            np.concatenate(
+                [
+                    distinct(np.append(each[:, WHOLE], own)),
+                    np.intersect1d(each[rows, ROWS], each[stay, ROWS]),
+                ]
+            )
+            for each, own in ((self.output, self.mapped_outputs), (self.operator, self.mapped_operators))
         )
         return self._ms(len(operators) - self.measured, outputs, self.joined_columns).total_ms
 

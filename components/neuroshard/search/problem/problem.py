@@ -18,13 +18,13 @@ from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
 from neuroshard.search.problem.column_shards import ColumnShards, Placement
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.launches import NONE, LaunchCosts, distinct
-from neuroshard.search.problem.spread import SpreadOptions, finite_vectors
+from neuroshard.search.problem.spread import SpreadOptions, blocks_of, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 
 class Problem(ColumnShards):
     """The options of a task, priced, with the table groups `spread` (R,) held at `places` (R,), and all others to be placed in
-    column shards.
+    column shards. The blocks of tables that give rows to ids as they train (`mapped`) are on all devices anyway.
 
     `options` has the groups that may be spread, and how. In a new Problem none is, apart from the tables that the task has
     data-parallel (`copied`). `with_spread` gives the problem for another set. There the devices already hold the pieces of these
@@ -45,7 +45,7 @@ class Problem(ColumnShards):
         """`may` says which tables may be held in ways that the task's constraints do not name; `pieces` are each a shard of a cut
         table (`kept_cuts.py`); `cut_before` as in ColumnShards."""
         self.model, self.tuning, self.may = model, tuning, may
-        self.copied = task.copied
+        self.copied, self.mapped = task.copied, task.mapped
         super().__init__(task, model, cut_before)
         splittable = set(task.may_split_rows)
         permitted = [group for group, tables in enumerate(self.tables) if tables[0].name in splittable]
@@ -57,9 +57,9 @@ class Problem(ColumnShards):
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.root = self
         self.spread, self.places = NONE, NONE
-        self.base_dims: Floats = np.zeros(self.devices)
-        self._base: Floats = np.zeros((1, 1))
-        self.launches = LaunchCosts(self.tables, self.copied, pieces, task, model)
+        self._base, self.base_dims = blocks_of(self.mapped, self.devices, model)
+        self.mean_columns += float(self.base_dims.mean())
+        self.launches = LaunchCosts(self.tables, self.copied, self.mapped, pieces, task, model)
         self._launched_ms: dict[bytes, float] = {}  # by what cuts change in it
         copies = [*self.copied, *(self.options.tables if self.may_copy else ())]
         self._copy_prices = CopyPrices(model, copies, task) if copies else None
@@ -69,7 +69,8 @@ class Problem(ColumnShards):
         ] = {}  # see proposers/baselines.py; shared, as prices are
 
         self._count = np.array([len(tables) for tables in self.tables])
-        self.vectors: Floats = np.zeros((len(self.group), 0))
+        # their width is not known before some are priced
+        self.vectors: Floats = np.zeros((len(self.group), self._base.shape[1] if self.mapped else 0))
         self._priced = np.zeros(len(self.group), dtype=bool)
         self._priced[0] = True
         self._all_priced = False
@@ -170,20 +171,20 @@ class Problem(ColumnShards):
         new.root = root
         if any(root.options.kinds[way].sharding.over_domains for way in set(ways.tolist())):
             new.model = sending_more(root.model, load.more)
-        new._base, new.base_dims = load.vectors + root._base, load.dims
-        new.mean_columns = float(new.dims[whole].sum()) / new.devices + float(load.dims.mean())
+        new._base, new.base_dims = load.vectors + root._base, load.dims + root.base_dims
+        new.mean_columns = float(new.dims[whole].sum()) / new.devices + float(new.base_dims.mean())
         if len(copied):
             new.copies_ms = root._copies_ms(copied)
         return new
 
     def with_base(self, vectors: Floats) -> "Problem":
-        """The same problem, without spread tables so far, on devices that hold vectors (D, K) anyway."""
-        return self.root._changed(_base=vectors)
+        """The same problem, without spread tables so far, on devices that hold vectors (D, K) anyway, beside what they do."""
+        return self.root._changed(_base=vectors + self.root._base)
 
     @property
     def has_base(self) -> bool:
         """Whether devices hold anything whatever the placed tables."""
-        return bool(len(self.spread)) or len(self._base) > 1
+        return bool(len(self.spread)) or self._base.size > 1
 
     def with_less_memory(self, nbytes: Ints) -> "Problem":
         """The same problem, without spread tables so far, on devices with so many bytes (D,) less."""

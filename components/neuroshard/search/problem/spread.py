@@ -24,7 +24,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, columns_sent
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
-from neuroshard.search.problem.kinds import MayHold, Spread, enumerated
+from neuroshard.search.problem.kinds import MayHold, Spread, enumerated, over_all
 
 
 class Load(NamedTuple):
@@ -237,6 +237,21 @@ class SpreadOptions:
                 devices = np.arange(there.start, there.stop)[which == part]
                 found[np.ix_(rows, devices)] = of_pieces[part][np.ix_(rows, devices)]
         return found
+
+
+def blocks_of(tables: Sequence[Table], devices: int, model: CostModel) -> tuple[Floats, Floats]:
+    """What tables that are row-wise over all devices are on each: sums of vectors (D, K), or (1, 1) where there are none, and
+    columns sent (D,)."""
+    if not tables:
+        return np.zeros((1, 1)), np.zeros(devices)
+    kind, parts = over_all(devices), list[Part]()
+    for table in tables:
+        blocks = table.row_blocks(devices)
+        parts += [kind.part(table, rows, first) for first, rows in (blocks[0], blocks[-1])]
+    vectors = finite_vectors(model, parts).reshape(len(tables), 2, -1).sum(axis=0)
+    dims = np.array([columns_sent(model, part) for part in parts]).reshape(-1, 2).sum(axis=0)
+    of_device = np.minimum(np.arange(devices) // max(devices - 1, 1), 1)  # only the last may have fewer rows
+    return vectors[of_device], dims[of_device]
 
 
 def finite_vectors(model: CostModel, parts: Sequence[Part]) -> Floats:
