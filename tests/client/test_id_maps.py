@@ -1,9 +1,11 @@
 """Tables that give rows to ids as they train, on real gloo ranks: one row an id, checkpoints for other ranks, and refusals."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -12,12 +14,17 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
 
 from helpers.gloo import on_ranks
 from helpers.mapped import FEATURES, ROWS, SAMPLES, Model, batch
-from neuroshard.client.torchrec import to_torchrec
+from neuroshard.client.torchrec import from_torchrec, to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.client.torchrec_order import output_order
+from neuroshard.client.torchrec_order import keep_output_order, output_order
+from neuroshard.client.torchrec_reshard import reshard
+from neuroshard.client.torchrec_warnings import ShardingWarning
+from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
@@ -192,3 +199,72 @@ def test_a_part_of_a_ranks_ids_goes_to_no_other(tmp_path: Path) -> None:
     assert len(set(refused)) == 1
     assert "'ads' on 2 ranks" in refused[0]
     assert "go on with 1 or 2 ranks" in refused[0]
+
+
+def _resharded(rank: int, given: Plan, new: Plan) -> Any:
+    trainer = Trainer(given)
+    keep_output_order(trainer.model)
+    trainer.step(0, rank)
+    before = {path: getattr(trainer.model.module, path) for path in ("bags", "lists", "plain")}
+    reshard(trainer.model, new)
+    trainer.step(1, rank)
+    return [path for path, module in before.items() if getattr(trainer.model.module, path) is not module]
+
+
+def test_a_new_plan_moves_the_other_tables(tmp_path: Path) -> None:
+    given = plan(2)
+    (there,) = given.by_table()["plain"]
+    moved = there.model_copy(update={"device": 1 - there.device})
+    new = given.model_copy(update={"shards": tuple(moved if shard == there else shard for shard in given.shards)})
+    assert on_ranks(2, tmp_path, _resharded, given, new) == [["plain"]] * 2
+
+
+def refusal(work: Callable[[], object]) -> str:
+    with pytest.raises(NeuroshardError) as error:
+        work()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_what_torchrec_would_map_or_train_wrongly_is_refused_or_warned_of() -> None:
+    given, model = plan(2), Model()
+    with pytest.warns(ShardingWarning, match="'ads' of module 'bags' .*not hashed.*go to rank 0.*input_hash_func"):
+        to_torchrec(given, Model(hashed=False), world_size=2, optimizer="sgd")
+    with pytest.warns(ShardingWarning, match="'ads' of module 'bags' .*state of adagrad"):
+        to_torchrec(given, model, world_size=2, optimizer="adagrad")
+    assert "rowwise_adagrad's state" in refusal(lambda: to_torchrec(given, model, optimizer="rowwise_adagrad"))
+    to_torchrec(
+        given, model, optimizer="rowwise_adagrad", device_type="cuda", local_world_size=2, any_output_order=True
+    )
+    with pytest.warns(ShardingWarning, match="keeps tables in host memory"):
+        fault = refusal(lambda: to_torchrec(given, model, compute_kernel="fused_uvm_caching"))
+    assert "where the cache of compute_kernel 'fused_uvm_caching'" in fault
+
+    bare = [table.model_copy(update={"id_map": None}) for table in given.task.tables]
+    task = given.task.model_copy(update={"tables": tuple(bare)})
+    unmapped = search(task, analytic_model("h100", 16), SearchSettings())
+    assert "'ads' of module 'bags' gives rows to ids" in refusal(lambda: to_torchrec(unmapped, model))
+
+    found = to_torchrec(given, model, optimizer="sgd")
+    again = from_torchrec(found, model, device_memory_bytes=(2**21,) * 2, batch_size=16)
+    assert set(again.shards) == set(given.shards)
+    inside = ShardingPlan({**found.plan, "bags._embedding_module": found.plan["bags"]})
+    del inside.plan["bags"]
+    how: Any = {"device_memory_bytes": (2**21,) * 2, "batch_size": 16}
+    assert "must be sharded at its own path" in refusal(lambda: from_torchrec(inside, model, **how))
+    any_type = ManagedCollisionEmbeddingBagCollectionSharder()
+    any_type.sharding_types = lambda _: [
+        "column_wise",
+        "row_wise",
+    ]  # its own are refused here, but not in a plan by hand
+    columns = construct_module_sharding_plan(
+        model.bags,
+        {"ads": column_wise([0, 1]), "users": row_wise(compute_kernel="fused")},
+        sharder=any_type,
+        local_size=2,
+        world_size=2,
+        device_type="cpu",
+    )
+    columns["ads"].compute_kernel = "fused"
+    by_hand = ShardingPlan({**found.plan, "bags": columns})
+    assert "'ads' gives rows to ids as it trains" in refusal(lambda: from_torchrec(by_hand, model, **how))

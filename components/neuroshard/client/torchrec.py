@@ -198,7 +198,7 @@ def to_torchrec(
         with_copies = whole.parted.model_copy(update=own)
         check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     check_trained(plan, kinds, optimizers, whose)
-    check_id_maps(places, optimizers, device_type, compute_kernel)
+    check_id_maps(places, collections, optimizers, device_type, compute_kernel)
     check_averaged(plan, optimizers, whose)
     warn_of_split_state(shards, kinds, optimizers)
     warn_of_id_maps(places, collections, optimizers, plan.task.devices)
@@ -397,9 +397,13 @@ def from_torchrec(
     found = {path: name for path in collections for name in (path, f"module.{path}") if name in sharding_plan.plan}
     unknown = sharding_plan.plan.keys() - set(found.values())
     if unknown:
-        raise InvalidInput(
-            f"the sharding plan shards module {min(unknown)!r}, which is no embedding collection of the model"
+        inside = next((path for path in collections if min(unknown).startswith(f"{path}.".lstrip("."))), None)
+        what = (
+            "which is no embedding collection of the model"
+            if inside is None
+            else f"inside of {inside!r}, a {type(module.get_submodule(inside)).__name__} that must be sharded at its own path"
         )
+        raise InvalidInput(f"the sharding plan shards module {min(unknown)!r}, {what}")
     own = [table.model_copy(update={"module": path}) for path, ebc in collections.items() for table in tables_of(ebc)]
     known = tuple(with_modules_in_repeated_names(own)[0] if tables is None else tables)
     places = match_tables(known, collections, "the sharding plan")
@@ -409,7 +413,7 @@ def from_torchrec(
     in_tiers: dict[str, tuple[object, ParameterSharding]] = {}
     left_out: dict[str, list[str]] = {}  # by field of a ParameterSharding
     for table in known:
-        path, config, *_ = places[table.name]
+        path, config, _ = places[table.name]
         parameters = sharding_plan.plan[found[path]] if path in found else {}
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")

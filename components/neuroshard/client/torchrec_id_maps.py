@@ -17,6 +17,7 @@ from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.id_map import SORTED
 from neuroshard.core.tiers import KERNELS
+from neuroshard.files.importers.torchrec_tables import id_map
 
 SET_BACK = (
     "sgd",
@@ -25,11 +26,15 @@ SET_BACK = (
 
 
 def check_id_maps(
-    places: Mapping[str, TablePlace], optimizers: Mapping[str, str], device_type: str, compute_kernel: str | None
+    places: Mapping[str, TablePlace],
+    collections: Mapping[str, Collection],
+    optimizers: Mapping[str, str],
+    device_type: str,
+    compute_kernel: str | None,
 ) -> None:
     """Raise InvalidInput for what FBGEMM's CPU operators lack, and UsageError for a kernel that caches such tables."""
     for name, place in places.items():
-        if place.id_map is None:
+        if (known := id_map(collections[place.path], place.config)) is None:
             continue
         where = f"table {place.config.name!r} of module {place.path!r} gives rows to ids as it trains"
         if compute_kernel == KERNELS["cached"]:
@@ -37,7 +42,7 @@ def check_id_maps(
                 f"{where}, and TorchRec sets the rows of new ids in host memory, where the cache of compute_kernel "
                 f"{compute_kernel!r} does not see it; leave it out"
             )
-        if device_type == "cpu" and place.id_map.kind != SORTED:
+        if device_type == "cpu" and known.kind != SORTED:
             raise InvalidInput(
                 f"{where} with HashZchManagedCollisionModule, and FBGEMM's CPU operator finds rows but gives none to new ids; "
                 "train on GPUs, or take MCHManagedCollisionModule"
@@ -54,12 +59,12 @@ def warn_of_id_maps(
     """Warn, in a line each, of id maps that leave ranks without ids, and of rows whose new ids get moments of others."""
     unhashed, kept = [], dict[str, list[str]]()
     for name, place in places.items():
-        if place.id_map is None:
+        if (known := id_map(collections[place.path], place.config)) is None:
             continue
         collection: Any = collections[place.path]
         module = collection._managed_collision_collection._managed_collision_modules[place.config.name]
         where = f"table {place.config.name!r} of module {place.path!r}"
-        hashed = module._input_hash_func is not None if place.id_map.kind == SORTED else module.input_size() == 0
+        hashed = module._input_hash_func is not None if known.kind == SORTED else module.input_size() == 0
         unhashed += [] if hashed else [where]
         if optimizers.get(name, "sgd") not in SET_BACK:
             kept.setdefault(optimizers[name], []).append(where)

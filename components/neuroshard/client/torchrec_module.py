@@ -9,7 +9,6 @@ from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagC
 
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.id_map import IdMap
 from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.sharding import Sharding
@@ -29,7 +28,6 @@ class TablePlace(NamedTuple):
     path: str  # of the module, as TorchRec's plan wants it
     config: EmbeddingBagConfig | EmbeddingConfig
     weighted: bool
-    id_map: IdMap | None = None
 
     @property
     def pooling(self) -> str:
@@ -72,7 +70,7 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
     there = _tables_by_name(collections)
     places = _places_of(tables, there, whose)
     _check_shapes(tables, places, there, whose)
-    _check_id_maps(tables, places, whose)
+    _check_id_maps(tables, places, collections, whose)
     _check_how_read(tables, places, whose)
     return places
 
@@ -88,9 +86,7 @@ def _tables_by_name(collections: Mapping[str, Collection]) -> dict[str, list[Tab
         weighted = is_weighted(collection)
         known_as = getattr(collection, "names_in_plan", {})  # of tables held by access (client/rows.py)
         for config in configs_of(collection):
-            there.setdefault(known_as.get(config.name, config.name), []).append(
-                TablePlace(path, config, weighted, id_map(collection, config))
-            )
+            there.setdefault(known_as.get(config.name, config.name), []).append(TablePlace(path, config, weighted))
     return there
 
 
@@ -137,7 +133,7 @@ def _check_shapes(
     if fault := difference(shapes_of(tables), shapes):
         raise InvalidInput(f"{whose} {fault}; search a plan for today's tables")
     for table in tables:
-        path, config, *_ = places[table.name]
+        path, config, _ = places[table.name]
         if DATA_TYPE_NUM_BITS.get(config.data_type) != 8 * table.element_bytes:
             raise InvalidInput(
                 f"table {table.name!r} is {config.data_type.value} in module {path!r}, but {whose} is for "
@@ -145,19 +141,21 @@ def _check_shapes(
             )
 
 
-def _check_id_maps(tables: Sequence[Table], places: Mapping[str, TablePlace], whose: str) -> None:
+def _check_id_maps(
+    tables: Sequence[Table], places: Mapping[str, TablePlace], collections: Mapping[str, Collection], whose: str
+) -> None:
     """Raise InvalidInput where a table gives rows to ids as it trains on one side only, or otherwise: it can be held in one way
     only, and its memory depends on it."""
     for table in tables:
         place = places[table.name]
-        if table.id_map == place.id_map:
+        here, there = id_map(collections[place.path], place.config), table.id_map
+        if here == there:
             continue
         where = f"table {table.name!r} of module {place.path!r}"
-        if place.id_map is None or table.id_map is None:
-            has, lacks = ("the model", whose) if table.id_map is None else (whose, "the model")
+        if here is None or there is None:
+            has, lacks = ("the model", whose) if there is None else (whose, "the model")
             fault = f"{where} gives rows to ids as it trains in {has} (managed collisions), but not in {lacks}"
         else:
-            here, there = place.id_map, table.id_map
             name = next(one for one in type(here).model_fields if getattr(here, one) != getattr(there, one))
             fault = f"{where} has an id map of {name} {getattr(here, name)}, but {whose} counts {getattr(there, name)}"
         raise InvalidInput(f"{fault}; search a plan for this model's tables (neuroshard tables --from-torchrec)")

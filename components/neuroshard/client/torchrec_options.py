@@ -31,7 +31,7 @@ def options_of(plan: Plan, module: nn.Module, given: ShardingPlan, on_gpus: bool
     places = places_of(task.tables, collections, whose)
     options = []
     for table in task.tables:
-        path, config, *_ = places[table.name]
+        path, config, _ = places[table.name]
         parameter = given.plan[path][config.name]
         shards = shards_of(table, parameter, task.devices)
         placed = [

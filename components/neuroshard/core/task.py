@@ -113,13 +113,13 @@ class ShardingTask(Value):
         """Why the task cannot be that of a group; empty if it can."""
         if fault := groups.fault(self.devices):
             return fault
-        if self.topology != groups.topology(self.devices, self.topology):
-            return f"the topology is not that of {groups.numbering} groups of {self.devices} of {groups.ranks} ranks"
         if mapped := self.mapped:
             return (
                 f"groups of ranks cannot hold table {mapped[0].name!r}, which gives rows to ids as it trains: each group would "
                 "give them others, and TorchRec averages rows"
             )
+        if self.topology != groups.topology(self.devices, self.topology):
+            return f"the topology is not that of {groups.numbering} groups of {self.devices} of {groups.ranks} ranks"
         if self.constraints.rows_by_access:
             return "groups of ranks cannot hold tables by access, whose hot rows all ranks would have to train alike"
         if self.host_memory_bytes is not None:

@@ -55,6 +55,8 @@ def memory_counts(plan: Plan) -> str:
         what = f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
     if plan.parted.constraints.beyond_hbm:
         what += "; of tables beyond HBM their caches, and what they keep in HBM"
+    if plan.task.mapped:
+        what += "; id maps, and what is remembered of ids until they are evicted"
     if maps := plan.task.by_access.map_bytes:
         what += f"; {format_bytes(maps)} of the reserve are for maps of ids to rows by access"
     return what + _copies_counted(plan.parted)

@@ -135,14 +135,15 @@ def _bar_lines(plan: Plan) -> list[str]:
 
 def _memory_lines(plan: Plan) -> list[str]:
     """What takes the memory of the devices, and what is left of it."""
-    lines = [
-        " ".join(["device", *(f"{part:>11}" for part in ("weights", "optimizer", "step", "reserve", "left", "of"))])
-    ]
+    maps = ["id maps"] if plan.task.mapped else []
+    names = ("weights", "optimizer", *maps, "step", "reserve", "left", "of")
+    lines = [" ".join(["device", *(f"{part:>11}" for part in names)])]
     memory, usable = plan.device_memory(), plan.task.usable_bytes
     for device in devices_shown(plan):
         limit = plan.task.device_memory_bytes[device]
         held = memory[device]
-        parts = held.weights, held.optimizer, held.step, limit - usable[device]
+        of_maps = [held.id_map] if maps else []
+        parts = (held.weights, held.optimizer, *of_maps, held.step, limit - usable[device])
         lines.append(
             " ".join([f"{device:>6}", *(f"{format_bytes(n):>11}" for n in (*parts, limit - sum(parts), limit))])
         )
@@ -260,6 +261,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
                 "memory_bytes": memory.total,
                 "weight_bytes": memory.weights,
                 "optimizer_bytes": memory.optimizer,
+                **({"id_map_bytes": memory.id_map} if plan.task.mapped else {}),
                 "step_bytes": memory.step,
                 "reserve_bytes": plan.task.constraints.reserved(limit),
                 "memory_limit_bytes": limit,

@@ -122,7 +122,7 @@ function unitFor(most) {
 
 function memorySpec(devices) {
   const unit = unitFor(Math.max(...devices.map((row) => row.limit)));
-  const titles = { weights: "weights", caches: "caches", optimizer: "optimizer state", step: "a step's inputs and outputs" };
+  const titles = { weights: "weights", caches: "caches", optimizer: "optimizer state", maps: "id maps", step: "a step's inputs and outputs" };
   const names = Object.keys(titles).filter((name) => devices.some((row) => row[name]));
   const values = names.flatMap((name, order) => devices.map((row) => ({ ...row, part: titles[name], order, partText: bytes(row[name]), used: row[name] / unit.factor })));
   const limits = devices.map((row) => ({ device: row.device, limit: row.limit / unit.factor, limitText: bytes(row.limit) }));
@@ -137,7 +137,7 @@ function memorySpec(devices) {
       { mark: { type: "bar", cursor: "pointer" }, encoding: {
         y: { field: "used", type: "quantitative", title: `${unit.title}, computed` },
         order: { field: "order" },
-        color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { weights: colour("compute"), caches: colour("other"), optimizer: colour("forward"), step: colour("backward") }) },
+        color: { field: "part", type: "nominal", title: null, scale: layers(names, titles, { weights: colour("compute"), caches: colour("other"), optimizer: colour("forward"), maps: colour("quiet"), step: colour("backward") }) },
         opacity: dimOthers, tooltip } },
       { data: { values: limits }, mark: { type: "tick", color: colour("alert"), thickness: 2, orient: "horizontal", bandSize: { band: 1 } },
         encoding: { y: { field: "limit", type: "quantitative" }, tooltip: [{ field: "device" }, { field: "limitText", title: "limit" }] } },

@@ -1,0 +1,84 @@
+"""Searches around tables that give rows to ids as they train."""
+
+import random
+
+import pytest
+
+from helpers.refusals import refused
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.id_map import IdMap
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.orders.options import PUBLISHED
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+
+BATCH = 4096
+MODEL = analytic_model("h100", BATCH)
+MAP = IdMap(kind="mch", bytes_per_row=24, bytes_per_lookup=20.0, bytes_per_rank=8224)
+
+
+def drawn(seed: int, devices: int, plain: int, mapped: int, memory: int = 2**31) -> ShardingTask:
+    draw = random.Random(seed)
+    tables = [
+        Table(
+            name=f"t{n}",
+            rows=draw.choice([1000, 50_000, 10**6]),
+            dim=draw.choice([16, 64, 128]),
+            pooling_factor=draw.choice([1.0, 5.0, 20.0]),
+        )
+        for n in range(plain)
+    ]
+    maps = [
+        Table(
+            name=f"m{n}",
+            rows=draw.choice([4001, 10**6]),
+            dim=draw.choice([32, 64]),
+            pooling_factor=3.0,
+            pooling=draw.choice(["sum", "mean", "none"]),
+            module="mapped",
+            id_map=MAP,
+        )
+        for n in range(mapped)
+    ]
+    return ShardingTask(
+        tables=tuple(draw.sample(tables + maps, plain + mapped)),
+        device_memory_bytes=(memory,) * devices,
+        batch_size=BATCH,
+        pipeline=draw.choice([None, "none", "sparse-dist"]),
+    )
+
+
+def check(plan: Plan) -> None:
+    """Its tables with id maps are on all devices, and it costs what its shards are priced at, and no less than its bound."""
+    task, shards = plan.task, plan.by_table()
+    for table in task.mapped:
+        assert [shard.device for shard in shards[table.name]] == list(range(task.devices))
+    prices = price_shards(MODEL, task, plan.shards)
+    assert prices is not None
+    priced = prices.compute_ms + prices.forward_collective_ms + prices.backward_collective_ms
+    assert plan.predicted_ms == pytest.approx(priced.tolist(), rel=1e-9)
+    assert plan.cost_ms is not None
+    assert (plan.lower_bound_ms or 0) <= plan.cost_ms * (1 + 1e-9)
+    assert any("id maps take up to" in note for note in plan.provenance.notes)
+
+
+@pytest.mark.parametrize(("seed", "devices", "plain", "mapped"), [(0, 1, 2, 1), (2, 4, 4, 1), (4, 4, 0, 2)])
+def test_others_are_placed_around_them(seed, devices, plain, mapped):
+    task, quick = drawn(seed, devices, plain, mapped), SearchSettings(rounds=3)
+    found, published = (search(task, MODEL, one) for one in (quick, SearchSettings(algorithm=PUBLISHED)))
+    best = search(task, MODEL, SearchSettings(rounds=3, try_row_wise=True, try_data_parallel=plain > 1))
+    again = search(task, MODEL, quick, previous=found)
+    for plan in (found, published, best, again):
+        check(plan)
+    # a bound is below every plan with these rules
+    assert (found.lower_bound_ms or 0) <= published.cost_ms * (1 + 1e-9)
+    assert [again.by_table()[t.name] for t in task.mapped] == [best.by_table()[t.name] for t in task.mapped]
+
+
+def test_blocks_that_no_device_has_room_for_are_reported():
+    with refused(Infeasible, "1 table that give rows to ids", "device 0", "fewer rows"):
+        search(drawn(1, 2, 1, 1, memory=2**16), MODEL)
