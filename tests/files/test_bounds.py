@@ -188,6 +188,8 @@ TABLE = {
     "features": [{"name": "f", "pooling_factor": 2.0}], "access": ACCESS, "row_order": ROW_ORDER,
     "lookups_by_id": [0.7, 0.2, 0.1],
 }  # fmt: skip
+ID_MAP = {"kind": "mpzch", "bytes_per_row": 12, "bytes_per_lookup": 1.5, "bytes_per_rank": 8, "buckets": 4}
+MAPPED = {"name": "b", "rows": 1000, "dim": 16, "pooling_factor": 2.0, "id_map": ID_MAP}
 LIVE = golden("live-1.json")
 COST = DeviceCost(compute_ms=1, forward_collective_ms=1, backward_collective_ms=1)
 EVALUATED = {
@@ -199,7 +201,7 @@ EVALUATED = {
 }  # fmt: skip
 COUNTED = {
     "format_version": 1, "model": "ads", "run": "0" * 16, "ranks": 4, "steps": 500, "left_out_steps": 3, "batch_size": 10,
-    "time": "2026-01-05T00:00:00Z", "tables": [TABLE],
+    "time": "2026-01-05T00:00:00Z", "tables": [TABLE, MAPPED],
 }  # fmt: skip
 NEWEST = {
     "format_version": 1, "model": "ads", "run": "0" * 16, "counted_digest": "0" * 64, "steps": 500,
@@ -219,7 +221,7 @@ CONSTRAINTS["tables"][0]["rows_by_access"] = {"hot_rows": 100}
 FORMATS = {
     "counts": Format(CountedAccess, COUNTED, use_counted),
     "newest.json": Format(CountedPointer, NEWEST, sealed(CountedPointer)),
-    "tables.json": Format(TablesFile, {"tables": [TABLE]}, use_tables),
+    "tables.json": Format(TablesFile, {"tables": [TABLE, MAPPED]}, use_tables),
     "given costs": Format(GivenCosts, golden("given-1.json"), use_given),
     "given costs of parts": Format(
         GivenCosts, golden("given-1.json", tables=golden("given-1.json")["tables"][::-1]), use_given
@@ -227,7 +229,7 @@ FORMATS = {
     "constraints.json": Format(ConstraintsFile, CONSTRAINTS, use_constraints),
     "cases.json": Format(
         CasesManifest,
-        {"tables": [TABLE], "compute_cases": 0, "collective_cases": 0, "max_dim": 128, "seed": 0},
+        {"tables": [TABLE, MAPPED], "compute_cases": 0, "collective_cases": 0, "max_dim": 128, "seed": 0},
         use_cases_manifest,
     ),
     "evaluation.json": Format(Evaluated, EVALUATED, use_evaluation),

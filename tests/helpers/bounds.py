@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -60,11 +61,17 @@ def with_number(data: Any, place: Place, value: Any) -> Any:
     Raises LookupError where the data have nothing that holds such a number: then the test needs richer data.
     """
     copied = inner = copy.deepcopy(data)
-    for key in place[:-1]:
-        inner = inner[_keys(inner)[0] if key == ANY else key]
+    for key, below in pairwise(place):
+        inner = inner[_first_with(inner, below) if key == ANY else key]
     for key in _keys(inner) if place[-1] == ANY else (place[-1],):
         inner[key] = value
     return copied
+
+
+def _first_with(inner: Any, below: str) -> Any:
+    """The key of the first of several objects that has something `below`, or of the first."""
+    keys = _keys(inner)
+    return next((key for key in keys if isinstance(inner[key], dict) and below in inner[key]), keys[0])
 
 
 def _keys(inner: Any) -> tuple[Any, ...]:

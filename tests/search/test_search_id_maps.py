@@ -79,6 +79,15 @@ def test_others_are_placed_around_them(seed, devices, plain, mapped):
     assert [again.by_table()[t.name] for t in task.mapped] == [best.by_table()[t.name] for t in task.mapped]
 
 
+def test_ids_that_cannot_keep_their_rows_are_said():
+    given = search(drawn(4, 4, 0, 2), MODEL)
+    lost = {
+        devices: "cannot have these ids" in str(search(drawn(4, devices, 0, 2), MODEL, previous=given).provenance.notes)
+        for devices in (1, 2, 3, 4, 8)
+    }
+    assert lost == {1: False, 2: True, 3: True, 4: False, 8: True}
+
+
 def test_blocks_that_no_device_has_room_for_are_reported():
     with refused(Infeasible, "1 table that give rows to ids", "device 0", "fewer rows"):
         search(drawn(1, 2, 1, 1, memory=2**16), MODEL)

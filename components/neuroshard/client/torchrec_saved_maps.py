@@ -21,6 +21,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.id_map import SORTED, IdMap
 from neuroshard.core.text import counted
 
 HOLDER = "._managed_collision_modules."
@@ -60,7 +61,8 @@ class SavedMaps:
             ends = [*starts[1:], there.size[0]]
             ranks = [shard.shard_offsets[0] for shard in value.metadata().shards_metadata if shard.shard_sizes[0]]
             if len(starts) % len(ranks) or not set(ranks) <= set(starts):
-                fit = [n for n in range(1, len(starts) + 1) if self._fits(n, there.size[0], starts)]
+                one = IdMap(kind=SORTED, bytes_per_row=0)
+                fit = [n for n in range(1, len(starts) + 1) if one.goes_to(there.size[0], len(starts), n)]
                 raise InvalidInput(
                     f"{self.whose} has the ids of table {table!r} on {counted(len(starts), 'rank')}, each those of its rows, and "
                     f"{counted(len(ranks), 'rank')} cannot have them in whole blocks (managed collisions); go on with "
@@ -70,13 +72,6 @@ class SavedMaps:
                 first, rows = shard.metadata.shard_offsets[0], shard.metadata.shard_sizes[0]
                 inside = [end - first for end in ends if first < end <= first + rows]
                 self.read.append((inside, _lists(state, key.removesuffix(IDS))))
-
-    @staticmethod
-    def _fits(ranks: int, rows: int, starts: list[int]) -> bool:
-        block = -(-rows // ranks)
-        return (
-            len(starts) % ranks == 0 and block * (ranks - 1) < rows and {block * r for r in range(ranks)} <= set(starts)
-        )
 
     def join(self) -> None:
         """Sort what was read of several old blocks into one list, in the state's tensors."""

@@ -48,3 +48,11 @@ class IdMap(Value):
         if -(-rows // devices) * (devices - 1) >= rows:
             return f"maps ids to {rows:,} rows, too few for a block on each of {devices:,} devices; take fewer devices"
         return ""
+
+    def goes_to(self, rows: int, before: int, after: int) -> bool:
+        """Whether the ids of a table of so many rows can go from so many ranks to so many others, each with its row. In buckets
+        they are at the place of their row; else a rank has those of its block of rows in one list, which cannot be split."""
+        if self.kind != SORTED:
+            return True
+        old, new = -(-rows // before), -(-rows // after)
+        return after == 1 or (before % after == 0 and new % old == 0 and new * (after - 1) < rows)

@@ -51,6 +51,7 @@ from neuroshard.search.groups import (
 )
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.mapped import blocks_only, check_mapped
+from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
@@ -163,7 +164,8 @@ def _searched(
     check_mapped(task, cost_model, trains_on(cost_model))
     if task.mapped and not task.placed:
         plan = blocks_only(given)
-        return say.with_notes(plan, *say.row_givers(plan))
+        changed = () if previous is None else compare(task, previous.plan)
+        return say.with_notes(plan, *changed, *say.row_givers(plan))
     if needs_tiers(permitted):
         return beyond_hbm(given)
     tight, in_hbm = is_tight(given), None
