@@ -20,7 +20,7 @@ from helpers.trainers import cut_plan
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.client.torchrec_fused import NAMES, OF_THE_ROW
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.part import Part
+from neuroshard.core.part import Memory, Part
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 
 with warnings.catch_warnings():
@@ -72,7 +72,7 @@ def test_a_part_of_a_table_takes_what_fbgemm_allocates(kind: EmbOptimType, preci
             optimizer_bytes_per_row=per_row,
             optimizer_bytes_per_element=per_element,
         )
-        assert Part(table, rows, dim, row_blocks=2).memory() == (operator.weights_dev.nbytes, state, 0, 0)
+        assert Part(table, rows, dim, row_blocks=2).memory() == Memory(operator.weights_dev.nbytes, state, 0)
 
 
 def test_every_optimizer_has_bytes_and_may_be_named() -> None:

@@ -28,6 +28,7 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.files.importers.table_access import with_batches
 from neuroshard.files.importers.torchrec_collections import find_collections
 from neuroshard.files.importers.torchrec_tables import tables_of
 from neuroshard.search.run import search
@@ -57,7 +58,7 @@ def plan(ranks: int, rows: int = ROWS, *, seed: int = 0) -> Plan:
 class Trainer:
     def __init__(self, given: Plan, *, rows: int = ROWS) -> None:
         warnings.simplefilter("ignore")
-        module = Model(rows=rows)
+        module = Model(rows=rows, remapped=True)
         self.model = DistributedModelParallel(
             module,
             env=ShardingEnv.from_process_group(dist.group.WORLD),
@@ -230,6 +231,8 @@ def test_what_torchrec_would_map_or_train_wrongly_is_refused_or_warned_of() -> N
     given, model = plan(2), Model()
     with pytest.warns(ShardingWarning, match="'ads' of module 'bags' .*not hashed.*go to rank 0.*input_hash_func"):
         to_torchrec(given, Model(hashed=False), world_size=2, optimizer="sgd")
+    with pytest.warns(ShardingWarning, match="'bags' has return_remapped_features, .* an all-to-all more"):
+        to_torchrec(given, Model(remapped=True), world_size=2, optimizer="sgd")
     with pytest.warns(ShardingWarning, match="'ads' of module 'bags' .*state of adagrad"):
         to_torchrec(given, model, world_size=2, optimizer="adagrad")
     assert "rowwise_adagrad's state" in refusal(lambda: to_torchrec(given, model, optimizer="rowwise_adagrad"))
@@ -268,3 +271,12 @@ def test_what_torchrec_would_map_or_train_wrongly_is_refused_or_warned_of() -> N
     columns["ads"].compute_kernel = "fused"
     by_hand = ShardingPlan({**found.plan, "bags": columns})
     assert "'ads' gives rows to ids as it trains" in refusal(lambda: from_torchrec(by_hand, model, **how))
+
+
+def test_lookups_of_ids_are_counted_as_no_rows() -> None:
+    tables = [each for one in find_collections(Model("meta")).all.values() for each in tables_of(one)]
+    found, notes = with_batches(tables, FEATURES, [batch(step, 0) for step in range(4)])
+    assert [table.name for table in found if table.access is not None] == ["plain"]
+    assert any("3 tables that give rows to ids" in note for note in notes)
+    mapped = [table for table in tables if table.id_map is not None]
+    assert "give --pooling-factor" in refusal(lambda: with_batches(mapped, FEATURES, []))

@@ -55,7 +55,7 @@ def maps(configs: list[Any], device: torch.device, *, hashed: bool = True) -> Ma
 
 
 class Model(nn.Module):
-    def __init__(self, device: str = "cpu", rows: int = ROWS, *, hashed: bool = True) -> None:
+    def __init__(self, device: str = "cpu", rows: int = ROWS, *, hashed: bool = True, remapped: bool = False) -> None:
         super().__init__()
         where, tables = torch.device(device), {"num_embeddings": rows, "embedding_dim": 8, "init_fn": steady}
         bags: Any = [EmbeddingBagConfig(name=n, feature_names=FEATURES[n], **tables) for n in ("ads", "users")]
@@ -64,7 +64,7 @@ class Model(nn.Module):
         self.bags = ManagedCollisionEmbeddingBagCollection(
             EmbeddingBagCollection(tables=bags, device=where),
             maps(bags, where, hashed=hashed),
-            return_remapped_features=True,
+            return_remapped_features=remapped,
         )
         self.lists = ManagedCollisionEmbeddingCollection(
             EmbeddingCollection(tables=lists, device=where), maps(lists, where, hashed=hashed)

@@ -26,7 +26,7 @@ from neuroshard.client.ranks import Channel, parts_of, prefix_of
 from neuroshard.client.torchrec_module import collections_of
 from neuroshard.core.clean import log
 from neuroshard.core.counted import CountedAccess
-from neuroshard.core.errors import NeuroshardError, UsageError
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_tables import configs_of, tables_of
@@ -168,7 +168,12 @@ def _readings(module: nn.Module) -> list[Reading]:
         (path, table.model_copy(update={"module": path}), tuple(config.feature_names) or (config.name,))
         for path, collection in collections.items()
         for table, config in zip(tables_of(collection), configs_of(collection), strict=True)
+        if table.id_map is None  # what it looks up are ids, and no rows
     ]
+    if not found:
+        raise InvalidInput(
+            "all tables of the model give rows to ids as they train, so their lookups say nothing of rows"
+        )
     times = Counter(table.name for _, table, _ in found)
     return [
         Reading(

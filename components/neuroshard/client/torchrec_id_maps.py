@@ -56,7 +56,8 @@ def check_id_maps(
 def warn_of_id_maps(
     places: Mapping[str, TablePlace], collections: Mapping[str, Collection], optimizers: Mapping[str, str], ranks: int
 ) -> None:
-    """Warn, in a line each, of id maps that leave ranks without ids, and of rows whose new ids get moments of others."""
+    """Warn, in a line each, of id maps that leave ranks without ids, of rows whose new ids get moments of others, and of what no
+    plan is priced for."""
     unhashed, kept = [], dict[str, list[str]]()
     for name, place in places.items():
         if (known := id_map(collections[place.path], place.config)) is None:
@@ -68,6 +69,12 @@ def warn_of_id_maps(
         unhashed += [] if hashed else [where]
         if optimizers.get(name, "sgd") not in SET_BACK:
             kept.setdefault(optimizers[name], []).append(where)
+    for path in dict.fromkeys(place.path for place in places.values()):
+        if getattr(collections[path], "_return_remapped_features", False):
+            warn(
+                f"module {path!r} has return_remapped_features, for which TorchRec runs an all-to-all more in a step than the "
+                "plan was priced for; leave it out where nothing reads them"
+            )
     if unhashed and ranks > 1:
         warn(
             f"{_first(unhashed)}: its ids go to {ranks} ranks in blocks of input_hash_size, and are not hashed: small ids all go "

@@ -105,6 +105,8 @@ def with_traces(
     `row_orders`, the folder of the lists of hot rows; tables without a trace stay as they are. Memory is that of a batch and of
     one table's counted rows. Raises InvalidInput.
     """
+    if others := _without_maps(tables):
+        return _beside(tables, *with_traces(others, paths, batch_size, order, tracked_rows, row_orders))
     there = {name for path in paths for name in trace_tables(path)}
     missing = [table.name for table in tables if table.name not in there]
     if len(missing) == len(tables):
@@ -130,6 +132,30 @@ def with_traces(
     if row_orders is not None:
         notes += _notes_on_row_orders([table for table in found if table.name in there])
     return tuple(found), (*notes, *_notes_on(found))
+
+
+def _without_maps(tables: Sequence[Table]) -> tuple[Table, ...]:
+    """Those of the tables that give no rows to ids as they train, where some do; else none. Raises InvalidInput where all do."""
+    others = tuple(table for table in tables if table.id_map is None)
+    if not others:
+        raise InvalidInput(
+            f"table {tables[0].name!r} gives rows to ids as it trains, as all tables do: lookups of ids say nothing of its rows; "
+            "give --pooling-factor"
+        )
+    return others if len(others) < len(tables) else ()
+
+
+def _beside(
+    tables: Sequence[Table], found: Sequence[Table], notes: Sequence[str]
+) -> tuple[tuple[Table, ...], tuple[str, ...]]:
+    """All tables, of which these were found, in order; with a note on the others."""
+    known = {table.name: table for table in found}
+    left = [table.name for table in tables if table.name not in known]
+    note = (
+        f"{counted(len(left), 'table')} that give rows to ids as they train stay as they were ({first_few(left)}): lookups of "
+        "ids say nothing of their rows; give --pooling-factor"
+    )
+    return tuple(known.get(table.name, table) for table in tables), (*notes, note)
 
 
 def _with_row_order(table: Table, counter: AccessCounter, folder: Path | None) -> Table:
@@ -226,6 +252,8 @@ def with_batches(
     held at a time. With `row_orders`, the folder of the lists of hot rows, the tables also have orders of their rows. Raises
     InvalidInput for a batch that lacks a feature, and for a row that a table lacks.
     """
+    if others := _without_maps(tables):
+        return _beside(tables, *with_batches(others, features, batches, order, row_orders))
     of_each = max(COUNTERS // len(tables), FEWEST_COUNTERS)
     counters = {
         table.name: AccessCounter(
