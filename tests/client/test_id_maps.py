@@ -9,22 +9,27 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingPlan
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from helpers.gloo import on_ranks
 from helpers.mapped import FEATURES, ROWS, SAMPLES, Model, batch
+from helpers.refusals import refused
 from neuroshard.client.torchrec import from_torchrec, to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.client.torchrec_order import keep_output_order, output_order
 from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.client.torchrec_warnings import ShardingWarning
-from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
@@ -280,3 +285,35 @@ def test_lookups_of_ids_are_counted_as_no_rows() -> None:
     assert any("3 tables that give rows to ids" in note for note in notes)
     mapped = [table for table in tables if table.id_map is not None]
     assert "give --pooling-factor" in refusal(lambda: with_batches(mapped, FEATURES, []))
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")  # TorchRec does
+@pytest.mark.parametrize("counts", [False, True])
+def test_an_id_map_in_buckets_has_the_bytes_of_its_module_and_needs_gpus(counts) -> None:
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule  # it warns where it is imported first
+
+    def hashed(device: torch.device) -> nn.ModuleDict:
+        configs = [EmbeddingBagConfig(name="ads", num_embeddings=64, embedding_dim=8, feature_names=["ad"])]
+        module = HashZchManagedCollisionModule(zch_size=64, device=device, total_num_buckets=8, track_id_freq=counts)
+        maps = ManagedCollisionCollection({"ads": module}, configs)
+        bags = EmbeddingBagCollection(tables=configs, device=device)
+        return nn.ModuleDict({"bags": ManagedCollisionEmbeddingBagCollection(bags, maps)})
+
+    model = hashed(torch.device("meta"))
+    (table,) = tables_of(model["bags"], optimizer="sgd")
+    bags: Any = model["bags"]
+    module = bags._managed_collision_collection._managed_collision_modules["ads"]
+    part = module.rebuild_with_output_id_range((32, 64), device=torch.device("meta"))
+    held = {**dict(part.named_buffers()), **dict(part.named_parameters())}
+    assert table.id_map is not None
+    assert table.id_map.nbytes(32, 0) == sum(one.numel() * one.element_size() for one in held.values())
+
+    fields = {"tables": (table,), "batch_size": 8}
+    with refused(InvalidInput, "'ads'", "8 buckets", "3 devices", "take 2, 4, 1"):
+        ShardingTask.parse({**fields, "device_memory_bytes": (2**20,) * 3}, "the task")
+    given = search(
+        ShardingTask(**fields, device_memory_bytes=(2**20,) * 2), analytic_model("h100", 8), SearchSettings()
+    )
+    assert "gives none to new ids" in refusal(lambda: to_torchrec(given, model, optimizer="sgd", device_type="cpu"))
+    found = to_torchrec(given, model, optimizer="sgd", device_type="cuda", local_world_size=2)
+    assert [shard.shard_offsets for shard in found.plan["bags"]["ads"].sharding_spec.shards] == [[0, 0], [32, 0]]
