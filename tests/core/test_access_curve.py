@@ -133,3 +133,12 @@ def test_an_unknown_distribution_is_refused_in_python_too() -> None:
 
 def test_a_curve_counts_all_rows_that_are_read() -> None:
     assert AccessCurve.parse(CURVE, "c").rows == 10
+
+
+def test_a_table_with_other_lookups_and_the_same_rows_has_as_many_on_its_curve() -> None:
+    table = Table(name="a", rows=1000, dim=8, pooling_factor=2.0, access="zipf:1.05")
+
+    often = table.resized(1000, 8, 6.0)
+
+    assert Table.model_validate(often.model_dump()) == often
+    assert often.access.lookups == pytest.approx(3 * table.access.lookups)

@@ -287,9 +287,10 @@ class Table(Value):
         """The same table with another size and other lookups; each feature keeps its share of them. With other rows it
         has no row order and no id map, and nothing is known of its lookups by id. The values are not checked."""
         size: dict[str, Any] = {"rows": rows, "dim": dim, "pooling_factor": pooling_factor}
-        if rows != self.rows:
+        if self.access is not None and (rows, pooling_factor) != (self.rows, self.pooling_factor):
             lookups = pooling_factor / self.pooling_factor if self.pooling_factor else 0.0
-            size["access"] = None if self.access is None else self.access.of_rows(rows / self.rows, lookups)
+            size["access"] = self.access.of_rows(rows / self.rows, lookups)
+        if rows != self.rows:
             size |= {"row_order": None, "lookups_by_id": (), "id_map": None}
         if not self.features or pooling_factor == self.pooling_factor:
             return self.model_copy(update=size)
