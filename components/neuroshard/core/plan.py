@@ -60,6 +60,13 @@ class DeviceCost(Value):
         return without_defaults(handler(self), {"averaging_ms": 0.0})
 
 
+class CostRanges(Value):
+    """Ms of the slowest device, from and to, that 68 % and 95 % of measured plans should take: `one` and `two` deviations."""
+
+    one: tuple[PredictedMs, PredictedMs]
+    two: tuple[PredictedMs, PredictedMs]
+
+
 class Baseline(Value):
     """What another algorithm reached on the same task and cost model: ms of each device, or why it found no plan.
 
@@ -100,6 +107,8 @@ class Provenance(Value):
     cost_model_device: str | None = None
     # mean |predicted / measured - 1| of compute on tables it never saw
     cost_model_error: Annotated[float, Field(ge=0)] | None = None
+    # what a step may take when measured; None where the cost model's deviations were not calibrated
+    cost_ranges: CostRanges | None = None
     # of torch and FBGEMM, that the model's costs were measured under
     cost_model_versions: dict[str, str] = Field(default_factory=dict)
     # why the plan is less certain than it could be: what answered in place of a cost model of its hardware
@@ -108,7 +117,13 @@ class Provenance(Value):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unsaid: dict[str, Any] = {"rounds": None, "time_budget_s": None, "cost_model_versions": {}, "instead": ""}
+        unsaid: dict[str, Any] = {
+            "rounds": None,
+            "time_budget_s": None,
+            "cost_ranges": None,
+            "cost_model_versions": {},
+            "instead": "",
+        }
         return without_defaults(handler(self), unsaid)
 
 

@@ -58,6 +58,7 @@ class Decision(Value):
     gain: Annotated[float, Field(le=1)] | None = None  # 1 - cost_ms / live_cost_ms
     min_gain: float | None = None
     cost_model_error: Share | None = None
+    deviation: Share | None = None  # how much less the plan may cost, within one deviation
     max_error: Share | None = None
     memory_left: Annotated[float, Field(ge=0, le=1)]  # of the fullest device
     memory_margin: Annotated[float, Field(ge=0, le=1)]
@@ -70,7 +71,7 @@ class Decision(Value):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data = without_defaults(handler(self), {"changed_state": 0, "instead": ""})
+        data = without_defaults(handler(self), {"changed_state": 0, "instead": "", "deviation": None})
         for name in ("reordered", "drifted"):
             if not data.get(name):
                 data.pop(name, None)
@@ -107,9 +108,9 @@ class Decision(Value):
 
     @property
     def _against_limit(self) -> str:
-        """How the gain compares with the least gain, which is the one asked for or the cost model's error."""
+        """How the gain compares with the least gain, which is the one asked for or what predictions are off by."""
         least = self.min_gain or 0.0
-        if least != self.cost_model_error:
+        if least not in (self.cost_model_error, self.deviation):
             return f"{'more' if self.verdict == 'passed' else 'not more'} than the {least:.1%} asked for"
         if self.verdict == "passed":
             return f"more than the {least:.1%} that its cost model is off by"

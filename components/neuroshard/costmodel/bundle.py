@@ -106,6 +106,23 @@ class TrainedCostModel:
         return self.report.uncertainty
 
     @property
+    def two_deviations(self) -> float | None:
+        """As in uncertainty.Calibrated."""
+        return None if self.report.deviations is None else self.report.deviations.two
+
+    def deviations_ms(self, vector_sums: Floats, forward_ms: Floats, backward_ms: Floats) -> Floats:
+        """As in uncertainty.Calibrated."""
+        nets, compute = self.nets, self.nets.compute.spread_ms(vector_sums)
+        if self.report.deviations is not None:
+            compute = np.hypot(compute, self.report.deviations.least_ms)
+        if nets.forward is None or nets.backward is None:
+            return compute
+        found: Floats = np.sqrt(
+            compute**2 + (forward_ms * nets.forward.spread) ** 2 + (backward_ms * nets.backward.spread) ** 2
+        )
+        return found
+
+    @property
     def stand_ins(self) -> tuple[str, ...]:
         return self.report.stand_ins
 

@@ -116,6 +116,7 @@ def decide(
         gain=gain,
         min_gain=min_gain if live else None,
         cost_model_error=error,
+        deviation=_deviation(plan),
         max_error=gate.max_error,
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
@@ -128,10 +129,19 @@ def decide(
 
 
 def _uncertainty(plan: Plan) -> float:
-    """How far the plan's predictions may be off, as a share: its cost model's error, and at least GUESS for a fallback."""
+    """How far the plan's predictions may be off, as a share: its deviation, where its cost model states one; else the model's
+    error, and at least GUESS for a fallback."""
+    if (deviation := _deviation(plan)) is not None:
+        return deviation
     error = plan.provenance.cost_model_error or 0.0
     guessed = plan.provenance.instead or (plan.provenance.cost_model or "").startswith("analytic:")
     return max(error, GUESS) if guessed else error
+
+
+def _deviation(plan: Plan) -> float | None:
+    """How much less the plan may cost within one deviation, as a share: two plans of one model share what makes all slower."""
+    ranges = plan.provenance.cost_ranges
+    return None if ranges is None or not plan.cost_ms else 1 - ranges.one[0] / plan.cost_ms
 
 
 def _gain(cost_ms: float, live_cost_ms: float) -> float:

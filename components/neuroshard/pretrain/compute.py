@@ -34,7 +34,6 @@ from neuroshard.costmodel.compute_net import (
 from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, TOUCHED_COLUMN, part_features
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
-from neuroshard.pretrain.calibrate import calibrated
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
 from neuroshard.pretrain.labels import Labels
 from neuroshard.pretrain.metrics import CLOCK_MS
@@ -55,7 +54,6 @@ ROUNDED: Final = 1e-9  # relative margin that keeps the skip above its least wha
 COUNTS: Final = (COUNTED_IN == BYTES).astype(np.int64)  # what each threshold counts: 0 rows, 1 bytes
 SLOW: Final = slice(len(BY_ROWS))  # thresholds in rows whose rates rise slowly; STEPS: at once
 STEPS: Final = slice(-len(BY_DIGITS), None)
-NO_CASES: Final[Ints] = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -78,12 +76,10 @@ def train_compute(
     valid: Ints,
     generator: torch.Generator,
     training: ComputeTraining,
-    also_calibrated_on: Ints = NO_CASES,
 ) -> tuple[ComputeNet, Fit]:
     """The compute net, trained on the cases at `train` (places among the labels); `valid` chooses the best epoch.
 
-    `batch_sizes` (cases,) are those of the cases. The predicted spread is calibrated on `valid` and on `also_calibrated_on`,
-    cases that did not choose the epoch, so their errors are not too small.
+    `batch_sizes` (cases,) are those of the cases. The predicted deviation is not yet calibrated.
     """
     start = training.start
     if start is not None and len(start.scale.mean) < len(FEATURES):
@@ -103,8 +99,7 @@ def train_compute(
         net.grow(_ratio(net, samples, train))
         recipe = Recipe(training.epochs, WEIGHT_DECAY, STARTED_RATE)
     fit = fit_net("train compute net", net, samples, (train, valid), recipe, generator, training.checkpoint)
-    held_back = np.concatenate([valid, also_calibrated_on])
-    return _calibrated(net.as_numpy(samples.scale, samples.unit_ms), labels, samples, held_back), fit
+    return net.as_numpy(samples.scale, samples.unit_ms), fit
 
 
 def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
@@ -113,12 +108,6 @@ def _ratio(net: "_Ensemble", samples: "SetSamples", train: Ints) -> float:
     with torch.no_grad():
         off = torch.log(samples.measured(cases)[0] / net(*samples.inputs(cases)).mean(0)[0])
     return math.exp(float(off.median()))
-
-
-def _calibrated(net: ComputeNet, labels: Labels[ComputeCase], samples: "SetSamples", cases: Ints) -> ComputeNet:
-    sums = samples.sums(net, cases)
-    off = np.log((net.ms(sums) + CLOCK_MS) / (labels.ms[cases] + CLOCK_MS))
-    return calibrated(net, off, net.disagreements(sums), samples.counts.numpy()[cases])
 
 
 class SetSamples:
@@ -173,15 +162,6 @@ class SetSamples:
     def measured(self, cases: Tensor) -> Tensor:
         """Total, forward and backward time in units: (3, cases)."""
         return self.labels[:, cases]
-
-    def sums(self, net: ComputeNet, cases: Ints) -> Floats:
-        """The vector sum of each of these cases: (cases, width). It adds in another order than `sums_of_sets`, whose last bits
-        would change every spread that was calibrated by it."""
-        places, tables = self._tables(torch.from_numpy(cases))
-        vectors = net.vectors(self.plain[tables.numpy()])
-        sums = np.zeros((len(cases), vectors.shape[1]))
-        np.add.at(sums, places.numpy(), vectors)
-        return sums
 
     def _tables(self, cases: Tensor) -> tuple[Tensor, Tensor]:
         counts = self.counts[cases]
@@ -287,7 +267,7 @@ class _Ensemble(Net):
                 parameter.mul_(factor)
 
     def as_numpy(self, scale: FeatureScale, unit_ms: float) -> ComputeNet:
-        """The net in NumPy, its spread not yet calibrated."""
+        """The net in NumPy, its deviation not yet calibrated."""
         layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
         head, parts = layers[2:]
         least = sum(least_skip(head.weight, part) for part in np.split(parts.weight, PARTS, axis=2))

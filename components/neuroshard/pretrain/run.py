@@ -27,13 +27,14 @@ from neuroshard.costmodel.compute_net import ComputeNet
 from neuroshard.costmodel.manifest import MODEL_FORMAT, TrainedFrom
 from neuroshard.costmodel.nets import Nets
 from neuroshard.costmodel.protocol import Ints
-from neuroshard.costmodel.report import STAND_IN_ERROR, ModelReport, NetReport
+from neuroshard.costmodel.report import STAND_IN_ERROR, Deviations, ModelReport, NetReport
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import check_can_write, only_writer
 from neuroshard.pretrain.all_to_all import Way, train_all_to_all
+from neuroshard.pretrain.calibrate import calibrated
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.compute import ComputeTraining, train_compute
-from neuroshard.pretrain.evaluate import all_to_all_report, compute_report, set_sums
+from neuroshard.pretrain.evaluate import all_to_all_report, compute_report, log_errors, set_sums
 from neuroshard.pretrain.labels import (
     Labels,
     backward_ms,
@@ -124,7 +125,8 @@ def pretrain(
 ) -> TrainedCostModel:
     """Train on the split `train`, choose the best epoch by `valid`, report the errors on the test splits.
 
-    The predicted deviation is calibrated on `valid` and `test_sets`, so only `test_tables` tests it.
+    The predicted deviation is calibrated on all cases but those trained on. It is tested on `test_tables`, for each case scaled
+    without those that have one of its tables.
 
     `epochs` is an upper limit; by default it follows from the number of cases, and training stops early once the error on `valid`
     no longer falls. Without `monotone` an added table may lower a prediction, and a search then proves no lower bound. `start` is
@@ -145,12 +147,14 @@ def pretrain(
 
     with one_thread():
         known = completed(costs, seed)
-        compute, max_dim, batch_sizes, report = _compute_net(known.costs, training.brief_if(known.drawn_sets))
+        compute, max_dim, batch_sizes, report, deviations = _compute_net(
+            known.costs, training.brief_if(known.drawn_sets)
+        )
         # with explicit epochs or start, the caller wants that net
         chosen = start is not None or epochs is not None
         if not (known.drawn_sets or chosen) and _analytic_is_better(costs, compute):
             known = completed(costs, seed, sets_too=True)
-            compute, max_dim, batch_sizes, report = _compute_net(known.costs, training.brief_if(True))
+            compute, max_dim, batch_sizes, report, deviations = _compute_net(known.costs, training.brief_if(True))
         forward, backward, device_counts, all_to_all_reports = _all_to_all_nets(known.costs, training)
     if known.drawn_sets:  # it was calibrated on drawn cases, which have no measuring error
         compute = replace(compute, least_spread=max(compute.least_spread, STAND_IN_ERROR))
@@ -172,6 +176,7 @@ def pretrain(
             stand_ins=known.stand_ins,
             compute_stands_in=known.drawn_sets,
             tiers=beyond.errors,
+            deviations=deviations,
         ),
         TrainedFrom(
             neuroshard_version=__version__,
@@ -187,8 +192,9 @@ def pretrain(
     )
 
 
-def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tuple[int, ...], NetReport]:
-    """The compute net, the width of the widest table and the batch sizes of its training, and its report."""
+def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tuple[int, ...], NetReport, Deviations]:
+    """The compute net, the width of the widest table and the batch sizes of its training, its report, and what its
+    deviations lack."""
     labels = collect(costs.compute, lambda cost: cost.total_ms)
     if not len(labels.of_split("train")):
         errors = [cost.error for _, cost in costs.compute if cost.error]
@@ -201,23 +207,27 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
     train, valid = _train_and_valid(labels, generator)
 
     batch_sizes = np.array([case.batch_size or costs.bench.batch_size for case in labels.cases])
-    net, fit = train_compute(
-        labels,
-        batch_sizes,
-        train,
-        valid,
-        generator,
-        ComputeTraining(
-            training.epochs,
-            training.monotone,
-            training.start.nets.compute if training.start else None,
-            training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
-        ),
-        also_calibrated_on=labels.of_split("test_sets"),
+    how = ComputeTraining(
+        training.epochs,
+        training.monotone,
+        training.start.nets.compute if training.start else None,
+        training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
     )
+    net, fit = train_compute(labels, batch_sizes, train, valid, generator, how)
+    held_back = np.concatenate([valid, labels.of_split("test_sets", "test_tables")])
+    sums = set_sums(net, [labels.cases[i] for i in held_back], batch_sizes[held_back])
+    predicted = net.ms(sums)
+    off = log_errors(predicted, labels.ms[held_back])
+    net, deviations = calibrated(net, off, net.disagreements(sums), predicted)
     max_dim = max(table.dim for i in train for table in labels.cases[i].tables)
     measured = tuple(np.unique(batch_sizes[train]).tolist())
-    return net, max_dim, measured, compute_report(net, labels, batch_sizes, fit)
+    return (
+        net,
+        max_dim,
+        measured,
+        compute_report(net, labels, batch_sizes, fit, held_back, deviations.least_ms),
+        deviations,
+    )
 
 
 def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:

@@ -8,7 +8,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.report.evaluated import Evaluated
 from neuroshard.report.live import PlanChange
-from neuroshard.report.numbers import against, cut_tables, percent, short
+from neuroshard.report.numbers import against, cut_tables, percent, ranges_text, short
 from neuroshard.report.origin import measured
 
 LIVE = "Against live plan"
@@ -57,7 +57,8 @@ def _cost(plan: Plan, evaluated: Evaluated | None) -> Card:
     slowest = plan.predicted_ms.index(plan.cost_ms)
     slowest_ms = max((ms for ms in evaluated.ms() if ms is not None), default=None) if evaluated else None
     run = f"; {slowest_ms:.3f} ms: {evaluated.what}" if evaluated and slowest_ms is not None else ""
-    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}{run}")
+    may_be = f"; {said}" if (said := ranges_text(plan)) else ""
+    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}{run}{may_be}")
 
 
 def _live(plan: Plan, change: PlanChange | None) -> Card:

@@ -106,6 +106,15 @@ def percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
 
 
+def ranges_text(plan: Plan) -> str | None:
+    """What the plan may take when it is measured; None where its cost model does not say."""
+    ranges = plan.provenance.cost_ranges
+    if ranges is None:
+        return None
+    (low, high), (lowest, highest) = ranges.one, ranges.two
+    return f"measured, 68 % of such plans take {low:.3f} to {high:.3f} ms, 95 % {lowest:.3f} to {highest:.3f} ms"
+
+
 def against(cost_ms: float, other_ms: float, share: Callable[[float], str] = percent) -> str:
     """A cost compared with another one: `12.3 % lower`. `share` formats the share."""
     change = cost_ms / other_ms - 1 if other_ms else 0.0

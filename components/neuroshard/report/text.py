@@ -11,7 +11,15 @@ from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.bars import bar
-from neuroshard.report.numbers import against, cut_tables, hosts_memory, memory_counts, row_wise_tables, source
+from neuroshard.report.numbers import (
+    against,
+    cut_tables,
+    hosts_memory,
+    memory_counts,
+    ranges_text,
+    row_wise_tables,
+    source,
+)
 
 DEVICES_SHOWN, ROW_WISE_SHOWN, TIERS_SHOWN, BY_ACCESS_SHOWN = 32, 8, 8, 8
 BAR, MEMORY_BAR = 44, 12
@@ -49,7 +57,10 @@ def _size(plan: Plan) -> str:
 def _cost_lines(plan: Plan, bound: bool) -> list[str]:
     if plan.cost_ms is None:
         return ["no predicted cost"]
-    lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step", *_bound_lines(plan, bound)]
+    lines = [f"predicted cost (slowest device): {plan.cost_ms:.3f} ms a step"]
+    if (may_be := ranges_text(plan)) is not None:
+        lines += wrapped(f"  {may_be}", indent=4)
+    lines += _bound_lines(plan, bound)
     for baseline in plan.baselines:
         if baseline.cost_ms is None:
             lines += wrapped(f"  {baseline.algorithm:<12} no plan: {baseline.error}", indent=15)

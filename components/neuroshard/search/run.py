@@ -28,6 +28,7 @@ from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, Ints, trains_on
 from neuroshard.costmodel.tiers import InTiers, in_tiers
+from neuroshard.costmodel.uncertainty import cost_ranges
 from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
@@ -93,6 +94,23 @@ def search(
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
+    plan = _found_plan(task, cost_model, settings, previous, trust, notes, watch)
+    if trust.instead:  # ranges are of the hardware that was measured
+        return plan
+    provenance = plan.provenance.model_copy(update={"cost_ranges": cost_ranges(cost_model, plan)})
+    return plan.model_copy(update={"provenance": provenance})
+
+
+def _found_plan(
+    task: ShardingTask,
+    cost_model: CostModel,
+    settings: SearchSettings,
+    previous: Plan | None,
+    trust: Trust,
+    notes: tuple[str, ...],
+    watch: Watch | None,
+) -> Plan:
+    """As `search`, without what the plan may take when it is measured."""
     settings.check(from_a_plan=previous is not None)
     if previous is not None and (differ := other_groups(previous.task, task)):
         raise UsageError(

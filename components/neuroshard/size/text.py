@@ -76,8 +76,8 @@ def _marks(sizes: Sizes) -> Iterator[str]:
     second = "money" if sizes.order.priced else "devices"
     last = "its price" if sizes.order.priced else "those of a device"
     yield from wrapped(
-        "ms of a step as predicted, what it may measure by the model's error, and the bound that no plan goes below; thousands "
-        f"of samples a second, and {last}{' for a billion samples' if sizes.order.priced else ''}"
+        "ms of a step as predicted, what it may measure (68 %, or the model's error), and the bound that no plan goes below; "
+        f"thousands of samples a second, and {last}{' for a billion samples' if sizes.order.priced else ''}"
     )
     yield from wrapped(f"* no other size is better in both time and {second}")
     if may_join_or_leave(sizes.rows):

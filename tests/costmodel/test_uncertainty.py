@@ -1,0 +1,59 @@
+"""What a plan may take when it is measured: wider above than below, and unknown where nothing was calibrated."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers.costs import random_model, random_tables
+from neuroshard.core.task import ShardingTask
+from neuroshard.costmodel.report import Deviations
+from neuroshard.costmodel.uncertainty import _factors
+from neuroshard.deploy.gate import Gate, decide
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings, Trust
+
+TASK = ShardingTask(tables=tuple(random_tables(8)), device_memory_bytes=(2**36,) * 4, batch_size=65536)
+
+
+def searched(two, trust=Trust()):  # noqa: B008
+    model = random_model(2, 4)
+    given = None if two is None else Deviations(least_ms=0.0, two=two)
+    report = model.report.model_copy(update={"deviations": given})
+    model = replace(model, manifest=model.manifest.model_copy(update={"report": report}))
+    return search(TASK, model, SearchSettings(rounds=1), trust=trust)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 16])
+def test_the_slowest_of_devices_with_independent_errors_is_within_the_range(devices):
+    rng = np.random.default_rng(0)
+    errors = rng.standard_normal((20_000, devices)) * 0.05
+
+    low, high = _factors(np.full(devices, 3.0), np.full(devices, 0.05), 1.0)
+
+    assert low == pytest.approx(np.exp(-0.05))  # as if all errors were the same
+    assert (np.exp(errors.max(axis=1)) > high).mean() == pytest.approx(0.159, abs=0.01)
+
+
+def test_a_device_that_others_wait_for_decides():
+    alone, beside_light_ones = (_factors(np.array(own), np.full(len(own), 0.05), 1.0) for own in ([3.0], [3.0, 1, 1]))
+
+    assert beside_light_ones == pytest.approx(alone)
+
+
+def test_a_plan_carries_both_ranges_and_the_gate_asks_for_more_than_one_deviation():
+    plan = searched(3.0)
+    ranges = plan.provenance.cost_ranges
+
+    assert ranges.two[0] < ranges.one[0] < plan.cost_ms < ranges.one[1] < ranges.two[1]
+    decision = decide(plan, Gate(), None, None)
+    assert decision.deviation == pytest.approx(1 - ranges.one[0] / plan.cost_ms)
+
+
+@pytest.mark.parametrize(("two", "trust"), [(None, Trust()), (3.0, Trust(instead="a fallback"))])
+def test_without_calibration_or_by_a_fallback_no_range_is_stated(two, trust):
+    plan = searched(two, trust)
+
+    assert plan.provenance.cost_ranges is None
+    assert "cost_ranges" not in plan.provenance.model_dump()
+    assert decide(plan, Gate(), None, None).deviation is None
