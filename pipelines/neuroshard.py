@@ -316,7 +316,7 @@ def neuroshard(
         measure_budget: A measuring pod stops after this long: 90s, 30m, 2h.
         max_age: A cost model older than this is measured again: 2160h. Empty for never.
         max_error: Largest error of a cost model on unseen tables with which it, or a plan, goes live: 0.2 is 20 %; 0 for any.
-        min_gain: Share by which a plan must be better than the live one; below 0 for its cost model's error, at least
+        min_gain: Share by which a plan must be better than the live one; below 0 for what predictions are off by, at least
             30 % for a datasheet or a fallback.
         memory_margin: Share of a device's memory that a plan leaves free.
         algorithm: local-search, neuroshard-2023, or a baseline: random, size, dim, lookup, size-lookup.

@@ -143,7 +143,7 @@ CHECKS: Mapping[str, Check] = {
     "max_age": _max_age,
     "max_error": _number("0 for any, or a share above it (0.2 is 20 %)", lambda number: number >= 0),
     "min_gain": _number(
-        "below 0 for its cost model's error, at least 30 % for a datasheet or a fallback; or a share below 1 (0.02 is 2 %)",
+        "below 0 for what predictions are off by, at least 30 % for a datasheet or a fallback; or a share below 1 (0.02 is 2 %)",
         lambda number: number < 1,
     ),
     "memory_margin": _number("a share of at least 0 and below 1 (0.1 is 10 %)", lambda number: 0 <= number < 1),
