@@ -67,6 +67,14 @@ def test_first_plans_are_there_where_no_device_may_hold_more_than_its_share_of_c
     assert np.abs(np.diff(plan.dims)) <= 64
 
 
+def test_of_many_equal_tables_none_is_halved(make_task, model):
+    """All would be halved together, six times: plans of 16,000 shards, each of which takes half a minute to improve."""
+    problem = Problem(make_task([(1000, 64, 1.0)] * 90, [8] * 9), model)
+    assert all(plan.cuts == 0 for plan in first_plans(problem, 6))
+    few = Problem(make_task([(1000, 64, 1.0)] * 11, [8] * 9), model)
+    assert any(plan.cuts for plan in first_plans(few, 6))
+
+
 def test_plans_counted_together_are_what_each_is_by_itself(make_task, model):
     problem = Problem(make_task([(1000, 64, 9.0 * i) for i in range(30)], [8] * 4), model)
     widths = [plan.widths for plan in first_plans(problem, 3)]

@@ -73,14 +73,15 @@ def _caps(problem: Problem) -> Floats:
 
 def _halved(problem: Problem, shards: Ints) -> list[Ints]:
     """A list with the costliest shard halved, one with the costliest shard of that list halved too, and so on. Shards that cost
-    the same are halved together."""
-    lists: list[Ints] = []
-    for _ in range(problem.tuning.halvings):
+    the same are halved together, unless they are so many that devices are even with them whole."""
+    lists, tuning = list[Ints](), problem.tuning
+    for _ in range(tuning.halvings):
         group = problem.group[shards]
         count = np.bincount(group, minlength=len(problem.whole))
         may_be = (problem.units[shards] >= 2 * problem.min_units[group]) & (count[group] < problem.max_devices[group])
         cost = np.where(may_be, problem.alone_ms(shards), 0.0)
-        cut = split(problem, shards, np.flatnonzero(may_be & (cost >= cost.max() * (1 - 1e-9))))
+        costliest = np.flatnonzero(may_be & (cost >= cost.max() * (1 - 1e-9)))
+        cut = None if len(costliest) > tuning.halved_each * problem.devices else split(problem, shards, costliest)
         if cut is None:
             break
         shards = cut
