@@ -168,3 +168,22 @@ def test_where_tables_may_be_row_wise_the_bound_is_below_the_best_of_all_plans(s
         plan = search(task, model, SearchSettings(algorithm=algorithm, rounds=2))
         assert plan.lower_bound_ms is not None
         assert 0.1 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_memory_is_nearly_full_the_bound_knows_what_cuts_take(seed: int) -> None:
+    """Each column shard repeats what the optimizer keeps of a row, so few tables can be cut."""
+    rng, free = np.random.default_rng(seed), tiny(seed, tables=3, devices=2 + seed % 2, tightness=100)
+    kept = rng.choice([4, 64], 3).tolist()
+    tables = [t.model_copy(update={"optimizer_bytes_per_row": of}) for t, of in zip(free.tables, kept, strict=True)]
+    free = free.model_copy(update={"tables": tuple(tables), "constraints": Constraints(row_wise=True)})
+    memory = int(free.need_bytes / free.devices / rng.uniform(0.95, 1.0))
+    task, model = (
+        free.model_copy(update={"device_memory_bytes": (memory,) * free.devices}),
+        AnalyticModel(free.batch_size),
+    )
+
+    tight, loose = (search(one, model, SearchSettings(rounds=2)).lower_bound_ms or 0.0 for one in (task, free))
+
+    assert loose < 0.99 * tight
+    assert tight <= optimum_ms(task, model) * (1 + 1e-9)

@@ -73,19 +73,24 @@ class Branch:
         some[self.problem.options.groups[row_wise.any(axis=1)]] = True
         return (shards, row_wise) if some.all() else None
 
-    def cheaper_row_wise(self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_]) -> tuple[float, Floats]:
-        """The total price and the sum of vectors, if each group is cut or made row-wise, whichever is cheaper."""
+    def cheaper_row_wise(
+        self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_], byte_ms: float
+    ) -> tuple[float, Floats, float]:
+        """The total price, the sum of vectors, and bytes, if each group is cut or made row-wise, whichever is cheaper."""
         problem, groups = self.problem, self.problem.options.groups
         group, price = problem.group[cuts.shards], np.zeros(len(problem.whole))
-        np.add.at(price, group, problem.vectors[cuts.shards] @ slope * cuts.times)
+        shards_ms = problem.vectors[cuts.shards] @ slope + byte_ms * problem.nbytes[cuts.shards]
+        np.add.at(price, group, shards_ms * cuts.times)
         price[cuts.none] = np.inf
-        as_blocks = np.where(row_wise, self.blocks @ slope + self.all_to_all, np.inf)
+        nbytes = problem.options.all_bytes
+        as_blocks = np.where(row_wise, self.blocks @ slope + byte_ms * nbytes + self.all_to_all, np.inf)
         way, place = as_blocks.argmin(axis=1), np.arange(len(groups))
         better = as_blocks[place, way] < price[groups]
         price[groups[better]] = as_blocks[place, way][better]
         kept = np.where(np.isin(group, groups[better]), 0.0, cuts.times)
         blocks: Floats = self.blocks[place, way][better].sum(axis=0)
-        return float(price.sum()), kept @ problem.vectors[cuts.shards] + blocks
+        need = float(kept @ problem.nbytes[cuts.shards]) + float(nbytes[place, way][better].sum())
+        return float(price.sum()), kept @ problem.vectors[cuts.shards] + blocks, need
 
 
 class Branches:

@@ -12,7 +12,9 @@ The proof, for all plans that cost at most C:
 3. f is convex, so it lies above its tangent at any point p with slope g: f(s) >= f(p) - g·p + g·s. The mean of this over the
    devices depends only on g times the sum of all shards' vectors: on how tables are cut, not on where shards lie.
 4. For each table, take the cut that is cheapest at the price g·v of a shard with vector v (`cuts.py`). No plan has a lower sum.
-   This is a bound for every p; the p with the highest bound is sought (Frank and Wolfe).
+   This is a bound for every p; the p with the highest bound is sought (Frank and Wolfe). Where the cheapest cuts need more bytes
+   than all devices have, a byte has a price too: cuts are the cheapest with it, and what all bytes of the devices cost is taken
+   off the sum again (`_BytePrice`).
 5. f grows with every vector, so a device costs at least what any one of its shards costs alone. A plan of at most C has no shard
    that costs more than C alone, and none larger than a device's memory. Without these shards the cuts of step 4 cost more.
 6. If steps 1 to 5 show for some C that plans of at most C cost more than C, there are no such plans: C is a bound. The
@@ -108,6 +110,28 @@ def _has_dips(model: CostModel) -> TypeGuard[Bending]:
     return isinstance(model, Bending) and not model.convex
 
 
+class _BytePrice:
+    """The price of a byte, in ms: a Lagrange multiplier of the memory of all devices together, `have` bytes. Every price is a
+    bound; the best one is sought by halving while tangents are tried. None where the cheapest cuts fit anyway."""
+
+    def __init__(self, have: float) -> None:
+        self.have, self.ms = have, 0.0
+        self.anew()
+
+    def anew(self) -> None:
+        """Begin again, from the last price."""
+        self.low, self.high = 0.0, np.inf
+
+    def met(self, need: float, usual: float) -> None:
+        """Change the price where the cheapest cuts `need` so many bytes at it; `usual` is what a byte costs in the mean."""
+        if need > self.have:
+            self.low = self.ms
+            self.ms = max(2 * self.ms, 0.05 * usual) if self.high == np.inf else (self.low + self.high) / 2
+        elif self.ms:
+            self.high = self.ms
+            self.ms = (self.low + self.high) / 2
+
+
 class _Proof:
     """Shows that plans of at most some cost do not exist, if each takes `cut_ms` for its cuts.
 
@@ -119,6 +143,7 @@ class _Proof:
         self.start = plan.sums.mean(axis=0)
         all_plans = self.branches.of(0)
         self.convex = self._convex(all_plans, plan.cost)
+        self.bytes = _BytePrice(float(problem.memory.sum()))
         self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
         self.all_plans = self.heavy.raised(all_plans)
 
@@ -166,31 +191,35 @@ class _Proof:
         possible = branch.possible(cost_ms)
         if possible is None:
             return np.inf
+        self.bytes.anew()
         shards, row_wise = possible
         held: Floats = problem.base.sum(axis=0)
-        point, best, slope = self.start, 0.0, np.full_like(self.start, np.nan)
+        point, best, slope, byte_ms = self.start, 0.0, np.full_like(self.start, np.nan), self.bytes.ms
         for step in range(self.settings.tangents):
             before, slope = slope, np.maximum(model.compute_slope(point), 0.0)
-            if not np.array_equal(slope, before):  # piecewise linear costs often give the same tangent again
+            # piecewise linear costs often give the same tangent again
+            if self.bytes.ms != byte_ms or not np.array_equal(slope, before):
+                byte_ms = self.bytes.ms
                 if best > enough:
                     break
-                price = np.where(shards, problem.vectors @ slope, np.inf)
+                price = np.where(shards, problem.vectors @ slope + byte_ms * problem.nbytes, np.inf)
                 cuts, bound = cheapest_cuts(problem, price, self.settings.exact_cut_units), np.inf
                 sums: Floats = cuts.times @ problem.vectors[cuts.shards]
-                anyway = float(held @ slope)
+                cheapest, need = cuts.total, float(cuts.times @ problem.nbytes[cuts.shards])
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
+                anyway = float(held @ slope) - byte_ms * self.bytes.have
                 if not len(branch.sure):
-                    bound = _over_devices(intercept, cuts.total + anyway, branch)
+                    bound = _over_devices(intercept, cheapest + anyway, branch)
                 if len(row_wise):
-                    cheapest, sums = branch.cheaper_row_wise(cuts, slope, row_wise)
-                    cheapest += anyway
-                    with_blocks = intercept + cheapest / devices + branch.back + branch.ahead
+                    cheapest, sums, need = branch.cheaper_row_wise(cuts, slope, row_wise, byte_ms)
+                    with_blocks = intercept + (cheapest + anyway) / devices + branch.back + branch.ahead
                     if not problem.options.everywhere:
-                        with_blocks = _over_devices(intercept, cheapest, branch)
+                        with_blocks = _over_devices(intercept, cheapest + anyway, branch)
                     bound = min(bound, with_blocks)
                 if bound == np.inf:
                     return np.inf
                 best = max(best, bound)
+                self.bytes.met(need, cheapest / max(need, 1.0))
             point = point + ((sums + held) / devices - point) * (2 / (step + 3))  # Frank and Wolfe's step
         return best
 

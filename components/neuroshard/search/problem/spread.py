@@ -165,6 +165,11 @@ class SpreadOptions:
         """The vectors of all pieces of each table, summed: (P, W, K)."""
         return self._of_all_pieces(self.vectors)
 
+    @property
+    def all_bytes(self) -> Floats:
+        """The bytes of all pieces of each table: (P, W)."""
+        return self._of_all_pieces(self.nbytes[..., None].astype(np.float64))[..., 0]
+
     def _of_all_pieces(self, of_each: Floats) -> Floats:
         """The sum over all pieces on all devices: (P, W, M, K) -> (P, W, K)."""
         blocks = np.array([kind.blocks for kind in self.kinds])
@@ -178,9 +183,7 @@ class SpreadOptions:
         """Bytes of all devices together that tables, of so many bytes each where they are whole (P,), need less if they are
         spread otherwise than by their rows, at most."""
         some = [way for way, kind in enumerate(self.kinds) if not kind.sharding.splits_rows]
-        needs = np.where(self.allowed, self._of_all_pieces(self.nbytes[..., None].astype(np.float64))[..., 0], np.inf)[
-            :, some
-        ]
+        needs = np.where(self.allowed, self.all_bytes, np.inf)[:, some]
         return int((whole - needs.min(axis=1, initial=np.inf)).clip(0).sum())
 
     def positions(self, groups: Ints) -> Ints:
