@@ -173,13 +173,23 @@ def test_a_heuristic_whose_cuts_take_more_than_all_memory_gives_up_at_once(make_
     assert len(placed) == 1
 
 
-def test_where_memory_is_nearly_full_plans_start_from_packings_too(make_task, model):
-    """Thirty drawn tables that fill 97 % of eight devices: greedy plans by costs find no room."""
-    rng = np.random.default_rng(2)
+def nearly_full(make_task, seed: int, full: float):
+    """Thirty drawn tables that fill so much of eight devices: greedy plans by costs find no room."""
+    rng = np.random.default_rng(seed)
     rows = np.minimum(np.exp(rng.normal(13, 3, 30)).astype(int) + 10, 10**9)
     dims, lookups = rng.choice([8, 32, 64, 128, 128, 128], 30), np.exp(rng.normal(1.5, 1.8, 30))
     shapes = list(zip(rows.tolist(), dims.tolist(), lookups.tolist(), strict=True))
-    task = make_task(shapes, [make_task(shapes, [1024] * 8).need_bytes / GIB / 0.97 / 8] * 8)
-    settings = SearchSettings(rounds=4, try_row_wise=True)
+    return make_task(shapes, [make_task(shapes, [1024] * 8).need_bytes / GIB / full / 8] * 8)
+
+
+def test_where_memory_is_nearly_full_plans_start_from_packings_too(make_task, model):
+    task, settings = nearly_full(make_task, 2, 0.97), SearchSettings(rounds=4, try_row_wise=True)
     by_costs_alone = replace(settings, tuning=replace(TUNING, packed=False, nearly_full=np.inf))
     assert search(task, model, settings).cost_ms < 0.8 * search(task, model, by_costs_alone).cost_ms
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_where_memory_is_nearly_full_plans_and_bounds_are_close(make_task, model, seed):
+    """Plans were 50 to 75 % above bounds that did not know what cuts take of memory, with only whole shards swapped for parts."""
+    plan = search(nearly_full(make_task, seed, 0.995), model, SearchSettings(rounds=4, try_row_wise=True))
+    assert plan.cost_ms < 1.15 * plan.lower_bound_ms

@@ -1,10 +1,12 @@
 """Branches: sets of plans that differ in which tables are row-wise, and that together are all plans.
 
-Tables that may be row-wise are ordered, heaviest first, by the cost of their narrowest shard. In every plan the first n of them
+Tables that may be row-wise are ordered: heaviest first, by the cost of their narrowest shard; where memory binds also largest
+first. In every plan the first n of them
 are row-wise, for some n, and the next one is not. In that branch every device holds the blocks of these n tables, and each shard
 of another table shares its device with them. So the larger n is, the more a device with a given shard costs.
 """
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,7 +98,7 @@ class Branch:
 class Branches:
     """The branches of a problem whose plans take `cut_ms` for their cuts.
 
-    `order` (P,) are the places of groups that may be row-wise, heaviest first.
+    `order` (P,) are the places of groups that may be row-wise, heaviest first unless said.
     """
 
     def __init__(self, problem: Problem, settings: BoundSettings, cut_ms: float = 0.0) -> None:
@@ -112,6 +114,12 @@ class Branches:
         both = np.add(*transfers_ms(problem.model, is_used * (problem.mean_columns * devices / used)[:, None]))
         self.of_used: Floats = (both * is_used).sum(axis=1) / used
 
+    def largest_first(self) -> "Branches":
+        """The same, in another order."""
+        new, options = copy.copy(self), self.problem.options
+        new.order = np.argsort(-self.problem.nbytes[self.problem.whole[options.groups]], kind="stable")
+        return new
+
     def of(self, count: int, *, next_not: bool = False) -> Branch:
         """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
         problem, options, sure = self.problem, self.problem.options, self.order[:count]
@@ -120,20 +128,17 @@ class Branches:
         memory, beside = problem.memory, problem.base.min(axis=0)
         if len(options.groups):
             load = options.load(options.groups[np.sort(sure)], np.full(len(sure), options.place_of(OVER_ALL)))
-            memory, beside = (
-                memory - load.nbytes,
-                (load.vectors + problem.base).min(axis=0),
-            )  # no device holds less of any component
-        block_alone = self._block_alone(sure, memory, beside, columns, mean)
+            # no device holds less of any component
+            memory, beside = memory - load.nbytes, (load.vectors + problem.base).min(axis=0)
+        block_alone, may_be = self._block_alone(sure, memory, beside, columns, mean), options.groups
         if next_not:
             block_alone[self.order[count]] = np.inf
+            may_be = np.delete(may_be, self.order[count])
         # over a domain no more leaves it than of the whole table
         over_all = np.arange(options.more.shape[1]) == OVER_ALL
         all_to_all = problem.devices * self._column_ms(mean) * options.more * over_all
         all_to_all[sure] = 0.0
-        launched = (
-            problem.launches.least(options.groups[sure], options.groups) + problem.copies_ms.total_ms + self.cut_ms
-        )
+        launched = problem.launches.least(options.groups[sure], may_be) + problem.copies_ms.total_ms + self.cut_ms
         forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
         return Branch(
             problem=problem,

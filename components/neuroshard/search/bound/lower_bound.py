@@ -149,7 +149,15 @@ class _Proof:
 
     def bound_ms(self, cost_ms: float, known_ms: float = 0.0) -> float:
         """The bound, given a plan of `cost_ms` and a bound: the least over all branches."""
-        low, best = self._of(self.all_plans, known_ms, cost_ms), cost_ms
+        low = self._of(self.all_plans, known_ms, cost_ms)
+        low = self._least_of_branches(low, cost_ms)
+        if self.bytes.ms:  # memory binds, and the largest tables are row-wise first
+            self.branches = self.branches.largest_first()
+            low = self._least_of_branches(low, cost_ms)
+        return low
+
+    def _least_of_branches(self, low: float, best: float) -> float:
+        """The least over all branches, between the bound `low` and the cost of the `best` plan."""
         # beside blocks on all devices no device is empty; beside those of a domain some may be
         distinguished = self.settings.branches and self.problem.options.everywhere
         row_wise = len(self.branches.order) if distinguished else 0

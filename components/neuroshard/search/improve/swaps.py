@@ -1,4 +1,5 @@
-"""The best swaps of shards of two devices: a shard or a part of it is given, and a whole one taken back.
+"""The best swaps of shards of two devices: a shard or a part of it is given, and a whole one taken back; where memory is nearly
+full also a part, since few whole shards have as many bytes as those given.
 
 They are ranked by a linear estimate, as single moves are; the cost model prices only the best swap of each shard. Give and take
 are those of the drawing in `neighborhood.py`.
@@ -12,17 +13,18 @@ from numpy.typing import NDArray
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.improve.moves import Moves
 from neuroshard.search.improve.neighborhood import Neighborhood, nonzero
+from neuroshard.search.problem.problem import Problem
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Takes:
-    """S whole shards on the receivers of each source, which it may take in a swap: (J, S) each."""
+    """S shards on the receivers of each source, or parts of them, which it may take in a swap: (J, S) each."""
 
     take: Ints  # table group
     column: Ints  # which of the source's receivers holds it
-    held: Ints  # units of it there
+    held: Ints  # units of it that are taken
     fits: Bools  # the source may hold it, with those that are here
     more_bytes: Ints  # on the source with it
     free: Ints  # bytes on the receiver without it
@@ -39,19 +41,28 @@ class Takes:
         of, column, group = near.drawn(*nonzero(near.receiver_units), most=problem.tuning.offers_seen)
         if not len(of) or not len(near.of):
             return None
+        held = near.receiver_units[of, column, group]
+        if problem.is_full and problem.tuning.partial_moves:
+            of, column, group, held = _with_parts(problem, of, column, group, held)
         count = np.bincount(of, minlength=len(plan))
         number = np.arange(int(count.max(initial=0)))
         place = np.minimum((np.cumsum(count) - count)[:, None] + number, len(of) - 1)
-        take, column, held = group.take(place), column.take(place), near.receiver_units[of, column, group].take(place)
+        take, column, held = group.take(place), column.take(place), held.take(place)
         rows, of_plan, source = np.arange(len(plan))[:, None], plan[:, None], near.source[:, None]
         slot, here = problem.slots.take(take), plans.widths[of_plan, take, source]
+        there = near.receiver_units[rows, column, take]
+        kept = there - held
         shards = problem.slot_shards.take(slot + held)
         joined = np.minimum(here + held, problem.max_units.take(take))
         fits = (number < count[:, None]) & (joined == here + held)
+        fits &= (kept == 0) | (here > 0) | (plans.shards[of_plan, take] < problem.max_shards.take(take))
         if not problem.any_device:
             fits &= problem.allowed[take, source]
         source_ms = plans.added_each(of_plan, source, take, held)
-        receiver_ms = plans.added_each(of_plan, near.receivers[rows, column], take, held)
+        receiver = near.receivers[rows, column]
+        receiver_ms = plans.added_each(of_plan, receiver, take, there)
+        if kept.any():
+            receiver_ms -= plans.added_each(of_plan, receiver, take, kept)
         columns = problem.dims.take(shards)
         return cls(
             take=take,
@@ -59,7 +70,7 @@ class Takes:
             held=held,
             fits=fits,
             more_bytes=near.bytes(slot + joined) - near.bytes(slot + here),
-            free=near.receiver_free[rows, column] + problem.nbytes.take(shards),
+            free=near.receiver_free[rows, column] + near.bytes(slot + there) - near.bytes(slot + kept),
             columns=columns,
             source_ms=source_ms,
             receiver_ms=receiver_ms,
@@ -71,6 +82,17 @@ class Takes:
         """Those at these places for each shard of a source: `of` (N,) and `best` (N, S) -> (N, S) each."""
         place = of[:, None] * self.take.shape[1] + best
         return Takes(*(getattr(self, field.name).take(place) for field in fields(self)))
+
+
+def _with_parts(problem: Problem, of: Ints, column: Ints, group: Ints, held: Ints) -> tuple[Ints, ...]:
+    """These shards, and of each a half and the narrowest part, where what is left may be a shard."""
+    least = problem.min_units.take(group)
+    units = np.concatenate([held, held // 2, least])
+    of, column, group, left = (np.tile(one, 3) for one in (of, column, group, held))
+    left = left - units
+    valid = np.flatnonzero((units >= problem.min_units.take(group)) & ((left == 0) | (left >= np.tile(least, 3))))
+    some = valid[np.argsort(of[valid], kind="stable")]
+    return of[some], column[some], group[some], units[some]
 
 
 def swaps(near: Neighborhood) -> Moves:

@@ -101,6 +101,11 @@ class Problem(ColumnShards):
         return bool(self.options.allowed[:, others].any())
 
     @property
+    def is_full(self) -> bool:
+        """Whether uncut tables take nearly all memory."""
+        return bool(self.nbytes[self.whole].sum() >= self.tuning.nearly_full * self.memory.sum())
+
+    @property
     def spread_as(self) -> dict[str, Sharding]:
         """How each of the spread tables is held, by its name."""
         kinds, ways = self.options.kinds, self.options.way_of[self.places].tolist()

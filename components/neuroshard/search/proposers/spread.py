@@ -3,7 +3,8 @@
 The narrowest column shard of a table has all its lookups, so one heavy table can outweigh all else however it is cut. Its row
 blocks have a share of the lookups each, but each of their devices then sends all its columns. So sets are sought in two orders of
 the tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together. Where memory is
-nearly full there is a third, largest tables first: column shards repeat the optimizer state of rows, and their blocks do not.
+nearly full, also with the largest 1, 2, 3, … before the others: column shards repeat the optimizer state of rows, and blocks do
+not.
 
 A copy of a table saves a device its outputs, of as many columns for all samples, and takes gradients of as many columns for all
 rows: the fewer rows, the better. So of the tables in order of their rows the first 1, 2, 4, … are tried as copies, and those of
@@ -85,23 +86,40 @@ def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
             return every
     estimate, found = _SetCosts(problem), dict[bytes, tuple[Ints, Ints]]()
     nbytes = problem.nbytes[problem.whole]
-    is_full = nbytes.sum() >= tuning.nearly_full * problem.memory.sum()
     largest = permitted[np.argsort(-nbytes[permitted], kind="stable")]
     for _, alike in groupby(split_rows, key=lambda way: options.kinds[way].sharding):
         some = tuple(alike)
         heaviest = permitted[np.argsort(-estimate.narrow_ms[permitted], kind="stable")]
         saved_ms = estimate.saved_ms[options.positions(permitted)][:, list(some)].max(axis=1)
         saving = permitted[np.argsort(-saved_ms, kind="stable")][: np.count_nonzero(saved_ms > 0)]
-        orders = [heaviest, saving, largest] if is_full else [heaviest, saving]
-        for order in orders:
-            for groups, places in _sets_of(problem, estimate, order, some):
+        orders = [(heaviest, 0), (saving, 0)]
+        if problem.is_full:
+            many = int(np.count_nonzero(nbytes[permitted] >= tuning.large * problem.memory.max()))
+            counts = _counts(many, tuning.row_sets_one_by_one)
+            most = max(tuning.full_sets_most_cells // (problem.devices * len(problem.whole)), 2)
+            counts = counts[np.unique(np.linspace(len(counts) - 1, 0, most).round().astype(np.int64))]
+            big = largest[:many]  # by bytes, and by what their blocks cost for these bytes
+            lost_ms = np.maximum(-estimate.saved_ms[options.positions(big)][:, list(some)].max(axis=1), 0.0)
+            cheapest = big[np.argsort(lost_ms / nbytes[big], kind="stable")]
+            firsts = (big, cheapest)
+            orders += [(_first_of(first, heaviest, count), count) for count in counts.tolist() for first in firsts]
+        for order, least in orders:
+            for groups, places in _sets_of(problem, estimate, order, some, least):
                 found.setdefault(groups.tobytes() + places.tobytes(), (groups, places))
     return list(found.values())
 
 
-def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...]) -> list[tuple[Ints, Ints]]:
-    """Of the sets that are the first 1, 2, 3 … groups of an order, those that are estimated to cost least. All groups of a set
-    are split in one of these ways; where there are domains also the first few in one of them, and the rest over a domain:
+def _first_of(order: Ints, others: Ints, count: int) -> Ints:
+    """The first `count` groups of an order, then the rest in the order of the `others`."""
+    return np.concatenate([order[:count], others[~np.isin(others, order[:count])]])
+
+
+def _sets_of(
+    problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...], least: int = 0
+) -> list[tuple[Ints, Ints]]:
+    """Of the sets that are the first 1, 2, 3 … groups of an order, from `least` on, those that are estimated to cost least. All
+    groups of a set are split in one of these ways; where there are domains also the first few in one of them, and the rest over a
+    domain:
 
         the order       a b c d e f g …
         in one way      [w w w w w]         row_sets of these
@@ -110,7 +128,8 @@ def _sets_of(problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[i
     A group that may not be split as wanted is split in the first way that it may.
     """
     tuning, options = problem.tuning, problem.options
-    counts = _counts(len(order), tuning.row_sets_one_by_one)
+    counts = _counts(len(order), max(tuning.row_sets_one_by_one, least))
+    counts = counts[counts >= least]
     in_one_way = [(np.full(len(order), way), counts) for way in ways]
     leading = tuning.row_sets_leading if options.over_domains and ways != (OVER_DOMAIN,) else ()
     over_domains = [
