@@ -201,8 +201,10 @@ def _improved(
     if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
         return LocalSearch(first, rng, watch, current, toggle=toggle).run(rounds)
     with watch.sharing(0.5):
-        with_rows = LocalSearch(split, rng.spawn(1)[0], watch, current, toggle=toggle).run(rounds // 2)
-    best = LocalSearch(first, rng, watch, current, toggle=toggle).run(rounds - rounds // 2)
+        from_rows = LocalSearch(split, rng.spawn(1)[0], watch, current, toggle=toggle)
+        with_rows = from_rows.run(rounds // 2)
+    others = [plan for plan in first if plan not in split]
+    best = LocalSearch([*others, *from_rows.descended], rng, watch, current, toggle=toggle).run(rounds - rounds // 2)
     return min(with_rows, best, key=lambda plan: plan.cost)
 
 

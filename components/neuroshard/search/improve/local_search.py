@@ -15,7 +15,7 @@ from neuroshard.search.watch import Watch
 
 
 class LocalSearch:
-    """A search from plans that fit: `best` is the cheapest plan so far.
+    """A search from plans that fit: `best` is the cheapest plan so far, `descended` the cheapest of each descent from these.
 
     A round perturbs the plan that the search is at, and descends again. With `toggle` every other round toggles one table
     instead. The search goes on from what a round finds, unless that costs clearly more. Rounds run in lockstep, a few at a time.
@@ -35,7 +35,7 @@ class LocalSearch:
         self.objective, self.toggle = Objective.of(problem), toggle
         cells = problem.devices * len(problem.whole)
         self.lockstep = min(max(self.tuning.lockstep_cells // cells, 1), self.tuning.lockstep_plans)
-        found: list[State] = []
+        found = self.descended = list[State]()
         for begin in range(0, len(starts), self.lockstep):
             if begin and watch.expired:
                 break
