@@ -15,7 +15,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -26,17 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import print_table, publish
 from helpers.fbgemm_cache import simulated
-from helpers.streams import Batch, cycles, drifting, independent, sessions, zipf
+from helpers.streams import Batch, cycles, drifting, in_time, independent, ordered, sessions, zipf
 from neuroshard.core.access import AccessCurve
 from neuroshard.core.reuse import zipf_bins
-from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
-from neuroshard.core.value import timestamp
 from neuroshard.costmodel.cache import MissCurve, miss_curve
-from neuroshard.files.access import Ints, count_bins
+from neuroshard.files.access import count_bins
 from neuroshard.files.count_access import AccessCounter
-from neuroshard.files.hot_rows import HotRows
-from neuroshard.files.row_orders import first_ids, ids_in, share_now
+from neuroshard.files.row_orders import share_now
 
 MOST_WARM_UP = 400  # batches; what needs more is left out
 TIMED_ROWS = 100_000  # distinct rows of the batches after the warm-up, so that a rate is known to 0.3 points
@@ -248,19 +244,12 @@ def of_real_streams(ratings: Path | None, requests: Path | None) -> Found:
 
 def real_streams(ratings: Path | None, requests: Path | None) -> Iterator[tuple[str, list[Batch], int]]:
     """What is read, its batches, and the rows of the table."""
-    streams: dict[str, tuple[NDArray[np.int64], int]] = {}
-    if ratings is not None:
-        read = np.loadtxt(ratings, dtype=np.int64)
-        read = read[np.argsort(read[:, 3], kind="stable")]
-        streams |= {"users": (read[:, 0], 256), "films": (read[:, 1], 256)}
-    if requests is not None:
-        streams["requests"] = np.loadtxt(requests, dtype=np.int64), 512
     rng = np.random.default_rng(0)
-    for name, (ids, size) in streams.items():
-        rows, ids = np.unique(ids, return_inverse=True)
+    for name, ids, rows in in_time(ratings, requests):
+        size = 512 if name == "requests" else 256
         for order, in_order in (("in order of time", ids), ("shuffled", rng.permutation(ids))):
             half = len(ids) // size // 2
-            yield f"{name}, {order}", list(in_order[: 2 * half * size].reshape(-1, size)), len(rows)
+            yield f"{name}, {order}", list(in_order[: 2 * half * size].reshape(-1, size)), rows
 
 
 def row_orders(ratings: Path | None, requests: Path | None) -> tuple[list[str], list[list[str]]]:
@@ -289,16 +278,6 @@ def row_orders(ratings: Path | None, requests: Path | None) -> tuple[list[str], 
         )
         rows.append([name, f"{of_table:,}", f"{hottest:,}", *(f"{share * 100:.1f}" for share in shares)])
     return columns, rows
-
-
-def ordered(batches: Sequence[Batch], rows: int) -> tuple[RowOrder, Ints] | None:
-    """The order of the rows by these batches, and its ids; None where rows are read alike."""
-    hot = HotRows(rows)
-    for batch in batches:
-        hot.add(*np.unique(batch, return_counts=True))
-    if (found := hot.order("bench", timestamp(datetime.now(UTC)))) is None:
-        return None
-    return found.order, ids_in(found.file, found.order, "bench") if found.file else first_ids(found.order)
 
 
 def counting(seed: int) -> tuple[list[str], list[list[str]]]:

@@ -1,7 +1,9 @@
 """What rows by access cost and save a trainer on two gloo ranks of this CPU, and a search. Run `make bench-rows`, or with
-ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json is (see bench/search.py), the search too.
+ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json is (see bench/search.py), the search too; with
+ARGS="--ratings u.data --requests cloudPhysicsIO.txt" real streams, never committed: MovieLens 100K's ratings (GroupLens), and
+block requests, a number a line (libCacheSim's data/).
 
-Four questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
+Five questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
 machine does meets all of them alike; medians, and the quarter of steps below and above:
 - what it costs to map an id, where ids are in order and by listed ids, beside what a plan's cost has for it;
 - a row-wise table whose ids are in order of access: a step as TorchRec deals rows out, and with rows dealt by access; and a
@@ -9,7 +11,9 @@ machine does meets all of them alike; medians, and the quarter of steps below an
 - sequences: bytes sent and a step, with hot rows copied to both ranks, beside TorchRec's use_index_dedup. FBGEMM has the kernel
   of that (jagged_unique_indices) for GPUs alone: here torch.unique stands for it;
 - the same where the ranks are in network namespaces with a shaped link between them (tests/helpers/hosts.py). It needs root and
-  iproute2, and is skipped without.
+  iproute2, and is skipped without;
+- real streams in order of time: sequences with hot rows copied, and row blocks dealt, by an order that the product makes of the
+  first half, while steps read the second.
 
 And of the search: what plans that may hold tables by access save in the model (analytic:h100), beside plans in tiers that may
 not, and how long they are sought. Tasks are drawn by seed as those of bench/tiers.py; each table has an order of its hottest
@@ -23,17 +27,20 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
@@ -46,8 +53,9 @@ from bench.searching.tier_tasks import drawn
 from helpers.gloo import on_ranks
 from helpers.hosts import Rank, enter, environment_of, hosts, lacks_hosts
 from helpers.row_trainers import sharding
+from helpers.streams import in_time, ordered
 from neuroshard.client.rows import CollectionByAccess, TableRows
-from neuroshard.client.rows_map import Part
+from neuroshard.client.rows_map import Part, RowMap
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
 from neuroshard.core.parts import ByAccess, RowsByAccess
 from neuroshard.core.plan import Plan
@@ -62,6 +70,8 @@ RANKS, DIM, LOOKUPS, WARM_UP = 2, 64, 20, 3
 FUSED = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.01}
 EXPONENTS = (0.8, 1.05, 1.3)
 HOT_SHARE = 0.8  # of the lookups of sequences
+STREAM_SAMPLES, STREAM_PASSES = 256, 32  # half of 100,000 ids are 4 steps
+STREAM_DIMS = 64, 256
 LINKS = ("500mbit", "100mbit")  # of a rank, in tc's words
 FIRST_SEED = 8_700_000  # add to it for tasks that nobody has looked at
 MOST_LISTED = 2**20
@@ -92,10 +102,12 @@ class Zipf:
         return int(torch.searchsorted(self.shares, share)) + 1
 
 
-def model(rows: int, held: TableRows | None = None, *, pooled: bool = False, dedup: bool = False) -> Any:
+def model(
+    rows: int, held: TableRows | None = None, *, pooled: bool = False, dedup: bool = False, dim: int = DIM
+) -> Any:
     """One row-wise table on all ranks, sharded, held by access or not; with use_index_dedup or not."""
     warnings.simplefilter("ignore")
-    of = {"name": "t", "num_embeddings": rows, "embedding_dim": DIM, "feature_names": ["f"]}
+    of = {"name": "t", "num_embeddings": rows, "embedding_dim": dim, "feature_names": ["f"]}
     given: Any = (
         EmbeddingBagCollection([EmbeddingBagConfig(**of)]) if pooled else EmbeddingCollection([EmbeddingConfig(**of)])
     )
@@ -104,7 +116,7 @@ def model(rows: int, held: TableRows | None = None, *, pooled: bool = False, ded
     for config_name, config_rows in (
         [("t", rows)] if held is None else [(held.name_of("t", p), p.rows) for p in held.parts if not p.copied]
     ):
-        plan[config_name] = sharding(config_rows, DIM, RANKS, 0)
+        plan[config_name] = sharding(config_rows, dim, RANKS, 0)
     sharders = (
         EmbeddingBagCollectionSharder(dict(FUSED)),
         EmbeddingCollectionSharder(dict(FUSED), use_index_dedup=dedup),
@@ -153,6 +165,19 @@ def sent_bytes() -> Iterator[dict[str, float]]:
         dist.all_to_all_single, dist.all_reduce = to_all, reduce
 
 
+def drawn_by_zipf(rows: int, count: int, exponent: float, rank: int) -> Iterator[Tensor]:
+    """Ids of a rank's steps, without end."""
+    zipf, generator = Zipf(rows, exponent), torch.Generator().manual_seed(rank)
+    while True:
+        yield zipf.draw(count, generator)
+
+
+def one_after_another(steps: Tensor, rank: int) -> Iterator[Tensor]:
+    """Ids of a rank's steps, of a tensor (steps, ranks, lookups), again from the first after the last."""
+    while True:
+        yield from steps[:, rank]
+
+
 def step(sharded: Any, ids: Tensor, samples: int) -> None:
     lengths = torch.full((samples,), LOOKUPS)
     found = sharded(KeyedJaggedTensor(["f"], ids, lengths=lengths)).wait()
@@ -160,14 +185,17 @@ def step(sharded: Any, ids: Tensor, samples: int) -> None:
 
 
 def in_turn(
-    rank: int, rows: int, samples: int, steps: int, exponent: float, runs: Mapping[str, Mapping[str, Any]]
+    rank: int,
+    rows: int,
+    samples: int,
+    steps: int,
+    ids_of: Callable[[int], Iterator[Tensor]],
+    runs: Mapping[str, Mapping[str, Any]],
 ) -> Any:
     """Milliseconds of each step, CPU milliseconds of this rank, and bytes, of each run."""
-    zipf, generator = Zipf(rows, exponent), torch.Generator().manual_seed(rank)
     models = {name: model(rows, **how) for name, how in runs.items()}
     found: dict[str, Any] = {name: ([], [], {}) for name in models}
-    for number in range(WARM_UP + steps):
-        ids = zipf.draw(samples * LOOKUPS, generator)
+    for number, ids in enumerate(islice(ids_of(rank), WARM_UP + steps)):
         for name, sharded in models.items():
             dist.barrier()
             begin, cpu = time.perf_counter(), time.process_time()
@@ -216,6 +244,7 @@ def row_of(name: str, by_rank: list[Any], base: str, *, with_bytes: bool) -> lis
     return row
 
 
+STREAM = "stream", "rows"
 COLUMNS = "run", "step, ms (quartiles)", "ratio of pairs, median", "CPU ms of the ranks"
 BYTES = "all-to-all of ids, MiB", "of rows, MiB", "all-to-all beside the first's", "all-reduce, MiB"
 
@@ -266,7 +295,47 @@ def map_cost(rows: int, quick: bool) -> tuple[list[str], list[list[str]]]:
     ], found
 
 
-def ordered(table: Table, *, ids_in_order: bool) -> Table:
+def of_streams(
+    streams: Iterable[tuple[str, NDArray[np.int64], int]], samples: int, passes: int
+) -> tuple[list[list[str]], list[list[str]]]:
+    """Rows of two tables: sequences with hot rows copied, and row blocks dealt by access."""
+    sequences, blocks = list[list[str]](), list[list[str]]()
+    for name, ids, rows in streams:
+        first, second = ids[: len(ids) // 2], ids[len(ids) // 2 :]
+        a_step = RANKS * samples * LOOKUPS
+        steps = torch.from_numpy(second[: len(second) // a_step * a_step]).reshape(-1, RANKS, samples * LOOKUPS)
+        found = ordered(np.array_split(first, len(steps)), rows)
+        if found is None:
+            sequences.append([name, f"{rows:,}", "no order", *[""] * (2 + len(COLUMNS + BYTES))])
+            blocks.append([name, f"{rows:,}", "no order", *[""] * (1 + len(COLUMNS))])
+            continue
+        hot_ids, base = torch.from_numpy(found[1].astype(np.int64)), "row-wise"
+        hot = next((n for n in range(1, len(hot_ids)) if found[0].share_of(n) >= HOT_SHARE), len(hot_ids))
+        parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
+        share = float(torch.isin(steps, hot_ids[:hot]).double().mean())
+        for dim in STREAM_DIMS:
+            runs: dict[str, dict[str, Any]] = {
+                base: {"dim": dim},
+                "hot rows copied": {"dim": dim, "held": TableRows(parts, hot_ids[:hot])},
+                "use_index_dedup": {"dim": dim, "dedup": True},
+            }
+            by_rank = on_gloo(rows, samples, passes * len(steps), partial(one_after_another, steps), runs)
+            head = [name, f"{rows:,}", f"{hot:,}", f"{share:.1%}", f"{dim}"]
+            sequences += [[*head, *row_of(run, by_rank, base, with_bytes=True)] for run in runs]
+        by_frequency = torch.from_numpy(np.argsort(np.argsort(-np.bincount(first, minlength=rows), kind="stable")))
+        for numbered, lists, read in (("by frequency", None, by_frequency[steps]), ("of the stream", hot_ids, steps)):
+            dealt = TableRows((Part("dealt", 0, rows, RANKS),), lists)
+            runs = {base: {"pooled": True}, "dealt by access": {"pooled": True, "held": dealt}}
+            by_rank = on_gloo(rows, samples, passes * len(read), partial(one_after_another, read), runs)
+            places = dealt.parts[0].held_in(RowMap("t", rows, lists).ranks(read)[0])
+            for run, held in zip(runs, (read, places), strict=True):
+                shares = torch.bincount(held.flatten() // -(-rows // RANKS)) / held.numel()
+                row = row_of(run, by_rank, base, with_bytes=False)
+                blocks.append([name, f"{rows:,}", numbered, f"{float(shares.max()):.1%}", *row])
+    return sequences, blocks
+
+
+def with_order(table: Table, *, ids_in_order: bool) -> Table:
     """The table with an order of its rows by its own distribution."""
     hot = max(min(table.rows // 2, MOST_LISTED), 1)
     points = tuple((2**n, table.hottest_share(2**n)) for n in range(hot.bit_length()) if 2**n < hot)
@@ -286,7 +355,7 @@ def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -
     found = []
     for number, (count, devices, share) in enumerate(sizes):
         task = drawn(count, devices, seed + number, share, folder)
-        tables = tuple(ordered(table, ids_in_order=place % 4 == 0) for place, table in enumerate(task.tables))
+        tables = tuple(with_order(table, ids_in_order=place % 4 == 0) for place, table in enumerate(task.tables))
         task = task.model_copy(update={"tables": tables})
         model = analytic_model("h100", task.batch_size)
         plans, spent = list[Plan](), list[float]()
@@ -321,7 +390,11 @@ def main() -> int:
     parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     parser.add_argument("--tables-dir", type=Path, help="a folder with meta-production-1935.json, for the search")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help=f"of the first task of the search [{FIRST_SEED}]")
-    parser.add_argument("--only", default="map,blocks,sequences,links,search", help="some of them, separated by commas")
+    parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
+    parser.add_argument("--requests", type=Path, help="a number a line, in order of time")
+    parser.add_argument(
+        "--only", default="map,blocks,sequences,links,streams,search", help="some of them, separated by commas"
+    )
     options = parser.parse_args()
     if options.publish and options.quick:
         parser.error("--publish is for whole runs, not for --quick")
@@ -339,6 +412,7 @@ def main() -> int:
                 publish(f"trainer-rows-{name}", question, columns, found, costs="measured")
 
     only = options.only.split(",")
+    torch.library.impl("fbgemm::jagged_unique_indices", "CPU", unique_indices)  # there is none
     if "map" in only:
         columns, found = map_cost(rows, options.quick)
         show(
@@ -355,7 +429,14 @@ def main() -> int:
                 "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": True},
             }
             for of_hosts, kind in ((1, "row-wise"), (2, "table-row-wise")):
-                by_rank = on_gloo(rows, samples, steps, exponent, runs, of_hosts=of_hosts)
+                by_rank = on_gloo(
+                    rows,
+                    samples,
+                    steps,
+                    partial(drawn_by_zipf, rows, samples * LOOKUPS, exponent),
+                    runs,
+                    of_hosts=of_hosts,
+                )
                 some = [row_of(name, by_rank, next(iter(runs)), with_bytes=False) for name in runs]
                 found += [[f"{exponent:g}", kind, *row] for row in some]
         show(
@@ -366,7 +447,7 @@ def main() -> int:
             found,
         )
     if "sequences" in only or "links" in only:
-        hot = Zipf(rows, 1.05).hot_rows(HOT_SHARE)
+        hot, zipf = Zipf(rows, 1.05).hot_rows(HOT_SHARE), partial(drawn_by_zipf, rows, samples * LOOKUPS, 1.05)
         parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
         sharded = Part("hot", 0, hot, RANKS), parts[1]
         runs = {
@@ -376,13 +457,12 @@ def main() -> int:
             "hot rows row-wise": {"held": TableRows(sharded)},
             "use_index_dedup": {"dedup": True},
         }
-        torch.library.impl("fbgemm::jagged_unique_indices", "CPU", unique_indices)  # there is none
         of_what = (
             f"Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) apart, torch.unique in place of the kernel of "
             f"use_index_dedup: {size}."
         )
     if "sequences" in only:
-        by_rank = on_gloo(rows, samples, steps, 1.05, runs)
+        by_rank = on_gloo(rows, samples, steps, zipf, runs)
         found = [row_of(name, by_rank, next(iter(runs)), with_bytes=True) for name in runs]
         show("sequences", f"What do sequences send, and how long is a step? {of_what}", (*COLUMNS, *BYTES), found)
     if "links" in only and (why := lacks_hosts()):
@@ -390,7 +470,7 @@ def main() -> int:
     elif "links" in only:
         found = []
         for link in LINKS:
-            by_rank = on_gloo(rows, samples, steps, 1.05, runs, link=link)
+            by_rank = on_gloo(rows, samples, steps, zipf, runs, link=link)
             found += [[link, *row_of(name, by_rank, next(iter(runs)), with_bytes=True)] for name in runs]
         show(
             "links",
@@ -398,6 +478,28 @@ def main() -> int:
             f"them? {of_what}",
             ("link of a rank", *COLUMNS, *BYTES),
             found,
+        )
+    if "streams" in only and (options.ratings or options.requests):
+        samples, passes = STREAM_SAMPLES, 1 if options.quick else STREAM_PASSES
+        how = (
+            "Public streams in order of time: MovieLens 100K's ratings, requests of libCacheSim's cloudPhysicsIO. The order is "
+            f"made of the first half, steps read the second, {passes} times over: {samples} samples a rank of {LOOKUPS} ids that "
+            f"follow each other, fp32, {RANKS} gloo ranks."
+        )
+        sequences, blocks = of_streams(in_time(options.ratings, options.requests), samples, passes)
+        show(
+            "streams-sequences",
+            f"What do copies of hot rows save sequences, where the hottest rows of the first half ({HOT_SHARE:.0%} of its "
+            f"lookups, or all that its order lists) are copied? {how}",
+            (*STREAM, "hot", "of the second half's lookups", "columns", *COLUMNS, *BYTES),
+            sequences,
+        )
+        show(
+            "streams-blocks",
+            "What do row blocks save that are dealt by an earlier order? Of a pooled row-wise table of "
+            f"{DIM} columns whose ids are numbered by their frequency in the first half, or as the stream numbers them. {how}",
+            (*STREAM, "ids", "largest rank's share of the lookups", *COLUMNS),
+            blocks,
         )
     if "search" in only and options.tables_dir:
         found = searched(options.tables_dir, options.seed, SIZES[:1] if options.quick else SIZES)
