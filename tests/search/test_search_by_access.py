@@ -74,6 +74,8 @@ def test_a_table_is_dealt_only_over_row_blocks() -> None:
     dealt = rule(rows_by_access=RowsByAccess(dealt=True), row_wise=True)
     plan = found(dealt, memory=64 * 2**20, sharding_types=("row-wise",))
     assert shardings_of(plan)["large"].splits_rows
+    (said,) = (note for note in plan.provenance.notes if "looked up alike" in note)
+    assert said.endswith("; 1 of them dealt by access: so are their row blocks while their row orders hold")
     with pytest.raises(Infeasible, match="'large' is dealt by access, but none of its shards is a block"):
         found(rule(rows_by_access=RowsByAccess(dealt=True), max_shards=1))
 

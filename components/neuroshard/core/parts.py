@@ -71,7 +71,8 @@ class ByAccess(NamedTuple):
     """What a trainer's wrapper (client/rows.py) takes of every rank for tables that are dealt or in two parts: bytes of its maps,
     and in a step `kernels`, which pass over so many lookups of a sample (`passed`), such as are `compared` with so many ids of a
     list in a binary search, and with more of a long list (`far`), and `columns` of a sample that it copies to join outputs: of a
-    collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts."""
+    collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts, `dealt` those of tables
+    and parts whose row blocks are dealt, if there are any."""
 
     map_bytes: int = 0
     passed: float = 0.0
@@ -80,6 +81,7 @@ class ByAccess(NamedTuple):
     kernels: int = 0
     columns: float = 0.0
     hot: frozenset[str] = frozenset()
+    dealt: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, tables: Sequence[Table], held: Mapping[str, RowsByAccess]) -> Self:
@@ -105,6 +107,9 @@ class ByAccess(NamedTuple):
             sum(of_feature[table.name] * max(len(table.features), 1) for table in some),
             math.fsum(Part.of(table).sent_columns for table in joined),
             frozenset(part_names(name)[0] for name in in_two),
+            frozenset(
+                name for table in some for name in (part_names(table.name) if table.name in in_two else [table.name])
+            ),
         )
 
 

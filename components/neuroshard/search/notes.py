@@ -76,10 +76,12 @@ def caveats(plan: Plan, problem: Problem) -> list[str]:
         pooled = any(table.pooling != "none" for table in split)
         known = sum(table.lookup_share(0, 1) is not None for table in split)
         where = "" if not known else f", but {known} of them by their lookups by id"
+        dealt = sum(table.name in task.by_access.dealt for table in split)
+        even = f"; {dealt} of them dealt by access: so are their row blocks while their row orders hold" * bool(dealt)
         sums = ", and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes" * pooled
         notes.append(
             f"{counted(counts.total(), 'table')} of {len(kinds)} split row-wise {', '.join(ways)}: costs take all rows of a "
-            f"table to be looked up alike{where}{sums}"
+            f"table to be looked up alike{where}{sums}{even}"
         )
     return notes
 
