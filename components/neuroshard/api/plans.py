@@ -118,23 +118,25 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
         from neuroshard.models.open import open_cost_model
 
         opened = open_cost_model(_model(model), plans[1].task.batch_size)
-    drifted = _drifted(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
-    return Diff(diff_json(*plans, opened, drifted), diff_text(*plans, opened, drifted))
+    orders = _of_orders(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
+    return Diff(diff_json(*plans, opened, *orders), diff_text(*plans, opened, *orders))
 
 
-def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
-    """Lines on row orders of the old plan that access has drifted from, by the lists in these folders."""
+def _of_orders(old: Plan, new: Plan, folders: Sequence[Path]) -> tuple[list[str], dict[str, int]]:
+    """Lines on row orders of the old plan that access has drifted from, and how many rows are hot by those of both plans, by the
+    lists in these folders."""
     if not (old.task.orders and new.task.orders):
-        return []
+        return [], {}
     from functools import partial
 
-    from neuroshard.files.row_orders import drifts, ids_among
+    from neuroshard.files.row_orders import drifts, hot_in_both, ids_among
 
+    read = partial(ids_among, folders)
     try:
-        found = drifts(old.task, new.task.orders, partial(ids_among, folders))
-        return [drift.text for drift in found if drift.is_large]
+        lines = [drift.text for drift in drifts(old.task, new.task.orders, read) if drift.is_large]
     except InvalidInput as error:
-        return [f"whether access has drifted from the row orders is not known: {error}"]
+        lines = [f"whether access has drifted from the row orders is not known: {error}"]
+    return lines, hot_in_both(old.task, new.task, read)
 
 
 @public

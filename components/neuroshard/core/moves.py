@@ -8,12 +8,13 @@ only weights count: its copies are trained by the dense optimizer, whose state n
 
 Where both plans hold a table's rows in the same places, by id or by one order, rows are compared. Where they do not, no plan says
 which rows a shard has in common with an old one: then so many are counted as there are on average, which is exact for shards of
-all rows.
+all rows. Where a table is in two parts by another order, `hot_in_both` says how many rows are hot in both, by the table's name
+(files/row_orders.py counts them in the lists); without it, these are as many as by chance.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from neuroshard.core.part import Part
@@ -43,17 +44,17 @@ class Move(Value):
     nbytes: int
 
 
-def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
+def moves(old: Plan, new: Plan, hot_in_both: Mapping[str, int] = {}) -> tuple[Move, ...]:
     """Everything that devices hold under `new` and not under `old`, in the order of the new plan's shards."""
-    held, by_table, copied = HeldRows(old, new.task), new.by_table(), new.parted.constraints.data_parallel
+    held, by_table, copied = HeldRows(old, new.task, hot_in_both), new.by_table(), new.parted.constraints.data_parallel
     there = {name: held.of(name, shards) for name, shards in by_table.items()}
     tables = {name: held.table(name, copied=name in copied) for name in by_table}
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], there[shard.table]))
 
 
-def moved_bytes(old: Plan, new: Plan) -> int:
+def moved_bytes(old: Plan, new: Plan, hot_in_both: Mapping[str, int] = {}) -> int:
     """Weights and optimizer state that go from one device to another."""
-    return sum(move.nbytes for move in moves(old, new) if move.from_device is not None)
+    return sum(move.nbytes for move in moves(old, new, hot_in_both) if move.from_device is not None)
 
 
 def arriving_bytes(
@@ -73,8 +74,9 @@ class HeldRows:
     holds a table by access.
     """
 
-    def __init__(self, old: Plan, task: ShardingTask) -> None:
+    def __init__(self, old: Plan, task: ShardingTask, hot_in_both: Mapping[str, int] = {}) -> None:
         self._old, self._before, self._shards = old, old.parted, old.by_table()
+        self._hot_in_both = hot_in_both
         tables = {table.name: table for table in old.task.tables}
         parted = {table.name: table for table in task.parted.tables}
         held, self._hot = task.constraints.rows_by_access, task.by_access.hot
@@ -111,18 +113,17 @@ class HeldRows:
         if was is None or was.dim != new.whole.dim:
             return _OldShards((), copies=False)
         how = self._old.task.constraints.rows_by_access.get(was.name)
-        if _places(was, how, there) == _places(new.whole, new.how, shards):
+        hot, order = self._hot_in_both.get(was.name), _order(new.whole)
+        same_cold = (
+            new.part.first and how is not None and hot == how.hot_rows
+        )  # cold rows are in the order of their ids
+        if _places(how, order if same_cold else _order(was), there) == _places(new.how, order, shards):
             return _OldShards(there, copies=name in copied)
-        one_order = was.row_order is not None and _order(was) == _order(new.whole)
-        # by another order, the rows of a part may have been anywhere
-        parts = [
-            (part if one_order else part._replace(first=0, rows=was.rows), self._shards[part.name])
-            for part in parts_of_table(was, how)
-        ]
+        one_order = order is not None and _order(was) == order
+        old = [(new.rows_in_both(part, hot, one_order=one_order), part) for part in parts_of_table(was, how)]
         return _OtherRows(
-            new.part if one_order else new.part._replace(first=0, rows=new.whole.rows),
-            tuple((ranks, some) for ranks, some in parts if ranks.name not in copied),
-            tuple((ranks, {one.device: one for one in some}) for ranks, some in parts if ranks.name in copied),
+            new.part.rows,
+            tuple(_OldPart(both, p.rows, self._shards[p.name], p.name in copied) for both, p in old if both > 0),
         )
 
 
@@ -134,6 +135,17 @@ class _NewTable(NamedTuple):
     how: RowsByAccess | None
     part: "PlanPart"
     before: Table | None
+
+    def rows_in_both(self, old: "PlanPart", hot: int | None, *, one_order: bool) -> float:
+        """How many rows this part of the table has in common with an `old` one, of which `hot` are hot before and now, if that is
+        known: by another order as many as by chance."""
+        part, rows = self.part, self.before.rows if self.before else 0
+        if one_order:
+            return max(0, min(old.first + old.rows, part.first + part.rows) - max(old.first, part.first))
+        if hot is None or old.rows == rows or self.how is None or self.how.hot_rows is None:
+            return old.rows * (part.rows / max(rows, self.whole.rows))
+        are_hot = min(hot if old.first == 0 else self.how.hot_rows - hot, old.rows)
+        return are_hot if part.first == 0 else min(old.rows - are_hot, part.rows)
 
 
 def _stateless(table: Table) -> Table:
@@ -305,31 +317,45 @@ def _first_row(shard: Shard) -> int:
     return shard.row_offset
 
 
-class _OtherRows(NamedTuple):
-    """The shards of a table whose rows the old plan holds in other places, of each `old` part; or its `copies`, by device. The
-    rows of a new shard are spread evenly over those of `part`, and those of an old one over those of its part."""
+class _OldPart(NamedTuple):
+    """A part of a table, of `rows` rows, and how many of them are `in_both`: it and that of a new shard."""
 
-    part: PlanPart
-    old: tuple[tuple[PlanPart, Sequence[Shard]], ...]
-    copies: tuple[tuple[PlanPart, dict[int, Shard]], ...]
+    in_both: float
+    rows: int
+    shards: Sequence[Shard]
+    copied: bool
+
+    def shards_for(self, device: int) -> Sequence[Shard]:
+        """All shards; of copies the device's own or, where it has none, that of one other."""
+        if not self.copied:
+            return self.shards
+        own = [one for one in self.shards if one.device == device]
+        return own or [self.shards[device % len(self.shards)]]
+
+
+class _OtherRows(NamedTuple):
+    """What the old plan has of a new shard's part of a table, of `rows` rows, where it holds these in other places. The rows that
+    two parts have in common are spread evenly over the shards of both."""
+
+    rows: int
+    old: tuple[_OldPart, ...]
 
     def in_common(self, shard: Shard) -> Iterator[tuple[Shard, float]]:
         """The old shards that have columns of a new one, and how many of its rows, on average."""
-        copies = ((part, [held.get(shard.device) or held[shard.device % len(held)]]) for part, held in self.copies)
-        for part, shards in (*self.old, *copies):
-            both = min(part.first + part.rows, self.part.first + self.part.rows) - max(part.first, self.part.first)
-            for one in shards if both > 0 else ():
+        for part in self.old:
+            for one in part.shards_for(shard.device):
                 left, right = _columns(shard, one)
                 if right > left:
-                    yield one, both * (shard.rows / self.part.rows) * (one.rows / part.rows)
+                    yield one, part.in_both * (shard.rows / self.rows) * (one.rows / part.rows)
 
 
-def _places(table: Table, how: RowsByAccess | None, shards: Sequence[Shard]) -> object:
-    """What decides in which rows of these shards, of a table or a part of one, ids are: None where that is their own row."""
+def _places(how: RowsByAccess | None, order: str | None, shards: Sequence[Shard]) -> object:
+    """What decides in which rows of these shards, of a table held so or a part of one, ids are: None where that is their own
+    row."""
     if how is None:
         return None
     blocks = frozenset((shard.row_offset, shard.rows) for shard in shards)
-    return how, _order(table), blocks if len(blocks) > 1 else None
+    return how, order, blocks if len(blocks) > 1 else None
 
 
 def _order(table: Table) -> str | None:

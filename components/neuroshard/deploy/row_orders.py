@@ -32,6 +32,15 @@ def with_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> tuple
     return live.model_copy(update={"task": task}), lines
 
 
+def hot_in_both(live: Plan | None, plan: Plan, store: Store, model: str) -> dict[str, int]:
+    """How many rows are hot by both plans' orders, where those differ and the store has both lists (files/row_orders.py)."""
+    if live is None or not live.task.orders:
+        return {}
+    from neuroshard.files import row_orders
+
+    return row_orders.hot_in_both(live.task, plan.task, partial(read_ids, store, model))
+
+
 def put_lists(plan: Plan, store: Store, model: str, folder: Path | None) -> None:
     """Put the lists of the tables that the plan holds by access into the store from the folder, and keep those that are there
     from `gc`. Raises InvalidInput for a damaged list and for one that is in neither, and StoreError."""

@@ -21,13 +21,22 @@ if TYPE_CHECKING:
 MOVES_SHOWN, DEVICES_SHOWN = 20, 32
 
 
-def diff_json(old: Plan, new: Plan, model: CostModel | None = None, drifted: Sequence[str] = ()) -> dict[str, Any]:
+def diff_json(
+    old: Plan,
+    new: Plan,
+    model: CostModel | None = None,
+    drifted: Sequence[str] = (),
+    hot_in_both: Mapping[str, int] = {},
+) -> dict[str, Any]:
     """All changes. Bytes are of weights and optimizer state; ms are predicted, by `model` if it is given, else as each plan says.
-    `drifted` are lines on row orders of the old plan that access has drifted from (files/row_orders.py).
+    `drifted` are lines on row orders of the old plan that access has drifted from, and `hot_in_both` is what moves are counted
+    with (files/row_orders.py).
 
     Raises InvalidInput for plans of other tables, and where `model` cannot price a plan.
     """
-    return _diff(old, new, moves(old, new), _predictions(old, new, model)) | {"row_orders_drifted": list(drifted)}
+    return _diff(old, new, moves(old, new, hot_in_both), _predictions(old, new, model)) | {
+        "row_orders_drifted": list(drifted)
+    }
 
 
 class _Predictions(NamedTuple):
@@ -92,9 +101,15 @@ def _device(predicted: _Predictions, sums: Mapping[str, Sequence[int]], device: 
     }
 
 
-def diff_text(old: Plan, new: Plan, model: CostModel | None = None, drifted: Sequence[str] = ()) -> str:
+def diff_text(
+    old: Plan,
+    new: Plan,
+    model: CostModel | None = None,
+    drifted: Sequence[str] = (),
+    hot_in_both: Mapping[str, int] = {},
+) -> str:
     """What moves between which devices, what is gained, and both for every device. Raises what `diff_json` raises."""
-    found = moves(old, new)
+    found = moves(old, new, hot_in_both)
     data = _diff(old, new, found, _predictions(old, new, model))
     moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
     moved = f"{format_bytes(data['moved_bytes'])} to move in {counted(len(moving), 'piece')}"
