@@ -21,7 +21,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD, analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import launch_ms
-from neuroshard.deploy.gate import GUESS, Gate, decide
+from neuroshard.costmodel.report import STAND_IN_ERROR as GUESS
+from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.price import price
 from neuroshard.deploy.run import deploy, promote, publish

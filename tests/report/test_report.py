@@ -36,6 +36,7 @@ from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import launch_ms, price_shards
+from neuroshard.costmodel.uncertainty import off_by
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.price import price
 from neuroshard.deploy.row_orders import hot_in_both, with_drift
@@ -46,7 +47,7 @@ from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import LivePlan, change, open_live
 from neuroshard.report.moves import diff_json, diff_text
-from neuroshard.report.numbers import hosts_memory
+from neuroshard.report.numbers import hosts_memory, percent
 from neuroshard.report.run import report, run
 from neuroshard.report.sides import sides
 from neuroshard.report.text import plan_json, plan_text
@@ -117,6 +118,13 @@ def test_shards_that_are_not_distinguished_are_there_in_sum(parts, monkeypatch, 
     assert [{d for a, b in spans for d in range(a, b + 1)} for spans in data["tables"]["devices"]] == [
         {shard.device for shard in by_table[name]} for name in data["tables"]["name"]
     ]
+
+
+def test_what_is_gained_over_the_live_plan_stands_beside_what_predictions_may_be_off_by(html, parts):
+    cost, live = parts["plan"].cost_ms, parts["live"].cost_ms
+    assert cost < live
+    than = "more" if 1 - cost / live > off_by(parts["plan"]) else "not more"
+    assert f"predicted, {than} than the {percent(off_by(parts['plan']))} that predictions may be off by" in html
 
 
 def test_the_live_plan_is_priced_as_its_own_search_priced_it(html, parts):

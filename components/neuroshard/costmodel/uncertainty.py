@@ -13,6 +13,7 @@ import numpy as np
 
 from neuroshard.core.plan import CostRanges, Plan, parts_of
 from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.report import STAND_IN_ERROR
 
 NORMAL: Final = NormalDist()
 HALVINGS: Final = 40  # of the interval in which the largest of many is looked for
@@ -77,3 +78,19 @@ def _factors(own_ms: Floats, deviations: Floats, times: float) -> tuple[float, f
         all_below = math.prod(NORMAL.cdf(float(z)) for z in (most - logs) / least)
         low, high = (most, high) if all_below < NORMAL.cdf(times) else (low, most)
     return math.exp(-times * float(least[logs.argmax()])), math.exp(high)
+
+
+def off_by(plan: Plan) -> float:
+    """How far the plan's predictions may be off, as a share: its deviation, where its cost model states one; else the model's
+    error, and at least STAND_IN_ERROR for a fallback."""
+    if (found := deviation(plan)) is not None:
+        return found
+    error = plan.provenance.cost_model_error or 0.0
+    guessed = plan.provenance.instead or (plan.provenance.cost_model or "").startswith("analytic:")
+    return max(error, STAND_IN_ERROR) if guessed else error
+
+
+def deviation(plan: Plan) -> float | None:
+    """How much less the plan may cost within one deviation, as a share: two plans of one model share what makes all slower."""
+    ranges = plan.provenance.cost_ranges
+    return None if ranges is None or not plan.cost_ms else 1 - ranges.one[0] / plan.cost_ms

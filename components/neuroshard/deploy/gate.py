@@ -26,9 +26,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import explain
-from neuroshard.costmodel.report import STAND_IN_ERROR
-
-GUESS = STAND_IN_ERROR  # the spread of an analytic cost model
+from neuroshard.costmodel.uncertainty import deviation, off_by
 
 
 class Gate(NamedTuple):
@@ -100,7 +98,7 @@ def decide(
         (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live_plan, why_not)
     )
     gain = None if live_cost is None or plan.cost_ms is None else _gain(plan.cost_ms, live_cost)
-    min_gain = gate.min_gain if gate.min_gain is not None else _uncertainty(plan)
+    min_gain = gate.min_gain if gate.min_gain is not None else off_by(plan)
     # Without an explicit min_gain, a plan that cannot be compared goes live, since it is based on newer data.
     demanded = gate.min_gain is not None and serving
     better = gain > min_gain if gain is not None else not demanded
@@ -117,7 +115,7 @@ def decide(
         gain=gain,
         min_gain=min_gain if live else None,
         cost_model_error=error,
-        deviation=_deviation(plan),
+        deviation=deviation(plan),
         max_error=gate.max_error,
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
@@ -129,22 +127,6 @@ def decide(
         drifted=drifted,
         instead=plan.provenance.instead,
     )
-
-
-def _uncertainty(plan: Plan) -> float:
-    """How far the plan's predictions may be off, as a share: its deviation, where its cost model states one; else the model's
-    error, and at least GUESS for a fallback."""
-    if (deviation := _deviation(plan)) is not None:
-        return deviation
-    error = plan.provenance.cost_model_error or 0.0
-    guessed = plan.provenance.instead or (plan.provenance.cost_model or "").startswith("analytic:")
-    return max(error, GUESS) if guessed else error
-
-
-def _deviation(plan: Plan) -> float | None:
-    """How much less the plan may cost within one deviation, as a share: two plans of one model share what makes all slower."""
-    ranges = plan.provenance.cost_ranges
-    return None if ranges is None or not plan.cost_ms else 1 - ranges.one[0] / plan.cost_ms
 
 
 def _gain(cost_ms: float, live_cost_ms: float) -> float:

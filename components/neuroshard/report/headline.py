@@ -6,6 +6,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.uncertainty import off_by
 from neuroshard.report.evaluated import Evaluated
 from neuroshard.report.live import PlanChange
 from neuroshard.report.numbers import against, cut_tables, percent, ranges_text, short
@@ -67,7 +68,10 @@ def _live(plan: Plan, change: PlanChange | None) -> Card:
         return Card(title, "–", "nothing to compare with: give --live PLAN or STORE#MODEL")
     if change.cost_ms is None or plan.cost_ms is None:
         return Card(title, change.to_move, change.why)
-    note = f"predicted; live: {change.cost_ms:.3f} ms; {change.to_move}"
+    gain, doubt = 1 - plan.cost_ms / change.cost_ms if change.cost_ms else 0.0, off_by(plan)
+    than = "more" if gain > doubt else "not more"
+    judged = f", {than} than the {percent(doubt)} that predictions may be off by" if gain > 0 else ""
+    note = f"predicted{judged}; live: {change.cost_ms:.3f} ms; {change.to_move}"
     return Card(title, against(plan.cost_ms, change.cost_ms), note)
 
 
