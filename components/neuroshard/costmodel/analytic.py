@@ -264,6 +264,7 @@ class Analytic:
         self.precision: CollectivePrecision | None = None
         self.codec = Codec()
         self.more = MoreColumns()
+        self.network_given = False
 
     def for_task(self, task: ShardingTask, *, waiting: bool) -> "Analytic":
         """As in network.ForTasks. The network between domains is the topology's, else the datasheet's."""
@@ -271,6 +272,7 @@ class Analytic:
         if task.topology is not None:
             given = task.topology.network_bytes_per_s
             network = self.sheet.network_rate if given is None else given / 1000
+            found.network_given = given is not None
             found.sheet = replace(self.sheet, node=task.topology.domain, network=network, network_share=1.0)
             if task.topology.network_latency_ms is not None:
                 more_ms = max(task.topology.network_latency_ms - self.sheet.latency_ms, 0.0)
@@ -405,7 +407,13 @@ class Analytic:
         return self._transfer_ms(device_dims, BACKWARD)
 
     def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
-        return ()
+        """As in the protocol. Two racks were measured to send a quarter of what datasheets say (docs/truth.md)."""
+        if devices <= self.sheet.node or self.network_given:
+            return ()
+        return (
+            f"devices send {self.sheet.network_rate * 1000 / 1e9:.3g} GB/s to other domains by their datasheet; across racks a "
+            "quarter of that was measured, so measure yours (`neuroshard network`) and say --network",
+        )
 
     def _waits_ms(self, from_memory: Floats, from_cache: Floats, warps: int) -> Floats:
         """Ms that loads take, if each occupies a warp for its latency, and all warps of the device are busy (Little's law)."""
