@@ -77,7 +77,7 @@ class Datasheet:
     backward_warps: int = 16
     memory_wait_ms: float = 0.0  # of a load that memory answers
     cache_wait_ms: float = 0.0  # and one that the cache answers
-    spread: float = SPREAD
+    spread: float | None = SPREAD  # None: not known
     link_share: float = 0.78  # H100 SXM: 335 of 450 GB/s on 4 GPUs (NVIDIA/nccl#2169), 370 on 8 (NVIDIA/nccl-tests#212)
     network_share: float = 0.95  # H100: 46 to 49 of 50 GB/s a port (NVIDIA/nccl-tests#130)
     node: int = 8  # DGX and HGX
@@ -241,6 +241,7 @@ DATASHEETS = {
         network_share=1.0,
         node=2**30,
         latency_ms=0.1,
+        spread=None,  # cores of shared machines took up to 14 times as long
     ),
 }
 

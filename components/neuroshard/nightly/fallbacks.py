@@ -157,6 +157,6 @@ def _analytic(hardware: Hardware | None, spec: ModelSpec) -> Candidate:
     sheet, own = analytic_for(hardware, spec.hardware)
     called = (hardware.name if hardware else spec.hardware) or "unknown hardware"
     guess = "" if own else f", whose datasheet answers for {called}"
-    return Candidate(
-        f"analytic:{sheet}", f"analytic:{sheet}, of datasheets, which may be {DATASHEETS[sheet].spread:.0%} off{guess}"
-    )
+    spread = DATASHEETS[sheet].spread
+    off = "far" if spread is None else f"{spread:.0%}"
+    return Candidate(f"analytic:{sheet}", f"analytic:{sheet}, of datasheets, which may be {off} off{guess}")
