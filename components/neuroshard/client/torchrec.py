@@ -102,7 +102,7 @@ __all__ = [
 
 DEVICE_TYPES = ("cpu", "cuda")
 # Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
-# inference, and key-value and virtual tables need more than a plan has.
+# inference, and those of key-value and virtual tables need stores that FBGEMM's public packages lack (FBGEMM#5666).
 IN_DEVICE_MEMORY = "fused"
 BEYOND_HBM = ("fused_uvm", "fused_uvm_caching")
 COMPUTE_KERNELS = (IN_DEVICE_MEMORY, *BEYOND_HBM)

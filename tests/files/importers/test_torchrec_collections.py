@@ -181,3 +181,10 @@ def test_a_config_with_which_sharding_fails_is_refused(field, value):
         find_collections(module)
     with refused(InvalidInput, "'t'", f"{field}={value}"):
         tables_of([config])
+
+
+@pytest.mark.parametrize("store", ["EmbeddingRocksDBWrapper", "DramKVEmbeddingCacheWrapper"])
+def test_fbgemm_has_no_store_of_virtual_tables(store):
+    """Why they are refused: an FBGEMM with a store is a reason to plan them."""
+    with pytest.raises(RuntimeError, match="does not exist"):
+        getattr(torch.classes.fbgemm, store)

@@ -16,7 +16,7 @@ WEIGHTED_MEAN = (
 _DTYPES = {"FP32": "fp32", "FP16": "fp16"}  # TorchRec's DataType -> ours
 _FAILS_SHARDED = {  # fields of a config with which sharding fails in torchrec 1.8, and what they are for
     "num_embeddings_post_pruning": "pruned tables, which TorchRec has for inference",
-    "use_virtual_table": "virtual tables, whose key-value kernels no plan has (managed collisions are planned)",
+    "use_virtual_table": "virtual tables, whose key-value stores no public FBGEMM package has (managed collisions are planned)",
 }
 _OWN_OPERATOR = ("stash_weights", "enable_embedding_update")  # fields that put a table into another operator
 
