@@ -15,6 +15,7 @@ from neuroshard.augment.pools import Pool
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.errors import UsageError
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.table import Table
 
 ALIKE = [Table(name=f"t{i}", rows=10_000, dim=64, pooling_factor=4.0) for i in range(40)]
@@ -124,3 +125,13 @@ def test_no_case_has_more_tables_than_wanted():
 def test_a_share_above_1_is_refused():
     with refused(UsageError, "plan share", 0, 1, 1.5):
         AugmentSettings(compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)
+
+
+def test_a_table_that_gives_rows_to_ids_is_drawn_as_any_other():
+    """Its id map takes more than its rows, and what is measured has none."""
+    tables = [Table(name=f"t{i}", rows=10_000, dim=64, pooling_factor=4.0) for i in range(3)]
+    mapped = [table.model_copy(update={"id_map": IdMap(kind="mch", bytes_per_row=4096)}) for table in tables]
+    with np.errstate(divide="raise"):
+        drawn = devices_of(mapped, 40, memory_bytes=2_000_000)
+    plain = devices_of(tables, 40, memory_bytes=2_000_000)
+    assert [[shard.dim for shard in device] for device in drawn] == [[shard.dim for shard in device] for device in plain]

@@ -175,7 +175,7 @@ def _mixture(whole: Floats, rng: np.random.Generator) -> Floats:
 
 def _bytes(table: Table) -> tuple[int, int]:
     """Memory of a column, and of a shard however narrow."""
-    own, with_column = (Part(table, table.rows, dim).memory().total for dim in (0, 1))
+    own, with_column = (table.with_dim(dim).memory_bytes for dim in (0, 1))  # what is measured has no id map
     return with_column - own, own
 
 
