@@ -22,7 +22,7 @@ from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
 from neuroshard.core.tiers import operator_bytes
 from neuroshard.core.value import Value
 
@@ -180,6 +180,30 @@ def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
             (table.optimizer_bytes_per_row and cut_otherwise(table))
             or (table.optimizer_bytes_per_row + table.optimizer_bytes_per_element and table.name in densely)
         )
+    )
+
+
+def ids_lost(old: Plan, task: ShardingTask) -> tuple[str, ...]:
+    """Tables whose ids, given rows as they trained, cannot keep these on as many devices as the task has."""
+    before = {table.name: table for table in old.task.mapped}
+    return tuple(
+        table.name
+        for table in task.mapped
+        if table.id_map is not None
+        and table.name in before
+        and before[table.name].rows == table.rows
+        and not table.id_map.goes_to(table.rows, old.task.devices, task.devices)
+    )
+
+
+def said_ids_lost(old: Plan, task: ShardingTask) -> str:
+    """A line about `ids_lost`; empty where there are none."""
+    if not (names := ids_lost(old, task)):
+        return ""
+    return (
+        f"{counted(len(names), 'table')} gave rows to ids on {old.task.devices} devices, and {task.devices} cannot have these "
+        f"ids in whole blocks of rows ({first_few(names)}): no trainer can go on from a checkpoint of the plan before; take a number "
+        "of devices with whole blocks of it"
     )
 
 

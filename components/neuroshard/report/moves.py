@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from neuroshard.core.clean import clean
 from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import Move, bytes_by_device, carried_over, changed_state, changed_tiers, moves
+from neuroshard.core.moves import (
+    Move,
+    bytes_by_device,
+    carried_over,
+    changed_state,
+    changed_tiers,
+    ids_lost,
+    moves,
+    said_ids_lost,
+)
 from neuroshard.core.output_order import reordered, said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import WIDTH, counted, first_few, spanned, wrapped
@@ -82,6 +91,7 @@ def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) 
         "tables_new": sorted(now - then),
         "tables_gone": sorted(then - now),
         "tables_changed_state": list(changed_state(old, new)),
+        "tables_losing_ids": list(ids_lost(old, new.task)),
         "tables_changed_tier": changed_tiers(old, new),
         "reordered": [each._asdict() for each in reordered(old, new)],
         "devices": [_device(predicted, sums, device) for device in range(devices)],
@@ -126,6 +136,8 @@ def diff_text(
         lines += wrapped(
             f"  {counted(len(tiers), 'table')} to or from host memory, {nbytes}: {first_few(list(tiers))}", indent=4
         )
+    if lost := said_ids_lost(old, new.task):
+        lines += wrapped(f"  {lost}", indent=4)
     if names := data["tables_changed_state"]:
         lines += wrapped(f"  {carried_over(len(names))}: {first_few(names)}", indent=4)
     if changed := data["reordered"]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import carried_over
+from neuroshard.core.moves import carried_over, said_ids_lost
 from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
@@ -134,17 +134,18 @@ def _change_fields(plan: Plan, changed: PlanChange) -> dict[str, Any]:
         "to_move": changed.to_move,
         "made": format_bytes(changed.made_bytes),
         "pieces": counted(changed.pieces, "piece"),
-        "state": _state(changed),
+        "state": _state(plan, changed),
         "reordered": said_reordered(changed.reordered) if changed.reordered else None,
         "left_out": changed.left_out,
         "sides": sides(plan, changed),
     }
 
 
-def _state(changed: PlanChange) -> str | None:
-    """What of the optimizer's state does not carry over exactly; None where all does."""
-    names = changed.changed_state
-    return f"{carried_over(len(names))}: {first_few(names)}" if names else None
+def _state(plan: Plan, changed: PlanChange) -> str | None:
+    """What of the ids' rows and of the optimizer's state does not carry over exactly; None where all does."""
+    names, lost = changed.changed_state, said_ids_lost(changed.live.plan, plan.task)
+    state = f"{carried_over(len(names))}: {first_few(names)}" if names else ""
+    return "; ".join(filter(None, (lost, state))) or None
 
 
 def _data(shown: Shown) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What changed in the task since the plan that a search starts from, in words."""
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.moves import said_ids_lost
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -27,24 +28,6 @@ def compare(task_now: ShardingTask, old: Plan) -> tuple[str, ...]:
     notes = [f"{counted(len(names), 'table')} {what} ({first_few(names)})" for names, what in said if names]
     if old.task.devices != task_now.devices:
         notes.append(f"the plan to start from is for {old.task.devices} devices, this one for {task_now.devices}")
-    return (*notes, *_ids_lost(task_now, old))
-
-
-def _ids_lost(task: ShardingTask, plan: Plan) -> list[str]:
-    """A line about tables whose ids cannot keep their rows on as many devices as the task has."""
-    old, new, before = plan.task.devices, task.devices, {table.name: table for table in plan.task.mapped}
-    names = [
-        table.name
-        for table in task.mapped
-        if table.id_map is not None
-        and table.name in before
-        and before[table.name].rows == table.rows
-        and not table.id_map.goes_to(table.rows, old, new)
-    ]
-    if not names:
-        return []
-    return [
-        f"{counted(len(names), 'table')} gave rows to ids on {old} devices, and {new} cannot have these ids in whole blocks of "
-        f"rows ({first_few(names)}): no trainer can go on from a checkpoint of the plan to start from; take a number of devices "
-        "with whole blocks of it"
-    ]
+    if lost := said_ids_lost(old, task_now):
+        notes.append(lost)
+    return tuple(notes)
