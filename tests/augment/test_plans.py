@@ -134,4 +134,6 @@ def test_a_table_that_gives_rows_to_ids_is_drawn_as_any_other():
     with np.errstate(divide="raise"):
         drawn = devices_of(mapped, 40, memory_bytes=2_000_000)
     plain = devices_of(tables, 40, memory_bytes=2_000_000)
-    assert [[shard.dim for shard in device] for device in drawn] == [[shard.dim for shard in device] for device in plain]
+    assert [[shard.dim for shard in device] for device in drawn] == [
+        [shard.dim for shard in device] for device in plain
+    ]

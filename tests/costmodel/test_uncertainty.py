@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model, random_tables
+from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.report import Deviations
+from neuroshard.costmodel.report import STAND_IN_ERROR, Deviations
 from neuroshard.costmodel.uncertainty import _factors
 from neuroshard.deploy.gate import Gate, decide
 from neuroshard.search.run import search
@@ -56,4 +57,21 @@ def test_without_calibration_or_by_a_fallback_no_range_is_stated(two, trust):
 
     assert plan.provenance.cost_ranges is None
     assert "cost_ranges" not in plan.provenance.model_dump()
-    assert decide(plan, Gate(), None, None).deviation is None
+    assert decide(plan, Gate(), None, None).deviation == (STAND_IN_ERROR if trust.instead else None)
+
+
+def test_the_range_of_95_percent_holds_that_of_68():
+    """Also where tails are so light that two deviations are hardly more than one."""
+    ranges = searched(1.05).provenance.cost_ranges
+
+    assert ranges.two[0] <= ranges.one[0]
+    assert ranges.one[1] <= ranges.two[1]
+
+
+@pytest.mark.parametrize("ranges", [{"one": [5, 1]}, {"one": [50, 60], "two": [40, 70]}, {"two": [1e-9, 2e-9]}])
+def test_a_plan_with_ranges_of_another_is_refused(ranges):
+    data = searched(3.0).model_dump(mode="json")
+    data["provenance"]["cost_ranges"].update(ranges)
+
+    with pytest.raises(ValueError, match=r"cost_ranges of .* are not of a plan that costs .*; leave them out"):
+        Plan.model_validate(data)

@@ -66,6 +66,15 @@ class CostRanges(Value):
     one: tuple[PredictedMs, PredictedMs]
     two: tuple[PredictedMs, PredictedMs]
 
+    def fault(self, cost_ms: float) -> str:
+        """Why these are no ranges of a plan of that cost, in words; empty if they are."""
+        least = cost_ms * (1 - 1e-6)  # a plan may be rounded
+        most = cost_ms * (1 + 1e-6)
+        if self.two[0] <= self.one[0] <= most and least <= self.one[1] <= self.two[1]:
+            return ""
+        said = " to ".join(f"{ms:g}" for ms in self.one), " to ".join(f"{ms:g}" for ms in self.two)
+        return f"cost_ranges of {said[0]} and {said[1]} ms are not of a plan that costs {cost_ms:g} ms; leave them out"
+
 
 class Baseline(Value):
     """What another algorithm reached on the same task and cost model: ms of each device, or why it found no plan.
@@ -186,6 +195,9 @@ class Plan(Value):
                 raise ValueError(
                     f"device {device} is predicted to take {whole:g} ms in predicted_ms, and {parts.total_ms:g} ms in predicted"
                 )
+        ranges = self.provenance.cost_ranges
+        if ranges is not None and self.cost_ms is not None and (fault := ranges.fault(self.cost_ms)):
+            raise ValueError(f"provenance: {fault}")
         self._check_tiling()
         self._check_memory()
         self._check_constraints()

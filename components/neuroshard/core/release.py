@@ -58,7 +58,7 @@ class Decision(Value):
     gain: Annotated[float, Field(le=1)] | None = None  # 1 - cost_ms / live_cost_ms
     min_gain: float | None = None
     cost_model_error: Share | None = None
-    deviation: Share | None = None  # how much less the plan may cost, within one deviation
+    deviation: Share | None = None  # how far predictions may be off, where not by that error: one deviation, or a guess
     max_error: Share | None = None
     memory_left: Annotated[float, Field(ge=0, le=1)]  # of the fullest device
     memory_margin: Annotated[float, Field(ge=0, le=1)]

@@ -61,11 +61,12 @@ def cost_ranges(model: CostModel, plan: Plan) -> CostRanges | None:
     if not len(own):
         return None
     assert model.two_deviations is not None
-    ranges = [
-        (below * plan.cost_ms, above * plan.cost_ms)
-        for below, above in (_factors(own, shares, 1.0), _factors(own, shares * model.two_deviations / 2, 2.0))
-    ]
-    return CostRanges(one=ranges[0], two=ranges[1])
+    one_low, one_high = _factors(own, shares, 1.0)
+    low, high = _factors(own, shares * model.two_deviations / 2, 2.0)
+    # with tails lighter than normal ones the largest of many is within less than one deviation of normal errors
+    two_low, two_high = min(low, one_low), max(high, one_high)
+    cost = plan.cost_ms
+    return CostRanges(one=(one_low * cost, one_high * cost), two=(two_low * cost, two_high * cost))
 
 
 def _factors(own_ms: Floats, deviations: Floats, times: float) -> tuple[float, float]:

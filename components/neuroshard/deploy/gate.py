@@ -26,7 +26,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import explain
-from neuroshard.costmodel.uncertainty import deviation, off_by
+from neuroshard.costmodel.uncertainty import off_by
 
 
 class Gate(NamedTuple):
@@ -98,7 +98,8 @@ def decide(
         (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live_plan, why_not)
     )
     gain = None if live_cost is None or plan.cost_ms is None else _gain(plan.cost_ms, live_cost)
-    min_gain = gate.min_gain if gate.min_gain is not None else off_by(plan)
+    off = off_by(plan)
+    min_gain = gate.min_gain if gate.min_gain is not None else off
     # Without an explicit min_gain, a plan that cannot be compared goes live, since it is based on newer data.
     demanded = gate.min_gain is not None and serving
     better = gain > min_gain if gain is not None else not demanded
@@ -115,7 +116,7 @@ def decide(
         gain=gain,
         min_gain=min_gain if live else None,
         cost_model_error=error,
-        deviation=deviation(plan),
+        deviation=None if off == (error or 0.0) else off,
         max_error=gate.max_error,
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
