@@ -202,8 +202,8 @@ def said_ids_lost(old: Plan, task: ShardingTask) -> str:
         return ""
     return (
         f"{counted(len(names), 'table')} gave rows to ids on {old.task.devices} devices, and {task.devices} cannot have these "
-        f"ids in whole blocks of rows ({first_few(names)}): no trainer can go on from a checkpoint of the plan before; take a number "
-        "of devices with whole blocks of it"
+        f"ids in whole blocks of rows ({first_few(names)}): no trainer can go on from a checkpoint of the plan before; take a "
+        "number of devices with whole blocks of it"
     )
 
 
