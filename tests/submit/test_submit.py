@@ -462,6 +462,10 @@ def test_a_wait_that_outlasts_the_run_is_a_slip(neuroshard) -> None:
     assert (ended.returncode, ended.stderr) == (
         2, "error: --timeout 48h is longer than --deadline 24h, at which Kubeflow ends the run\n",
     )  # fmt: skip
+    ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--timeout", "1h", "--give-up", "2h")
+    assert (ended.returncode, ended.stderr) == (
+        2, "error: --give-up 2h never comes: nothing waits for the run after --timeout 1h\n",
+    )  # fmt: skip
 
 
 def test_who_does_not_wait_cannot_tell_how_it_ended(neuroshard) -> None:

@@ -93,6 +93,8 @@ def submit(
     )
     if waiting and waiting.seconds > run_settings.deadline_seconds:
         raise UsageError(f"--timeout {timeout} is longer than --deadline {deadline}, at which Kubeflow ends the run")
+    if waiting and start_seconds >= waiting.seconds:
+        raise UsageError(f"--give-up {give_up} never comes: nothing waits for the run after --timeout {timeout}")
     lines = run(
         Server(endpoint, experiment, namespace),
         run_settings,

@@ -17,7 +17,7 @@ tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""
 
 _VALUES = {
     "SIZE": "memory memory_limit",
-    "TIME": "budget deadline max_age meet older_than patience poll timeout wait",
+    "TIME": "budget deadline give_up max_age meet older_than patience poll timeout wait",
     "SHARE": "load_factor max_error memory_margin min_gain test_share",
     "MS": "max_delay",
     "MODEL": "acquire model start_from",

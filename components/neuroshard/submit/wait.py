@@ -103,7 +103,7 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
                 end(kubeflow, run, patience, pods.too_long)
             if time.monotonic() > deadline:
                 raise NeuroshardError(
-                    f"run {run_id} is {state} after {waiting.seconds / 3600:g} h; it continues, but nothing waits for it"
+                    f"run {run_id} is {state} after {format_duration(waiting.seconds)}; it continues, but nothing waits for it"
                 )
             time.sleep(waiting.poll_seconds)
         if run.terminated and state != "SUCCEEDED":
