@@ -8,6 +8,7 @@ import pytest
 from helpers.costs import random_model, random_tables
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.report import STAND_IN_ERROR, Deviations
 from neuroshard.costmodel.uncertainty import _factors
 from neuroshard.deploy.gate import Gate, decide
@@ -17,12 +18,12 @@ from neuroshard.search.settings import SearchSettings, Trust
 TASK = ShardingTask(tables=tuple(random_tables(8)), device_memory_bytes=(2**36,) * 4, batch_size=65536)
 
 
-def searched(two, trust=Trust()):  # noqa: B008
+def searched(two, trust=Trust(), task=TASK):  # noqa: B008
     model = random_model(2, 4)
     given = None if two is None else Deviations(least_ms=0.0, two=two)
     report = model.report.model_copy(update={"deviations": given})
     model = replace(model, manifest=model.manifest.model_copy(update={"report": report}))
-    return search(TASK, model, SearchSettings(rounds=1), trust=trust)
+    return search(task, model, SearchSettings(rounds=1), trust=trust)
 
 
 @pytest.mark.parametrize("devices", [1, 2, 16])
@@ -58,6 +59,12 @@ def test_without_calibration_or_by_a_fallback_no_range_is_stated(two, trust):
     assert plan.provenance.cost_ranges is None
     assert "cost_ranges" not in plan.provenance.model_dump()
     assert decide(plan, Gate(), None, None).deviation == (STAND_IN_ERROR if trust.instead else None)
+
+
+def test_over_a_network_that_nothing_was_measured_of_no_range_is_stated():
+    over_two = TASK.model_copy(update={"topology": Topology(local_world_size=2, domain=2)})
+
+    assert searched(3.0, task=over_two).provenance.cost_ranges is None
 
 
 def test_the_range_of_95_percent_holds_that_of_68():

@@ -39,9 +39,14 @@ def is_calibrated(model: CostModel) -> TypeGuard[Calibrated]:
 def cost_ranges(model: CostModel, plan: Plan) -> CostRanges | None:
     """Between which times 68 % and 95 % of measurements of a plan should lie; None where the model does not know.
 
-    What launches, input and averaging take beside the nets is taken as certain. Of tables beyond HBM no errors are known.
+    What launches and input take beside the nets is taken as certain. No errors are known of tables beyond HBM, nor of the network
+    between domains and of averaging replicas over it, which may be most of a step.
     """
-    if plan.predicted is None or plan.cost_ms is None or not is_calibrated(model) or plan.task.constraints.beyond_hbm:
+    if plan.predicted is None or plan.cost_ms is None or not is_calibrated(model):
+        return None
+    task = plan.task
+    networked = task.topology is not None and task.topology.domains(task.devices) > 1
+    if networked or task.groups is not None or task.constraints.beyond_hbm:
         return None
     parts, devices = parts_of(plan.task, plan.shards), [shard.device for shard in plan.shards]
     vectors = model.part_vectors(parts)
