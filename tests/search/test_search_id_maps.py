@@ -8,10 +8,12 @@ from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.plan import Plan
+from neuroshard.core.release import Release
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.deploy.gate import Gate, decide
 from neuroshard.orders.options import PUBLISHED
 from neuroshard.report.moves import diff_text
 from neuroshard.search.run import search
@@ -83,7 +85,12 @@ def test_others_are_placed_around_them(seed, devices, plain, mapped):
 def test_ids_that_cannot_keep_their_rows_are_said():
     given = search(drawn(4, 4, 0, 2), MODEL)
     plans = {devices: search(drawn(4, devices, 0, 2), MODEL, previous=given) for devices in (1, 2, 3, 4, 8)}
-    for said in (lambda plan: str(plan.provenance.notes), lambda plan: " ".join(diff_text(given, plan).split())):
+    release = Release(model="m", number=1, plan_digest=given.digest(), action="deploy", time="2026-01-01T00:00:00Z")
+    for said in (
+        lambda plan: str(plan.provenance.notes),
+        lambda plan: " ".join(diff_text(given, plan).split()),
+        lambda plan: decide(plan, Gate(), release, given).why,
+    ):
         lost = {devices: "cannot have these ids" in said(plan) for devices, plan in plans.items()}
         assert lost == {1: False, 2: True, 3: True, 4: False, 8: True}
 

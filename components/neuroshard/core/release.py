@@ -65,13 +65,14 @@ class Decision(Value):
     # weights and optimizer state that a device did not hold before
     moved_bytes: Annotated[int, Field(ge=0, le=2**72)] | None = None
     changed_state: Annotated[int, Field(ge=0)] = 0  # tables whose optimizer state does not carry over exactly
+    ids_lost: str = ""  # a line on tables whose ids cannot keep the rows that they have under the live plan
     reordered: tuple[str, ...] = ()  # modules whose outputs come in another order; "" where tables name none
     drifted: tuple[str, ...] = ()  # lines on row orders of the live plan that access has drifted from
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data = without_defaults(handler(self), {"changed_state": 0, "instead": "", "deviation": None})
+        data = without_defaults(handler(self), {"changed_state": 0, "instead": "", "deviation": None, "ids_lost": ""})
         for name in ("reordered", "drifted"):
             if not data.get(name):
                 data.pop(name, None)
@@ -94,7 +95,8 @@ class Decision(Value):
         """`why` without what makes the plan less certain."""
         if self.faults:
             return clean("; ".join(self.faults))
-        state = f"; {carried_over(self.changed_state)}" if self.changed_state else ""
+        state = f"; {self.ids_lost}" if self.ids_lost else ""
+        state += f"; {carried_over(self.changed_state)}" if self.changed_state else ""
         state += f"; {said_reordered(self.reordered)}" if self.reordered else ""
         state += "".join(f"; {line}" for line in self.drifted)
         if self.gain is None or self.cost_ms is None or self.live_cost_ms is None:

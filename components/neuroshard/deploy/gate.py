@@ -15,7 +15,7 @@ from neuroshard.core.comparable import other_groups, why_not_comparable
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import every
-from neuroshard.core.moves import changed_state, moved_bytes
+from neuroshard.core.moves import changed_state, moved_bytes, said_ids_lost
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.output_order import reordered
 from neuroshard.core.plan import Plan, device_memory
@@ -124,6 +124,7 @@ def decide(
         if live_plan and not other_groups(live_plan.task, plan.task)
         else None,
         changed_state=len(changed_state(live_plan, plan)) if live_plan else 0,
+        ids_lost=said_ids_lost(live_plan, plan.task) if live_plan else "",
         reordered=tuple(module for module, *_ in reordered(live_plan, plan)) if live_plan else (),
         drifted=drifted,
         instead=plan.provenance.instead,
