@@ -483,7 +483,7 @@ def test_a_stand_in_must_gain_as_much_as_a_guess(store):
     deploy(plan_of(10.0), store, "m", now=NOW)
     decision = decision_of(store, plan)
     assert (decision.verdict, decision.min_gain) == ("kept", GUESS)
-    assert ", not more than the 30.0% that its cost model is off by" in decision.why
+    assert ", not more than the 30.0% that its predicted cost may be off by" in decision.why
 
 
 def test_a_guess_is_as_far_off_as_the_analytic_model_says():

@@ -114,11 +114,12 @@ class Decision(Value):
         least = self.min_gain or 0.0
         if least not in (self.cost_model_error, self.deviation):
             return f"{'more' if self.verdict == 'passed' else 'not more'} than the {least:.1%} asked for"
+        off = "its cost model is" if least == self.cost_model_error else "its predicted cost may be"
         if self.verdict == "passed":
-            return f"more than the {least:.1%} that its cost model is off by"
+            return f"more than the {least:.1%} that {off} off by"
         way_out = "measure more cases, or set --min-gain"
         never = f", and no gain ever is: {way_out}" if least >= 1 else ""
-        return f"not more than the {least:.1%} that its cost model is off by{never}"
+        return f"not more than the {least:.1%} that {off} off by{never}"
 
 
 class Sealed(Value):
