@@ -13,6 +13,7 @@ from helpers.trainers import cut_plan
 from neuroshard.client import load_plan
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Refused, UsageError
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import MOST_PREDICTED_MS, Plan, Shard
 from neuroshard.core.release import Decision
@@ -33,6 +34,7 @@ from neuroshard.store.releases import plans_of, read_refusals
 from neuroshard.store.track import all_releases
 
 USER, ITEM, COUNTRY = TABLES
+MAPPED = {"id_map": IdMap(kind="mch", bytes_per_row=24)}
 
 
 def plan_of(cost_ms: float, *, cost_model: str | None = "a", error: float | None = None, **fields: Any) -> Plan:
@@ -144,6 +146,7 @@ def test_force_makes_live_and_says_so(store):
         ((USER.model_copy(update={"rows": 999}), ITEM, COUNTRY), ["'user'", "1,000 rows", "999 rows"]),
         ((USER, ITEM.with_dim(12), COUNTRY), ["'item'", "dim 8", "dim 12"]),
         ((USER, ITEM.model_copy(update={"element_bytes": 2}), COUNTRY), ["'item'", "4 bytes", "has 2"]),
+        ((USER, ITEM, COUNTRY.model_copy(update=MAPPED)), ["'country'", "ids that are its rows", "kind mch"]),
     ],
 )
 def test_a_plan_for_other_tables_than_todays_is_refused(store, tables, facts):

@@ -14,6 +14,7 @@ from helpers.plans import NOW, TABLES, make_plan, row_plan
 from helpers.row_wise import HEAVY, split
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.groups import Groups
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.release import Decision, Release
@@ -138,6 +139,15 @@ def decided(new: Plan, live: Plan, store: FolderStore, *, nightly: bool = True) 
             planned(COLUMNS, **reading("mean")),
             "has table 'user' at 4 bytes an element with pooling 'sum', and today's task has it at 4 bytes an element with "
             "pooling 'mean'",
+        ),
+        (
+            row_plan(),
+            planned(
+                row_plan(),
+                tables=(TABLES[0].model_copy(update={"id_map": IdMap(kind="mch", bytes_per_row=24)}), *TABLES[1:]),
+            ),
+            "has table 'user' at 4 bytes an element with pooling 'sum' and ids that are its rows, and today's task has it at 4 "
+            "bytes an element with pooling 'sum' and an id map of kind mch, bytes_per_row 24",
         ),
     ],
 )

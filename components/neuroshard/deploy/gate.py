@@ -15,6 +15,7 @@ from neuroshard.core.comparable import other_groups, why_not_comparable
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import every
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.moves import changed_state, moved_bytes, said_ids_lost
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.output_order import reordered
@@ -141,14 +142,19 @@ def _tables(plan: Plan, gate: Gate) -> str | None:
         return None
     fault = shape_fault(plan, shapes_of(gate.tables))
     if fault is None:
-        widths = {table.name: table.element_bytes for table in plan.task.tables}
-        wrong = [table for table in gate.tables if widths[table.name] != table.element_bytes]
-        if not wrong:
+        planned = {table.name: table for table in plan.task.tables}
+        wrong = [table for table in gate.tables if planned[table.name].element_bytes != table.element_bytes]
+        mapped = [table for table in gate.tables if planned[table.name].id_map != table.id_map]
+        if wrong:
+            fault = (
+                f"has table {wrong[0].name!r} at {planned[wrong[0].name].element_bytes} bytes an element, but the model has "
+                f"{wrong[0].element_bytes}"
+            )
+        elif mapped:
+            was, now = planned[mapped[0].name].id_map, mapped[0].id_map
+            fault = f"has table {mapped[0].name!r} with {_ids(was)}, but the model has it with {_ids(now)}"
+        else:
             return None
-        fault = (
-            f"has table {wrong[0].name!r} at {widths[wrong[0].name]} bytes an element, but the model has "
-            f"{wrong[0].element_bytes}"
-        )
     return f"it {fault}; search a plan for today's tables"
 
 
@@ -268,9 +274,11 @@ def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> Sh
 
 def _other_tables(today: ShardingTask, live: ShardingTask) -> str | None:
     """Which table the live plan has in another way than today, beside its shape."""
+    mapped = today.mapped or live.mapped
     are, were = (
         {
             table.name: f"at {table.element_bytes} bytes an element with pooling {table.pooling!r}"
+            + (f" and {_ids(table.id_map)}" if mapped else "")
             for table in task.tables
         }
         for task in (today, live)
@@ -282,6 +290,13 @@ def _other_tables(today: ShardingTask, live: ShardingTask) -> str | None:
         f"the live plan has table {name!r} {were.get(name, 'not at all')}, and today's task has it "
         f"{are.get(name, 'not at all')}"
     )
+
+
+def _ids(id_map: IdMap | None) -> str:
+    """How a table gets from ids to rows, in words."""
+    if id_map is None:
+        return "ids that are its rows"
+    return "an id map of " + ", ".join(f"{name} {value}" for name, value in id_map.model_dump().items())
 
 
 def _other_devices(today: ShardingTask, live: ShardingTask) -> str | None:
