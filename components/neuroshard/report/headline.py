@@ -106,6 +106,8 @@ def _trust(plan: Plan, model: CostModel | None) -> Card:
     error = plan.provenance.cost_model_error
     if error is None:
         return Card(title, "not known", "nothing was measured for this cost model")
+    if plan.provenance.cost_model_backend == "analytic":
+        return Card(title, percent(error), "the deviation that this datasheet model states; nothing was measured")
     manifest = None if model is None else model.manifest
     compute = [] if manifest is None else [net for net in manifest.report.nets if net.kind == "compute"]
     noise = compute[0].label_noise if compute else None
