@@ -103,10 +103,9 @@ class Decision(Value):
             return clean(f"{self.comparison}{state}")
         change = f"{abs(self.gain):.1%} {'lower' if self.gain >= 0 else 'higher'}"
         moved = "" if self.moved_bytes is None else f"; {format_bytes(self.moved_bytes)} to move"
-        return (
-            f"predicted {self.cost_ms:.4g} ms, {change} than the live plan's {self.live_cost_ms:.4g} ms, "
-            f"{self._against_limit}{moved}{state}"
-        )
+        # a cost that rises is below every least gain but a negative one
+        limit = "" if self.gain < 0 <= (self.min_gain or 0.0) else f", {self._against_limit}"
+        return f"predicted {self.cost_ms:.4g} ms, {change} than the live plan's {self.live_cost_ms:.4g} ms{limit}{moved}{state}"
 
     @property
     def _against_limit(self) -> str:
