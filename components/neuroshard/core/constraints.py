@@ -294,6 +294,7 @@ class Constraints(Value):
         Not those whose rows are averaged: TorchRec (1.8) then divides what whole tables give as well (client/torchrec_shards.py).
         """
         rules, kept = self.rules(), {name for group in self.together for name in group}
+        usable = [one for one in OF_ROWS if self.may_use(one.name)]
 
         def may(table: Table) -> bool:
             rule = rules.get(table.name)
@@ -304,7 +305,7 @@ class Constraints(Value):
             most = self.allowed(rule, table.dim)[1]
             everywhere = rule is None or rule.devices is None or len(rule.devices) == devices
             in_domains = domain and table.pooling != "none"
-            kinds = (one for one in OF_ROWS if self.may_use(one.name) and (in_domains or not one.over_domains))
+            kinds = (one for one in usable if in_domains or not one.over_domains)
             over = {domain if one.over_domains else devices for one in kinds}
             enough = any((most is None or most >= count) and table.has_rows_for(count) for count in over)
             return everywhere and table.pooling != "mean" and enough

@@ -234,7 +234,9 @@ def _first(problem: Problem, asked: Asked) -> list[State]:
     plans, current = _proposed(problem, asked) or [State(*any_plan(problem))], asked.current
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in plans))
-    return _with_rows_split(problem, asked, _affordable(plans, current))
+    plans = _affordable(plans, current)
+    asked.watch.note(_least_ms(plans))
+    return _with_rows_split(problem, asked, plans)
 
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:
@@ -247,14 +249,15 @@ def _proposed(problem: Problem, asked: Asked) -> list[State]:
 
 def _with_rows_split(problem: Problem, asked: Asked, plans: list[State]) -> list[State]:
     """These plans, and proposed ones with rows split that keep the move budget, where rows may be split. None if there are none
-    of these.
+    of these. Sets that are estimated to cost far more than the cheapest of these plans are not tried.
 
     Where tables may be copied, rows are split beside the copies of the cheapest of these plans, and tables copied beside the
     row-wise ones of the cheapest plan without copies: where one table outweighs all else, what copies save shows only then.
     """
     if not plans or not _may_split_rows(problem):
         return plans
-    found = row_wise_plans(problem)
+    most_ms = np.inf if problem.may_copy else _least_ms(plans) * (1 + problem.tuning.row_sets_within)
+    found = row_wise_plans(problem, most_ms)
     if problem.may_copy and problem.tuning.copies:
         copies = plans_with_copies(found[0].problem)[: problem.tuning.greedy_plans] if found else []
         found = [*row_wise_plans(min(plans, key=lambda plan: plan.cost).problem), *copies]

@@ -13,10 +13,11 @@ from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARD
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices, map_ms
-from neuroshard.costmodel.protocol import CostModel, Ints
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 
 NONE: Ints = np.zeros(0, dtype=np.int64)
 WHOLE, CUT, ROWS, COPIED = map(SHARDINGS.index, (TABLE_WISE, COLUMN_WISE, ROW_WISE, DATA_PARALLEL))
+SPLITS_COLUMNS = np.array([sharding.splits_columns for sharding in SHARDINGS])
 
 
 class LaunchCosts:
@@ -41,8 +42,7 @@ class LaunchCosts:
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
         self.tables = [table for _, table in tables]
         self.group: Ints = np.array([place for place, _ in tables])
-        self.ways = [tuple(Group.of(table, sharding) for sharding in SHARDINGS) for table in self.tables]
-        self.columns = [Part.of(table).sent_columns for table in self.tables]
+        self.columns: Floats = np.array([Part.of(table).sent_columns for table in self.tables])
         self.copied = [(Group.of(table, DATA_PARALLEL), Part.of(table).sent_columns, False) for table in copied]
         self.pieces: Ints = np.flatnonzero([group[0].name in pieces for group in table_groups])
         # of each table, and of each table group: the number of its collection of pooled tables, -1 for sequences; and of each
@@ -57,20 +57,28 @@ class LaunchCosts:
         self.sequences[self.group[~pooled]] = of[~pooled]
         joined = np.isin(self.of_table, [keys.get((t.module, t.weighted), -2) for t in copied])
         # of outputs that are concatenated, since others of their collection are those of copies: at least
-        self.joined_columns = sum(np.array(self.columns)[joined].tolist())
+        self.joined_columns = sum(self.columns[joined].tolist())
         self.joined_columns += sum(
             Part.of(t).sent_columns for t in copied if keys.get((t.module, t.weighted), -2) in self.of_table
         )
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
+        # tables are alike in all that decides what runs them, so each kind of table is looked at once
+        kinds: dict[object, Table] = {}
+        alike = [(t.module, t.weighted, t.pooling, t.element_bytes) for t in self.tables]
+        for key, table in zip(alike, self.tables, strict=True):
+            kinds.setdefault(key, table)
+        ways = [[Group.of(table, sharding) for sharding in SHARDINGS] for table in kinds.values()]
+        number = {key: place for place, key in enumerate(kinds)}
+        kind: Ints = np.array([number[key] for key in alike], dtype=np.int64)
         # of each table and sharding: numbers of its collectives and of its operator
-        self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in ways] for ways in self.ways])
+        self.output: Ints = np.array([[outputs.setdefault(one, len(outputs)) for one in some] for some in ways])[kind]
         self.operator: Ints = np.array(
             [
-                [operators.setdefault((one, t.element_bytes, t.pooling), len(operators)) for one in ways]
-                for ways, t in zip(self.ways, self.tables, strict=True)
+                [operators.setdefault((one, t.element_bytes, t.pooling), len(operators)) for one in some]
+                for some, t in zip(ways, kinds.values(), strict=True)
             ]
-        )
+        )[kind]
 
         held = [(Group.of(table, SHARDINGS[ROWS]), table) for table in mapped]
         self.mapped = [(group, Part.of(table).sent_columns, False) for group, table in held]
@@ -83,6 +91,7 @@ class LaunchCosts:
             [operators.setdefault(key, len(operators)) for key in keys_of], dtype=np.int64
         )
 
+        self.groups = list(outputs)
         self.inputs: Ints = np.array([group.inputs if task.pipeline == "none" else 0 for group in outputs])
         self.collectives: Ints = np.array([group.outputs for group in outputs])
 
@@ -111,8 +120,10 @@ class LaunchCosts:
         )
         rest = [*(self.tables[table] for table in at.tolist()), *self.mapped_tables]
         measured = self.measured if placed.all() else operators_of(rest)
-        each = zip(self.ways, self.columns, way.tolist(), strict=True)
-        held = [(ways[one], columns, SHARDINGS[one].splits_columns) for ways, columns, one in each]
+        # one entry for all tables that run together
+        entries = 2 * self.output[np.arange(len(way)), way] + SPLITS_COLUMNS[way]
+        columns = np.bincount(entries, self.columns).tolist()
+        held = [(self.groups[one // 2], columns[one], bool(one % 2)) for one in distinct(entries).tolist()]
         return self._ms(len(operators) - measured, outputs, reordered_columns([*held, *self.copied, *self.mapped]))
 
     def cut(self, shards: Ints) -> bytes:
@@ -125,7 +136,7 @@ class LaunchCosts:
         """What a plan takes at least to put outputs into order, if it cuts a pooled table of a collection without `pieces`."""
         free = (self.of_table >= 0) & ~np.isin(self.of_table, self.of_table[np.isin(self.group, self.pieces)])
         numbers, of = distinct(self.of_table[free]), self.of_table[free]
-        columns = np.bincount(of, np.array(self.columns)[free])[numbers]
+        columns = np.bincount(of, self.columns[free])[numbers]
         least = float(columns.min(initial=np.inf)) if len(columns) else 0.0
         return self.prices.ms(0, 0, reordered=least).total_ms
 

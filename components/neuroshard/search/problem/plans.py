@@ -67,8 +67,8 @@ class Plans:
         self.slope[plan, devices] = problem.model.compute_slope(sums)
         forward, backward = self._transfers_ms()
         ready = self.compute + backward
-        each = zip(self.problems, self.shards, strict=True)
-        self.launched_ms = np.array([one.launched_ms(shards) for one, shards in each])
+        for one in set(plan.tolist()):
+            self.launched_ms[one] = self.problems[one].launched_ms(self.shards[one])
         self.cost = ready.max(axis=1) + forward.max(axis=1) + self.launched_ms
 
     def _transfers_ms(self) -> tuple[Floats, Floats]:

@@ -27,10 +27,10 @@ from neuroshard.search.problem.state import State, column_ms
 from neuroshard.search.proposers.greedy import first_plans
 
 
-def row_wise_plans(problem: Problem) -> list[State]:
-    """A greedy plan for each of the sets of tables that are estimated to cost least; none where no table may be row-wise. All are
-    beside the tables that the problem has spread."""
-    return _first_plans(problem, _sets(problem.root))
+def row_wise_plans(problem: Problem, most_ms: float = np.inf) -> list[State]:
+    """A greedy plan for each of the sets of tables that are estimated to cost least, and no more than `most_ms`; none where no
+    table may be row-wise. All are beside the tables that the problem has spread."""
+    return _first_plans(problem, _sets(problem.root, most_ms))
 
 
 def plans_with_copies(problem: Problem) -> list[State]:
@@ -74,8 +74,9 @@ def _first_plans(problem: Problem, sets: list[tuple[Ints, Ints]]) -> list[State]
     return sorted(found, key=lambda state: state.cost)
 
 
-def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
-    """The sets of groups split row-wise, and the place of each, that are estimated to cost least. Of few groups, all sets."""
+def _sets(problem: Problem, most_ms: float) -> list[tuple[Ints, Ints]]:
+    """The sets of groups split row-wise, and the place of each, that are estimated to cost least, and no more than `most_ms`. Of
+    few groups, all sets."""
     options, tuning = problem.options, problem.tuning
     split_rows = [way for way, kind in enumerate(options.kinds) if kind.sharding.splits_rows]
     permitted = options.groups[options.allowed[:, split_rows].any(axis=1)]
@@ -104,7 +105,7 @@ def _sets(problem: Problem) -> list[tuple[Ints, Ints]]:
             firsts = (big, cheapest)
             orders += [(_first_of(first, heaviest, count), count) for count in counts.tolist() for first in firsts]
         for order, least in orders:
-            for groups, places in _sets_of(problem, estimate, order, some, least):
+            for groups, places in _sets_of(problem, estimate, order, some, most_ms, least):
                 found.setdefault(groups.tobytes() + places.tobytes(), (groups, places))
     return list(found.values())
 
@@ -115,11 +116,11 @@ def _first_of(order: Ints, others: Ints, count: int) -> Ints:
 
 
 def _sets_of(
-    problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...], least: int = 0
+    problem: Problem, estimate: "_SetCosts", order: Ints, ways: tuple[int, ...], most_ms: float, least: int = 0
 ) -> list[tuple[Ints, Ints]]:
-    """Of the sets that are the first 1, 2, 3 … groups of an order, from `least` on, those that are estimated to cost least. All
-    groups of a set are split in one of these ways; where there are domains also the first few in one of them, and the rest over a
-    domain:
+    """Of the sets that are the first 1, 2, 3 … groups of an order, from `least` on, those that are estimated to cost least, and
+    no more than `most_ms`. All groups of a set are split in one of these ways; where there are domains also the first few in one
+    of them, and the rest over a domain:
 
         the order       a b c d e f g …
         in one way      [w w w w w]         row_sets of these
@@ -146,7 +147,7 @@ def _sets_of(
             costs = estimate.costs(order, split, longer) if len(longer) else np.zeros(0)
             tried += [(cost, split, count) for cost, count in zip(costs.tolist(), longer.tolist(), strict=True)]
         for cost, split, count in sorted(tried, key=itemgetter(0))[: tuning.row_sets]:
-            if np.isfinite(cost):
+            if np.isfinite(cost) and cost <= most_ms:
                 by_number = np.argsort(order[:count])
                 found.append((order[:count][by_number], _places(problem, order[:count], split[:count])[by_number]))
     return found
