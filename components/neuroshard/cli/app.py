@@ -20,7 +20,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
     sys.exit(f"error: the neuroshard command needs typer and rich: {install_command('cli')}")
 
 from neuroshard import __version__
-from neuroshard.cli.completion import complete_values, words_with_colons
+from neuroshard.cli.completion import complete_values, words_as_typed
 from neuroshard.cli.help import EXIT_CODES, GROUPS, name_values, usage_of, write_commands, write_parameters
 from neuroshard.cli.options import check_outputs
 from neuroshard.core.clean import accept_all_characters, clean, clean_lines, in_words, is_silent, silent
@@ -170,7 +170,7 @@ def main() -> None:
     heed_quota(os.environ)
     warnings.showwarning = _show_warning
     try:
-        with words_with_colons(os.environ):
+        with words_as_typed(os.environ):
             app(prog_name="neuroshard")
     except NeuroshardError as error:
         say(f"error: {one_line(error, None)}", err=True)

@@ -11,6 +11,7 @@ from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import DenseOptimizer
 from neuroshard.orders.options import ALGORITHMS, AUTO
 
+BREAKS = {":", "="}  # between which bash breaks words
 COMPLETING = "_NEUROSHARD_COMPLETE"  # typer's variable: which shell asks
 
 
@@ -55,24 +56,24 @@ def _beginning(values: Callable[[], list[str]]) -> Callable[[str], list[str]]:
 
 
 @contextmanager
-def words_with_colons(environ: MutableMapping[str, str]) -> Iterator[None]:
-    """Bash takes `analytic:h100` for three words, of which it completes the last: during the block they are one, and what the
-    block prints loses what bash has already."""
+def words_as_typed(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Bash takes `analytic:h100` and `--model=ana` for three words each, of which it completes the last: during the block they
+    are one, and what the block prints loses what bash has already."""
     words = environ.get("COMP_WORDS", "").split("\n")
     current = int(environ.get("COMP_CWORD", "0") or 0)
-    if environ.get(COMPLETING) != "complete_bash" or ":" not in words[: current + 1]:
+    if environ.get(COMPLETING) != "complete_bash" or not BREAKS.intersection(words[: current + 1]):
         yield
         return
     joined: list[str] = []
     place = 0
     for index, word in enumerate(words):
-        if joined and (word == ":" or words[index - 1] == ":"):
+        if joined and (word in BREAKS or words[index - 1] in BREAKS):
             joined[-1] += word
         else:
             joined.append(word)
         if index <= current:
             place = len(joined) - 1
-    if current >= len(words) and words[-1] != ":":  # a word is about to begin
+    if current >= len(words) and words[-1] not in BREAKS:  # a word is about to begin
         place = len(joined)
     there = joined[place] if place < len(joined) else ""
     environ["COMP_WORDS"], environ["COMP_CWORD"] = "\n".join(joined), str(place)
@@ -81,5 +82,6 @@ def words_with_colons(environ: MutableMapping[str, str]) -> Iterator[None]:
         with redirect_stdout(printed):
             yield
     finally:
-        cut = there.rpartition(":")[0] + ":" if ":" in there else ""
+        value = there.partition("=")[2] if there.startswith("-") else there
+        cut = value[: value.rfind(":") + 1]
         print(*(line.removeprefix(cut) for line in printed.getvalue().splitlines()), sep="\n")
