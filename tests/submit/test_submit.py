@@ -251,7 +251,7 @@ def test_a_run_whose_pods_have_logs_is_waited_for(kfp_stub: KfpStub) -> None:
 
 def test_a_run_that_takes_too_long_is_an_error(kfp_stub: KfpStub) -> None:
     kfp_stub.states = ["RUNNING"]
-    with refused(NeuroshardError, "run r1", "RUNNING", "1e-06 h"):
+    with refused(NeuroshardError, "run r1 is RUNNING after 0 s"):
         submitted(kfp_stub, waiting=Waiting(0.0036, 0.001))
 
 
