@@ -55,14 +55,13 @@ from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, one_line, spanned
 from neuroshard.core.value import shown
+from neuroshard.files.importers.torchrec_tables import INSIDE, INSIDE_MAPPED
 
 __all__ = ["load_resharded", "saved_plan"]
 
 PARTS = re.compile(r"/(hot|cold|dealt)-(sorted|[0-9a-f]{8})-\d+(\.weight)?$")  # as client/rows.py names them
 PLAN = "plan"  # key of a checkpoint, under which a trainer puts its plan's digest
 METADATA_FILE = ".metadata"  # that torch.distributed.checkpoint writes last
-INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
-INSIDE_MAPPED = "_embedding_module"  # where managed collisions keep theirs
 
 
 def load_resharded(

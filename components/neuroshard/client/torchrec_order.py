@@ -37,7 +37,8 @@ from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.output_order import WAYS_OUT, Held, order_of
 from neuroshard.files.importers.torchrec_collections import COVERED
-from neuroshard.files.importers.torchrec_tables import configs_of, has_own_operator
+from neuroshard.files.importers.torchrec_tables import INSIDE, configs_of, has_own_operator
+from neuroshard.files.importers.torchrec_tables import inner_of as inner_of_mapped
 
 __all__ = ["keep_output_order", "output_order"]
 
@@ -49,7 +50,6 @@ SHARDED = (
     ShardedFeatureProcessedEmbeddingBagCollection,
     *SHARDED_MAPPED,
 )
-INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables
 WRAPPERS = (DistributedModelParallel, DistributedDataParallel, torch._dynamo.OptimizedModule)
 M = TypeVar("M", bound=nn.Module)
 
@@ -170,7 +170,8 @@ def collections_in(module: nn.Module, path: str = "", seen: set[int] | None = No
 
 def inner_of(collection: Any) -> Any:
     """The collection that has the tables, sharded or not: of feature processors and managed collisions the one inside."""
-    return getattr(collection, "_embedding_module", getattr(collection, INSIDE, collection))
+    inner = inner_of_mapped(collection)
+    return getattr(inner, INSIDE, inner)
 
 
 def _order(collection: nn.Module) -> list[str]:

@@ -23,11 +23,11 @@ from torchrec.distributed.utils import (
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection, FeatureProcessorsCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 
-from neuroshard.client.torchrec_order import INSIDE, SHARDED_MAPPED, collections_in, inner_of
+from neuroshard.client.torchrec_order import SHARDED_MAPPED, collections_in, inner_of
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.importers.torchrec_collections import weight_of
 from neuroshard.files.importers.torchrec_id_maps import MAPPED
-from neuroshard.files.importers.torchrec_tables import configs_of
+from neuroshard.files.importers.torchrec_tables import INSIDE, INSIDE_MAPPED, configs_of
 
 META = torch.device("meta")
 KINDS: dict[type, type[nn.Module]] = {
@@ -61,7 +61,7 @@ def holders_of(sharded: Any) -> tuple[tuple[str, ...], nn.ModuleDict]:
     """The modules that hold the weights of a collection, by table, and their path in it."""
     inner = inner_of(sharded)
     name = "embeddings" if isinstance(inner, ShardedEmbeddingCollection) else "embedding_bags"
-    inside = "_embedding_module" if isinstance(sharded, SHARDED_MAPPED) else INSIDE
+    inside = INSIDE_MAPPED if isinstance(sharded, SHARDED_MAPPED) else INSIDE
     return (name,) if inner is sharded else (inside, name), getattr(inner, name)
 
 

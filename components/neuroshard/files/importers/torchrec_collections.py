@@ -13,7 +13,7 @@ from torch import nn
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.importers.torchrec_id_maps import MANAGED_COLLISIONS, MAPPED, check_mapped
-from neuroshard.files.importers.torchrec_tables import check_config, configs_of, inner_of
+from neuroshard.files.importers.torchrec_tables import INSIDE_MAPPED, check_config, configs_of, inner_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # warnings of torchrec and FBGEMM while they are imported
@@ -123,7 +123,7 @@ def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]
         check_mapped(module, path)
         inner = inner_of(module)
         if type(inner) not in (EmbeddingBagCollection, EmbeddingCollection):
-            _refuse(inner, f"{path}._embedding_module".lstrip("."))
+            _refuse(inner, f"{path}.{INSIDE_MAPPED}".lstrip("."))
         (found.pooled if type(inner) is EmbeddingBagCollection else found.sequences)[path] = cast(Collection, module)
     elif hasattr(module, "names_in_plan"):  # a CollectionByAccess (client/rows.py), sharded at its own path
         (found.pooled if type(module.inner) is EmbeddingBagCollection else found.sequences)[path] = module.inner

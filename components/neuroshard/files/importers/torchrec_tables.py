@@ -18,6 +18,8 @@ _FAILS_SHARDED = {  # fields of a config with which sharding fails in torchrec 1
     "num_embeddings_post_pruning": "pruned tables, which TorchRec has for inference",
     "use_virtual_table": "virtual tables, whose key-value stores no public FBGEMM package has (managed collisions are planned)",
 }
+INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
+INSIDE_MAPPED = "_embedding_module"  # where managed collisions keep theirs
 _OWN_OPERATOR = ("stash_weights", "enable_embedding_update")  # fields that put a table into another operator
 
 
@@ -67,7 +69,7 @@ def configs_of(module_or_configs: Any) -> Sequence[Any]:
 
 def inner_of(collection: Any) -> Any:
     """The collection that has the tables: of managed collisions the one inside."""
-    return getattr(collection, "_embedding_module", collection)
+    return getattr(collection, INSIDE_MAPPED, collection)
 
 
 def is_weighted(collection: Any) -> bool:
