@@ -48,9 +48,9 @@ def cost_ranges(model: CostModel, plan: Plan) -> CostRanges | None:
     networked = task.topology is not None and task.topology.domains(task.devices) > 1
     if networked or task.groups is not None or task.constraints.beyond_hbm:
         return None
-    parts, devices = parts_of(plan.task, plan.shards), [shard.device for shard in plan.shards]
+    parts, devices = parts_of(task, plan.shards), [shard.device for shard in plan.shards]
     vectors = model.part_vectors(parts)
-    sums = np.zeros((plan.task.devices, vectors.shape[1]))
+    sums = np.zeros((task.devices, vectors.shape[1]))
     np.add.at(sums, devices, vectors)
     total, compute, forward, backward = np.array(
         [
@@ -87,16 +87,12 @@ def _factors(own_ms: Floats, deviations: Floats, times: float) -> tuple[float, f
 
 
 def off_by(plan: Plan) -> float:
-    """How far the plan's predictions may be off, as a share: its deviation, where its cost model states one; else the model's
-    error, and at least STAND_IN_ERROR for a fallback."""
-    if (found := deviation(plan)) is not None:
-        return found
+    """How far the plan's predictions may be off, as a share. Where its cost model states deviations, it is how much less the plan
+    may cost within one: two plans of one model share what makes all slower. Else it is the model's error, and at least
+    STAND_IN_ERROR for a fallback."""
+    ranges = plan.provenance.cost_ranges
+    if ranges is not None and plan.cost_ms:
+        return 1 - ranges.one[0] / plan.cost_ms
     error = plan.provenance.cost_model_error or 0.0
     guessed = plan.provenance.instead or (plan.provenance.cost_model or "").startswith("analytic:")
     return max(error, STAND_IN_ERROR) if guessed else error
-
-
-def deviation(plan: Plan) -> float | None:
-    """How much less the plan may cost within one deviation, as a share: two plans of one model share what makes all slower."""
-    ranges = plan.provenance.cost_ranges
-    return None if ranges is None or not plan.cost_ms else 1 - ranges.one[0] / plan.cost_ms
