@@ -6,6 +6,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from functools import partial
 from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -52,7 +53,7 @@ from neuroshard.report.run import report, run
 from neuroshard.report.sides import sides
 from neuroshard.report.text import plan_json, plan_text
 from neuroshard.store.open import open_store
-from neuroshard.store.row_orders import put_ids
+from neuroshard.store.row_orders import put_ids, read_ids
 
 
 def data_of(html: str) -> dict:
@@ -393,12 +394,12 @@ def test_a_live_plan_is_priced_with_what_its_hot_rows_are_read_now(tmp_path: Pat
     assert "whether access has drifted from its row orders is not known" in change(new, without_list, model).why
     for data in lists:
         put_ids(store, "ads", data)
-    as_gate, (line,) = with_drift(old, new, store, "ads")
+    as_gate, (line,) = with_drift(old, new, partial(read_ids, store, "ads"))
     assert max(found.live_ms or ()) == pytest.approx(price(as_gate, new, model), rel=1e-3) != price(old, new, model)
     assert line.removeprefix("the live plan's ") in found.why
     row = 64 * 4 + 4  # its hundred hot rows are others, all on the first device
     assert found.moved_bytes == 100 * row
-    assert hot_in_both(old, new, store, "ads") == {"t": 0}
+    assert hot_in_both(old, new, partial(read_ids, store, "ads")) == {"t": 0}
 
 
 def test_the_fleet_is_what_neuroshard_fleet_prints(tmp_path, neuroshard):

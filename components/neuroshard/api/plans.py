@@ -127,11 +127,11 @@ def _of_orders(old: Plan, new: Plan, folders: Sequence[Path]) -> tuple[list[str]
     lists in these folders."""
     if not (old.task.orders and new.task.orders):
         return [], {}
-    from functools import partial
+    from functools import cache, partial
 
     from neuroshard.files.row_orders import drifts, hot_in_both, ids_among
 
-    read = partial(ids_among, folders)
+    read = cache(partial(ids_among, folders))
     try:
         lines = [drift.text for drift in drifts(old.task, new.task.orders, read) if drift.is_large]
     except InvalidInput as error:

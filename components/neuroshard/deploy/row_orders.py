@@ -2,8 +2,8 @@
 drifted from them."""
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NotFound
@@ -12,11 +12,14 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.text import first_few
 from neuroshard.deploy.golive import claim, put
 from neuroshard.store.protocol import Store
-from neuroshard.store.row_orders import read_ids, rows_of
+from neuroshard.store.row_orders import rows_of
 from neuroshard.store.track import read_artifact
 
+if TYPE_CHECKING:
+    from neuroshard.files.row_orders import ReadIds
 
-def with_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> tuple[Plan | None, tuple[str, ...]]:
+
+def with_drift(live: Plan | None, plan: Plan, read: "ReadIds") -> tuple[Plan | None, tuple[str, ...]]:
     """The live plan with what the hottest rows of its row orders have of the lookups now, by the newer orders of a plan; and
     lines on those that access has drifted from. A note says where that is not known."""
     if live is None or not live.task.orders:
@@ -24,7 +27,7 @@ def with_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> tuple
     from neuroshard.files.row_orders import as_now  # NumPy, which other plans do not need
 
     try:
-        task, found = as_now(live.task, plan.task, partial(read_ids, store, model))
+        task, found = as_now(live.task, plan.task, read)
     except (NotFound, InvalidInput) as error:
         log(f"note: whether access has drifted from the live plan's row orders is not known: {error}")
         return live, ()
@@ -32,13 +35,13 @@ def with_drift(live: Plan | None, plan: Plan, store: Store, model: str) -> tuple
     return live.model_copy(update={"task": task}), lines
 
 
-def hot_in_both(live: Plan | None, plan: Plan, store: Store, model: str) -> dict[str, int]:
+def hot_in_both(live: Plan | None, plan: Plan, read: "ReadIds") -> dict[str, int]:
     """How many rows are hot by both plans' orders, where those differ and the store has both lists (files/row_orders.py)."""
     if live is None or not live.task.orders:
         return {}
     from neuroshard.files import row_orders
 
-    return row_orders.hot_in_both(live.task, plan.task, partial(read_ids, store, model))
+    return row_orders.hot_in_both(live.task, plan.task, read)
 
 
 def put_lists(plan: Plan, store: Store, model: str, folder: Path | None) -> None:

@@ -8,6 +8,7 @@ the new one is live, and the next writer completes what is missing.
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from neuroshard.files.tables import read_tables
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, plans_of, refusal_key
+from neuroshard.store.row_orders import read_ids
 from neuroshard.store.track import Artifact, Live, find_artifact, live_or_none, read_artifact
 
 
@@ -149,7 +151,8 @@ def _deploy(
     if live and live.release.plan_digest == artifact.digest:
         remember(live, store, track)
         return Deployed(live.release, None)
-    there, drifted = with_drift(live_plan(live, store), plan, store, model)
+    read = cache(partial(read_ids, store, model))  # a list may be 16 MiB, and is asked for more than once
+    there, drifted = with_drift(live_plan(live, store), plan, read)
     decision = decide(
         plan,
         gate,
@@ -157,7 +160,7 @@ def _deploy(
         there,
         rolled_back=_was_rolled_back(artifact, live, model, store, by_placement=gate.nightly),
         drifted=drifted,
-        hot_in_both=hot_in_both(there, plan, store, model),
+        hot_in_both=hot_in_both(there, plan, read),
     )
     if not decision.goes_live:
         refusal = Refusal(model=model, plan_digest=artifact.digest, time=timestamp(now), decision=decision)

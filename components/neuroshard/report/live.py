@@ -1,7 +1,7 @@
 """A plan against the live plan: the cost of both by one measure, and the bytes that move from one to the other."""
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,12 +80,12 @@ def open_live(spec: str, plan: Plan, lists: Path | None = None) -> LivePlan | No
     url, mark, model = spec.rpartition("#")
     folders = [] if lists is None else [lists]
     if not mark or Path(spec).exists():
-        read = partial(ids_among, [*folders, Path(spec).parent / LISTS_FOLDER])
+        read = cache(partial(ids_among, [*folders, Path(spec).parent / LISTS_FOLDER]))
         return LivePlan(read_plan(Path(spec)), Path(spec).name, read)
     if not url:
         raise UsageError(f"{spec!r} names no store; write STORE#MODEL, as in s3://bucket/prefix#ads-ranker")
     store = open_store(url)
-    read = partial(ids_among, folders, otherwise=partial(read_ids, store, model))
+    read = cache(partial(ids_among, folders, otherwise=partial(read_ids, store, model)))
     found = live_or_none(store, plans_of(model))
     if found is None:
         return None
