@@ -11,7 +11,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.given import Given
-from neuroshard.search.problem.kinds import copies_of, over_all
+from neuroshard.search.problem.kinds import blocks_over_all, copies_of
 
 
 def check_mapped(task: ShardingTask, model: CostModel, device: Device) -> None:
@@ -43,8 +43,7 @@ def check_mapped(task: ShardingTask, model: CostModel, device: Device) -> None:
 def blocks_only(given: Given) -> Plan:
     """The plan of a task without tables to place."""
     task, model = given.task, given.cost_model
-    shards = [shard for table in task.mapped for shard in over_all(task.devices).shards(table, 0)]
-    shards += copies_of(task.copied, task.devices)
+    shards = [*blocks_over_all(task.mapped, task.devices), *copies_of(task.copied, task.devices)]
     order = {table.name: place for place, table in enumerate(task.tables)}
     shards.sort(key=lambda shard: order[shard.table])
     prices = price_shards(model, task, shards)

@@ -26,7 +26,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.column_shards import Widths
-from neuroshard.search.problem.kinds import copies_of, over_all
+from neuroshard.search.problem.kinds import blocks_over_all, copies_of
 from neuroshard.search.problem.previous import Elsewhere
 from neuroshard.search.problem.problem import Problem
 
@@ -96,8 +96,7 @@ class CurrentPlacement:
         copied = self.problem.copied
         new = {t.name: copies_of([t], self.problem.devices) for t in copied}
         arriving = sum(self._arriving_shards(t, self._before(t), new[t.name], copied=True) for t in copied)
-        blocks = over_all(self.problem.devices)
-        mapped = ((t, blocks.shards(t, 0)) for t in self.problem.mapped)
+        mapped = ((t, blocks_over_all([t], self.problem.devices)) for t in self.problem.mapped)
         return arriving + sum(self._arriving_shards(t, self._before(t), shards) for t, shards in mapped)
 
     def _check_copies(self, budget_bytes: int) -> None:

@@ -98,6 +98,11 @@ def over_all(devices: int) -> Spread:
     return Spread(ROW_WISE, devices, 1, devices, (0,))
 
 
+def blocks_over_all(tables: Sequence[Table], devices: int) -> list[Shard]:
+    """The row blocks of each of these tables on all devices."""
+    return [shard for table in tables for shard in over_all(devices).shards(table, 0)]
+
+
 def copies_of(tables: Sequence[Table], devices: int) -> list[Shard]:
     """A shard of each of these tables on every device."""
     return [Shard(table=t.name, rows=t.rows, dim=t.dim, device=device) for t in tables for device in range(devices)]

@@ -10,7 +10,7 @@ from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Proven
 from neuroshard.costmodel.averaging import averaging_ms, least_averaging_ms
 from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.kinds import copies_of, over_all
+from neuroshard.search.problem.kinds import blocks_over_all, copies_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
@@ -103,8 +103,10 @@ def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard
     problem = plan.problem
     places = dict(zip(problem.spread.tolist(), problem.places.tolist(), strict=True))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
-    mapped = [shard for table in problem.mapped for shard in over_all(problem.devices).shards(table, 0)]
-    for shard in [*copies_of(problem.copied, problem.devices), *mapped]:
+    for shard in (
+        *copies_of(problem.copied, problem.devices),
+        *blocks_over_all(problem.mapped, problem.devices),
+    ):
         shards[shard.table].append(shard)
     for group, (tables, widths) in enumerate(zip(problem.tables, plan.widths, strict=True)):
         if group in places:
