@@ -146,6 +146,16 @@ def test_a_plan_with_copies_and_tiers_is_started_from():
     assert again.cost_ms <= live.cost_ms * (1 + 1e-9)
 
 
+def test_the_copies_of_the_plan_to_start_from_stay_where_those_beside_them_do_not_pay(monkeypatch):
+    task = with_a_hot_table()
+    live, model = planned(task.with_copies(["hot"])), analytic_model("h100", task.batch_size)
+    others = frozenset(table.name for table in sorted(task.tables, key=lambda table: table.memory_bytes)[-3:])
+    monkeypatch.setattr("neuroshard.search.tiers.plan.worth_copying", lambda *_: others - {"hot"})
+    again = search(task, model, replace(FEW, try_data_parallel=True), previous=live)
+    assert again.task.constraints.data_parallel == live.task.constraints.data_parallel
+    assert again.cost_ms <= live.cost_ms * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("factors", [(0.5, 0.8, 1.2, 1.5), (0.8, 0.8, 0.8, 1.6)])
 def test_devices_may_have_different_memory(factors):
     """What the search sees of a plan is what it costs, also where a device has three times the HBM of another."""

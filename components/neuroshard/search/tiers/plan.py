@@ -1,6 +1,7 @@
 """The plan of a task whose tables HBM does not hold."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from neuroshard.core.errors import Infeasible, UsageError
@@ -168,19 +169,17 @@ def _with_or_without_copies(given: Given) -> tuple[Given, FoundTiers, StartFrom 
     had = frozenset[str]()
     if given.previous is not None:
         had = given.previous.plan.task.constraints.data_parallel.intersection(names)
-    if not (copied := copied | had):
-        return without, found, before
-    copied |= task.constraints.data_parallel
-    some, permitted = given.task.with_copies(copied), task.with_copies(copied)
-    with_some = replace(given, task=some, permitted=permitted, may=rest, watch=given.watch.anew())
-    worth = 1.0 if had else 1 - given.settings.tuning.copies_worth
-    try:
-        other, other_before = _found(with_some)
-    except Infeasible:
-        return without, found, before
-    if (other.plan.over, other.plan.cost) < (found.plan.over, found.plan.cost * worth):
-        return with_some, other, other_before
-    return without, found, before
+    worth, named = 1.0 if had else 1 - given.settings.tuning.copies_worth, task.constraints.data_parallel
+    best = without, found, before
+    # those of the plan to start from alone, too: beside others they may cost more
+    for copies in filter(None, dict.fromkeys((copied | had, had))):
+        some, permitted = given.task.with_copies(copies | named), task.with_copies(copies | named)
+        with_some = replace(given, task=some, permitted=permitted, may=rest, watch=given.watch.anew())
+        with suppress(Infeasible):
+            other, other_before = _found(with_some)
+            if (other.plan.over, other.plan.cost) < (best[1].plan.over, best[1].plan.cost * worth):
+                best, worth = (with_some, other, other_before), 1.0
+    return best
 
 
 def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
