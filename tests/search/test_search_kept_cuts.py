@@ -245,6 +245,14 @@ def test_neighbours_of_unequal_widths_on_one_device_are_named(make_task):
     assert any("1 table (t0) does not carry over exactly" in note for note in plan.provenance.notes)
 
 
+def test_state_that_copies_do_not_have_is_named(task):
+    live = search(task.with_copies(["t0", "t5"]), AnalyticModel(), SearchSettings(rounds=2))
+    plan = search(task.with_copies(["t5"]), AnalyticModel(), KEEP, previous=live)
+    assert any("the optimizer state of 1 table (t0) starts anew" in note for note in plan.provenance.notes)
+    plan = search(live.task, AnalyticModel(), KEEP, previous=live)
+    assert not any("starts anew" in note for note in plan.provenance.notes)
+
+
 def test_putting_the_outputs_of_kept_cuts_into_order_counts_in_every_plan_of_a_search(task):
     model = AnalyticModel()
     model.reorder_ms = 0.01

@@ -62,6 +62,13 @@ def test_from_a_plan_with_rows_split_they_stay_so(heavy, model):
     assert split(search(heavy, model, TRIES, previous=old)) == {"t0"}
 
 
+def test_a_table_that_had_no_rows_for_blocks_on_all_devices_and_has_them_now_may_be_split(heavy, model):
+    few, more = (heavy.tables[0].model_copy(update={"rows": rows, "name": "few"}) for rows in (3, 10))
+    before, after = (heavy.model_copy(update={"tables": (table, *heavy.tables)}) for table in (few, more))
+    old = search(before.with_copies(["few"]), model, replace(TRIES, rounds=1))
+    assert "few" in search(after, model, replace(TRIES, rounds=1), previous=old).by_table()
+
+
 def test_tables_pooled_by_mean_are_named_and_stay(heavy, model):
     tables = (heavy.tables[0].model_copy(update={"pooling": "mean"}), *heavy.tables[1:])
     task, named = heavy.model_copy(update={"tables": tables}), "1 table pooled by mean not split row-wise (t0): "

@@ -225,6 +225,19 @@ def state_of_parts_changed(plan: Plan, previous: Plan) -> tuple[str, ...]:
     )
 
 
+def state_of_copies_changed(plan: Plan, previous: Plan) -> tuple[str, ...]:
+    """A line about tables that only one of the plans copies to every device, and whose state is to be kept: of copies it is the
+    dense optimizer's."""
+    copied = plan.task.constraints.data_parallel ^ previous.task.constraints.data_parallel
+    changed = [name for name in changed_state(previous, plan) if name in copied]
+    if not changed:
+        return ()
+    return (
+        f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) starts anew: data-parallel in only one "
+        "of the plan to start from and this one; --data-parallel NAME keeps a table so",
+    )
+
+
 def no_longer_by_access(task: ShardingTask, previous: Plan) -> tuple[str, ...]:
     """A line about tables that the plan to start from holds by access, and the task does not."""
     held, tables = task.constraints.rows_by_access, {table.name for table in task.tables}

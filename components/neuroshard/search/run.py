@@ -134,7 +134,9 @@ def _found_plan(
             raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
         if previous is None or not settings.keep_optimizer_state:
             return plan
-        return say.with_notes(plan, *say.state_of_parts_changed(plan, previous))
+        return say.with_notes(
+            plan, *say.state_of_parts_changed(plan, previous), *say.state_of_copies_changed(plan, previous)
+        )
 
     if not chooses:
         plan = found(task, watch)

@@ -89,7 +89,8 @@ class CurrentPlacement:
         options = self.problem.options
         allowed = options.allowed[options.positions(np.array([group]))[0], options.way_of]
         places = np.flatnonzero(allowed).tolist()
-        return next((place for place in places if held == options.shards(table, place)), None)
+        had_rows = (place for place in places if table.has_rows_for(options.kinds[options.way_of[place]].blocks))
+        return next((place for place in had_rows if held == options.shards(table, place)), None)
 
     def _arriving_copies(self) -> int:
         """Bytes that devices must receive for the tables that the task has data-parallel, and for those with id maps."""
