@@ -1,6 +1,6 @@
 """The page: a template, our scripts, the charting library, and the data as one block of JSON. The page fetches nothing.
 
-The charts are Vega-Lite's; its script comes from the package vl-convert (docs/decisions/0013-report.md). Names of tables are
+The charts are Vega-Lite's; its script comes from the package vl-convert (docs/decisions.md). Names of tables are
 untrusted: the template escapes them, and the data cannot end its block. The page's Content-Security-Policy allows only the
 scripts whose digests it lists, and no access to the network.
 """
