@@ -10,7 +10,7 @@ the ranks and starts none. What a trainer of your own needs is in `train` and `s
 (ids are uniform, as many a sample and table as its pooling factor says), and the starting of processes. With --model the
 collections are those of your model, feature processors included, under one linear layer that reads them by key; without it they
 are made after the plan's tables. Your dense part is left out, so what it makes of a plan's order of outputs is not seen here:
-docs/trainer.md says how it stays right.
+docs/replan.md says how it stays right.
 
 Embedding tables of a real model do not fit a laptop, so tables are cut to fewer rows until all ranks together stay within
 --memory, and within what is free here. The shards, their columns and their ranks are those of the live plan; rows that are

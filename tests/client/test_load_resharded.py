@@ -251,8 +251,8 @@ def test_another_number_of_ranks_goes_on(tmp_path, old, new):
 
 
 def by_the_docs(rank: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Losses of an uninterrupted run, and of one that goes on as the two snippets of docs/trainer.md say."""
-    page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text().replace("ckpt/1200", str(folder))
+    """Losses of an uninterrupted run, and of one that goes on as the two snippets of docs/replan.md say."""
+    page = (Path(__file__).parents[2] / "docs" / "replan.md").read_text().replace("ckpt/1200", str(folder))
     section = page.partition("## A checkpoint under another plan")[2].partition("\n## ")[0]
     saving, loading = re.findall(r"```python\n(.*?)```", section, re.S)
     old, new = Trainer(CUT, "rowwise_adagrad"), Trainer(WHOLE, "rowwise_adagrad")

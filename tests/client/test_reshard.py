@@ -664,8 +664,8 @@ def shard(rank: int) -> ShardMetadata:
 
 
 def by_the_docs(rank: int) -> list[int]:
-    """The steps after which the snippets of docs/trainer.md took a plan, and how the model is held then."""
-    page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+    """The steps after which the snippets of docs/replan.md took a plan, and how the model is held then."""
+    page = (Path(__file__).parents[2] / "docs" / "replan.md").read_text()
     section = page.partition("## A new plan without a restart")[2].partition("\n## ")[0]
     once, _, follow = re.findall(r"```python\n(.*?)```", section, re.S)
     trainer = Trainer(ONE, "adagrad")

@@ -25,7 +25,7 @@ from neuroshard.files.count_access import BY_PRODUCT, GOLDEN, MIXING, sampled_pl
 if TYPE_CHECKING:
     from torchrec import KeyedJaggedTensor
 
-SAMPLED_A_STEP = 512  # distinct rows of a table in a global step, about; docs/trainer.md has the errors of that
+SAMPLED_A_STEP = 512  # distinct rows of a table in a global step, about; docs/cache.md has the errors of that
 LOOKUPS_A_STEP = 256  # of a table in a global step that are sampled, about; they cost half of what the rows do
 _MOST_TIMES = 4  # as many where later batches have more lookups than the first
 _FEWEST_SLOTS = 4096  # of a sample on a GPU; as it is too small it grows

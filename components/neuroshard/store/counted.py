@@ -92,7 +92,7 @@ def read_pointer_to_counted(store: Store, model: str) -> CountedPointer:
         pointer = CountedPointer.from_json(store.read(key, MAX_RELEASE_BYTES), f"{store.url}/{key}")
     except NotFound as error:
         raise NotFound(
-            f"{error}; no trainer of {model!r} has counted how its tables are read (docs/trainer.md)"
+            f"{error}; no trainer of {model!r} has counted how its tables are read (docs/cache.md)"
         ) from None
     if pointer.model != model:
         raise InvalidInput(f"{store.url}/{key}: is of the model {pointer.model!r}, not of {model!r}")
