@@ -6,10 +6,10 @@ Collections that the new plan holds otherwise are sharded anew, and their weight
 the new ones through host memory, by the planner that reads checkpoints of other plans (client/torchrec_optimizer.py). The old
 collections stay whole until all ranks have the new ones, so an error leaves the model as it was.
 
-TorchRec's own DistributedModelParallel.reshard (1.8) is not used. Read and tried: it is for EmbeddingBagCollection only, for whole and
-column-wise tables whose sharding type stays, and moves one moment; column boundaries that move on the same ranks are dropped, and a
-rank that fails leaves the others half way. On gloo its messages have Python's hashes of table names as tags, which differ from
-process to process unless PYTHONHASHSEED is set.
+TorchRec's own DistributedModelParallel.reshard (1.8) is not used. Read and tried: it is for EmbeddingBagCollection only, for
+whole and column-wise tables whose sharding type stays, and moves one moment; column boundaries that move on the same ranks are
+dropped, and a rank that fails leaves the others half way. On gloo its messages have Python's hashes of table names as tags,
+which differ from process to process unless PYTHONHASHSEED is set.
 """
 
 import gc

@@ -9,7 +9,12 @@ A damaged release among them is kept too, and named; it does not count, since no
 
 An artifact must not go live while it is deleted. gc first writes a mark that names what it is about to delete, and then looks at
 the ages again. golive.py makes an artifact young first, and then looks for marks, so at least one of the two sees the other and
-gives way. Ages are by the store's clock alone, never by this machine's.
+gives way. Ages are by the store's clock alone, never by this machine's. It deletes releases and refusals first, then artifacts,
+so that the next run finds what a kill leaves; it stops when half an hour has passed since its mark; and it deletes the mark
+last, unless a deletion failed, which may still take effect. A mark that was left counts for an hour. This rests on listings that
+show what was written before (S3's and local folders' do; an NFS client's after its `acdirmax`, a minute), and on no process that
+sleeps for half an hour in the middle of a request and then continues. Nothing is deleted where there is no live release, or
+where one that it keeps is of a newer format.
 
     neuroshard gc --store s3://bucket/prefix --name _measuring/FINGERPRINT --older-than 720h [--apply]
 

@@ -1,7 +1,17 @@
-"""Makes an artifact live by the protocol of docs/formats.md, "Releases": claim the artifact, then swap the pointer to it.
+"""Makes an artifact live: release N+1 over release N. In this order:
 
-The order of the writes makes a writer that dies at any of them harmless: the old release or the new one is live, and the
-next writer completes what is missing. A `gc` at the same time (gc.py) never deletes an artifact that is about to go live.
+1. claim the artifact: create it under its digest, and if it was there already, swap it for the same bytes, so that it is young;
+   then list `condemned/`, and stop (Conflict) if a mark that is less than an hour old, by the store's own clock, holds its
+   digest; then read the artifact, and check its digest and rules
+2. ask the gate (not for a rollback); if it holds the plan back, create a refusal and stop
+3. create `releases/N.json` with exactly the bytes of `live.json` that were read, if there were any
+4. swap `live.json` from those bytes to release N+1, or create it. From 1 to here takes less than an hour
+5. create `releases/N+1.json` with the same bytes. It may fail: the next writer does it in 3
+
+So a writer that dies at any of them is harmless: `live.json` is a whole release whose artifact is there, `releases/` holds every
+release before it that `gc` did not take, and never one that was not live, and the next writer completes what is missing. A writer
+whose swap got no answer reads `live.json`: if it holds the bytes that it wrote, or `releases/` holds them under their number, the
+swap succeeded. A `gc` at the same time (gc.py) never deletes an artifact that is about to go live.
 """
 
 from contextlib import suppress

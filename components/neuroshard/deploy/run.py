@@ -2,7 +2,7 @@
 
     neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker
 
-The order of the writes (docs/formats.md, "Releases") makes a deployer that dies at any of them harmless: the old plan or
+The order of the writes (golive.py) makes a deployer that dies at any of them harmless: the old plan or
 the new one is live, and the next writer completes what is missing.
 """
 

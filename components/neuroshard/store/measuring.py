@@ -8,6 +8,13 @@ _measuring/<fingerprint>/<key>/
     learned.json                    which costs the newest cost model was learned from
     failed.json                     why the last attempt failed
     aside/...                       objects that no step could use
+
+`<key>` is a digest of what makes costs comparable: backend, batch size, seed and format. What a run asks for (tables, numbers of
+devices, cases, budget) is not in it. A share whose `left` is 0 is done, any other is continued; cases that shares of another
+division have measured are not measured again, and all shares are merged. A table that was trained on stays trained on even if its
+rows have changed: then its name in the cases ends in `~` and a digest. Cases and costs that cannot be read, or of another bench
+than the newest share's, go to `aside/`. A lease is taken over where it was not renewed for ten minutes by the store's clock; its
+holder renews it every minute.
 """
 
 import re

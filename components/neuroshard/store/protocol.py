@@ -1,4 +1,17 @@
-"""The interface of a store. Any object with these methods is a store: a folder, a bucket, a dict in a test."""
+"""The interface of a store. Any object with these methods is a store: a folder, a bucket, a dict in a test.
+
+- A key has no empty segment, none that begins with a dot, no backslash or control character, and at most 900 bytes.
+- Create is `If-None-Match: *` on S3, in a folder a flushed temporary file that is hard-linked to its name. Swap is `If-Match`
+  with the ETag of the reading, in a folder compare and rename under `flock`. Before its first write to S3, a writer finds out
+  whether the store honours both. An ETag is no hash of the content, and a proxy that compresses answers changes it (`W/"abc"`,
+  `"abc-gzip"`).
+- A writer that lost a swap does not write the same with a fresh token: what it decided to replace is gone. Only records of
+  nightly runs and pages of sizes may be written over whatever is there.
+- A request is tried again after 500, 502, 503, 504, throttling, a timeout or a broken-off answer, not after 403 or 404; a
+  conditional write also after 409, with the same condition. It ends after 120 s with all its attempts, a listing after 10,000
+  pages.
+- Writes to S3 carry Content-MD5. In a folder an object is a regular file, or a link to one.
+"""
 
 from collections.abc import Mapping
 from datetime import datetime
