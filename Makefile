@@ -128,7 +128,7 @@ bench-truth: .venv/dev.done ## costs from datasheets beside figures of real GPUs
 bench-worlds: .venv/dev.done ## is what nets promise true in formulas with other constants? ARGS="--tables-dir FOLDER" of public table sets, --quick
 	@$(BIN)/python tests/bench/worlds.py $(ARGS)
 
-bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md and docs/truth.md; a bench writes its tables there with ARGS=--publish
+bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md; a bench writes its tables there with ARGS=--publish
 	@$(BIN)/python tests/bench/publishing/page.py
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix"

@@ -1,4 +1,4 @@
-"""The figures of docs/cost-model.md, docs/search.md and docs/truth.md: kept as numbers, drawn from them.
+"""The figures of docs/cost-model.md, docs/search.md and docs/benchmarks.md: kept as numbers, drawn from them.
 
     python docs/figures.py measure run/figures     measure, train, search (10 minutes), and write docs/images/figures.json
     python docs/figures.py draw                    docs/images/figures.json -> docs/images/*.svg
@@ -378,7 +378,7 @@ def search(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def truth() -> dict[str, Any]:
-    """Computed over measured, a dot for each of other people's figures: the tables of docs/truth.md that have errors."""
+    """Computed over measured, a dot for each of other people's figures: the tables of docs/benchmarks.md that have errors."""
     kinds = {"operator": "operator", "all-to-alls": "all-to-all", "ratios": "system", "hosts": "hosts"}
     values = []
     for name, kind in kinds.items():

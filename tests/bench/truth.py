@@ -1,4 +1,4 @@
-"""Costs computed from datasheets beside figures of real GPUs that others measured: docs/truth.md.
+"""Costs computed from datasheets beside figures of real GPUs that others measured: docs/benchmarks.md.
 
     make bench-truth                                 half a minute, of which the plans take most
     make bench-truth ARGS="--figures FOLDER"         where the figures are [../shared/truth, beside this checkout]

@@ -4,55 +4,66 @@ import re
 import shlex
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from bench.publishing.page import (
     PAGE,
     ROOT,
-    SECTIONS,
     TABLES,
-    TRUTH,
     Table,
     command,
     publish,
     read,
     render,
-    render_truth,
+    sections,
 )
 from helpers.refusals import refused
 
+WORDS = "## Search\n\n<!-- tables: search -->\n\n## Cost models\n\n<!-- tables: cost -->\n"
 NAMES = sorted(path.stem for path in TABLES.glob("*.json"))
 COLUMNS = ["plan", "ms"]
 ROWS: list[list[object]] = [["ours", "1.0"], ["theirs | others", 2]]
 
 
 def test_the_page_is_what_the_tables_render_to():
-    assert PAGE.read_text() == render(), "run make bench-page"
-    assert TRUTH.read_text() == render_truth(), "run make bench-page"
+    page = PAGE.read_text()
+    assert page == render(page), "run make bench-page"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_stands_in_a_section_and_names_a_bench_and_its_options(name):
-    assert name.partition("-")[0] in SECTIONS
+    assert name.partition("-")[0] in sections(PAGE.read_text())
     program, script, *words = shlex.split(read(TABLES / f"{name}.json").command)
     assert program == "python"
     source = (ROOT / script).read_text()
     assert not [word for word in words if word.startswith("--") and f'"{word}"' not in source]
 
 
-def test_a_bench_publishes_its_table_of_today(tmp_path, monkeypatch):
+@pytest.fixture
+def page(tmp_path):
+    (tmp_path / "page.md").write_text(WORDS)
+    return tmp_path / "page.md"
+
+
+def test_a_bench_publishes_its_table_of_today(tmp_path, page, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(ROOT / "tests/bench/search.py"), "--only", "time", "--publish"])
-    publish("search-time", "How soon?", COLUMNS, ROWS, costs="measured", folder=tmp_path, page=tmp_path / "page.md")
+    publish("search-time", "How soon?", COLUMNS, ROWS, costs="measured", folder=tmp_path, page=page)
     table = read(tmp_path / "search-time.json")
     assert (table.command, table.columns) == ("python tests/bench/search.py --only time", ("plan", "ms"))
     assert table.date == f"{datetime.now(UTC):%Y-%m-%d}"
-    page = (tmp_path / "page.md").read_text()
-    assert "\n## Search\n" in page
-    assert "## Cost models" not in page
-    assert "**How soon?**" in page
-    assert "\n|plan|ms|\n|---|---|\n|ours|1.0|\n|theirs / others|2|\n" in page
+    written = page.read_text()
+    assert written.startswith("## Search\n\n<!-- tables: search -->\n\n**How soon?** ")
+    assert written.endswith(
+        "\n\n|plan|ms|\n|---|---|\n|ours|1.0|\n|theirs / others|2|\n\n## Cost models\n\n<!-- tables: cost -->\n"
+    )
+    assert render(written, tmp_path) == written
+
+
+def test_a_long_table_stays_in_its_file(tmp_path, page, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "tests/bench/search.py")])
+    publish("search-time", "How soon?", COLUMNS, ROWS * 60, costs="none", folder=tmp_path, page=page)
+    assert f" 120 rows: [search-time.json]({tmp_path.name}/search-time.json)\n" in page.read_text()
 
 
 def test_a_command_shows_no_path_of_the_machine(tmp_path):
@@ -67,15 +78,16 @@ def test_a_command_shows_no_path_of_the_machine(tmp_path):
     assert command(words) == "python tests/bench/search.py --tables-dir … --only '8 times slower'"
 
 
-def test_machines_that_differ_stand_at_their_tables(tmp_path, monkeypatch):
+def test_machines_that_differ_stand_at_their_tables(tmp_path, page, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(ROOT / "tests/bench/search.py")])
     for name in ("search-time", "cost-cases"):
-        publish(name, "How soon?", COLUMNS, ROWS, costs="formula", folder=tmp_path, page=tmp_path / "page.md")
+        publish(name, "How soon?", COLUMNS, ROWS, costs="formula", folder=tmp_path, page=page)
     machine = read(tmp_path / "search-time.json").machine
-    assert (tmp_path / "page.md").read_text().count(machine) == 1
+    words = f"<!-- machine -->\n\n{WORDS}"
+    assert render(words, tmp_path).count(machine) == 1
     (tmp_path / "cost-cases.json").write_text((tmp_path / "cost-cases.json").read_text().replace(machine, "8 x H100"))
-    assert re.search(rf"\d, {re.escape(machine)}, by our formula", render(tmp_path))
-    assert ", 8 x H100, by our formula" in render(tmp_path)
+    assert re.search(rf"\d, {re.escape(machine)}, by our formula", render(words, tmp_path))
+    assert ", 8 x H100, by our formula" in render(words, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +105,6 @@ def test_a_broken_table_is_refused(broken, fact):
         Table(**{**whole, "columns": ("plan", "ms"), "rows": (("ours", "1"),), **broken})
 
 
-def test_a_name_without_a_section_is_refused(tmp_path):
+def test_a_name_without_a_section_is_refused(tmp_path, page):
     with refused(ValueError, "'speed-of-it'"):
-        publish("speed-of-it", "?", COLUMNS, ROWS, costs="none", folder=tmp_path, page=Path(tmp_path, "page.md"))
+        publish("speed-of-it", "?", COLUMNS, ROWS, costs="none", folder=tmp_path, page=page)

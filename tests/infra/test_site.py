@@ -34,8 +34,8 @@ def test_the_navigation_names_every_page_once() -> None:
     assert len(pages) > 20
 
 
-def test_the_api_page_has_every_public_name() -> None:
-    described = re.findall(r"^::: neuroshard\.([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+def test_the_python_page_has_every_public_name() -> None:
+    described = re.findall(r"^::: neuroshard\.([\w.]+)$", (ROOT / "docs" / "python.md").read_text(), re.M)
     names = [path.rpartition(".")[2] for path in described]
 
     assert sorted(names) == sorted(set(ns.__all__) - {"__version__"})

@@ -15,7 +15,7 @@ A table beyond HBM (core/tiers.py) takes more (`Analytic.beyond_hbm`). Through a
 and a missed row is fetched from host memory while another is written back. Rows in host memory, and state of elements there, are
 read and written in place.
 
-Rates are published peaks times the share of them that is achieved. How far that is from what others measured: docs/truth.md.
+Rates are published peaks times the share of them that is achieved. How far that is from what others measured: docs/benchmarks.md.
 Not covered: table sets too small to fill the device.
 """
 
@@ -408,7 +408,7 @@ class Analytic:
         return self._transfer_ms(device_dims, BACKWARD)
 
     def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
-        """As in the protocol. Two racks were measured to send a quarter of what datasheets say (docs/truth.md)."""
+        """As in the protocol. Two racks were measured to send a quarter of what datasheets say (docs/benchmarks.md)."""
         if devices <= self.sheet.node or self.network_given:
             return ()
         return (

@@ -1,5 +1,5 @@
-"""docs/benchmarks/*.json -> docs/benchmarks.md and docs/truth.md. A file is one table: a question, its figures, and how they
-came about.
+"""docs/benchmarks/*.json -> docs/benchmarks.md. A file is one table: a question, its figures, and how they came about. The page's
+own words are kept; the tables stand below the marks `<!-- tables: search -->` and so on, by what their names begin with.
 
     make bench-page        (or: .venv/bin/python tests/bench/publishing/page.py)
 
@@ -8,6 +8,7 @@ The benches write those files: `--publish` has each leave its tables there and r
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,21 +22,9 @@ from neuroshard.files.disk import write_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLES, PAGE = ROOT / "docs" / "benchmarks", ROOT / "docs" / "benchmarks.md"
-TRUTH, MARK = (
-    ROOT / "docs" / "truth.md",
-    "<!-- tables: make bench-truth -->\n",
-)  # a page of its own, its tables below the mark
-SECTIONS = {  # what a table's name begins with
-    "search": "Search",
-    "cost": "Cost models",
-    "measure": "Measuring",
-    "cache": "Caches",
-    "trainer": "In a trainer",
-    "release": "Releases",
-    "machines": "Other machines",
-    "nights": "Nightly runs",
-    "truth": "",
-}
+MACHINE = "<!-- machine -->\n"
+MARK = re.compile(r"(<!-- tables: (\w+) -->\n).*?(?=\n## |\Z)", re.S)
+MOST_SHOWN = 1040  # characters; who wants more rows reads the file
 COSTS = {
     "formula": "by our formula",
     "measured": "measured",
@@ -43,13 +32,6 @@ COSTS = {
     "others": "measured by others, computed by us",
     "none": "",
 }
-HEAD = """# Benchmarks
-
-One table answers one question. The benches write the tables (`--publish`), `make bench-page` this page. Figures by our formula
-show that the code works. Only measured and printed costs say how good plans are on hardware. No GPU was measured yet.
-"""
-
-
 CostsFrom = Literal["formula", "measured", "printed", "others", "none"]
 
 
@@ -94,16 +76,15 @@ def publish(
     page: Path = PAGE,
 ) -> None:
     """Write one table, of today and this machine, and the page anew. `name` begins with its section: search-time."""
-    if name.partition("-")[0] not in SECTIONS:
-        raise ValueError(f"{name!r} begins with none of {', '.join(SECTIONS)}")
+    words = page.read_text()
+    if name.partition("-")[0] not in sections(words):
+        raise ValueError(f"{name!r} begins with none of {', '.join(sections(words))}")
     cells = tuple(tuple(str(cell).replace("|", "/").strip() for cell in row) for row in rows)
     table = Table(
         question, costs, command(sys.argv), f"{datetime.now(UTC):%Y-%m-%d}", cpu().name, tuple(columns), cells
     )
     write_bytes(folder / f"{name}.json", (json.dumps(asdict(table), indent=1, ensure_ascii=False) + "\n").encode())
-    write_bytes(page, render(folder).encode())
-    if page == PAGE:
-        write_bytes(TRUTH, render_truth().encode())
+    write_bytes(page, render(words, folder).encode())
 
 
 def command(arguments: Sequence[str]) -> str:
@@ -123,32 +104,36 @@ def read(path: Path) -> Table:
     return Table(**found)
 
 
-def render(folder: Path = TABLES) -> str:
-    """The page of benchmarks: sections in their order, tables by their names."""
-    tables = {path.stem: read(path) for path in sorted(folder.glob("*.json")) if not path.stem.startswith("truth-")}
-    machines = {table.machine for table in tables.values()}
-    same = f"All on one machine: {machines.pop()}.\n" if len(machines) == 1 else ""
-    blocks = [HEAD + same]
-    for prefix, title in SECTIONS.items():
-        shown = [_shown(tables[name], same) for name in tables if name.startswith(f"{prefix}-")]
-        blocks += [f"## {title}\n"] * bool(shown) + shown
-    return "\n".join(blocks)
+def sections(page: str) -> list[str]:
+    """What names of tables begin with, in the order of the page."""
+    return [prefix for _, prefix in MARK.findall(page)]
 
 
-def render_truth() -> str:
-    """The page of other people's figures: what stands above the mark, and the tables."""
-    tables = [read(path) for path in sorted(TABLES.glob("truth-*.json"))]
-    above, mark, _ = TRUTH.read_text().partition(MARK)
-    return above + mark + "\n" + "\n".join(_shown(table, same=True) for table in tables)
+def render(page: str, folder: Path = TABLES) -> str:
+    """The page with its tables as they are: those of a section by their names."""
+    tables = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
+    ours = {table.machine for table in tables.values() if table.costs != "others"}
+    same = f"All of ours on one machine: {ours.pop()}.\n" if len(ours) == 1 else ""
+
+    def shown(found: re.Match[str]) -> str:
+        names = [name for name in tables if name.startswith(f"{found[2]}-")]
+        return found[1] + "".join(f"\n{_shown(name, tables[name], bool(same), folder)}" for name in names)
+
+    above, mark, below = page.partition(MACHINE)
+    below = below[below.index("\n## ") :] if mark else ""
+    return MARK.sub(shown, above + mark + ("\n" + same) * bool(same) + below)
 
 
-def _shown(table: Table, same: str | bool) -> str:
-    facts = ", ".join(filter(None, [table.date, "" if same else table.machine, COSTS[table.costs]]))
+def _shown(name: str, table: Table, same: bool, folder: Path) -> str:
+    machine = "" if same or table.costs == "others" else table.machine
+    facts = ", ".join(filter(None, [table.date, machine, COSTS[table.costs]]))
     lines = ["|".join(table.columns), "|".join(["---"] * len(table.columns)), *map("|".join, table.rows)]
-    cells = "\n".join(f"|{line}|" for line in lines)
-    return f"**{table.question}** {facts}. `{table.command}`\n\n{cells}\n"
+    cells = "".join(f"|{line}|\n" for line in lines)
+    about = f"**{table.question}** {facts}. `{table.command}`"
+    if len(about) + len(cells) > MOST_SHOWN:
+        return f"{about} {len(table.rows)} rows: [{name}.json]({folder.name}/{name}.json)\n"
+    return f"{about}\n\n{cells}"
 
 
 if __name__ == "__main__":
-    write_bytes(PAGE, render().encode())
-    write_bytes(TRUTH, render_truth().encode())
+    write_bytes(PAGE, render(PAGE.read_text()).encode())
