@@ -73,6 +73,7 @@ from neuroshard.client.torchrec_shards import shards_by_table
 from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.text import agreeing, counted
 from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.core.value import canonical_json
 from neuroshard.files.disk import write_bytes
@@ -697,10 +698,14 @@ def describe(plan: Plan, digest: str, capped: Sequence[str], memory: int, argume
     size = format_bytes(sum(table.memory_bytes for table in tables))
     less = memory < parse_bytes(arguments.memory)
     within = f"{format_bytes(memory)}, what is free here" if less else arguments.memory
-    cut = f"; {len(capped)} larger tables were cut to fewer rows ({', '.join(capped)})" if capped else ""
+    cut = (
+        f"; {agreeing(len(capped), 'larger table', 'was', 'were')} cut to fewer rows ({', '.join(capped)})"
+        if capped
+        else ""
+    )
     return (
-        f"plan {digest[:12]} of {arguments.name}: {len(tables)} tables in {len(plan.shards)} shards on "
-        f"{plan.task.devices} gloo ranks of this CPU, {size} of tables to stay within {within}{cut}"
+        f"plan {digest[:12]} of {arguments.name}: {counted(len(tables), 'table')} in {counted(len(plan.shards), 'shard')} on "
+        f"{counted(plan.task.devices, 'gloo rank')} of this CPU, {size} of tables to stay within {within}{cut}"
     )
 
 

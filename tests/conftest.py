@@ -54,7 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test-fast` leaves out what is slow."""
     for item in items:
         of_parameters = getattr(item, "callspec", None)
-        asked = {*getattr(item, "fixturenames", ()), *map(str, of_parameters.params.values() if of_parameters else ())}
+        named = [value for value in (of_parameters.params.values() if of_parameters else ()) if isinstance(value, str)]
+        asked = {*getattr(item, "fixturenames", ()), *named}
         if SLOW & asked:
             item.add_marker(pytest.mark.slow)
 

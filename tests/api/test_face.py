@@ -303,6 +303,16 @@ def test_every_result_has_two_lines_and_html(plan: ns.Plan, tmp_path: Path) -> N
         assert result._repr_html_().startswith("<p")
 
 
+def test_a_printed_plan_says_how_tables_are_held_and_what_is_full(plan: ns.Plan) -> None:
+    what, cost, held, room = str(plan).splitlines()
+
+    assert (what, cost.partition(" (cost model analytic:h100)")[0]) == tuple(repr(plan).splitlines())
+    counts = [int(part.split()[0]) for part in held.removeprefix("tables: ").split(", ")]
+    assert sum(counts) == len(plan.task.tables)
+    fullest = max(plan.memory_bytes())
+    assert f"device {plan.memory_bytes().index(fullest)} is fullest" in room
+
+
 def test_names_of_tables_are_escaped() -> None:
     (row,) = TABLES[:1]
 

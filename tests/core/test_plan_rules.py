@@ -173,7 +173,7 @@ def test_a_plan_costs_what_its_slowest_device_costs():
 
 
 def test_predictions_are_one_for_each_device():
-    with refused(ValidationError, "predicted_ms", "1 values", "2 devices"):
+    with refused(ValidationError, "predicted_ms", "1 value", "2 devices"):
         whole_plan(predicted_ms=(1.5,))
 
 

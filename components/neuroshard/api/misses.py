@@ -13,6 +13,7 @@ from neuroshard.api.sources import tables as tables_of
 from neuroshard.core.errors import UsageError
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.table import Table
+from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
@@ -73,7 +74,8 @@ class Cache:
         return cache_text(self.misses)
 
     def __repr__(self) -> str:
-        return f"Cache misses of {len(self.data['tables']):,} tables a step of {self.data['batch_size']:,} samples, predicted"
+        tables, samples = len(self.data["tables"]), self.data["batch_size"]
+        return f"Cache misses of {counted(tables, 'table')} a step of {counted(samples, 'sample')}, predicted"
 
     def _repr_html_(self) -> str:
         return html_table(repr(self), self._columns(), self.data["notes"])

@@ -85,6 +85,7 @@ from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import agreeing
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
 
@@ -495,7 +496,7 @@ def check_same_digest(plan: Plan) -> str:
     plans = [bytes(digest.tolist()).hex() for digest in digests]
     others = [rank for rank, digest in enumerate(plans) if digest != plans[0]]
     if others:
-        more = f" (and {len(others) - 1} more ranks differ)" if len(others) > 1 else ""
+        more = f" (and {agreeing(len(others) - 1, 'more rank', 'differs', 'differ')})" if len(others) > 1 else ""
         raise InvalidInput(
             f"rank {others[0]} holds plan {plans[others[0]][:12]}, rank 0 plan {plans[0][:12]}{more}: a deploy came in between; "
             "load again on every rank"

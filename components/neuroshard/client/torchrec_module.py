@@ -13,7 +13,7 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted
+from neuroshard.core.text import agreeing, counted
 from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_collections import Collection as Collection
 from neuroshard.files.importers.torchrec_collections import find_collections, weight_of
@@ -184,7 +184,7 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], w
                 f"searched for {features}"
             )
     if otherwise:
-        more = f" (and {len(otherwise) - 1} more tables differ)" if len(otherwise) > 1 else ""
+        more = f" (and {agreeing(len(otherwise) - 1, 'more table', 'differs', 'differ')})" if len(otherwise) > 1 else ""
         warn(
             f"{otherwise[0]}{more}: the plan can be used, but its cost was predicted for other tables; say `pooling`, `weighted` "
             "and `features` in tables.json"

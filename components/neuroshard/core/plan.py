@@ -14,7 +14,7 @@ from neuroshard.core.part import Memory, Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Sharding
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted, spanned
+from neuroshard.core.text import counted, short_name, spanned
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
 
@@ -189,7 +189,9 @@ class Plan(Value):
             )
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:
-                raise ValueError(f"{name} has {len(values)} values for {self.task.devices} devices")
+                raise ValueError(
+                    f"{name} has {counted(len(values), 'value')} for {counted(self.task.devices, 'device')}"
+                )
         for device, (whole, parts) in enumerate(zip(self.predicted_ms or (), self.predicted or (), strict=False)):
             if not math.isclose(whole, parts.total_ms, rel_tol=1e-6, abs_tol=1e-9):
                 raise ValueError(
@@ -349,7 +351,24 @@ class Plan(Value):
     def __repr__(self) -> str:
         return "\n".join(self._summary())
 
-    __str__ = __repr__  # pydantic's own would print every shard
+    def __str__(self) -> str:
+        """Four lines: what it is, what it costs, how tables are held, and the fullest device; every shard: `to_frame()`."""
+        what, cost = self._summary()
+        kinds, beyond = Counter(shardings_of(self).values()), len(self.parted.constraints.beyond_hbm)
+        held = ", ".join(f"{count:,} {kind.name}" for kind, count in kinds.most_common())
+        limits, memory = self.task.device_memory_bytes, self.memory_bytes()
+        fullest = max(range(self.task.devices), key=lambda device: memory[device] / limits[device])
+        room = f"{format_bytes(memory[fullest])} of {format_bytes(limits[fullest])}"
+        model = self.provenance.cost_model
+        by = f" (cost model {short_name(model)})" if model and self.predicted_ms else ""
+        return "\n".join(
+            [
+                what,
+                f"{cost}{by}",
+                f"tables: {held}{f'; {beyond:,} beyond HBM' * bool(beyond)}",
+                f"memory: device {fullest} is fullest, {room}",
+            ]
+        )
 
     def _summary(self) -> tuple[str, str]:
         """What the plan is, and what it costs: a line each."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 
 _FACTORS = {
@@ -49,7 +50,9 @@ def parse_memory(text: str, devices: int) -> tuple[int, ...]:
     if len(amounts) == 1:
         return amounts * devices
     if len(amounts) != devices:
-        raise UsageError(f"--memory lists {len(amounts)} amounts for {devices} devices; give one, or one per device")
+        raise UsageError(
+            f"--memory lists {len(amounts)} amounts for {counted(devices, 'device')}; give one, or one per device"
+        )
     return amounts
 
 

@@ -25,6 +25,7 @@ from neuroshard.core.release import Decision, Release
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import explain
 from neuroshard.costmodel.uncertainty import off_by
@@ -306,7 +307,7 @@ def _other_devices(today: ShardingTask, live: ShardingTask) -> str | None:
     if live.groups and today.groups and live.groups.sync_every != today.groups.sync_every:
         return f"the live plan is for replicas averaged {every(live.groups.sync_every)}, not {every(today.groups.sync_every)}"
     if live.devices != today.devices:
-        return f"the live plan is for {live.devices} devices, not for {today.devices}"
+        return f"the live plan is for {counted(live.devices, 'device')}, not for {today.devices}"
     if live.device_memory_bytes != today.device_memory_bytes:
         return "the live plan is for devices of other memory"
     if (was := _hosts(live)) != (now := _hosts(today)):

@@ -18,6 +18,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
+from neuroshard.core.text import counted
 from neuroshard.core.tiers import Tier
 from neuroshard.core.units import parse_bytes, parse_percent
 from neuroshard.core.value import Value, Whole, check_format, decode_json, explain, shown
@@ -218,7 +219,9 @@ def _matching(
     found = [pattern] if pattern in names else [name for name in names if fnmatchcase(name, pattern)]
     found += [part for part, name in parts.items() if name not in found and fnmatchcase(part, pattern)]
     if not found:
-        raise InvalidInput(f"{where}: no table matches {pattern!r}; the first of {len(names)} tables is {names[0]!r}")
+        raise InvalidInput(
+            f"{where}: no table matches {pattern!r}; the first of {counted(len(names), 'table')} is {names[0]!r}"
+        )
     return found
 
 

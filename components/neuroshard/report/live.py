@@ -13,6 +13,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
@@ -143,7 +144,7 @@ def _live_ms(plan: Plan, there: LivePlan, model: CostModel | None) -> tuple[tupl
     if differ := other_groups(live.task, plan.task):
         return None, f"neither ms nor moves are compared: the plans are for {differ}"
     if live.task.devices != plan.task.devices:
-        return None, f"not compared in ms: the live plan is for {live.task.devices} devices"
+        return None, f"not compared in ms: the live plan is for {counted(live.task.devices, 'device')}"
     if model is not None:
         task, drifted = _with_drift(plan, there)
         prices = price_shards(model, plan.task.held_as(task), live.shards)

@@ -91,8 +91,8 @@ def beyond_measured(plan: Plan, model: CostModel) -> list[str]:
     notes, dims = list[str](), np.array([shard.dim for shard in plan.shards])
     if (wide := dims > model.max_dim).any():
         notes.append(
-            f"{wide.sum()} of {len(dims)} shards are wider than the {model.max_dim} columns that the cost model has seen "
-            f"(widest: {dims.max()}); their costs are extrapolated"
+            f"{wide.sum()} of {counted(len(dims), 'shard')} {'is' if wide.sum() == 1 else 'are'} wider than the {model.max_dim} "
+            f"columns that the cost model has seen (widest: {dims.max()}); costs beyond that are extrapolated"
         )
     notes += model.caveats(plan.task.devices, _as_asked(plan))
     if plan.task.batch_size != model.batch_size:

@@ -30,6 +30,7 @@ from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import agreeing
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.models.open import open_cost_model
@@ -254,7 +255,8 @@ def too_small(task: ShardingTask) -> str:
     if task.host_memory_bytes is not None or need <= have:
         return ""
     return (
-        f"weights and optimizer state need {format_bytes(need, 'up')}, {task.devices:,} devices have {format_bytes(have)} "
+        f"weights and optimizer state need {format_bytes(need, 'up')}, "
+        f"{agreeing(task.devices, 'device', 'has', 'have')} {format_bytes(have)} "
         f"together: {format_bytes(need - have, 'up')} short"
     )
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import one_line
+from neuroshard.core.text import agreeing, one_line
 from neuroshard.core.value import Value, canonical_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile, MatchedRule, resolve
 from neuroshard.files.disk import read_bytes
@@ -175,7 +175,8 @@ def _check_carried(specs: Sequence[ModelSpec]) -> None:
     carried = len(json.dumps(canonical_json([spec.model_dump(mode="json") for spec in specs]).decode()))
     if carried > MOST_CARRIED:
         raise InvalidInput(
-            f"{len(specs):,} models take {carried:,} bytes of a step's arguments, and at most {MOST_CARRIED:,} may be: submit "
+            f"{agreeing(len(specs), 'model', 'takes', 'take')} {carried:,} bytes of a step's arguments, and at most "
+            f"{MOST_CARRIED:,} may be: submit "
             "them in several lists, or say in fewer rules what their constraints say"
         )
 

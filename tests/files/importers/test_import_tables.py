@@ -199,7 +199,7 @@ def test_json_of_another_shape_is_refused(tmp_path, data, message):
         ("name,rows,dim,pooling_factor\n", "the list of tables is empty"),
         ("name;rows;dim;pooling_factor\n", "column 'name' is missing; there are 'name;rows;dim;pooling_factor'"),
         ("name,rows,dim,dim,pooling_factor\n", "column 'dim' occurs 2 times"),
-        ("name,rows,dim,pooling_factor\na,1,4,1\nb,1,4\n", "line 3: has 3 cells, but there are 4 columns"),
+        ("name,rows,dim,pooling_factor\na,1,4,1\nb,1,4\n", "line 3: has 3 cells for 4 columns"),
         ("name,rows,dim,pooling_factor\na,1,4,1\n\nb,many,4,1\n", "line 4: column 'rows' is 'many', not a number"),
         ("name,rows,dim,pooling_factor\na,1_000,4,1\n", "line 2: column 'rows' is '1_000', not a number"),
         ("name,rows,dim,pooling_factor\na,1,4,nan\n", "line 2: column 'pooling_factor' is 'nan', not a number"),

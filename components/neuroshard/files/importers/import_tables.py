@@ -14,7 +14,7 @@ from typing import Any
 
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
-from neuroshard.core.text import first_few
+from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import parse_number
 from neuroshard.core.value import shown
 from neuroshard.files import parquet
@@ -96,7 +96,7 @@ def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
             if not columns:
                 columns = _columns((cell.strip() for cell in cells), path)
             elif len(cells) != len(columns):
-                raise InvalidInput(f"{where}: has {len(cells)} cells, but there are {len(columns)} columns")
+                raise InvalidInput(f"{where}: has {counted(len(cells), 'cell')} for {counted(len(columns), 'column')}")
             else:
                 fields = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
                 entries.append(TableEntry.of(where, {name: _value(name, cell, where) for name, cell in fields.items()}))

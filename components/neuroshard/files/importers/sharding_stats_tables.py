@@ -69,7 +69,7 @@ def element_bytes_of(printed: Printed, given: int | None) -> tuple[list[int], st
             f"{halves} tables of {len(sizes)} have elements of 2 bytes, by what each stores (unknown for small ones)",
         )
     return sizes, (
-        f"element types are not printed: {sizes.count(2)} tables of {len(sizes)} store too little for fp32 and count as "
+        f"element types are not printed: {sizes.count(2)} of {counted(len(sizes), 'table')} too small for fp32 count as "
         "fp16, the others as fp32; if all have one type, give it with --dtype"
     )
 

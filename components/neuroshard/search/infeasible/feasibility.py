@@ -9,6 +9,7 @@ import numpy as np
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.hints import hints
@@ -96,7 +97,7 @@ def misfit(problem: Problem, placement: Placement) -> str:
         )
     shown = ", ".join(format_bytes(room) for room in left[:DEVICES_SHOWN])
     more = f" and {len(left) - DEVICES_SHOWN} more" if len(left) > DEVICES_SHOWN else ""
-    others = f" (and {len(lost) - 1} more shards)" if len(lost) > 1 else ""
+    others = f" (and {counted(len(lost) - 1, 'more shard')})" if len(lost) > 1 else ""
     return (
         f"{problem.columns[largest]} columns of {problem.name(problem.group[largest])}{others} could not be placed: they need "
         f"{format_bytes(problem.nbytes[largest])}, left on the devices are {shown}{more}"

@@ -27,7 +27,9 @@ def compare(task_now: ShardingTask, old: Plan) -> tuple[str, ...]:
     )
     notes = [f"{counted(len(names), 'table')} {what} ({first_few(names)})" for names, what in said if names]
     if old.task.devices != task_now.devices:
-        notes.append(f"the plan to start from is for {old.task.devices} devices, this one for {task_now.devices}")
+        notes.append(
+            f"the plan to start from is for {counted(old.task.devices, 'device')}, this one for {task_now.devices}"
+        )
     if lost := said_ids_lost(old, task_now):
         notes.append(lost)
     return tuple(notes)
