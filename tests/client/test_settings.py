@@ -376,7 +376,7 @@ def test_the_page_has_the_rows_with_an_effect_and_names_the_other_settings() -> 
         for row in SETTINGS
         if row.answer != NO_EFFECT
     ]
-    idle = page.partition("have no effect on a plan:")[2].partition(".\n")[0]
+    idle = " ".join(page.split()).partition("have no effect on a plan: ")[2].partition(". ")[0]
     assert re.findall(r"`(\w+)`", idle) == [n for row in SETTINGS if row.answer == NO_EFFECT for n in row.names]
 
 
