@@ -1,4 +1,4 @@
-"""Figures that pages say in their sentences are those of docs/benchmarks/*.json: a bench that is run again shows which to mend."""
+"""Figures in sentences of pages are those of docs/benchmarks/*.json: after another run of a bench, what to mend is seen here."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ import pytest
 
 from bench.publishing.page import ROOT, TABLES, read
 
-# page, the sentence with {table row column number} for each figure, counted from 0; a format may follow: {table row column number .1f}
+# A page, and a sentence with {table row column number} for each figure, counted from 0. A format may follow: {… .1f}, or without
+# the sign {… |.1f}
 SENTENCES = [
     ("README.md", "| {cost-measured-1700 0 1 0} % | {cost-measured-1700 1 1 0} % |"),
     ("README.md", "(two measurements differ by {cost-measured-1700 1 3 0} %)"),
@@ -27,15 +28,16 @@ SENTENCES = [
     (
         "README.md",
         "a step takes {trainer-steps 0 2 0} % longer with the published search's plans than with ours (95 % interval "
-        "{trainer-steps 0 2 1} to {trainer-steps 0 2 2}), {trainer-steps 4 2 0} to {trainer-steps 5 2 0} % with heuristics' plans, "
-        "{trainer-steps 6 2 0} % with TorchRec's ({trainer-steps 6 2 1} to {trainer-steps 6 2 2}). Of two plans predicted 10 % "
+        "{trainer-steps 0 2 1} to {trainer-steps 0 2 2}), {trainer-steps 4 2 0} to {trainer-steps 5 2 0} % with heuristics' "
+        "plans, {trainer-steps 6 2 0} % "
+        "with TorchRec's ({trainer-steps 6 2 1} to {trainer-steps 6 2 2}). Of two plans predicted 10 % "
         "apart or more, the one predicted slower is slower in {trainer-steps 7 0 1} of {trainer-steps 7 0 2} pairs",
     ),
     ("README.md", "slowest rank takes {search-printed 0 1 0} ms, ours {search-printed 2 1 0} ms"),
     (
         "README.md",
-        "plans cost {search-worlds 0 7 0}, {search-worlds 1 7 0} and {search-worlds 2 7 0} % less than the published search's on 4, "
-        "8 and 16 devices, less on every task. With column-wise plans alone: {search-worlds 3 3 0} %",
+        "plans cost {search-worlds 0 7 0}, {search-worlds 1 7 0} and {search-worlds 2 7 0} % less than the published search's "
+        "on 4, 8 and 16 devices, less on every task. With column-wise plans alone: {search-worlds 3 3 0} %",
     ),
     (
         "docs/cost-model.md",
@@ -47,8 +49,20 @@ SENTENCES = [
     ),
     (
         "docs/augment.md",
-        "lowers the error on devices of plans from {cost-cases 2 2 0} to {cost-cases 3 2 0} %, by our formula, where 4,000 random "
-        "cases have {cost-cases 4 2 0} %",
+        "lowers the error on devices of plans from {cost-cases 2 2 0} to {cost-cases 3 2 0} %, by our formula, where 4,000 "
+        "random cases have {cost-cases 4 2 0} %",
+    ),
+    ("README.md", "are {truth-operator 3 3 0 |.0f} to {truth-operator 0 3 0 |.0f} % below what others measured"),
+    ("docs/benchmarks.md", "are within {truth-operator 12 3 0 |.0f} % on an H100"),
+    ("docs/benchmarks.md", "of four kinds of GPU are within {truth-all-to-alls 3 3 0 |.0f} %"),
+    ("docs/cost-model.md", "a step takes {trainer-hosts 2 5 0 .0f} to {trainer-hosts 1 5 0 .0f} % less time"),
+    ("docs/cache.md", "misses of the second half were up to {cache-real 4 2 1 |.1f} points off"),
+    ("docs/cache.md", "counted on the second half itself is at most {cache-real 0 3 1 |.1f} points off"),
+    ("docs/cache.md", "the same lookups are predicted to {cache-real 1 2 1 |.1f} points"),
+    ("docs/cache.md", "approximation was up to {cache-real 4 4 1 |.0f} points off"),
+    (
+        "docs/cache.md",
+        "up to {cache-distributions 7 4 1 |.0f} points off on tables read by Zipf, and {cache-distributions 10 4 1 |.0f}",
     ),
 ]
 
@@ -62,4 +76,7 @@ def test_a_sentence_has_the_figures_of_its_table(page: str, sentence: str) -> No
 def _figure(table: str, row: str, column: str, number: str, rounded: str = "") -> str:
     cell = read(TABLES / f"{table}.json").rows[int(row)][int(column)]
     found: str = re.findall(r"-?\d[\d,.]*", cell)[int(number)].rstrip(".,")
-    return format(float(found), rounded) if rounded else found
+    if not rounded:
+        return found
+    value = abs(float(found)) if rounded.startswith("|") else float(found)
+    return format(value, rounded.removeprefix("|"))

@@ -244,7 +244,8 @@ def test_where_the_plan_comes_from_is_in_the_plan(make_task, model):
     assert (by.cost_model_backend, by.cost_model_device) == ("synthetic", "test device")
     assert by.notes == (
         "from a test",
-        "1 of 2 shards is wider than the 128 columns that the cost model has seen (widest: 256); costs beyond that are extrapolated",
+        "1 of 2 shards is wider than the 128 columns that the cost model has seen (widest: 256); "
+        "costs beyond that are extrapolated",
         "costs are predicted for the cost model's batch size 65,536, not for the task's 512",
     )
 
