@@ -20,7 +20,7 @@ from bench.publishing.page import (
 )
 from helpers.refusals import refused
 
-WORDS = "## Search\n\n<!-- tables: search -->\n\n## Cost models\n\n<!-- tables: cost -->\n"
+WORDS = "## Search\n\n<!-- tables: search time -->\n\n## Cost models\n\n<!-- tables: cost cases -->\n"
 NAMES = sorted(path.stem for path in TABLES.glob("*.json"))
 COLUMNS = ["plan", "ms"]
 ROWS: list[list[object]] = [["ours", "1.0"], ["theirs | others", 2]]
@@ -53,17 +53,18 @@ def test_a_bench_publishes_its_table_of_today(tmp_path, page, monkeypatch):
     assert (table.command, table.columns) == ("python tests/bench/search.py --only time", ("plan", "ms"))
     assert table.date == f"{datetime.now(UTC):%Y-%m-%d}"
     written = page.read_text()
-    assert written.startswith("## Search\n\n<!-- tables: search -->\n\n**How soon?** ")
+    assert written.startswith("## Search\n\n<!-- tables: search time -->\n\n**How soon?** ")
     assert written.endswith(
-        "\n\n|plan|ms|\n|---|---|\n|ours|1.0|\n|theirs / others|2|\n\n## Cost models\n\n<!-- tables: cost -->\n"
+        "\n\n|plan|ms|\n|---|---|\n|ours|1.0|\n|theirs / others|2|\n\n## Cost models\n\n<!-- tables: cost cases -->\n"
     )
     assert render(written, tmp_path) == written
 
 
-def test_a_long_table_stays_in_its_file(tmp_path, page, monkeypatch):
+def test_a_table_that_its_mark_does_not_name_stays_in_its_file(tmp_path, page, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(ROOT / "tests/bench/search.py")])
-    publish("search-time", "How soon?", COLUMNS, ROWS * 60, costs="none", folder=tmp_path, page=page)
-    assert f" 120 rows: [search-time.json]({tmp_path.name}/search-time.json)\n" in page.read_text()
+    publish("search-worlds", "How soon?", COLUMNS, ROWS, costs="none", folder=tmp_path, page=page)
+    assert f" [search-worlds.json]({tmp_path.name}/search-worlds.json)\n\n## Cost" in page.read_text()
+    assert "|plan|ms|" not in page.read_text()
 
 
 def test_a_command_shows_no_path_of_the_machine(tmp_path):

@@ -1,5 +1,6 @@
 """docs/benchmarks/*.json -> docs/benchmarks.md. A file is one table: a question, its figures, and how they came about. The page's
-own words are kept; the tables stand below the marks `<!-- tables: search -->` and so on, by what their names begin with.
+own words are kept; the tables stand below marks. Below `<!-- tables: search measured plans -->` these are search-measured and
+search-plans; of all others whose names begin with `search-` the page has the question, and where the file is.
 
     make bench-page        (or: .venv/bin/python tests/bench/publishing/page.py)
 
@@ -23,8 +24,7 @@ from neuroshard.files.disk import write_bytes
 ROOT = Path(__file__).resolve().parents[3]
 TABLES, PAGE = ROOT / "docs" / "benchmarks", ROOT / "docs" / "benchmarks.md"
 MACHINE = "<!-- machine -->\n"
-MARK = re.compile(r"(<!-- tables: (\w+) -->\n).*?(?=\n## |\Z)", re.S)
-MOST_SHOWN = 1040  # characters; who wants more rows reads the file
+MARK = re.compile(r"(<!-- tables: (\w+)([-\w ]*) -->\n).*?(?=\n## |\Z)", re.S)
 COSTS = {
     "formula": "by our formula",
     "measured": "measured",
@@ -106,33 +106,41 @@ def read(path: Path) -> Table:
 
 def sections(page: str) -> list[str]:
     """What names of tables begin with, in the order of the page."""
-    return [prefix for _, prefix in MARK.findall(page)]
+    return [prefix for _, prefix, _ in MARK.findall(page)]
 
 
 def render(page: str, folder: Path = TABLES) -> str:
-    """The page with its tables as they are: those of a section by their names."""
+    """The page with its tables as they are."""
     tables = {path.stem: read(path) for path in sorted(folder.glob("*.json"))}
     ours = {table.machine for table in tables.values() if table.costs != "others"}
     same = f"All of ours on one machine: {ours.pop()}.\n" if len(ours) == 1 else ""
 
     def shown(found: re.Match[str]) -> str:
-        names = [name for name in tables if name.startswith(f"{found[2]}-")]
-        return found[1] + "".join(f"\n{_shown(name, tables[name], bool(same), folder)}" for name in names)
+        named = [name for one in found[3].split() if (name := f"{found[2]}-{one}") in tables]
+        others = [name for name in tables if name.startswith(f"{found[2]}-") and name not in named]
+        whole = "".join(f"\n{_about(tables[name], bool(same))}\n\n{_cells(tables[name])}" for name in named)
+        return (
+            found[1]
+            + whole
+            + "".join(
+                f"\n{_about(tables[name], bool(same))} [{name}.json]({folder.name}/{name}.json)\n" for name in others
+            )
+        )
 
     above, mark, below = page.partition(MACHINE)
     below = below[below.index("\n## ") :] if mark else ""
     return MARK.sub(shown, above + mark + ("\n" + same) * bool(same) + below)
 
 
-def _shown(name: str, table: Table, same: bool, folder: Path) -> str:
+def _about(table: Table, same: bool) -> str:
     machine = "" if same or table.costs == "others" else table.machine
     facts = ", ".join(filter(None, [table.date, machine, COSTS[table.costs]]))
+    return f"**{table.question}** {facts}. `{table.command}`"
+
+
+def _cells(table: Table) -> str:
     lines = ["|".join(table.columns), "|".join(["---"] * len(table.columns)), *map("|".join, table.rows)]
-    cells = "".join(f"|{line}|\n" for line in lines)
-    about = f"**{table.question}** {facts}. `{table.command}`"
-    if len(about) + len(cells) > MOST_SHOWN:
-        return f"{about} {len(table.rows)} rows: [{name}.json]({folder.name}/{name}.json)\n"
-    return f"{about}\n\n{cells}"
+    return "".join(f"|{line}|\n" for line in lines)
 
 
 if __name__ == "__main__":
