@@ -1,4 +1,4 @@
-"""What a trainer's settings change of what a plan was priced for, row by row; docs/trainer.md shows the rows as a table.
+"""What a trainer's settings change of what a plan was priced for, row by row; docs/trainer.md shows some of the rows.
 
 Tried with torchrec 1.8 and 1.9 on gloo. client/torchrec_trainer.py is what gives the answers.
 """
@@ -15,7 +15,7 @@ STATE_OF_A_ROW = {
 
 
 class Setting(NamedTuple):
-    """A row of the table in docs/trainer.md: settings with one answer, in one place of a trainer."""
+    """Settings with one answer, in one place of a trainer."""
 
     where: str
     names: tuple[str, ...]
