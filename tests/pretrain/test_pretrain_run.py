@@ -333,7 +333,9 @@ def test_too_few_all_to_alls_of_a_number_of_ranks_are_stood_in_for_by_the_analyt
     assert model.device_counts == (1, 4)
     (stand_in,) = model.report.stand_ins
     assert re.fullmatch(
-        r"all-to-all costs of 4 ranks are those of analytic:h100, times [\d.]+ by 12 measured all-to-alls", stand_in
+        r"all-to-all costs of 4 ranks are those of analytic:h100, times [\d.]+ forward and times [\d.]+ backward by 10 measured "
+        "all-to-alls; a net needs 20 to train on",
+        stand_in,
     )
     truth = formula.backward_collective_ms(np.full(4, 1024.0), BENCH.batch_size).max()
     assert 0.5 < all_to_all_ms(model, 4) / truth < 2
@@ -386,10 +388,10 @@ def test_table_sets_that_are_too_few_are_stood_in_for_and_the_scale_is_theirs(me
 def test_all_to_alls_are_drawn_of_the_columns_that_the_tables_send():
     """A sequence sends its columns once for each lookup."""
     tables = tuple(table.model_copy(update={"pooling": "none", "pooling_factor": 50.0}) for table in random_tables(3))
-    drawn = completed(Costs(bench=BENCH, compute=(), collective=(), tables=tables, device_counts=(2,)), seed=0).costs
+    drawn = completed(Costs(bench=BENCH, compute=(), collective=(), tables=tables, device_counts=(2,)), seed=0)
 
     sent = sum(part.sent_columns for part in wholes(tables))
-    sums = [sum(case.device_dims) for case, _ in drawn.collective]
+    sums = [sum(case.device_dims) for case, _ in drawn.all_to_alls["forward"]]
     assert sent > 40 * sum(table.dim for table in tables)
     assert 0.2 * sent < min(sums) < 0.5 * sent < 1.2 * sent < max(sums) < 1.6 * sent
 
@@ -420,11 +422,32 @@ def test_a_net_of_few_cases_that_the_scaled_datasheet_beats_is_not_used(monkeypa
 
     exact = costs.model_copy(update={"compute": tuple((case, threefold(case)) for case, _ in costs.compute)})
     monkeypatch.setattr("neuroshard.pretrain.run.STAND_IN_EPOCHS", 5)
-    model = pretrain(exact)
+    report = pretrain(exact).report
 
-    (stand_in,) = model.report.stand_ins
-    assert model.report.compute_stands_in
-    assert names(stand_in, "times 3")
+    (line,) = report.datasheet_better
+    assert all(
+        names(line, fact) for fact in ("compute costs", "analytic:h100", "times 3", "0.0% off on 18 cases held back")
+    )
+    assert line in report.doubts  # so plans have it among their notes
+    assert report.stand_ins == ()
+    assert 0 < report.uncertainty < 0.3  # what the tests say, not a guess
+
+
+def test_a_net_of_all_to_alls_that_is_worse_than_the_datasheet_is_not_used_and_the_other_direction_is():
+    """Backward takes three times what the datasheet says. While the cases to train on were measured, the machine was busy."""
+    analytic, rng = Analytic("h100", BENCH.batch_size), np.random.default_rng(0)
+
+    def threefold(case, cost):
+        ms = 3 * analytic.backward_collective_ms(np.array(case.device_dims, dtype=float))
+        ms *= np.where((rng.random(4) < 0.3) & (case.split == "train"), 10, 1)
+        return case, cost.model_copy(update={"backward_ms": tuple(ms.tolist())})
+
+    costs = few(compute=40, collective=60)
+    model = pretrain(costs.model_copy(update={"collective": tuple(threefold(*row) for row in costs.collective)}))
+
+    (line,) = (line for line in model.report.datasheet_better if "all-to-all" in line)
+    assert line.startswith("backward all-to-all costs of 4 ranks are those of analytic:h100, times 3 by 48 measured")
+    assert model.report.stand_ins == ()
 
 
 def test_without_costs_and_tables_there_is_nothing_to_learn():

@@ -120,8 +120,9 @@ class TierErrors(Value):
 class ModelReport(Value):
     """Reports of all nets, the number of rows `left_out` of training (an error, or 0 ms), and the `gaps`: what is missing.
 
-    `stand_ins` has a sentence for each part of which too little was measured; the scaled analytic model answers for it.
-    `compute_stands_in` is true if table sets are such a part. `tiers` are empty where nothing beyond HBM was learned.
+    `stand_ins` has a sentence for each part of which too little was measured; the fitted analytic model answers for it.
+    `compute_stands_in` is true if table sets are such a part. `datasheet_better` has one for each part that it answers for since
+    it predicts cases held back better than the net. `tiers` are empty where nothing beyond HBM was learned.
     `deviations` is None of a model by an older version, whose own were scaled without tables that training never saw.
     """
 
@@ -130,12 +131,16 @@ class ModelReport(Value):
     gaps: tuple[str, ...] = ()
     stand_ins: tuple[str, ...] = ()
     compute_stands_in: bool = False
+    datasheet_better: tuple[str, ...] = ()
     tiers: dict[BeyondHbmTier, TierErrors] = Field(default_factory=dict)
     deviations: Deviations | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"tiers": {}, "deviations": None})
+        data = without_defaults(fields(self), {"tiers": {}, "deviations": None})
+        if not self.datasheet_better:
+            del data["datasheet_better"]
+        return data
 
     @property
     def unseen_tables_error(self) -> float | None:
@@ -153,8 +158,8 @@ class ModelReport(Value):
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Notes for a plan: the cost model was not tested on unseen tables, or is far off there."""
-        notes = []
+        """Notes for a plan: where a datasheet answers; the cost model was not tested on unseen tables, or is far off there."""
+        notes = list(self.datasheet_better)
         for net in (net for net in self.nets if net.kind == "compute"):
             errors, learned = net.splits.get("test_tables"), counted(net.fit.train_cases, "set")
             if errors is None:
@@ -178,7 +183,7 @@ class ModelReport(Value):
                 *map(_tier_line, sorted(self.tiers.items())),
             ]
         notes = [f"stand-in: {part}; measure more cases to learn it" for part in self.stand_ins]
-        notes += [f"note: {gap}" for gap in self.gaps]
+        notes += [f"note: {line}" for line in (*self.datasheet_better, *self.gaps)]
         if self.left_out:
             notes.append(
                 f"note: {self.left_out:,} measured rows were left out: their case failed (out of memory, say) or took 0 ms"

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ FIRST_LATENCY: Final = (0.1, 0.05)  # initial weights of `latencies`, in units o
 INPUTS: Final = len(DEVICE_INPUTS) + len(SHARED_INPUTS)
 
 Way = Literal["forward", "backward"]  # only in forward does a device wait for the last one to start
+WAYS: Final[tuple[Way, ...]] = get_args(Way)
 
 
 def train_all_to_all(

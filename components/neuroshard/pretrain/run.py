@@ -9,14 +9,15 @@ was killed continues from its checkpoints when it is started again.
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from neuroshard import __version__
-from neuroshard.core.case import CollectiveCase
+from neuroshard.core.case import CollectiveCase, ComputeCase, Split
 from neuroshard.core.cost import CollectiveCost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.label import Case, teaches
@@ -30,7 +31,7 @@ from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import STAND_IN_ERROR, Deviations, ModelReport, NetReport
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import check_can_write, only_writer
-from neuroshard.pretrain.all_to_all import Way, train_all_to_all
+from neuroshard.pretrain.all_to_all import WAYS, Way, predicted_ms, train_all_to_all
 from neuroshard.pretrain.calibrate import calibrated
 from neuroshard.pretrain.checkpoint import Checkpoint
 from neuroshard.pretrain.compute import ComputeTraining, train_compute
@@ -44,14 +45,27 @@ from neuroshard.pretrain.labels import (
     forward_ms,
 )
 from neuroshard.pretrain.metrics import mape
-from neuroshard.pretrain.stand_in import completed, sets_error
+from neuroshard.pretrain.stand_in import (
+    SETS,
+    Compared,
+    Completed,
+    LearnedPart,
+    all_to_alls_error,
+    completed,
+    of_ranks,
+    sets_error,
+    wanted_ranks,
+)
 from neuroshard.pretrain.tiers import learn_tiers
 from neuroshard.pretrain.train import one_thread
 
-FEW_SETS: Final = 150  # with fewer training sets, the scaled analytic model may still predict better than a net
-CLEARLY: Final = 0.8  # the analytic model is better if its error is at most this share of the net's
 STAND_IN_EPOCHS: Final = 120  # after which a net is within 3 % of the analytic model
-FEWEST_COMPARED: Final = 6  # held-out table sets needed to compare the two
+FEWEST_COMPARED: Final = 6  # held-back cases needed to compare a net with the analytic model
+HELD_BACK: Final[tuple[Split, ...]] = ("valid", "test_sets", "test_tables")
+TIMES: Final[dict[Way, Callable[[CollectiveCost], tuple[float, ...]]]] = {
+    "forward": forward_ms,
+    "backward": backward_ms,
+}
 UNFINISHED: Final = ".training"  # folder of checkpoints inside the output folder, removed when the model is written
 
 
@@ -133,7 +147,8 @@ def pretrain(
     a cost model of other hardware or older costs, whose compute net is the starting point. `checkpoints` is a folder to continue
     from.
 
-    Where a part has too few measurements, the scaled analytic model stands in (stand_in.py), and the report says so.
+    Where a part has too few measurements, the fitted analytic model answers for it (stand_in.py), as it does where a net predicts
+    the cases held back worse than it; the report says so. So of two answers the one is taken that the tests, too, find better.
 
     The same costs, seed and settings give the same bytes on one machine. Raises InvalidInput if there are neither costs nor
     tables, or if a test table occurs in training. Whatever else is missing is listed in the report's gaps.
@@ -147,25 +162,28 @@ def pretrain(
 
     with one_thread():
         known = completed(costs, seed)
-        compute, max_dim, batch_sizes, report, deviations = _compute_net(
-            known.costs, training.brief_if(known.drawn_sets)
-        )
-        # with explicit epochs or start, the caller wants that net
-        chosen = start is not None or epochs is not None
-        if not (known.drawn_sets or chosen) and _analytic_is_better(costs, compute):
-            known = completed(costs, seed, sets_too=True)
-            compute, max_dim, batch_sizes, report, deviations = _compute_net(known.costs, training.brief_if(True))
-        forward, backward, device_counts, all_to_all_reports = _all_to_all_nets(known.costs, training)
-    if known.drawn_sets:  # it was calibrated on drawn cases, which have no measuring error
+        sets = _compute_net(known, training)
+        transfers = {way: _all_to_all_net(known, way, training) for way in WAYS}
+        if start is None and epochs is None:  # otherwise the caller wants that net
+            known = completed(costs, seed, _worse_than_datasheet(known, sets, transfers))
+            if SETS in known.worse:
+                sets = _compute_net(known, training)
+            for way in {part[0] for part in known.worse if isinstance(part, tuple)}:
+                transfers[way] = _all_to_all_net(known, way, training)
+    compute = sets.net
+    if SETS in known.guessed:  # it was calibrated on drawn cases, which have no measuring error
         compute = replace(compute, least_spread=max(compute.least_spread, STAND_IN_ERROR))
-    if forward and backward and known.drawn_all_to_alls:
-        forward, backward = (replace(net, spread=max(net.spread, STAND_IN_ERROR)) for net in (forward, backward))
+    forward, backward = (_with_spread(transfers[way].net, way, known) for way in WAYS)
+    device_counts = tuple(sorted({len(case.device_dims) for case, _ in known.all_to_alls["forward"]}))
 
     return cost_model(
         Nets(compute, forward, backward),
         costs.bench,
         ModelReport(
-            nets=(report, *all_to_all_reports),
+            nets=(
+                sets.report,
+                *(one for both in zip(*(transfers[way].reports for way in WAYS), strict=True) for one in both),
+            ),
             left_out=sum(
                 not teaches(cost) for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows
             ),
@@ -174,9 +192,10 @@ def pretrain(
                 *beyond.gaps,
             ),
             stand_ins=known.stand_ins,
-            compute_stands_in=known.drawn_sets,
+            compute_stands_in=SETS in known.guessed,
+            datasheet_better=known.better,
             tiers=beyond.errors,
-            deviations=deviations,
+            deviations=sets.deviations,
         ),
         TrainedFrom(
             neuroshard_version=__version__,
@@ -185,16 +204,33 @@ def pretrain(
             collective_cases=len({cost.case_id for _, cost in costs.collective if teaches(cost)}),
             started_from=None if start is None else start.name,
         ),
-        max_dim=max_dim,
-        batch_sizes=batch_sizes,
+        max_dim=sets.max_dim,
+        batch_sizes=sets.batch_sizes,
         device_counts=device_counts,
         tiers=beyond.tiers,
     )
 
 
-def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tuple[int, ...], NetReport, Deviations]:
-    """The compute net, the width of the widest table and the batch sizes of its training, its report, and what its
-    deviations lack."""
+class _Sets(NamedTuple):
+    """The compute net, the width of the widest table and the batch sizes of its training, its report, and what its deviations
+    lack."""
+
+    net: ComputeNet
+    max_dim: int
+    batch_sizes: tuple[int, ...]
+    report: NetReport
+    deviations: Deviations
+
+
+class _Transfers(NamedTuple):
+    """The all-to-all net of one direction, and a report for each number of ranks. Without all-to-alls there are none."""
+
+    net: AllToAllNet | None
+    reports: tuple[NetReport, ...]
+
+
+def _compute_net(known: Completed, training: Training) -> _Sets:
+    costs, training = known.costs, training.brief_if(SETS in known.drawn)
     labels = collect(costs.compute, lambda cost: cost.total_ms)
     if not len(labels.of_split("train")):
         errors = [cost.error for _, cost in costs.compute if cost.error]
@@ -214,65 +250,69 @@ def _compute_net(costs: Costs, training: Training) -> tuple[ComputeNet, int, tup
         training.checkpoint("compute", [labels], [batch_sizes, train, valid]),
     )
     net, fit = train_compute(labels, batch_sizes, train, valid, generator, how)
-    held_back = np.concatenate([valid, labels.of_split("test_sets", "test_tables")])
+    held_back = _measured(labels, known.measured, valid)
     sums = set_sums(net, [labels.cases[i] for i in held_back], batch_sizes[held_back])
     predicted = net.ms(sums)
     off = log_errors(predicted, labels.ms[held_back])
     net, deviations = calibrated(net, off, net.disagreements(sums), predicted)
     max_dim = max(table.dim for i in train for table in labels.cases[i].tables)
     measured = tuple(np.unique(batch_sizes[train]).tolist())
-    return (
-        net,
-        max_dim,
-        measured,
-        compute_report(net, labels, batch_sizes, fit, held_back, deviations.least_ms),
-        deviations,
-    )
+    report = compute_report(net, labels, batch_sizes, fit, held_back, deviations.least_ms)
+    return _Sets(net, max_dim, measured, report, deviations)
 
 
-def _analytic_is_better(costs: Costs, net: ComputeNet) -> bool:
-    """Whether the scaled analytic model predicts held-out table sets clearly better than a net trained on few cases.
-
-    It compares on `valid` and `test_sets`, so that `test_tables` remains a test.
-    """
-    labels = collect(costs.compute, lambda cost: cost.total_ms)
-    held_back = labels.of_split("valid", "test_sets")
-    if len(labels.of_split("train")) >= FEW_SETS or len(held_back) < FEWEST_COMPARED:
-        return False
-    cases = [labels.cases[place] for place in held_back]
-    batch_sizes = np.array([case.batch_size or costs.bench.batch_size for case in cases])
-    of_net = mape(labels.ms[held_back], net.ms(set_sums(net, cases, batch_sizes)))
-    return sets_error(costs, cases, labels.ms[held_back]) < CLEARLY * of_net
-
-
-def _all_to_all_nets(
-    costs: Costs, training: Training
-) -> tuple[AllToAllNet | None, AllToAllNet | None, tuple[int, ...], list[NetReport]]:
-    """The forward and backward net, the numbers of devices in their training, and a report for each net and number.
-
-    Without all-to-alls there are none of these.
-    """
+def _all_to_all_net(known: Completed, way: Way, training: Training) -> _Transfers:
     by_devices: dict[int, list[tuple[CollectiveCase, CollectiveCost]]] = {}
-    for case, cost in costs.collective:
+    for case, cost in known.all_to_alls[way]:
         by_devices.setdefault(len(case.device_dims), []).append((case, cost))
     if not by_devices:
-        return None, None, (), []
-    by_devices = dict(sorted(by_devices.items()))
+        return _Transfers(None, ())
+    labels = [collect(rows, TIMES[way]) for _, rows in sorted(by_devices.items())]
+    generator = training.generator(way)
+    splits = [_train_and_valid(one, generator) for one in labels]
+    places = [train for train, _ in splits], [valid for _, valid in splits]
+    checkpoint = training.checkpoint(way, labels, [*places[0], *places[1]])
+    batch_size = known.costs.bench.batch_size
+    net, fit = train_all_to_all(labels, places, batch_size, way, training.epochs, generator, checkpoint)
+    return _Transfers(net, tuple(all_to_all_report(net, one, batch_size, way, fit) for one in labels))
 
-    nets: list[AllToAllNet] = []
-    reports: list[list[NetReport]] = []
-    times: dict[Way, Callable[[CollectiveCost], tuple[float, ...]]] = {"forward": forward_ms, "backward": backward_ms}
-    for way, ms in times.items():
-        labels = [collect(rows, ms) for rows in by_devices.values()]
-        generator = training.generator(way)
-        splits = [_train_and_valid(one, generator) for one in labels]
-        places = [train for train, _ in splits], [valid for _, valid in splits]
-        checkpoint = training.checkpoint(way, labels, [*places[0], *places[1]])
-        batch_size = costs.bench.batch_size
-        net, fit = train_all_to_all(labels, places, batch_size, way, training.epochs, generator, checkpoint)
-        nets.append(net)
-        reports.append([all_to_all_report(net, one, batch_size, way, fit) for one in labels])
-    return nets[0], nets[1], tuple(by_devices), [report for both in zip(*reports, strict=True) for report in both]
+
+def _with_spread(net: AllToAllNet | None, way: Way, known: Completed) -> AllToAllNet | None:
+    """The net with at least the deviation of the analytic model where that answers: on held-back cases, where there are any."""
+    drawn = {STAND_IN_ERROR for part in known.guessed if part[0] == way}
+    drawn |= {errors.datasheet for part, errors in known.worse.items() if part[0] == way}
+    return net if net is None else replace(net, spread=max(net.spread, *drawn, 0.0))
+
+
+def _worse_than_datasheet(
+    known: Completed, sets: _Sets, transfers: dict[Way, _Transfers]
+) -> dict[LearnedPart, Compared]:
+    """The parts whose net predicts the measured cases that were held back worse than the fitted analytic model does."""
+    costs, found = known.measured, dict[LearnedPart, Compared]()
+    compute = collect(costs.compute, lambda cost: cost.total_ms)
+    places = compute.of_split(*HELD_BACK)
+    cases, batch_size = [compute.cases[place] for place in places], costs.bench.batch_size
+    if len(places) >= FEWEST_COMPARED and SETS not in known.guessed:
+        batch_sizes = np.array([case.batch_size or batch_size for case in cases])
+        of_net = mape(compute.ms[places], sets.net.ms(set_sums(sets.net, cases, batch_sizes)))
+        found[SETS] = Compared(sets_error(costs, cases, compute.ms[places]), of_net, len(places))
+    for way, ranks in product(WAYS, wanted_ranks(costs)):
+        labels, net = collect(of_ranks(costs, ranks), TIMES[way]), transfers[way].net
+        places = labels.of_split(*HELD_BACK)
+        if net is None or len(places) < FEWEST_COMPARED or (way, ranks) in known.guessed:
+            continue
+        some = [labels.cases[place] for place in places]
+        of_net = mape(labels.ms[places], predicted_ms(net, some, batch_size, way))
+        found[way, ranks] = Compared(all_to_alls_error(costs, some, labels.ms[places], way), of_net, len(places))
+    return {part: errors for part, errors in found.items() if errors.datasheet < errors.net}
+
+
+def _measured(labels: Labels[ComputeCase], costs: Costs, valid: Ints) -> Ints:
+    """Places of the cases held back, to calibrate deviations on: of the measured ones, unless these are too few."""
+    held_back = np.concatenate([valid, labels.of_split("test_sets", "test_tables")])
+    measured = {case.case_id for case, _ in costs.compute}
+    found = held_back[[labels.cases[place].case_id in measured for place in held_back]]
+    return found if len(found) >= FEWEST_COMPARED else held_back
 
 
 def _train_and_valid(labels: Labels[Case], generator: torch.Generator) -> tuple[Ints, Ints]:
