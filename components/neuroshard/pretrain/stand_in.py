@@ -81,7 +81,10 @@ class Compared(NamedTuple):
     cases: int
 
     def __str__(self) -> str:
-        return f"{self.datasheet:.1%} off on {counted(self.cases, 'case')} held back, where a net is {self.net:.1%} off"
+        return (
+            f"{self.datasheet:.1%} off on {counted(self.cases, 'case')} held back, where a net is {self.net:.1%} off; "
+            "measure more cases to learn it"
+        )
 
 
 @dataclass(frozen=True)
