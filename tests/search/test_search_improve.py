@@ -137,6 +137,7 @@ def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_ta
             anew = State(plans.problem, widths)
             for name in ("sums", "dims", "free", "shards", "compute", "cost"):
                 np.testing.assert_allclose(getattr(plans, name)[plan], getattr(anew, name), rtol=1e-9, err_msg=name)
+            assert ((widths.T > 0) == plans.held[plan]).all()
             assert (anew.free >= 0).all()
             assert plans.cost[plan] == pytest.approx(
                 np.sum(plans.problem.costs([anew.placement]), axis=0).max(), rel=1e-9

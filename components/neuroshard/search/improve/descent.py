@@ -91,14 +91,19 @@ def _affordable(budget: CurrentPlacement, plans: Plans, plan: int, moves: Moves,
 
 def _make(plans: Plans, moves: Moves, priced: Priced, chosen: Ints) -> Changed:
     """Change the plans by the chosen moves."""
-    made, changed = moves[chosen], Changed()
+    made, changed, problem = moves[chosen], Changed(), plans.problem
     plan, (groups, devices, units) = made.plan, cells(made)
     before = plans.widths[plan, groups, devices]
     # if a cell occurs twice, as that of no group taken does, the last value counts
-    plans.widths[plan, groups, devices] = before + units
+    after = before + units
+    plans.widths[plan, groups, devices] = after
+    plans.held[plan, devices, groups] = after > 0
+    slots = problem.slots[groups] + before
+    more_bytes = problem.slot_bytes.take(slots + units) - problem.slot_bytes.take(slots)
+    plans.free[plan, devices[:2]] -= more_bytes[:2] + more_bytes[2:]
     plans.shards[plan, groups] = np.count_nonzero(plans.widths[plan, groups], axis=-1)
     for place, one in enumerate(plan.tolist()):
         changed.setdefault(one, []).append((groups[:, place], devices[:, place], before[:, place]))
-    after = (a[:, chosen].reshape(2 * len(chosen), *a.shape[2:]) for a in (priced.sums, priced.dims, priced.compute))
-    plans.put(np.concatenate([plan, plan]), devices[2:].ravel(), *after)
+    both = (a[:, chosen].reshape(2 * len(chosen), *a.shape[2:]) for a in (priced.sums, priced.dims, priced.compute))
+    plans.put(np.concatenate([plan, plan]), devices[2:].ravel(), *both)
     return changed

@@ -6,6 +6,7 @@ Moves and swaps of whole shards cut nothing, and make up for what a join adds to
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -26,7 +27,8 @@ def fewer_cuts(
 ) -> list[State]:
     """Plans of at most `most_ms` with fewer and fewer cuts, made from one plan; none moves more bytes than that one.
 
-    The best 1, 2, 4, … joins are tried together; if none of these plans is cheap enough, other joins one by one.
+    The best 1, 2, 4, … joins are tried together, up to a number that costs too much; if none of these plans is cheap enough,
+    other joins one by one.
     """
     problem, tuning = copy.copy(state.problem), state.problem.tuning
     problem.tuning = replace(tuning, partial_moves=False)
@@ -46,10 +48,20 @@ def fewer_cuts(
         ends = [*joined, *State.each(problem, list(lower.widths))]
         return sorted((one for one in ends if one.cost <= most_ms), key=lambda one: (one.cuts, one.cost))
 
+    def joined(at: State, joins: Sequence[Join]) -> list[State]:
+        """Those of the plans with the most joins, a few at a time."""
+        found, plans = list[State](), _joined(at, joins)
+        while some := list(islice(plans, Plans.at_once(problem))):
+            ends = descended(some)
+            found = ends or found
+            if not ends or ends[0].cuts > (np.count_nonzero(some[-1], axis=1) - 1).clip(0).sum() + len(problem.spread):
+                break
+        return found
+
     found, at = list[State](), State(problem, state.widths)
     while not watch.expired and (joins := _joins(at, objective)):
-        others = (widths for join in joins[1 : tuning.joins_tried] for widths in _joined(at, [join]))
-        ends = descended(_joined(at, joins)) or descended(others)
+        others = [widths for join in joins[1 : tuning.joins_tried] for widths in _joined(at, [join])]
+        ends = joined(at, joins) or descended(others)
         if not ends:
             break
         at = ends[0]

@@ -26,9 +26,9 @@ from neuroshard.search.problem.objective import SoftMaximum
 from neuroshard.search.problem.plans import Plans
 
 
-def nonzero(units: Ints) -> tuple[Ints, ...]:
-    """As `np.nonzero`, which takes several times as long for numbers, and for arrays of several axes."""
-    return np.unravel_index(np.flatnonzero(units != 0), units.shape)
+def nonzero(held: NDArray[np.bool_]) -> tuple[Ints, ...]:
+    """As `np.nonzero`, which takes several times as long for arrays of several axes."""
+    return np.unravel_index(np.flatnonzero(held), held.shape)
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,9 @@ class Neighborhood:
         self.source_free, self.receiver_free = plans.free[plan, source], plans.free[of_plan, receivers]
         self.objective_now = soft.shares[plan, source][:, None] + soft.shares[of_plan, receivers]  # (J, R)
 
-        source_units = plans.widths[plan, :, source]
-        self.receiver_units = plans.widths[of_plan, :, receivers]  # (J, R, G)
-        of, give = self.of, self.give = self.drawn(*nonzero(source_units), most=problem.tuning.shards_seen)
-        self.held, self.there = source_units[of, give], self.receiver_units[of, :, give]
+        of, give = self.of, self.give = self.drawn(*nonzero(plans.held[plan, source]), most=problem.tuning.shards_seen)
+        self.held = plans.widths[plan[of], give, source[of]]
+        self.there = plans.widths[plan[of, None], give[:, None], receivers[of]]
         self.slot, self.least, self.most = (
             array.take(give) for array in (problem.slots, problem.min_units, problem.max_units)
         )

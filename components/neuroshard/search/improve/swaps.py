@@ -38,10 +38,11 @@ class Takes:
     def of(cls, near: Neighborhood) -> "Takes | None":
         """All of them; sources that have fewer are padded with shards that do not fit. None if there are none."""
         problem, plans, plan = near.problem, near.plans, near.plan
-        of, column, group = near.drawn(*nonzero(near.receiver_units), most=problem.tuning.offers_seen)
+        there = nonzero(plans.held[plan[:, None], near.receivers])
+        of, column, group = near.drawn(*there, most=problem.tuning.offers_seen)
         if not len(of) or not len(near.of):
             return None
-        held = near.receiver_units[of, column, group]
+        held = plans.widths[plan[of], group, near.receivers[of, column]]
         if problem.is_full and problem.tuning.partial_moves:
             of, column, group, held = _with_parts(problem, of, column, group, held)
         count = np.bincount(of, minlength=len(plan))
@@ -50,7 +51,8 @@ class Takes:
         take, column, held = group.take(place), column.take(place), held.take(place)
         rows, of_plan, source = np.arange(len(plan))[:, None], plan[:, None], near.source[:, None]
         slot, here = problem.slots.take(take), plans.widths[of_plan, take, source]
-        there = near.receiver_units[rows, column, take]
+        receiver = near.receivers[rows, column]
+        there = plans.widths[of_plan, take, receiver]
         kept = there - held
         shards = problem.slot_shards.take(slot + held)
         joined = np.minimum(here + held, problem.max_units.take(take))
@@ -59,7 +61,6 @@ class Takes:
         if not problem.any_device:
             fits &= problem.allowed[take, source]
         source_ms = plans.added_each(of_plan, source, take, held)
-        receiver = near.receivers[rows, column]
         receiver_ms = plans.added_each(of_plan, receiver, take, there)
         if kept.any():
             receiver_ms -= plans.added_each(of_plan, receiver, take, kept)

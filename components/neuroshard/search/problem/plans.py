@@ -6,6 +6,7 @@ import numpy as np
 
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
 
@@ -19,16 +20,22 @@ class Plans:
     def __init__(self, states: Sequence[State]) -> None:
         self.problems = [state.problem for state in states]
         problem = self.problem = self.problems[0]
-        self.memory = np.stack([one.memory for one in self.problems])
         self.launched_ms = np.array([s.launched_ms for s in states])
         # in memory device by device, since moves ask for all of a device's groups
         self.widths = np.stack([s.widths.T for s in states]).swapaxes(1, 2)
+        self.held = np.stack([s.widths.T > 0 for s in states])  # (B, D, G): which widths are not 0
         self.shards = np.stack([s.shards for s in states])
         self.sums, self.dims = np.stack([s.sums for s in states]), np.stack([s.dims for s in states])
         self.free, self.compute = np.stack([s.free for s in states]), np.stack([s.compute for s in states])
         self.slope = problem.model.compute_slope(self.sums)
         problem.price_rest()
         self.cost: Floats = np.array([s.cost for s in states])
+
+    @staticmethod
+    def at_once(problem: Problem) -> int:
+        """How many plans of a problem are changed in lockstep."""
+        tuning, cells = problem.tuning, problem.devices * len(problem.whole)
+        return min(max(tuning.lockstep_cells // cells, 1), tuning.lockstep_plans)
 
     def __len__(self) -> int:
         return len(self.widths)
@@ -58,13 +65,9 @@ class Plans:
         return estimated
 
     def put(self, plan: Ints, devices: Ints, sums: Floats, dims: Floats, compute: Floats) -> None:
-        """Update N devices whose `widths` have changed already: (N,), (N,), (N, K), (N,), (N,)."""
-        problem = self.problem
+        """Update N devices whose `widths` and `free` bytes have changed already: (N,), (N,), (N, K), (N,), (N,)."""
         self.sums[plan, devices], self.dims[plan, devices], self.compute[plan, devices] = sums, dims, compute
-        slots = self.widths[plan, :, devices]
-        slots += problem.slots
-        self.free[plan, devices] = self.memory[plan, devices] - problem.slot_bytes.take(slots).sum(axis=1)
-        self.slope[plan, devices] = problem.model.compute_slope(sums)
+        self.slope[plan, devices] = self.problem.model.compute_slope(sums)
         forward, backward = self._transfers_ms()
         ready = self.compute + backward
         for one in set(plan.tolist()):
