@@ -16,8 +16,10 @@ from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.files.constraints import ConstraintsFile, with_flags
 from neuroshard.orders.search import SearchOrder
+from neuroshard.search import algorithms
 from neuroshard.search.run import run, search
 from neuroshard.search.settings import SearchSettings
+from neuroshard.search.watch import Watch
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +47,23 @@ def test_where_rows_save_nothing_a_plan_is_as_cheap_as_that_of_a_column_wise_sea
     tried, plain = (search(task, model, replace(TRIES, seed=seed, try_row_wise=so)) for so in (True, False))
     assert tried.cost_ms == pytest.approx(plain.cost_ms, rel=2e-3)
     assert split(plain) == set()
+
+
+def test_column_wise_plans_are_improved_before_row_wise_ones_are_made(make_task, model, monkeypatch):
+    class Made(Exception):
+        pass
+
+    def making(*_):
+        raise Made
+
+    costs_ms: list[float] = []
+    monkeypatch.setattr(algorithms, "row_wise_plans", making)
+    shapes = [(1000 * n, 64, 1.0 + n % 7) for n in range(1, 40)]
+    with pytest.raises(Made):
+        search(
+            make_task(shapes, [8.0] * 4), model, TRIES, watch=Watch(on_improvement=lambda _, ms: costs_ms.append(ms))
+        )
+    assert len(costs_ms) > 1
 
 
 def test_a_task_that_fits_only_with_rows_split_has_a_plan(make_task, model):

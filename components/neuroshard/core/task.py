@@ -469,7 +469,7 @@ class ShardingTask(Value):
     @property
     def uncut_step_bytes(self) -> int:
         """What a step needs for all placed tables uncut."""
-        return sum(self.memory(Part.of(table)).step for table in self.placed)
+        return sum(memory.step for memory in self.memories(list(map(Part.of, self.placed))))
 
     @property
     def need_bytes(self) -> int:

@@ -172,7 +172,7 @@ def block_columns(model: CostModel, block: Part) -> float:
     """
     if block.table.pooling == "none":
         return block.sent_columns
-    over_gloo = model.backend == "cpu" or model.name == "analytic:cpu"
+    over_gloo = trains_on(model) == "cpu"
     precision = model.precision if knows_tasks(model) else None
     return block.sent_columns * (GLOO_BLOCKS if over_gloo else 1.0) * (precision.rows_factor if precision else 1.0)
 

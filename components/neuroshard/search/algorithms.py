@@ -8,7 +8,7 @@ The order of the steps is decided here and nowhere below: read `_local_search` f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +38,13 @@ WITHOUT_CUTS = "search without cuts"  # the name of its progress bar
 @dataclass(frozen=True)
 class Asked:
     """What to search: the settings, the clock, and the current plan. With `tries_row_wise`, nobody asked for row-wise tables, and
-    a search with them has no more rounds than one without."""
+    a search with them has no more rounds than one without. `ends` are the ends of descents from first plans, by these plans."""
 
     settings: SearchSettings
     watch: Watch
     current: CurrentPlacement | None
     tries_row_wise: bool
+    ends: dict[State, State] = field(default_factory=dict)
 
 
 class Found(NamedTuple):
@@ -82,12 +83,12 @@ def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Gener
     fits without copies, any will do.
     """
     if not problem.may_copy:
-        return _with_or_without_cuts(problem, _first(problem, asked), asked, rng)
+        return _with_or_without_cuts(problem, _first(problem, asked, rng), asked, rng)
     without, fault, first = None, None, list[State]()
     with asked.watch.sharing(0.5):
         try:
-            none = problem.without_copies()
-            without = _with_or_without_cuts(none, _first(none, asked), replace(asked, watch=asked.watch.anew()), rng)
+            none, watched = problem.without_copies(), replace(asked, watch=asked.watch.anew())
+            without = _with_or_without_cuts(none, _first(none, watched, rng), watched, rng)
         except Infeasible as error:
             fault = error
     if without is not None:
@@ -97,8 +98,8 @@ def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Gener
         if _least_ms(first) * (1 - problem.tuning.both_kinds_within) > without.best.cost:
             return without
     try:
-        first = first or _first(problem, asked)
         watched = replace(asked, watch=asked.watch.anew())
+        first = first or _first(problem, watched, rng)
         with_some = _with_or_without_cuts(problem, first, watched, rng.spawn(1)[0])
     except Infeasible as error:
         if without is None:
@@ -162,7 +163,7 @@ def _local_search(
     total, unit = watch.amount(rounds)
     with progress(name, total=total, unit=unit) as watch.bar:
         with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
-            best = _improved(first, rounds, watch, current, rng, toggle=toggle)
+            best = _improved(first, rounds, asked, rng, toggle=toggle)
 
         # From a current plan nothing moves for next to no gain.
         worth = 1 - problem.tuning.worth_moving if current is not None else 1.0
@@ -182,29 +183,22 @@ def _local_search(
     return Found(simple, fewer_cuts_cost(best, simple), watch.improvements)
 
 
-def _improved(
-    first: Sequence[State],
-    rounds: int,
-    watch: Watch,
-    current: CurrentPlacement | None,
-    rng: np.random.Generator,
-    *,
-    toggle: bool,
-) -> State:
+def _improved(first: Sequence[State], rounds: int, asked: Asked, rng: np.random.Generator, *, toggle: bool) -> State:
     """The cheapest plan that local search finds from these.
 
     It goes on from the plan that is cheapest once all have descended, and few toggles lead from there to one in which several
     tables split row-wise pay only together. So if the cheapest of these plans has rows split, half of the rounds go on from one
     of those that do.
     """
+    watch, current, ends = asked.watch, asked.current, asked.ends
     split = [plan for plan in first if any(one.splits_rows for one in plan.problem.spread_as.values())]
     if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
-        return LocalSearch(first, rng, watch, current, toggle=toggle).run(rounds)
+        return LocalSearch(first, rng, watch, current, toggle=toggle, ends=ends).run(rounds)
     with watch.sharing(0.5):
-        from_rows = LocalSearch(split, rng.spawn(1)[0], watch, current, toggle=toggle)
+        from_rows = LocalSearch(split, rng.spawn(1)[0], watch, current, toggle=toggle, ends=ends)
         with_rows = from_rows.run(rounds // 2)
-    others = [plan for plan in first if plan not in split]
-    best = LocalSearch([*others, *from_rows.descended], rng, watch, current, toggle=toggle).run(rounds - rounds // 2)
+    others = [*(plan for plan in first if plan not in split), *from_rows.descended]
+    best = LocalSearch(others, rng, watch, current, toggle=toggle, ends=ends).run(rounds - rounds // 2)
     return min(with_rows, best, key=lambda plan: plan.cost)
 
 
@@ -228,15 +222,26 @@ def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: As
     return simplest(plans if current is None else [*plans, start], simplicity, current)
 
 
-def _first(problem: Problem, asked: Asked) -> list[State]:
+def _first(problem: Problem, asked: Asked, rng: np.random.Generator) -> list[State]:
     """Plans to improve, that fit and keep the move budget: those proposed or, if there are none, any plan that fits; then ones
-    with rows split."""
+    with rows split. Local search begins with the first few before these are made, so that a good plan is reported soon."""
     plans, current = _proposed(problem, asked) or [State(*any_plan(problem))], asked.current
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in plans))
     plans = _affordable(plans, current)
-    asked.watch.note(_least_ms(plans))
+    _begin(plans, asked, rng)
     return _with_rows_split(problem, asked, plans)
+
+
+def _begin(plans: Sequence[State], asked: Asked, rng: np.random.Generator) -> None:
+    """Descend from these first plans."""
+    watch = asked.watch
+    watch.note(_least_ms(plans))
+    total, unit = watch.amount(1)
+    with progress("search from first plans", total=total, unit=unit) as watch.bar, watch.sharing(0.5):
+        ends = LocalSearch(plans, rng, watch, asked.current).descended
+        asked.ends.update(zip(plans, ends, strict=False))  # if time is up, not from all
+        watch.advance()
 
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:

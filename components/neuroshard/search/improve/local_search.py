@@ -1,6 +1,7 @@
 """Descend to a local optimum, perturb it, descend again. The search can be stopped at any time with the best plan so far."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from neuroshard.search.watch import Watch
 
 
 class LocalSearch:
-    """A search from plans that fit: `best` is the cheapest plan so far, `descended` the cheapest of each descent from these.
+    """A search from plans that fit: `best` is the cheapest plan so far, `descended` the cheapest of each descent from these. Of
+    some plans these are known (`ends`).
 
     A round perturbs the plan that the search is at, and descends again. With `toggle` every other round toggles one table
     instead. The search goes on from what a round finds, unless that costs clearly more. Rounds run in lockstep, a few at a time.
@@ -29,17 +31,18 @@ class LocalSearch:
         current: CurrentPlacement | None = None,
         *,
         toggle: bool = False,
+        ends: Mapping[State, State] = MappingProxyType({}),
     ) -> None:
         problem = starts[0].problem
         self.tuning, self.rng, self.watch, self.current = problem.tuning, rng, watch, current
         self.objective, self.toggle = Objective.of(problem), toggle
-        cells = problem.devices * len(problem.whole)
-        self.lockstep = min(max(self.tuning.lockstep_cells // cells, 1), self.tuning.lockstep_plans)
-        found = self.descended = list[State]()
-        for begin in range(0, len(starts), self.lockstep):
-            if begin and watch.expired:
+        self.lockstep = Plans.at_once(problem)
+        found = self.descended = [ends[one] for one in starts if one in ends]
+        left = [one for one in starts if one not in ends]
+        for begin in range(0, len(left), self.lockstep):
+            if found and watch.expired:
                 break
-            found += self._descended(starts[begin : begin + self.lockstep])
+            found += self._descended(left[begin : begin + self.lockstep])
         self.best = self.at = min(found, key=lambda state: state.cost)
         self.tried = 0
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
+from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
@@ -38,8 +39,9 @@ def feasible(
 ) -> Problem:
     """The task as arrays, with `may` and `pieces` as in Problem. Raises Infeasible if no plan can exist: too
     little memory in all, or a shard that no device can hold, or its operator, however a table is cut."""
-    need, have = task.need_bytes, sum(task.placeable_bytes)
-    most = need + (task.devices - 1) * task.uncut_step_bytes
+    uncut, have = task.memories(list(map(Part.of, task.placed))), sum(task.placeable_bytes)
+    need = sum(memory.total for memory in uncut)
+    most = need + (task.devices - 1) * sum(memory.step for memory in uncut)
     if most > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(most)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
     problem = Problem(task, model, tuning, may=may, pieces=pieces)
