@@ -22,6 +22,7 @@ from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, misfit
 from neuroshard.search.notes import fewer_cuts_cost
 from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.plans import Plans
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import baseline, best_baseline
@@ -191,6 +192,9 @@ def _improved(first: Sequence[State], rounds: int, asked: Asked, rng: np.random.
     of those that do.
     """
     watch, current, ends = asked.watch, asked.current, asked.ends
+    if current is None:  # else they move unlike amounts of bytes
+        most_ms = _least_ms(first) * (1 + first[0].problem.tuning.starts_within)
+        first = [plan for plan in first if plan in ends or plan.cost <= most_ms]
     split = [plan for plan in first if any(one.splits_rows for one in plan.problem.spread_as.values())]
     if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
         return LocalSearch(first, rng, watch, current, toggle=toggle, ends=ends).run(rounds)
@@ -229,7 +233,7 @@ def _first(problem: Problem, asked: Asked, rng: np.random.Generator) -> list[Sta
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in plans))
     plans = _affordable(plans, current)
-    _begin(plans, asked, rng)
+    _begin(plans[: Plans.at_once(problem)], asked, rng)
     return _with_rows_split(problem, asked, plans)
 
 
