@@ -8,11 +8,13 @@ from typing import Any
 
 import yaml
 
+from neuroshard.submit.steps import loop_source
+
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
 
 
 def diagram(spec: dict[str, Any]) -> str:
-    """Every step as a node, every loop and condition as a box, every dependence as an arrow."""
+    """Every step as a node, every loop as a box, every dependence as an arrow."""
     return "\n".join(["flowchart LR", *_dag(spec, spec["root"]["dag"], "  ", "")])
 
 
@@ -48,10 +50,7 @@ def _only_loop(spec: dict[str, Any], inner: dict[str, Any]) -> dict[str, Any]:
 
 def _title(name: str, task: dict[str, Any], inner: dict[str, Any]) -> str:
     loop = task if "parameterIterator" in task else _loop(inner)
-    if loop:
-        items = loop["parameterIterator"]["items"]["inputParameter"].removeprefix("pipelinechannel--")
-        return f"for each of {items}"
-    return "where hardware is to be measured" if "triggerPolicy" in task else name
+    return f"for each of {loop_source(loop, {})[1]}" if loop else name
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
 """The pipeline: who feeds whom, and what each step needs. `make compile` writes it to neuroshard.yaml.
 
-    survey -> for each model that need not wait: search, deploy
-           -> where a kind of hardware is to be measured: augment -> for each job: place, measure (or a train job)
-                  -> for each kind: pretrain -> for each model that waited: search, deploy -> conclude
+    survey -> for each model that need not wait: search -> deploy
+           -> for each kind of hardware to measure: augment -> for each share: measure -> pretrain
+                  -> for each model that waited: search -> deploy
+              -> the last model: search -> deploy
 
 `survey` finds the kinds of hardware whose live cost models do not cover what the models need. Only `measure` uses devices, on
-the nodes that `place` names. Loops pass their results on in the store, so that a run continues where the one before it failed.
-A failure of one kind of hardware, or of one model, is recorded there, and the others go on.
+the nodes that `augment` names. Steps meet in the store, where they find a run under RUN, its name, so that a run continues where
+the one before it failed. A failure of one kind of hardware, or of one model, is recorded there, and the others go on.
 
-Each loop is a pipeline of its own, so that one can come after another without its results, which `Collected` would need.
+What a pod costs decides the shape: a step is two pods, and each loop, each item of one and each inner pipeline has another. So
+one model is planned outside of loops: in a night that measures nothing the first one, else one that waits for what is measured.
 """
 
 from typing import List  # noqa: UP035 # as in the components
@@ -16,10 +18,10 @@ from typing import List  # noqa: UP035 # as in the components
 from kfp import dsl, kubernetes
 
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
-from neuroshard.fleet.component import place
 from neuroshard.kube import POD_LABELS, USER
-from neuroshard.measure.component import measure, train_job
-from neuroshard.nightly.component import augment, conclude, deploy, pretrain, search, survey
+from neuroshard.nightly.component import augment, deploy, measure, pretrain, search, survey
+
+RUN = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
 # Keys of the secret with the credentials for S3. Without the secret, the pod's service account is used.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
@@ -39,238 +41,45 @@ def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: st
     step.set_caching_options(False)  # every step reads what changes: the fleet, the store, a model's tables
 
 
-@dsl.pipeline(name="measure-jobs")
-def measure_jobs(
-    jobs: List[str],  # noqa: UP006
+@dsl.pipeline(name="measure-shares")
+def measure_shares(
+    shares: List[str],  # noqa: UP006
+    kind: str,
     store: str,
-    backend: str,
-    batch_size: int,
-    budget: str,
-    seed: int,
     single_writer: bool,
+    budget: str,
+    training_runtime: str,
     measure_image: str,
-    measure_cpus: str,
-    measure_memory: str,
-    step_image: str,
-    step_cpus: str,
-    step_memory: str,
+    image: str,
+    cpus: str,
+    memory: str,
+    gpus: str,
+    resource: str,
+    nodes: dict,  # type: ignore[type-arg]
+    tolerations: list,  # type: ignore[type-arg]
     store_secret: str,
 ) -> None:
-    """Each job in a pod of its own, on a node of the kind of hardware that it measures."""
-    with dsl.ParallelFor(jobs) as job:
-        at = place(job=job)
+    """Each share of a kind of hardware in a pod of its own, on a node of the kind.
+
+    A pipeline of its own, as KFP knows no output of another step in a loop's Kubernetes fields, but parameters.
+    """
+    with dsl.ParallelFor(shares) as share:
         measured = measure(
-            job=job,
+            run=RUN,
+            kind=kind,
+            share=share,
             store=store,
-            backend=backend,
-            batch_size=batch_size,
-            budget=budget,
-            seed=seed,
             single_writer=single_writer,
+            budget=budget,
+            training_runtime=training_runtime,
+            measure_image=measure_image,
         )
-        equip(at, step_image, step_cpus, step_memory)
-        equip(measured, measure_image, measure_cpus, measure_memory, store_secret)
-        measured.set_accelerator_type(at.outputs["resource"]).set_accelerator_limit(at.outputs["gpus"])
-        kubernetes.add_node_selector_json(measured, at.outputs["nodes"])
-        kubernetes.add_toleration_json(measured, at.outputs["tolerations"])
+        equip(measured, image, cpus, memory, store_secret)
+        measured.register_pipeline_channels([gpus, resource])
+        measured.set_accelerator_type(resource).set_accelerator_limit(gpus)
+        kubernetes.add_node_selector_json(measured, nodes)
+        kubernetes.add_toleration_json(measured, tolerations)
         kubernetes.empty_dir_mount(measured, "shm", "/dev/shm", medium="Memory")  # for the processes of NCCL and gloo
-
-
-@dsl.pipeline(name="measure-train-jobs")
-def measure_train_jobs(
-    train_jobs: List[str],  # noqa: UP006
-    store: str,
-    backend: str,
-    batch_size: int,
-    budget: str,
-    seed: int,
-    single_writer: bool,
-    training_runtime: str,
-    measure_image: str,
-    step_image: str,
-    step_cpus: str,
-    step_memory: str,
-    store_secret: str,
-) -> None:
-    """Each kind of hardware by one TrainJob over its nodes, for clusters that run all GPU work as TrainJobs."""
-    with dsl.ParallelFor(train_jobs) as campaign:
-        measured = train_job(
-            campaign=campaign,
-            store=store,
-            backend=backend,
-            batch_size=batch_size,
-            budget=budget,
-            seed=seed,
-            single_writer=single_writer,
-            training_runtime=training_runtime,
-            image=measure_image,
-        )
-        equip(measured, step_image, step_cpus, step_memory, store_secret)
-
-
-@dsl.pipeline(name="learn-kinds")
-def learn_kinds(
-    campaigns: List[str],  # noqa: UP006
-    survey: str,
-    store: str,
-    single_writer: bool,
-    step_image: str,
-    step_cpus: str,
-    step_memory: str,
-    store_secret: str,
-) -> None:
-    """A cost model for every kind of hardware that was measured."""
-    with dsl.ParallelFor(campaigns) as campaign:
-        trained = pretrain(survey=survey, campaign=campaign, store=store, single_writer=single_writer)
-        equip(trained, step_image, step_cpus, step_memory, store_secret)
-
-
-def plan_model(
-    model: str,
-    store: str,
-    algorithm: str,
-    min_gain: float,
-    memory_margin: float,
-    single_writer: bool,
-    pod: tuple[str, str, str, str],
-) -> None:
-    """The two steps that give a model its plan, for a loop over models. `pod` holds the arguments of `equip`."""
-    searched = search(model=model, store=store, algorithm=algorithm, memory_margin=memory_margin)
-    live = deploy(
-        model=model,
-        searched=searched.outputs["Output"],
-        plan=searched.outputs["plan"],
-        tables=searched.outputs["tables"],
-        store=store,
-        min_gain=min_gain,
-        memory_margin=memory_margin,
-        single_writer=single_writer,
-    )
-    for step in (searched, live):
-        equip(step, *pod)
-
-
-@dsl.pipeline(name="plan-models")
-def plan_models(
-    models: List[str],  # noqa: UP006
-    store: str,
-    algorithm: str,
-    min_gain: float,
-    memory_margin: float,
-    single_writer: bool,
-    step_image: str,
-    step_cpus: str,
-    step_memory: str,
-    store_secret: str,
-) -> None:
-    """A plan for every model, live if the gate allows it."""
-    with dsl.ParallelFor(models) as model:
-        plan_model(
-            model=model,
-            store=store,
-            algorithm=algorithm,
-            min_gain=min_gain,
-            memory_margin=memory_margin,
-            single_writer=single_writer,
-            pod=(step_image, step_cpus, step_memory, store_secret),
-        )
-
-
-@dsl.pipeline(name="nightly-run")
-def nightly_run(
-    survey: str,
-    campaigns: List[str],  # noqa: UP006
-    at_once: List[str],  # noqa: UP006
-    later: List[str],  # noqa: UP006
-    measures: str,
-    store: str,
-    backend: str,
-    batch_size: int,
-    budget: str,
-    algorithm: str,
-    seed: int,
-    min_gain: float,
-    memory_margin: float,
-    single_writer: bool,
-    training_runtime: str,
-    measure_image: str,
-    measure_cpus: str,
-    measure_memory: str,
-    step_image: str,
-    step_cpus: str,
-    step_memory: str,
-    store_secret: str,
-) -> None:
-    """Plan the models that need not wait at once, and the others when their hardware has been measured."""
-    with dsl.ParallelFor(at_once) as model:
-        plan_model(
-            model=model,
-            store=store,
-            algorithm=algorithm,
-            min_gain=min_gain,
-            memory_margin=memory_margin,
-            single_writer=single_writer,
-            pod=(step_image, step_cpus, step_memory, store_secret),
-        )
-
-    with dsl.If(measures == "yes", name="measures"):
-        drawn = augment(survey=survey, store=store, single_writer=single_writer, training_runtime=training_runtime)
-        measured = measure_jobs(
-            jobs=drawn.outputs["jobs"],
-            store=store,
-            backend=backend,
-            batch_size=batch_size,
-            budget=budget,
-            seed=seed,
-            single_writer=single_writer,
-            measure_image=measure_image,
-            measure_cpus=measure_cpus,
-            measure_memory=measure_memory,
-            step_image=step_image,
-            step_cpus=step_cpus,
-            step_memory=step_memory,
-            store_secret=store_secret,
-        )
-        together = measure_train_jobs(
-            train_jobs=drawn.outputs["train_jobs"],
-            store=store,
-            backend=backend,
-            batch_size=batch_size,
-            budget=budget,
-            seed=seed,
-            single_writer=single_writer,
-            training_runtime=training_runtime,
-            measure_image=measure_image,
-            step_image=step_image,
-            step_cpus=step_cpus,
-            step_memory=step_memory,
-            store_secret=store_secret,
-        )
-        learnt = learn_kinds(
-            campaigns=campaigns,
-            survey=survey,
-            store=store,
-            single_writer=single_writer,
-            step_image=step_image,
-            step_cpus=step_cpus,
-            step_memory=step_memory,
-            store_secret=store_secret,
-        ).after(measured, together)
-        planned = plan_models(
-            models=later,
-            store=store,
-            algorithm=algorithm,
-            min_gain=min_gain,
-            memory_margin=memory_margin,
-            single_writer=single_writer,
-            step_image=step_image,
-            step_cpus=step_cpus,
-            step_memory=step_memory,
-            store_secret=store_secret,
-        ).after(learnt)
-        ended = conclude(survey=survey, store=store).after(planned)
-        for step in (drawn, ended):
-            equip(step, step_image, step_cpus, step_memory, store_secret)
 
 
 @dsl.pipeline(name="neuroshard")
@@ -336,7 +145,36 @@ def neuroshard(
         step_image: The image of every other pod.
         store_secret: A secret with AWS_ACCESS_KEY_ID and so on; it may be absent.
     """
+    pod = (step_image, step_cpus, step_memory, store_secret)
+
+    def plan_model(model: str, at_once: bool = False) -> dsl.PipelineTask:
+        """The two steps that give a model its plan; the first of them."""
+        searched = search(
+            run=RUN,
+            model=model,
+            store=store,
+            single_writer=single_writer,
+            algorithm=algorithm,
+            memory_margin=memory_margin,
+        )
+        live = deploy(
+            run=RUN,
+            model=model,
+            at_once=at_once,
+            searched=searched.outputs["Output"],
+            plan=searched.outputs["plan"],
+            tables=searched.outputs["tables"],
+            store=store,
+            min_gain=min_gain,
+            memory_margin=memory_margin,
+            single_writer=single_writer,
+        )
+        for step in (searched, live):
+            equip(step, *pod)
+        return searched
+
     seen = survey(
+        run=RUN,
         models=models,
         store=store,
         single_writer=single_writer,
@@ -364,28 +202,39 @@ def neuroshard(
         step_image=step_image,
         store_secret=store_secret,
     )
-    equip(seen, step_image, step_cpus, step_memory, store_secret)
-    nightly_run(
-        survey=seen.outputs["survey"],
-        campaigns=seen.outputs["campaigns"],
-        at_once=seen.outputs["at_once"],
-        later=seen.outputs["later"],
-        measures=seen.outputs["measures"],
-        store=store,
-        backend=backend,
-        batch_size=batch_size,
-        budget=measure_budget,
-        algorithm=algorithm,
-        seed=seed,
-        min_gain=min_gain,
-        memory_margin=memory_margin,
-        single_writer=single_writer,
-        training_runtime=training_runtime,
-        measure_image=measure_image,
-        measure_cpus=measure_cpus,
-        measure_memory=measure_memory,
-        step_image=step_image,
-        step_cpus=step_cpus,
-        step_memory=step_memory,
-        store_secret=store_secret,
-    )
+    equip(seen, *pod)
+
+    with dsl.ParallelFor(seen.outputs["kinds"]) as kind:
+        drawn = augment(
+            run=RUN,
+            kind=kind,
+            store=store,
+            single_writer=single_writer,
+            training_runtime=training_runtime,
+            measure_image=measure_image,
+            measure_cpus=measure_cpus,
+            measure_memory=measure_memory,
+            step_image=step_image,
+            step_cpus=step_cpus,
+            step_memory=step_memory,
+        )
+        measured = measure_shares(
+            **{name: output for name, output in drawn.outputs.items() if name != "later"},
+            kind=kind,
+            store=store,
+            single_writer=single_writer,
+            budget=measure_budget,
+            training_runtime=training_runtime,
+            measure_image=measure_image,
+            store_secret=store_secret,
+        )
+        learnt = pretrain(run=RUN, kind=kind, store=store, single_writer=single_writer).after(measured)
+        for step in (drawn, learnt):
+            equip(step, *pod)
+        with dsl.ParallelFor(drawn.outputs["later"]) as waited:
+            plan_model(waited).after(learnt)
+
+    with dsl.ParallelFor(seen.outputs["at_once"]) as model:
+        plan_model(model, at_once=True)
+
+    plan_model(seen.outputs["last"]).after(learnt)

@@ -52,8 +52,8 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 END_WITH_PARENT = "NEUROSHARD_END_WITH_PARENT"  # make's process id: make does not forward signals to its children
 RANK_SECONDS = 600  # that ranks of the trainer wait for one another: on a busy machine they start minutes apart
 
-# Where KFP's local runner leaves what the steps made (step/output), and under which name a user finds it. A model that is planned
-# after measuring has steps of its own: search-2, deploy-2.
+# Where KFP's local runner leaves what the steps made (step/output), and under which name a user finds it. The pipeline has
+# the two steps that plan a model in three places: search-2, deploy-3.
 OUTPUTS = {
     "pretrain/costs": "costs",
     "pretrain/cost_model": "cost_model",
@@ -86,7 +86,7 @@ COLOR = re.compile(r"\x1b\[\d+m")
 CHATTER = re.compile(
     r"    ( |[{}]$|Traceback|KeyboardInterrupt$|neuroshard\.core\.errors|\[KFP Executor)"
     r"|    \w+: (Artifact|Dataset|HTML|Metrics|Model)\("
-    r"|    (Output|at_once|campaigns|gpus|jobs|later|measures|nodes|resource|survey|tolerations|train_jobs): "
+    r"|    (Output|at_once|cpus|gpus|image|kinds|last|later|memory|nodes|resource|shares|tolerations): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 

@@ -52,11 +52,14 @@ def relabelled(nodes: Sequence[dict[str, Any]], driver: str) -> list[dict[str, A
 
 
 NEW_DRIVER = relabelled(H200, "580.65.06")
-STAGES = ("survey", "augment", "place", "measure", "pretrain", "search-2", "deploy-2", "conclude")
+STAGES = ("survey", "augment", "measure", "pretrain", "search-3", "deploy-3")
 RUN = """
 import json, sys, warnings
 warnings.filterwarnings("ignore")
 from kfp import components, local
+from kfp.local import io
+from pipelines.steps import NamedOutputs
+io.IOStore = NamedOutputs
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])
 components.load_component_from_file("pipelines/neuroshard.yaml")(**json.loads(sys.argv[1]))
 """

@@ -53,13 +53,13 @@ from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.node import Node
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluation import Evaluation
-from neuroshard.nightly.conclude import run as conclude
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
 from neuroshard.pretrain.labels import collect, forward_ms
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.text import refusals_text, releases_text
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import Share, left_of_share, write_record
+from neuroshard.store.night import degraded
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TABLES = random_tables(20)
@@ -410,4 +410,4 @@ def test_a_verdict_that_cannot_be_read_is_as_one_that_is_not_there(tmp_path: Pat
     for release in (-1, 10**25, "x"):
         verdict = {"run": "r", "model": "ads", "end": "red", "why": "", "release": release}
         write_record(FolderStore(tmp_path), "_nightly/ads.json", verdict)
-        assert len(conclude(survey, str(tmp_path))) == 1
+        assert len(degraded(FolderStore(tmp_path), survey)) == 1

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 from neuroshard.submit.steps import loop_source
 
-MEASURES = (
-    "measures"  # among the items: whether anything is measured or learned, which the pipeline does on a condition
-)
 POD_SECONDS = 10.0  # at least, from one pod to the next: Argo checks every 10 s (KFP 2.17 with Argo 4.0.5)
 
 
@@ -34,10 +31,7 @@ class NightCost(NamedTuple):
 
 
 def night_cost(spec: Mapping[str, Any], items: Mapping[str, int]) -> NightCost:
-    """The cost of a run whose loops have this many `items`, by the output or parameter that they come from.
-
-    Steps on a condition count where MEASURES is among the items and not 0.
-    """
+    """The cost of a run whose loops have this many `items` each, by the output or parameter that they come from."""
     inside = _dag(spec, spec["root"]["dag"], {}, items)
     return NightCost(1 + inside.pods, 1 + inside.in_a_row, inside.at_once)  # the root has a driver too
 
@@ -81,8 +75,6 @@ def _task(
     component = spec["components"].get(task["componentRef"]["name"], {})
     if "dag" not in component:
         return NightCost(2, 2, 1)
-    if "condition" in task.get("triggerPolicy", {}) and not items.get(MEASURES):
-        return NightCost(1, 1, 1)  # the driver finds that there is nothing to do
     inputs, source = loop_source(task, outer)
     one = _dag(spec, component["dag"], inputs, items)
     if source is None:

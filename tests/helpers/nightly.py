@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -18,15 +18,13 @@ from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.shares.job import run as measure
 from neuroshard.nightly.augment import run as augment
-from neuroshard.nightly.conclude import check_red
-from neuroshard.nightly.conclude import run as conclude
-from neuroshard.nightly.deploy import ReleaseFiles
+from neuroshard.nightly.deploy import ReleaseFiles, check_red
 from neuroshard.nightly.deploy import run as release
 from neuroshard.nightly.pretrain import run as learn
 from neuroshard.nightly.search import run as plan
-from neuroshard.nightly.survey import planned_after, planned_at_once
+from neuroshard.nightly.survey import planned_after, planned_at_once, planned_last
 from neuroshard.nightly.survey import run as survey
-from neuroshard.orders.nightly import Request, Survey, Verdict
+from neuroshard.orders.nightly import Job, Request, Survey, Verdict
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.folder import FolderStore
 
@@ -98,32 +96,34 @@ class Place:
             )
             found = survey(json.dumps(self.models), self.store, settings)
             campaigns = tuple(campaign.hardware.name for campaign in found.campaigns)
-            self._plan_all(found, planned_at_once(found, self.store), verdicts)
-            if found.campaigns:
-                self._renew(found)
-                self._plan_all(found, planned_after(found), verdicts)
-                conclude(found, self.store)
+            red = self._plan_all(found, planned_at_once(found, self.store), verdicts, at_once=True)
+            self._renew(found)
+            red += self._plan_all(found, dict.fromkeys([*planned_after(found), planned_last(found)]), verdicts)
+            if red:
+                return NightlyRun("; ".join(red), verdicts, campaigns)
         except NeuroshardError as error:
             return NightlyRun(str(error), verdicts, campaigns)
         except Killed:
             return NightlyRun("", verdicts, campaigns, killed=True)
         return NightlyRun("", verdicts, campaigns)
 
-    def _plan_all(self, found: Survey, names: Sequence[str], verdicts: dict[str, Verdict]) -> None:
-        """As in a loop of the pipeline, one that fails stops no other. Raises NeuroshardError at the end if any failed."""
+    def _plan_all(
+        self, found: Survey, names: Iterable[str], verdicts: dict[str, Verdict], *, at_once: bool = False
+    ) -> list[str]:
+        """Plan models, and return the errors: as in a loop of the pipeline, one that fails stops no other."""
         errors = []
         for name in names:
             try:
-                verdicts[name] = self._plan(found.of(name), name)
-                check_red(found, verdicts[name])
+                verdicts[name] = self._plan(found, name)
+                check_red(found, verdicts[name], at_once=at_once)
             except NeuroshardError as error:
                 errors.append(str(error))
-        if errors:
-            raise NeuroshardError("; ".join(errors))
+        return errors
 
     def _renew(self, found: Survey) -> None:
-        for job in augment(found, self.store):
-            self.measure(found, job)
+        for campaign in found.campaigns:
+            for share in augment(found, campaign, self.store):
+                self.measure(found, Job(campaign=campaign, share=share, owner=found.owner))
         with patch("neuroshard.nightly.pretrain.pretrain", partial(pretrain, epochs=self.epochs)):
             for number, campaign in enumerate(found.campaigns):
                 costs, model = (self.fresh(f"{name}-{number}") for name in ("costs", "model"))

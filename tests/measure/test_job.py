@@ -43,7 +43,9 @@ def night(pods: int = 2, seed: int = 0) -> Survey:
 
 
 def drawn(store: Path, pods: int = 2, seed: int = 0) -> list[Job]:
-    return draw(night(pods, seed), str(store))
+    found = night(pods, seed)
+    [asked] = found.campaigns
+    return [Job(campaign=asked, share=share) for share in draw(found, asked, str(store))]
 
 
 def measure(job: Job, store: Path) -> None:
@@ -215,9 +217,12 @@ def test_a_store_that_ignores_conditions_is_measured_into_by_a_single_writer(
         environment = {"ACCESS_KEY_ID": KEY, "SECRET_ACCESS_KEY": SECRET, "ENDPOINT_URL": url, "REGION": "us-east-1"}
         for name, value in environment.items():
             monkeypatch.setenv(f"AWS_{name}", value)
+        found = night(1)
+        [asked] = found.campaigns
         with refused(StoreError, "single-writer"):
-            draw(night(1), "s3://plans/p")
-        [job] = draw(night(1), "s3://plans/p", single_writer=True)
+            draw(found, asked, "s3://plans/p")
+        assert draw(found, asked, "s3://plans/p", single_writer=True) == [1]
+        job = Job(campaign=asked, share=1)
         how = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 1e6, "seed": 0}
         run(job, "s3://plans/p", single_writer=True, **how)  # type: ignore[arg-type]
         merge_shares(job.campaign, "s3://plans/p", tmp_path / "costs", single_writer=True)

@@ -119,7 +119,11 @@ def test_its_pods_measure_all_shares_and_a_second_one_finds_them_there(controlle
     spec = ModelSpec(name="ads", tables="mlperf-dlrm-dcnv2", devices=2, memory="80GiB")
     request = Request(compute_cases=20, collective_cases=8, batch_size=512, seed=0, backend="synthetic")
     asked = campaign(ranks=(2,), measurable=(2,))
-    draw(Survey(request=request, models=(spec,), hardware={"ads": HARDWARE.fingerprint}, campaigns=(asked,)), store)
+    draw(
+        Survey(request=request, models=(spec,), hardware={"ads": HARDWARE.fingerprint}, campaigns=(asked,)),
+        asked,
+        store,
+    )
     options = {"backend": "synthetic", "batch_size": 512, "budget_seconds": 1e6, "seed": 0, "single_writer": False}
     job = body(store_url=store, **options)
     run(job, HANGS, 0.01)

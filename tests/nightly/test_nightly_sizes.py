@@ -17,12 +17,12 @@ from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.run import DeploySettings
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly import sizes as room
-from neuroshard.nightly.conclude import run as conclude
 from neuroshard.nightly.deploy import ReleaseFiles
 from neuroshard.nightly.deploy import run as release
 from neuroshard.nightly.search import run as plan
 from neuroshard.orders.nightly import Request, Survey, Verdict, read_specs
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.night import degraded
 from neuroshard.store.releases import read_live, size_keys
 
 Night = Callable[..., Verdict]
@@ -135,7 +135,7 @@ def test_a_kind_without_a_cost_model_is_left_out_and_named(store: FolderStore, n
     [
         ({"models": "b300"}, "no cost model of hardware 'b300'"),
         ({"memory": "1MiB"}, "no size of any kind fits"),
-        ({"time_budget": "0.001"}, "1 size not searched"),
+        ({"time_budget": "0.001s"}, "1 size not searched"),
     ],
 )
 def test_a_sweep_that_fails_leaves_the_release_and_says_why(
@@ -149,7 +149,7 @@ def test_a_sweep_that_fails_leaves_the_release_and_says_why(
     assert Verdict.parse(json.loads(store.read("_nightly/ads.json")), "ads") == verdict
     with pytest.raises(NotFound):
         store.read(PAGE)
-    assert conclude(survey, store.url) == (verdict.text,)
+    assert degraded(store, survey) == (verdict.text,)
 
 
 def test_neither_a_fault_of_ours_nor_a_page_that_may_not_be_written_fails_the_step(

@@ -34,7 +34,7 @@ BAD: dict[str, list[object]] = {
     "batch_size": [0, -1, 1.5, 2**40, True],
     "compute_cases": [-1, 0, 0.5],
     "collective_cases": [-1, 10**12],
-    "measure_budget": ["", "garbage", "0", "-3m", "3w"],
+    "measure_budget": ["", "90", "garbage", "0", "-3m", "3w"],
     "max_age": ["soon", "0"],
     "max_error": [-1, -0.01, float("inf"), float("nan")],
     "min_gain": [1, 1.5, float("nan")],

@@ -70,16 +70,17 @@ def test_it_is_what_its_source_compiles_to_byte_for_byte(hash_seed: str) -> None
 
 
 def test_who_comes_after_whom() -> None:
-    after = {task: set(DAGS[dag]["dag"]["tasks"][task].get("dependentTasks", ())) for dag, task in TASKS}
-    assert {task: before for task, before in after.items() if before} == {
-        "nightly-run": {"survey"},
+    after = [(task, set(DAGS[dag]["dag"]["tasks"][task].get("dependentTasks", ()))) for dag, task in TASKS]
+    assert {task: before for task, before in after if before} == {
+        "for-loop-1": {"survey"},  # kinds of hardware
+        "measure-shares": {"augment"},
+        "pretrain": {"measure-shares"},
+        "for-loop-2": {"augment", "pretrain"},  # models that wait for a kind
         "deploy": {"search"},
-        "measure-jobs": {"augment"},
-        "measure": {"place"},
-        "measure-train-jobs": {"augment"},
-        "learn-kinds": {"measure-jobs", "measure-train-jobs"},
-        "plan-models": {"learn-kinds"},
-        "conclude": {"plan-models"},
+        "for-loop-3": {"survey"},  # models that need not wait
+        "deploy-2": {"search-2"},
+        "search-3": {"survey", "for-loop-1"},  # the last one
+        "deploy-3": {"survey", "search-3"},
     }
 
 
@@ -129,20 +130,8 @@ def test_what_kubernetes_gets_resolves_where_the_step_runs(step: str) -> None:
     assert producers <= set(task_of(step).get("dependentTasks", ()))
 
 
-def test_loops_are_one_deep_and_nothing_but_renewing_is_conditional() -> None:
-    loops = [(dag, task) for dag, task in TASKS if "parameterIterator" in DAGS[dag]["dag"]["tasks"][task]]
-    assert sorted(dag for dag, _ in loops) == [
-        "comp-learn-kinds",
-        "comp-measure-jobs",
-        "comp-measure-train-jobs",
-        "comp-nightly-run",
-        "comp-plan-models",
-    ]
-    bodies = [COMPONENTS[DAGS[dag]["dag"]["tasks"][task]["componentRef"]["name"]] for dag, task in loops]
-    assert not list(values(bodies, "parameterIterator"))
-    assert not list(values(bodies, "triggerPolicy"))
-    [policy] = values(SPEC, "triggerPolicy")
-    assert policy == {"condition": "inputs.parameter_values['pipelinechannel--measures'] == 'yes'"}
+def test_nothing_is_conditional_as_what_comes_after_a_skipped_step_is_left_out() -> None:
+    assert list(values(SPEC, "triggerPolicy")) == []
 
 
 def test_every_parameter_has_a_default_a_description_and_a_use() -> None:
@@ -159,15 +148,16 @@ def test_the_gpu_count_is_text() -> None:
     """An int is dropped without a word, and the pod gets no GPU."""
     count = container("measure")["resources"]["accelerator"]["resourceCount"]
     [name] = PLACEHOLDER.findall(count)
-    assert name == "pipelinechannel--place-gpus"
-    assert COMPONENTS["comp-place"]["outputDefinitions"]["parameters"]["gpus"]["parameterType"] == "STRING"
+    assert name == "pipelinechannel--gpus"
+    assert COMPONENTS["comp-augment"]["outputDefinitions"]["parameters"]["gpus"]["parameterType"] == "STRING"
 
 
 def test_images_are_our_own_of_this_version() -> None:
     """The cache key holds the image's name, not its contents."""
     images = {step: PLACEHOLDER.fullmatch(container(step)["image"])[1] for step in STEPS}
     assert {step: name.removeprefix("pipelinechannel--") for step, name in images.items()} == {
-        step: "measure_image" if step == "measure" else "step_image" for step in STEPS
+        step: "image" if step == "measure" else "step_image"  # as augment says, by whether a TrainJob measures
+        for step in STEPS
     }
     assert PARAMETERS["step_image"]["defaultValue"] == f"neuroshard-cpu:{__version__}"
     assert PARAMETERS["measure_image"]["defaultValue"] == f"neuroshard-gpu:{__version__}"
@@ -184,9 +174,8 @@ def test_secrets_come_from_a_secret() -> None:
         assert name.removeprefix("pipelinechannel--") == "store_secret"
 
 
-def test_only_who_speaks_to_the_store_has_its_secret() -> None:
-    with_secret = {step for step, (_, executor) in STEPS.items() if "secretAsEnv" in CONFIGS.get(executor, {})}
-    assert STEPS.keys() - with_secret == {"place"}
+def test_every_step_has_the_secret_of_the_store_where_steps_meet() -> None:
+    assert {step for step, (_, executor) in STEPS.items() if "secretAsEnv" in CONFIGS[executor]} == STEPS.keys()
 
 
 def test_nothing_is_cached_as_every_step_reads_the_world() -> None:

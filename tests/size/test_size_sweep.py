@@ -130,7 +130,7 @@ def test_a_sweep_that_is_stopped_gives_what_is_there() -> None:
 
 def test_a_sweep_whose_time_is_up_says_so(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "Watch", lambda seconds, stop: Watch(0.0, stop=stop))
-    (row,) = swept(TABLES, "4", "1GiB", time_budget="600").rows
+    (row,) = swept(TABLES, "4", "1GiB", time_budget="600s").rows
     assert row.found.provenance.notes[-1] == TIME_UP
     assert STOPPED not in row.found.provenance.notes
 
@@ -158,7 +158,7 @@ def test_amounts_of_memory_share_the_time_of_their_size(swept: Swept, monkeypatc
         return Watch(0.0, stop=stop)
 
     monkeypatch.setattr(sweep, "Watch", watch)
-    swept(TABLES, "2", "70MiB,75MiB,1GiB", time_budget="600", no_row_wise=True)
+    swept(TABLES, "2", "70MiB,75MiB,1GiB", time_budget="600s", no_row_wise=True)
     assert given[0] <= 200
     assert given[-1] <= 600
 

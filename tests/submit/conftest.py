@@ -9,6 +9,8 @@ import pytest
 from helpers import nodes
 from helpers.kubeflow import KfpStub, serving
 from helpers.nodes import RUNNER, FakeApiServer
+from neuroshard.store.folder import FolderStore
+from neuroshard.submit import night
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,14 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
         if name.startswith(("KFP", "KF_", "POD_", "KUBE")) or "_PROXY" in name.upper():
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> FolderStore:
+    """A folder in place of the store of all runs, where their steps recorded nothing."""
+    folder = FolderStore(tmp_path_factory.mktemp("store"))
+    monkeypatch.setattr(night, "open_store", lambda url: folder)
+    return folder
 
 
 @pytest.fixture

@@ -36,8 +36,7 @@ def test_the_docs_say_what_nights_of_this_pipeline_cost() -> None:
     rows = []
     for models in (1, 10, 100):
         for kinds in (0, 1):
-            planned = {"at_once": 0, "later": models} if kinds else {"at_once": models, "later": 0}
-            items = {**planned, "measures": kinds, "jobs": kinds, "campaigns": kinds, "train_jobs": 0}
+            items = {"kinds": kinds, "shares": 1, "later": models - 1, "at_once": 0 if kinds else models - 1}
             cost, slower = night_cost(spec, items), night_cost(limited, items)
             assert slower.pods == cost.pods
             minutes = f"{cost.seconds / 60:.1f} min | {slower.seconds / 60:.1f} min"
@@ -47,13 +46,15 @@ def test_the_docs_say_what_nights_of_this_pipeline_cost() -> None:
     assert table == rows, "docs/operating.md, What a night costs, must say:\n" + "\n".join(rows)
 
 
-@pytest.mark.parametrize(("parallelism", "at_once"), [(0, 15), (1, 3), (4, 9), (10, 15)])
-def test_a_run_has_at_most_twice_as_many_pods_at_once_as_a_loop_and_one_more(parallelism: int, at_once: int) -> None:
-    """Models that need not wait are planned beside all that has to do with measuring."""
+@pytest.mark.parametrize(("parallelism", "at_once"), [(0, 25), (1, 2), (4, 12), (10, 25)])
+def test_a_run_has_at_most_as_many_pods_at_once_as_its_kinds_and_one_times_a_loop(
+    parallelism: int, at_once: int
+) -> None:
+    """Each kind of hardware is in one of its loops at a time, and models that need not wait are planned meanwhile."""
     spec = next(yaml.safe_load_all(PACKAGE.read_text()))
     if parallelism:
         limit_loops(spec, parallelism)
-    items = {"at_once": 5, "later": 10, "measures": 1, "jobs": 8, "campaigns": 2, "train_jobs": 0}
+    items = {"at_once": 5, "later": 10, "kinds": 2, "shares": 8}
     cost = night_cost(spec, items)
     assert cost.at_once == at_once
-    assert not parallelism or cost.at_once <= 2 * parallelism + 1
+    assert not parallelism or cost.at_once <= (min(items["kinds"], parallelism) + 1) * parallelism

@@ -190,9 +190,10 @@ def test_a_model_of_several_is_not_named_by_its_place_in_a_loop() -> None:
     """Each loop has some of the models; which, only the log says."""
     spec = next(yaml.safe_load_all(PACKAGE.read_text()))
     models = json.dumps([{"name": "ads"}, {"name": "feed"}])
-    scopes = {"for-loop-1": "planned at once", "condition-2.plan-models.for-loop-1": "planned after measuring"}
+    kind = "for-loop-1.iteration-iterations(0:0).iteration-item"
+    scopes = {"for-loop-3": "planned at once", f"{kind}.for-loop-2": "planned after measuring"}
     for scope, planned in scopes.items():
-        path = f"w.root.nightly-run.{scope}.iteration-iterations(0:0).iteration-item.search"
+        path = f"w.root.{scope}.iteration-iterations(0:0).iteration-item.search"
         step = FailedStep("search", path)
         assert step_text(step, spec, models, "", "OOMKilled") == f"search of model 1 of those {planned}: OOMKilled"
         assert step_text(step, spec, models, LOG % FEED, "").startswith("search of model 'feed': ")

@@ -84,10 +84,17 @@ def submit(
     if not wait and give_up:
         raise UsageError("--give-up looks at pods while it waits; leave out --no-wait")
     run_settings = _settings(parameters, models_yaml, settings, service_account, deadline, parallelism)
-    start_seconds = parse_duration(give_up) if give_up else 0.0
+    start_seconds = parse_duration(give_up, "--give-up") if give_up else 0.0
     pods_are_in = namespace or RUNS_NAMESPACE
     waiting = (
-        Waiting(parse_duration(timeout), parse_duration(poll), metrics, event, start_seconds, pods_are_in)
+        Waiting(
+            parse_duration(timeout, "--timeout"),
+            parse_duration(poll, "--poll"),
+            metrics,
+            event,
+            start_seconds,
+            pods_are_in,
+        )
         if wait
         else None
     )
@@ -100,7 +107,7 @@ def submit(
         run_settings,
         waiting,
         dry_run=dry_run,
-        patience_seconds=0.0 if patience in ("0", "0s") else parse_duration(patience),
+        patience_seconds=0.0 if patience in ("0", "0s") else parse_duration(patience, "--patience"),
         check=run_admission(run_settings, namespace) if check else None,
     )
     for line in lines:
@@ -149,7 +156,7 @@ def schedule(
         name,
         None if cron is None else Nightly(cron, run_settings),
         dry_run=dry_run,
-        wait_seconds=parse_duration(wait) if wait else 0.0,
+        wait_seconds=parse_duration(wait, "--wait") if wait else 0.0,
         now=now,
     )
     for line in lines:
@@ -168,4 +175,4 @@ def _settings(
 
     given = read_parameters(parameters, models_yaml, settings or ())
     limit = take_parallelism(given, parallelism)
-    return RunSettings(given, service_account, parse_duration(deadline), limit)
+    return RunSettings(given, service_account, parse_duration(deadline, "--deadline"), limit)

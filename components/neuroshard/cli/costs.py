@@ -147,14 +147,14 @@ def measure(
 
     settings = MeasureSettings(
         batch_size=batch_size,
-        budget_seconds=None if budget is None else parse_duration(budget),
+        budget_seconds=None if budget is None else parse_duration(budget, "--budget"),
         warmup=warmup,
         repeats=repeats,
         optimizer=optimizer,
         threads=threads,
         memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
         traces=traces,
-        timeout_seconds=parse_duration(timeout),
+        timeout_seconds=parse_duration(timeout, "--timeout"),
         seed=seed,
     )
     summary = run(cases, out, backend, settings, share=(1, 1) if share is None else parse_share(share), rounds=rounds)
@@ -174,7 +174,7 @@ def _as_typed(name: str) -> str:
 def _verify(costs: Path, count: int, timeout: str, traces: Path | None, as_json: bool) -> None:
     from neuroshard.measure.verify import run
 
-    verified = run(costs, count=count, timeout_seconds=parse_duration(timeout), traces=traces)
+    verified = run(costs, count=count, timeout_seconds=parse_duration(timeout, "--timeout"), traces=traces)
     say_json({"agrees": verified.agrees, **asdict(verified)}) if as_json else say_text(str(verified))
     if not verified.agrees:
         raise typer.Exit(1)
@@ -240,8 +240,8 @@ def network(
         address=address,
         kind=backend,
         domain=domain,
-        timeout_seconds=parse_duration(timeout),
-        meet_seconds=parse_duration(meet),
+        timeout_seconds=parse_duration(timeout, "--timeout"),
+        meet_seconds=parse_duration(meet, "--meet"),
     )
     figures = NetworkFigures(settings, {})
     try:

@@ -66,7 +66,7 @@ def fleet(
         if asked
         else local_fleet()
     )
-    age_seconds = None if max_age is None else parse_duration(max_age)
+    age_seconds = None if max_age is None else parse_duration(max_age, "--max-age")
     stands = (
         against(there, store, now=datetime.now(UTC), max_age_seconds=age_seconds, max_error=max_error) if store else ()
     )

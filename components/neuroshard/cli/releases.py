@@ -208,7 +208,7 @@ def gc(
 
     if was_typed(context, "keep") and name.partition("/")[0] == MEASURING_FOLDER:
         raise UsageError("--keep is for releases; leave it out: what was measured is kept by --older-than alone")
-    garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than), apply=apply)
+    garbage = run(store, name, keep=keep, age_seconds=parse_duration(older_than, "--older-than"), apply=apply)
     if as_json:
         entries = [{"key": entry.key, "bytes": entry.size} for entry in garbage.entries]
         say_json({"store": store, "deleted": apply, "entries": entries, "kept": garbage.kept})

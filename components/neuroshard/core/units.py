@@ -119,16 +119,20 @@ def format_bytes(count: float, rounded: Literal["nearest", "up", "down"] = "near
     raise AssertionError("unreachable")
 
 
-_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d|)\s*")
+_DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(s|m|h|d)\s*")
 
 
-def parse_duration(text: str) -> float:
-    """`"3m"`, `"90s"`, `"1.5h"`, `"7d"` or `"90"` (seconds) as seconds. Raises UsageError, also for zero."""
+def parse_duration(text: str, option: str = "") -> float:
+    """`"3m"`, `"90s"`, `"1.5h"` or `"7d"` as seconds. Raises UsageError, which begins with `option`, also for zero.
+
+    A unit must be there: 5 may be meant as minutes.
+    """
     match = _DURATION.fullmatch(text)
-    seconds = float(match.group(1)) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match.group(2)] if match else 0.0
+    seconds = float(match.group(1)) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match.group(2)] if match else 0.0
     if not 0 < seconds < 1e9:
+        begins = f"{option}: " if option else ""
         raise UsageError(
-            f"{shown(text)} is not a usable length of time; write seconds or a unit, as in 90s, 3m, 1h or 7d"
+            f"{begins}{shown(text)} is not a usable length of time; write a number and its unit, as in 90s, 3m, 1h or 7d"
         )
     return seconds
 

@@ -1,4 +1,4 @@
-"""Draws the cases that the nightly run has to measure of every kind of hardware, and puts them into the store.
+"""Draws the cases that the nightly run has to measure of a kind of hardware, and puts them into the store.
 
 Cases that earlier runs drew are kept. A run that asks for more (other numbers of devices, new tables, more cases) adds a draw
 with what is missing. A table that was held out once stays held out, and a table that was trained on is never tested on. So the
@@ -27,7 +27,7 @@ from neuroshard.core.table import DIM_STEP, MAX_NAME, Table
 from neuroshard.core.value import sha256
 from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.costs import read_costs
-from neuroshard.orders.nightly import Campaign, Job, ModelSpec, Request, Survey
+from neuroshard.orders.nightly import Campaign, ModelSpec, Request, Survey
 from neuroshard.store.folders import MOST_BYTES, delete_folder, fetch_folder
 from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (
@@ -71,30 +71,29 @@ class Lacking(NamedTuple):
         return self.compute > 0 or any(self.collective.values()) or self.tiers > 0
 
 
-def run(survey: Survey, store_url: str, *, single_writer: bool = False) -> list[Job]:
-    """Draw what the campaigns of a survey lack into the store, and return the jobs that measure what is left to measure.
+def run(survey: Survey, campaign: Campaign, store_url: str, *, single_writer: bool = False) -> list[int]:
+    """Draw what a campaign lacks into the store, and return the shares in which what is left is measured.
 
-    Where the cases of a kind cannot be drawn, the failure is recorded and the other kinds continue. Raises Unreachable where the
-    store does not answer, and Unsafe.
+    Where the cases cannot be drawn, the failure is recorded, and what earlier runs drew is measured even so. Raises Unreachable
+    where the store does not answer, and Unsafe.
     """
-    jobs = []
     store = open_patiently(store_url, single_writer=single_writer)
     found, _ = tables_of(survey.models, skip=survey.no_plan)
     tables = [table for tables in found.values() for table in tables]
-    for campaign in survey.campaigns:
-        with _failures_noted(store, campaign):
-            store.delete(f"{campaign.folder}/{FAILED}")  # this run tries again
-            if campaign.oldest_seconds is not None:
-                age_out(store, campaign.folder, campaign.oldest_seconds)
-            extend(store, campaign, survey.request, tables, survey.owner)
-        with _failures_noted(store, campaign):  # what earlier runs drew is measured even so
-            jobs += [Job(campaign=campaign, share=share, owner=survey.owner) for share in _to_measure(store, campaign)]
-    return jobs
+    with _failures_noted(store, campaign):
+        store.delete(f"{campaign.folder}/{FAILED}")  # this run tries again
+        if campaign.oldest_seconds is not None:
+            age_out(store, campaign.folder, campaign.oldest_seconds)
+        extend(store, campaign, survey.request, tables, survey.owner)
+    shares: list[int] = []
+    with _failures_noted(store, campaign):
+        shares += _to_measure(store, campaign)
+    return shares
 
 
 @contextmanager
 def _failures_noted(store: Store, campaign: Campaign) -> Iterator[None]:
-    """Record a failure of the block, so that other kinds of hardware continue. Raises where the whole store cannot be used."""
+    """Record a failure of the block, which concerns one kind of hardware. Raises where the whole store cannot be used."""
     try:
         yield
     except (LeaseHeld, Conflict) as error:  # another run draws the same cases

@@ -1,7 +1,8 @@
 """A model's new plan -> what is live for the model, a page that shows the plan, and a verdict on the model in the store; then a
 page of sizes, if the model asks for one.
 
-The verdict is the last step's to read (conclude.py).
+A model without any plan makes the run fail (`check_red`); what else a night ended with less than it should have, who submits
+reads in the store.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from neuroshard.files.constraints import resolve
 from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.nightly.sizes import put_sizes
+from neuroshard.nightly.survey import planned_after
 from neuroshard.orders.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verdict
 from neuroshard.report.run import run as report
 from neuroshard.store.measuring import write_record
@@ -76,13 +78,19 @@ def run(
     return verdict
 
 
+def check_red(survey: Survey, verdict: Verdict, *, at_once: bool) -> None:
+    """Raise NeuroshardError for a model without any plan, unless it is planned `at_once` and once more after measuring."""
+    if verdict.end == "red" and not (at_once and verdict.model in planned_after(survey)):
+        raise NeuroshardError(verdict.text)
+
+
 def _record(store: Store, verdict: Verdict) -> None:
     try:
         write_record(store, f"{VERDICTS_FOLDER}/{verdict.model}.json", verdict.model_dump(mode="json"))
     except (Unreachable, Unsafe):
         raise
     except StoreError as error:
-        if verdict.end == "red":  # `conclude` would not know
+        if verdict.end == "red":  # who reads the record would not know
             raise StoreError(f"{verdict.text}; {error}") from None
         log(f"note: the verdict could not be recorded: {error}")
 

@@ -14,6 +14,7 @@ from neuroshard.nightly.publish import publish
 from neuroshard.orders.nightly import Campaign, Survey
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.measuring import LEARNED, costs_digest, note_failure, write_record
+from neuroshard.store.night import not_learned
 from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 
@@ -50,6 +51,8 @@ def run(
         note_failure(store, campaign.folder, step, str(error))
     else:
         _record_learned(store, campaign, learned_from, survey.max_error)
+    if less := not_learned(store, campaign):
+        log(f"degraded: {less}")
     return model
 
 

@@ -21,6 +21,7 @@ from neuroshard.models.serving import known_models
 from neuroshard.nightly.augment import finished, lacking, read_draws, renamed, tables_of
 from neuroshard.orders.nightly import Campaign, ModelSpec, Survey, read_specs
 from neuroshard.store.measuring import AUGMENT_LEASE, FAILED, LEARNED, costs_digest, measuring, read_record
+from neuroshard.store.night import write_survey
 from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
@@ -29,8 +30,11 @@ from neuroshard.store.track import live_or_none
 LEARN_AGAIN = {"dated in the future", "unreadable"}  # publishing the cost model again repairs these
 
 
-def run(models: str, store_url: str, settings: SurveySettings, *, single_writer: bool = False) -> Survey:
-    """Survey the fleet for the `models` (a JSON list), and report on stderr how each kind of hardware is covered.
+def run(
+    models: str, store_url: str, settings: SurveySettings, *, owner: str = "", single_writer: bool = False
+) -> Survey:
+    """Survey the fleet for the `models` (a JSON list), and report on stderr how each kind of hardware is covered. What was found
+    is put into the store, under the name of the run, `owner`.
 
     GPUs are found at the cluster's API, or in the file `settings.nodes`. CPUs, and all hardware where there is no cluster, are
     this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError, and NeuroshardError where no
@@ -51,8 +55,8 @@ def run(models: str, store_url: str, settings: SurveySettings, *, single_writer:
     said = [*notes, *unreadable.values(), *said_of_others]
     log(*(f"note: {note}" for note in said))
     log(*(f"note: model {name!r} gets no plan: {why}" for name, why in no_plan.items()))
-    return Survey(
-        owner=uuid4().hex[:12],
+    surveyed = Survey(
+        owner=owner or uuid4().hex[:12],
         request=settings.request,
         models=specs,
         hardware=found.hardware,
@@ -64,26 +68,38 @@ def run(models: str, store_url: str, settings: SurveySettings, *, single_writer:
         max_error=settings.max_error,
         max_age_seconds=settings.max_age_seconds,
     )
+    write_survey(store, surveyed)
+    return surveyed
 
 
 def planned_at_once(found: Survey, store_url: str) -> list[str]:
-    """The models that need not wait: this run measures nothing for them; or an earlier attempt to measure failed, or left a lease
-    behind or holds it still, so that nothing may come of waiting."""
+    """The models that need not wait, but for the last one: this run measures nothing for them; or an earlier attempt to measure
+    failed, or left a lease behind or holds it still, so that nothing may come of waiting."""
     store = open_patiently(store_url)
     failed = set()
     for campaign in found.campaigns:
         now = measuring(store, campaign.folder)
         if not now.others.isdisjoint((FAILED, AUGMENT_LEASE)) or now.leases:
             failed.add(campaign.hardware.fingerprint)
-    waiting = set(planned_after(found))
-    names = [spec.name for spec in found.models]
-    return [name for name in names if name not in waiting or found.hardware.get(name) in failed]
+    waiting, last = planned_after(found), planned_last(found)
+
+    def at_once(name: str) -> bool:
+        return found.hardware.get(name) in failed if name in waiting else name != last
+
+    return [spec.name for spec in found.models if at_once(spec.name)]
 
 
-def planned_after(found: Survey) -> list[str]:
-    """The models whose kind of hardware is measured or learned in this run."""
-    kinds = {campaign.hardware.fingerprint for campaign in found.campaigns}
+def planned_after(found: Survey, kind: str = "") -> list[str]:
+    """The models whose kind of hardware is measured or learned in this run, those of one kind where one is named."""
+    kinds = {
+        campaign.hardware.fingerprint for campaign in found.campaigns if kind in ("", campaign.hardware.fingerprint)
+    }
     return [one.name for one in found.models if found.hardware.get(one.name) in kinds and one.name not in found.no_plan]
+
+
+def planned_last(found: Survey) -> str:
+    """The model that the pipeline plans outside of its loops, after what is measured: a loop and its item cost a pod each."""
+    return (planned_after(found) or [spec.name for spec in found.models])[0]
 
 
 def _fleet(settings: SurveySettings) -> tuple[Fleet, list[str]]:

@@ -1,6 +1,6 @@
 """The messages that the steps of a nightly run pass on as JSON.
 
-    Survey     what the run found: each model's hardware, and what to measure
+    Survey     what the run found: each model's hardware, and what to measure. It is in the store (store/night.py)
     Campaign   one kind of hardware to measure, and where in the store its cases and costs are
     Job        one pod's share of a Campaign
     Searched   which cost model a plan was searched with, and why it was not the hardware's own; or why there is no plan
@@ -182,18 +182,8 @@ class Survey(Value):
     def spec(self, name: str) -> ModelSpec:
         return next(spec for spec in self.models if spec.name == name)
 
-    def of(self, name: str) -> "Survey":
-        """What the steps of one model need of it: a run of many models carries each model once, not once for each other."""
-        own = {name: self.hardware[name]} if name in self.hardware else {}
-        return self.model_copy(
-            update={
-                "models": (self.spec(name),),
-                "hardware": own,
-                "kinds": {key: kind for key, kind in self.kinds.items() if key in own.values()},
-                "topologies": {key: one for key, one in self.topologies.items() if key in own.values()},
-                "no_plan": {key: why for key, why in self.no_plan.items() if key == name},
-            }
-        )
+    def campaign(self, fingerprint: str) -> Campaign:
+        return next(one for one in self.campaigns if one.hardware.fingerprint == fingerprint)
 
 
 class Searched(Value):

@@ -22,7 +22,7 @@ from neuroshard.core.precision import parse_precision
 from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
+from neuroshard.core.units import parse_bytes, parse_step_time
 from neuroshard.core.value import MOST_DIGITS, Whole, shown
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
@@ -157,9 +157,9 @@ class SearchOptions(_Needed, total=False):
     rounds: Annotated[int | None, "Rounds of improvement [default: 40].", _setting(int, least=0)]
     time_budget: Annotated[
         Amount | None,
-        "Search for this long instead: 10s, 2m, from reading the tables to the last improvement; the bound comes after. The "
-        "plan then depends on the machine.",
-        _setting(_then(_amounts("'30s'"), parse_duration), "TIME", field="time_budget_s"),
+        "Search for this long instead: 10s, 2m (a number is seconds), from reading the tables to the last improvement; the bound "
+        "comes after. The plan then depends on the machine.",
+        _setting(take.duration, "TIME", field="time_budget_s"),
     ]
     constraints: Annotated[
         FilePath | None,

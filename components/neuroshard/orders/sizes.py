@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.units import parse_bytes, parse_duration, parse_step_time
+from neuroshard.core.units import parse_bytes, parse_step_time
 from neuroshard.core.value import Value, Whole, shown
 from neuroshard.orders import values as take
 from neuroshard.orders.options import OPTIONS
@@ -217,7 +217,7 @@ def size_order(
         )
         for name in names
     )
-    budget = None if time_budget is None else parse_duration(take.amounts("time_budget", time_budget, "'60s'"))
+    budget = None if time_budget is None else take.duration("time_budget", time_budget)
     return SizeOrder(kinds, numbers_of_devices(devices), batch_per_device, currency, budget, search)
 
 

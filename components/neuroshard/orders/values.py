@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 from neuroshard.core.errors import UsageError
-from neuroshard.core.units import parse_portion
+from neuroshard.core.units import parse_duration, parse_portion
 from neuroshard.core.value import shown
 
 T = TypeVar("T")
@@ -70,6 +70,11 @@ def number(option: str, value: object) -> float:
         return float(value)  # type: ignore[arg-type]  # seen by _is_number
     except OverflowError:
         raise UsageError(f"{option} is a number, not {shown(value)}") from None
+
+
+def duration(option: str, value: object) -> float:
+    """Seconds: a number of them, or text with its unit such as "2m". Raises UsageError."""
+    return parse_duration(f"{value}s" if _is_number(value) else name(option, value, "a time, as in '30s'"), option)
 
 
 def portion(option: str, value: object) -> float:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
@@ -46,6 +47,7 @@ class Run(NamedTuple):
     recurring_run_id: str = ""
     models: str = ""  # the parameter, as JSON
     secret: str = ""  # the parameter store_secret
+    store: str = ""  # the parameter
     spec: Mapping[str, Any] = MappingProxyType({})  # of its pipeline, which may be of another version than this package
 
     @property
@@ -152,11 +154,16 @@ class Kubeflow:
                 raise
         return True
 
-    def failures(self, run: Run) -> tuple[str, ...]:
-        """Each step of a run that failed, what it was for, and why, as far as the API says."""
+    def failures(self, run: Run, known: Mapping[str, int]) -> tuple[str, ...]:
+        """Each step of a run that failed, what it was for, and why, as far as the API says.
+
+        Steps of which no more failed than are `known` from elsewhere, by name, are left out.
+        """
         workflow = self.workflow(run)
         messages = {key: str(one.get("message") or "") for key, one in workflow.nodes.items()}
-        steps = failed_steps(workflow.tasks() if workflow.compressed else run.tasks)
+        failed = failed_steps(workflow.tasks() if workflow.compressed else run.tasks)
+        counts = Counter(step.name for step in failed)
+        steps = [step for step in failed if counts[step.name] > known.get(step.name, 0)]
         said = [
             step_text(
                 step,
@@ -167,7 +174,7 @@ class Kubeflow:
             )
             for index, step in enumerate(steps)
         ]
-        if not said and workflow.message:  # it ended before its first step
+        if not failed and workflow.message:  # it ended before its first step
             said = [one_line(workflow.message)]
         return tuple(said)
 
@@ -337,6 +344,7 @@ def read_run(answer: Any) -> Run:
         recurring_run_id=str(answer.recurring_run_id or ""),
         models=str(given.get("models") or _default(spec, "models")),
         secret=str(given.get("store_secret") or _default(spec, "store_secret")),
+        store=str(given.get("store") or _default(spec, "store")),
         spec=spec,
     )
 

@@ -28,6 +28,7 @@ TEMPLATES = (
 )
 # survey's outputs that pipelines/neuroshard.py loops over, each for some of the models (`names` in packages of before)
 LOOPS_OVER_MODELS = dict.fromkeys(("at_once", "names"), "planned at once") | {"later": "planned after measuring"}
+AGAIN = re.compile(r"-\d+$")  # of the name of a step that a pipeline has in several places
 MOST_STEPS = 5  # in one message
 QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
@@ -262,9 +263,11 @@ def _hardware(value: object) -> str:
 
 
 def _model(survey: object) -> str:
-    """The name of the model of a Survey of it alone, as JSON."""
+    """The name of a model: the text itself, or of packages of before a Survey of the model alone, as JSON."""
+    if not isinstance(survey, str) or not survey.startswith("{"):
+        return survey if isinstance(survey, str) else ""
     try:
-        return str(json.loads(survey)["models"][0]["name"]) if isinstance(survey, str) else ""
+        return str(json.loads(survey)["models"][0]["name"])
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return ""
 
@@ -297,6 +300,6 @@ def _displayed(name: str) -> str:
 
 
 def step_name(path: str) -> str:
-    """The step of a node's path, without attempts; empty for a node that only contains steps."""
+    """The step of a node's path, without attempts and AGAIN; empty for a node that only contains steps."""
     name = _displayed(path.removesuffix(f".{POD}"))
-    return name.removesuffix(DRIVER) if not ITEM.search(name) else ""
+    return AGAIN.sub("", name.removesuffix(DRIVER)) if not ITEM.search(name) else ""

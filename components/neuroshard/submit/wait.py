@@ -11,8 +11,10 @@ from neuroshard.core.errors import NO_CREDENTIALS, NeuroshardError
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_duration
 from neuroshard.kube import last_warning
+from neuroshard.store.night import NightRecords
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
-from neuroshard.submit.steps import Task, failed_steps, refused_at_once, steps_text
+from neuroshard.submit.night import NOTHING, failures, night_of
+from neuroshard.submit.steps import Task, failed_steps, refused_at_once
 from neuroshard.submit.workflow import WaitingPod
 
 PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
@@ -110,8 +112,10 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
             steps = ", ".join(dict.fromkeys(step.name for step in failed_steps(run.tasks)))
             during = f" during {steps}" if steps else ""
             raise NeuroshardError(f"run {run_id} was terminated by a request to Kubeflow{during}; {WHAT_IS_LIVE}")
+        night, less = night_of(run)
+        yield from (f"run {run_id}: degraded: {line}" for line in less)
         if state != "SUCCEEDED":
-            raise NeuroshardError(f"run {run_id} ended as {state}{why(kubeflow, run, waiting)}; {WHAT_IS_LIVE}")
+            raise NeuroshardError(f"run {run_id} ended as {state}{why(kubeflow, run, waiting, night)}; {WHAT_IS_LIVE}")
 
 
 class OrphanWatch:
@@ -192,7 +196,7 @@ def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience, waiting: Waiting
     step, times = refused_at_once(run.tasks)
     if times >= STORM and run.state != "CANCELING":
         reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
-        end(kubeflow, run, patience, f"{reason}{why(kubeflow, run, waiting)}")
+        end(kubeflow, run, patience, f"{reason}{why(kubeflow, run, waiting, NOTHING)}")
 
 
 def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
@@ -201,9 +205,9 @@ def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
     raise NeuroshardError(f"run {run.run_id} was terminated: {reason}; {WHAT_IS_LIVE}")
 
 
-def why(kubeflow: Kubeflow, run: Run, waiting: Waiting) -> str:
+def why(kubeflow: Kubeflow, run: Run, waiting: Waiting, night: NightRecords) -> str:
     """The steps that failed, in brackets; empty if none did."""
-    text = steps_text(kubeflow.failures(run))
+    text = failures(kubeflow, run, night)
     if NO_CREDENTIALS in text and run.secret:
         text += f"; is there a secret {run.secret} in namespace {waiting.namespace}, with credentials of the store?"
     return f" ({text})" if text else ""

@@ -1,0 +1,72 @@
+"""Measures a share of a kind of hardware in this pod, or all shares at once by a TrainJob; and where the pod of either runs."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from neuroshard.core.errors import NeuroshardError
+from neuroshard.measure.shares import job, train_job
+from neuroshard.orders.nightly import Campaign, Job, Survey
+from neuroshard.store.measuring import note_failure
+from neuroshard.store.patience import open_patiently
+
+ALL = "all"  # shares, of one TrainJob
+START_SECONDS = 3600.0  # for a TrainJob's nodes to start and pull images
+
+
+class Pod(NamedTuple):
+    """What a measuring pod requests, and where it runs, as Kubernetes takes it. `gpus` is text: KFP drops a number silently."""
+
+    image: str
+    cpus: str
+    memory: str
+    gpus: str = "0"
+    resource: str = "nvidia.com/gpu"
+    nodes: Mapping[str, str] = MappingProxyType({})
+    tolerations: Sequence[Mapping[str, Any]] = ()
+
+
+def measuring_pod(campaign: Campaign, image: str, cpus: str, memory: str) -> Pod:
+    """The pod of a share: all devices of a node of its kind."""
+    gpus = str(campaign.devices) if campaign.resource else "0"
+    return Pod(
+        image,
+        cpus,
+        memory,
+        gpus,
+        campaign.resource or "nvidia.com/gpu",
+        campaign.node_selector,
+        list(campaign.tolerations),
+    )
+
+
+def run(
+    survey: Survey,
+    campaign: Campaign,
+    share: str,
+    store_url: str,
+    *,
+    budget_seconds: float,
+    single_writer: bool,
+    training_runtime: str,
+    image: str,
+) -> None:
+    """Measure a share of a campaign, or ALL by a TrainJob of a `training_runtime`, whose pods run `image`, into the store.
+
+    Raises StoreError where the store cannot be listed, or does not answer.
+    """
+    asked: dict[str, Any] = {
+        "backend": survey.request.backend,
+        "batch_size": survey.request.batch_size,
+        "budget_seconds": budget_seconds,
+        "seed": survey.request.seed,
+        "single_writer": single_writer,
+    }
+    if share != ALL:
+        job.run(Job(campaign=campaign, share=int(share), owner=survey.owner), store_url, **asked)
+        return
+    try:
+        body = train_job.train_job(campaign, training_runtime, image, {"store_url": store_url, **asked})
+        train_job.run(body, 2 * budget_seconds + START_SECONDS)
+    except NeuroshardError as error:  # concerns this kind alone: the others continue
+        note_failure(open_patiently(store_url, single_writer=single_writer), campaign.folder, "train job", str(error))

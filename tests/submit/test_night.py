@@ -1,0 +1,139 @@
+"""What a run says of itself by what its steps recorded in the store, whatever Kubeflow's API shows of it."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from helpers.kubeflow import KfpStub, recorded
+from helpers.limits import HANGS
+from helpers.refusals import refused
+from neuroshard.core.cost import Hardware
+from neuroshard.core.errors import Infeasible, NeuroshardError, StoreError
+from neuroshard.orders.nightly import Campaign, ModelSpec, Request, Survey, Verdict
+from neuroshard.store import night as night_store
+from neuroshard.store.folder import FolderStore
+from neuroshard.store.measuring import note_failure, write_record
+from neuroshard.store.night import recorded as recording
+from neuroshard.store.night import write_survey
+from neuroshard.submit import night
+from neuroshard.submit.kubeflow import Server
+from neuroshard.submit.package import RunSettings
+from neuroshard.submit.run import run
+from neuroshard.submit.wait import Waiting
+
+KIND = Hardware(kind="cuda", name="NVIDIA H200", memory_bytes=140 * 2**30)
+CAMPAIGN = Campaign(
+    hardware=KIND,
+    folder="_measuring/h200/1",
+    pods=2,
+    devices=8,
+    resource="nvidia.com/gpu",
+    node_selector={},
+    tolerations=(),
+)
+SURVEY = Survey(
+    owner="r1",
+    request=Request(compute_cases=1, collective_cases=1, batch_size=512, seed=0, backend="cuda"),
+    models=tuple(ModelSpec(name=name, tables="t.json", devices=8, memory="80GiB") for name in ("ads", "feed")),
+    hardware={},
+    campaigns=(CAMPAIGN,),
+)
+NOTHING_LEFT = {"status": {"message": "No more retries left"}}  # all that Argo says of a storm that ended by itself
+
+
+def waited(stub: KfpStub) -> list[str]:
+    return list(run(Server(stub.url), RunSettings({}), Waiting(HANGS, 0.001)))[1:]
+
+
+def fails(store: FolderStore, step: str, of: str, error: Exception) -> None:
+    with pytest.raises(type(error)), recording(store.url, "r1", step, of, single_writer=False):
+        raise error
+
+
+class Killed(BaseException):
+    """The pod of a step is killed: nothing more is written."""
+
+
+def is_killed(store: FolderStore, step: str, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise StoreError("killed")
+
+    with (
+        monkeypatch.context() as patched,
+        suppress(Killed),
+        recording(store.url, "r1", step, of, single_writer=False),
+    ):
+        patched.setattr(night_store, "write_over", never)
+        raise Killed
+
+
+def test_what_failed_is_named_where_neither_the_api_nor_argo_shows_it(
+    kfp_stub: KfpStub, store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_survey(store, SURVEY)
+    with recording(store.url, "r1", "survey", single_writer=False):
+        pass
+    is_killed(store, "measure", f"{KIND.fingerprint}/2", monkeypatch)
+    fails(store, "search", "feed", Infeasible("tables need 93.1 GiB, and one device has 80.0 GiB"))
+    fails(store, "deploy", "ads", KeyError("a"))
+    kfp_stub.states, kfp_stub.workflow = ["FAILED"], NOTHING_LEFT
+    with refused(
+        NeuroshardError,
+        "run r1 ended as FAILED",
+        "measure on NVIDIA H200: it began at",
+        "never ended: its pod was killed or deleted",
+        "search of model 'feed': tables need 93.1 GiB, and one device has 80.0 GiB",
+        "deploy of model 'ads': KeyError: 'a'",
+    ):
+        waited(kfp_stub)
+
+
+def test_a_run_whose_pods_were_refused_says_how_far_it_came_and_which_models_have_nothing(
+    kfp_stub: KfpStub, store: FolderStore
+) -> None:
+    write_survey(store, SURVEY)
+    with recording(store.url, "r1", "augment", KIND.fingerprint, single_writer=False):
+        pass
+    kfp_stub.states, kfp_stub.workflow = ["FAILED"], NOTHING_LEFT
+    lines: list[str] = []
+    with refused(NeuroshardError, "No more retries left; the last step that began was augment at"):
+        lines.extend(run(Server(kfp_stub.url), RunSettings({}), Waiting(HANGS, 0.001)))
+    for name in ("ads", "feed"):
+        assert any(
+            line.startswith(f"run r1: degraded: {name}: this run's verdict is not in the store") for line in lines
+        )
+
+
+def test_a_failure_that_the_api_shows_too_is_said_once(kfp_stub: KfpStub, store: FolderStore) -> None:
+    kfp_stub.shape = recorded("cpu2")
+    kfp_stub.shape["runtime_config"]["parameters"]["store"] = store.url
+    fails(store, "search", "m", Infeasible("no room"))
+    with refused(NeuroshardError, "run r1 ended as FAILED (search of model 'm': no room); models"):
+        waited(kfp_stub)
+
+
+def test_a_night_that_ended_well_says_what_it_ended_with_less_than_it_should(
+    kfp_stub: KfpStub, store: FolderStore
+) -> None:
+    write_survey(store, SURVEY)
+    for name, doubts in (("ads", ("by a datasheet",)), ("feed", ())):
+        verdict = Verdict(run="r1", model=name, end="live", why="better", doubts=doubts, release=3)
+        write_record(store, f"_nightly/{name}.json", verdict.model_dump(mode="json"))
+    note_failure(store, CAMPAIGN.folder, "measure", "the workers were lost")
+    assert waited(kfp_stub) == [
+        "run r1: SUCCEEDED",
+        "run r1: degraded: ads has today's plan (release 3 is live): degraded: by a datasheet; better",
+        "run r1: degraded: NVIDIA H200: measure: the workers were lost",
+    ]
+
+
+def test_a_store_that_cannot_be_read_from_here_is_a_note(
+    kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(url: str) -> None:
+        raise StoreError(f"{url}: access denied")
+
+    monkeypatch.setattr(night, "open_store", denied)
+    assert waited(kfp_stub) == ["run r1: SUCCEEDED"]
+    assert "what the steps recorded in s3://mlpipeline/neuroshard cannot be read from here" in capsys.readouterr().err
