@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,13 @@ from neuroshard.deploy.bundles import MAX_ERROR
 from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy
+from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.tables import write_tables
 from neuroshard.fleet.survey import SurveySettings
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.shares import job as job_module
+from neuroshard.measure.summary import RunSummary
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.serving import known_models
 from neuroshard.nightly import survey as survey_module
@@ -253,6 +258,28 @@ def test_a_truncated_share_of_an_earlier_number_of_pods_is_set_aside(place: Plac
     place.models[0]["devices"] = 8
     well(place.nightly_run(), ads="live")
     assert list(Path(place.store).rglob("aside/**/costs-2-of-2/costs.json"))
+
+
+def test_a_night_that_measures_what_an_earlier_one_left_over_says_so(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cost model of the first night is live and serves searches, but its all-to-alls are a datasheet's."""
+
+    def table_sets_alone(cases: Path, costs: Path, backend: str, settings: MeasureSettings) -> RunSummary:
+        whole = read_cases(cases)
+        write_cases(cases, whole.model_copy(update={"collective": ()}))
+        done = measure_run(cases, costs, backend, settings)
+        return replace(done, planned=done.planned + len(whole.collective))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job_module, "measure", table_sets_alone)
+        place.nightly_run()
+    capsys.readouterr()
+    assert place.nightly_run().campaigns
+    said = capsys.readouterr().err
+    assert "-> partly learned: cost model" in said
+    assert "NVIDIA-H200, by a formula: 32 cases are left over from earlier runs, whose budget ended before\n" in said
+    assert place.nightly_run().campaigns == ()
 
 
 @pytest.mark.parametrize("file", ["compute.parquet", "collective.parquet", "cases.json"])

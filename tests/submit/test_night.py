@@ -31,6 +31,7 @@ CAMPAIGN = Campaign(
     resource="nvidia.com/gpu",
     node_selector={},
     tolerations=(),
+    why="no cost model of this kind is live",
 )
 SURVEY = Survey(
     owner="r1",
@@ -123,6 +124,7 @@ def test_a_night_that_ended_well_says_what_it_ended_with_less_than_it_should(
     note_failure(store, CAMPAIGN.folder, "measure", "the workers were lost")
     assert waited(kfp_stub) == [
         "run r1: SUCCEEDED",
+        "run r1: measured NVIDIA H200: no cost model of this kind is live",
         "run r1: degraded: ads has today's plan (release 3 is live): degraded: by a datasheet; better",
         "run r1: degraded: NVIDIA H200: measure: the workers were lost",
     ]

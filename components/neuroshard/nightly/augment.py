@@ -301,8 +301,19 @@ def _to_measure(store: Store, campaign: Campaign) -> list[int]:
 
 def finished(store: Store, folder: str, draw: int) -> bool:
     """Whether all cases of a draw are measured, in whatever number of shares."""
+    return 0 in _left(store, folder, draw)
+
+
+def left_over(store: Store, folder: str) -> int:
+    """How many cases earlier runs left, whose budget ended before their cases did."""
+    return sum(min(_left(store, folder, draw), default=0) for draw in measuring(store, folder).draws)
+
+
+def _left(store: Store, folder: str, draw: int) -> list[int]:
+    """How many cases of a draw are left, by each number of shares in which it was measured to an end."""
     now = measuring(store, folder)
-    return any(left_of(store, folder, draw, of, now.ended) == 0 for of in {s.of for s in now.ended if s.draw == draw})
+    lefts = (left_of(store, folder, draw, of, now.ended) for of in {s.of for s in now.ended if s.draw == draw})
+    return [left for left in lefts if left is not None]
 
 
 def _put(cases: Cases, store: Store, folder: str, number: int) -> None:

@@ -12,13 +12,14 @@ from neuroshard import __version__
 from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError, StoreError, Unreachable, UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.text import agreeing
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
-from neuroshard.nightly.augment import finished, lacking, read_draws, renamed, tables_of
+from neuroshard.nightly.augment import finished, lacking, left_over, read_draws, renamed, tables_of
 from neuroshard.orders.nightly import Campaign, ModelSpec, Survey, read_specs
 from neuroshard.store.measuring import AUGMENT_LEASE, FAILED, LEARNED, costs_digest, measuring, read_record
 from neuroshard.store.night import write_survey
@@ -133,13 +134,17 @@ def _pending_campaigns(
     pending, notes = [], []
     for campaign in campaigns:
         try:
-            left, why = _pending(store, campaign, tables, covered[campaign.hardware.fingerprint], settings)
+            kind = covered[campaign.hardware.fingerprint]
+            left, why = _pending(store, campaign, tables, kind, settings)
+            over = left_over(store, campaign.folder) if left else 0
         except Unreachable:
             raise
         except StoreError as error:  # access to it may be denied; the other kinds continue
             left, why = None, f"nothing can be measured for it: {error}"
         if left is not None:
-            pending.append(left)
+            said = f"{agreeing(over, 'case', 'is', 'are')} left over from earlier runs, whose budget ended before"
+            log(*([f"{campaign.hardware.name}: {said}"] if over else []))
+            pending.append(left.model_copy(update={"why": f"{kind.why}; {said}" if over else kind.why}))
         else:
             notes.append(f"{campaign.hardware.name}: {why}")
     return pending, notes

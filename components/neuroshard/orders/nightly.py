@@ -133,7 +133,7 @@ class Campaign(Value):
     Runs whose costs can be compared have one `folder`, so that each continues the one before. `ranks` are the numbers of
     devices that plans on this hardware are for, `measurable` those whose all-to-all is to be measured. With `more`, more cases
     than requested are drawn, since those gave no good cost model. With `tiers`, cases beyond HBM are drawn too. Costs older than
-    `oldest_seconds` are set aside.
+    `oldest_seconds` are set aside. `why` says what its cost model lacks.
     """
 
     hardware: Hardware
@@ -148,6 +148,7 @@ class Campaign(Value):
     more: bool = False
     tiers: bool = False
     oldest_seconds: Seconds | None = None
+    why: str = ""
 
 
 class Job(Value):

@@ -113,6 +113,8 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
             during = f" during {steps}" if steps else ""
             raise NeuroshardError(f"run {run_id} was terminated by a request to Kubeflow{during}; {WHAT_IS_LIVE}")
         night, less = night_of(run)
+        kinds = night.survey.campaigns if night.survey else ()
+        yield from (f"run {run_id}: measured {kind.hardware.name}: {kind.why}" for kind in kinds)
         yield from (f"run {run_id}: degraded: {line}" for line in less)
         if state != "SUCCEEDED":
             raise NeuroshardError(f"run {run_id} ended as {state}{why(kubeflow, run, waiting, night)}; {WHAT_IS_LIVE}")
