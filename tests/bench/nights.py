@@ -156,7 +156,7 @@ class Table:
 
     def row(self, what: str, night: Night, note: str, may_fail: bool = False) -> None:
         measured = ", ".join(night.measured) or "nothing"
-        searched = sum(step.startswith("deploy") for step in night.steps)  # deploy-2 after measuring
+        searched = sum(step.startswith("deploy") for step in night.steps)  # deploy-3 of the last model
         self.good = self.good and (night.succeeded or may_fail)
         ended = "ended well" if night.succeeded else "killed" if may_fail else "FAILED"
         if ended == "FAILED" and (said := re.findall(r"neuroshard\.core\.errors\.(\w+: .{,100})", night.log)):
@@ -248,7 +248,7 @@ def runs(quick: bool) -> Table:
         before.fleet = H200
         if not before.night().succeeded:
             sys.exit("error: the night before the kills failed")
-        for stage in ("measure", "deploy-2") if quick else STAGES:
+        for stage in ("measure", "deploy-3") if quick else STAGES:
             killed(table, before, Path(scratch, f"killed-{stage}"), stage)
     return table
 
@@ -296,7 +296,7 @@ def store_down(table: Table, folder: Path) -> None:
         place = Place(folder, "s3://plans/prefix", env)
         os.environ.update(env)
         table.row("the store away for 20 s, in pretrain", place.night("pretrain", away), f"plan {place.live()}")
-        table.row("the store away for 20 s, in search", place.night("search", away), f"plan {place.live()}")
+        table.row("the store away for 20 s, in search", place.night("search-3", away), f"plan {place.live()}")
 
 
 def killed(table: Table, before: Place, folder: Path, stage: str) -> None:

@@ -16,8 +16,8 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import note_failure, write_record
 from neuroshard.store.night import recorded as recording
 from neuroshard.store.night import write_survey
-from neuroshard.submit import night
-from neuroshard.submit.kubeflow import Server
+from neuroshard.submit import night, wait
+from neuroshard.submit.kubeflow import Run, Server
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.run import run
 from neuroshard.submit.wait import Waiting
@@ -43,8 +43,8 @@ SURVEY = Survey(
 NOTHING_LEFT = {"status": {"message": "No more retries left"}}  # all that Argo says of a storm that ended by itself
 
 
-def waited(stub: KfpStub) -> list[str]:
-    return list(run(Server(stub.url), RunSettings({}), Waiting(HANGS, 0.001)))[1:]
+def waited(stub: KfpStub, **more: Any) -> list[str]:
+    return list(run(Server(stub.url), RunSettings({}), Waiting(HANGS, 0.001, **more)))[1:]
 
 
 def fails(store: FolderStore, step: str, of: str, error: Exception) -> None:
@@ -139,3 +139,19 @@ def test_a_store_that_cannot_be_read_from_here_is_a_note(
     monkeypatch.setattr(night, "open_store", denied)
     assert waited(kfp_stub) == ["run r1: SUCCEEDED"]
     assert "what the steps recorded in s3://mlpipeline/neuroshard cannot be read from here" in capsys.readouterr().err
+
+
+def test_a_storm_that_neither_the_api_nor_argo_shows_is_seen_as_no_step_runs_and_ended_where_that_was_asked_for(
+    kfp_stub: KfpStub, store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account of the pods was deleted: no step begins any more, and the API's tasks are those of the time before."""
+    for name in ("STARTING_SECONDS", "LOOK_SECONDS"):
+        monkeypatch.setattr(wait, name, 0.0)
+    whole = {**recorded("terminated-storm"), "state": "RUNNING"}
+    whole["runtime_config"]["parameters"]["store"] = store.url
+    kfp_stub.shape = {**whole, "run_details": {"task_details": whole["run_details"]["task_details"][:2]}}
+    with recording(store.url, "r1", "search", "ads", single_writer=False):
+        assert night.idle(Run("r1", "", "RUNNING", store=store.url))[1] == ""
+    with refused(NeuroshardError, "run r1 was terminated: no step has run since search ended at", "does not say why"):
+        waited(kfp_stub, start_seconds=0.001)
+    assert kfp_stub.changes()[-1] == "POST /runs/r1:terminate"

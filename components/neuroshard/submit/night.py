@@ -1,7 +1,10 @@
 """What a run says of itself, by what its steps recorded in the store: in runs of any size, whatever Kubeflow's API shows."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import NeuroshardError
@@ -28,6 +31,19 @@ def night_of(run: Run) -> tuple[NightRecords, tuple[str, ...]]:
     except NeuroshardError as error:
         log(f"note: what the steps recorded in {run.store} cannot be read from here: {one_line(error)}")
         return NOTHING, ()
+
+
+def idle(run: Run) -> tuple[float, str]:
+    """Since when no step of a run under way has run, in seconds since 1970, and after which step.
+
+    Now and "" while one runs, and where that cannot be known.
+    """
+    with suppress(NeuroshardError, ValueError):
+        outcomes = read_night(open_store(run.store), run.run_id).outcomes if run.store else ()
+        if outcomes and all(one.ended for one in outcomes):
+            last = max(outcomes, key=lambda one: one.ended)
+            return datetime.fromisoformat(last.ended).timestamp(), f"{last.step} ended at {last.ended}"
+    return time.time(), ""
 
 
 def failures(kubeflow: Kubeflow, run: Run, night: NightRecords) -> str:

@@ -13,7 +13,7 @@ from neuroshard.core.units import format_duration
 from neuroshard.kube import last_warning
 from neuroshard.store.night import NightRecords
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
-from neuroshard.submit.night import NOTHING, failures, night_of
+from neuroshard.submit.night import NOTHING, failures, idle, night_of
 from neuroshard.submit.steps import Task, failed_steps, refused_at_once
 from neuroshard.submit.workflow import WaitingPod
 
@@ -178,10 +178,14 @@ class PodWatch:
         if not workflow.nodes and not run.tasks and run.state == "PENDING":
             command = f"kubectl -n {self.waiting.namespace} describe workflows -l pipeline/runid={run.run_id}"
             late["", f"it has no pod yet: {workflow.message or command}"] = []
+        still, step = (time.time(), "") if workflow.nodes else idle(run)
+        if step and time.time() - still >= STARTING_SECONDS:
+            command = f"kubectl -n {self.waiting.namespace} get workflows -l pipeline/runid={run.run_id} -o yaml"
+            late["", f"no step has run since {step}, and Kubeflow does not say why: {command} may"] = []
         lines = {key: self._line(*key, pods) for key, pods in late.items()}
         yield from (f"run {run.run_id}: {line}" for key, line in lines.items() if key not in self.said)
         self.said = set(late)
-        since = min((pods[0].since for pods in late.values() if pods), default=time.time())
+        since = min((still, *(pods[0].since for pods in late.values() if pods)))
         if self.waiting.start_seconds and time.time() - since >= self.waiting.start_seconds:
             self.too_long = f"{next(iter(lines.values()))}, for {format_duration(time.time() - since)}"
 
@@ -198,6 +202,7 @@ def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience, waiting: Waiting
     step, times = refused_at_once(run.tasks)
     if times >= STORM and run.state != "CANCELING":
         reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
+        # what steps recorded is left out: those that run have not ended
         end(kubeflow, run, patience, f"{reason}{why(kubeflow, run, waiting, NOTHING)}")
 
 

@@ -45,8 +45,8 @@ class Damage(NamedTuple):
     @property
     def model(self) -> str:
         """The model whose object it is, or "" for one of hardware or of the measuring."""
-        first = self.key.split("/")[0]
-        return Path(self.key).stem if first == "_nightly" else first if first in MODELS else ""
+        names = (self.key.split("/")[0], Path(self.key).stem)  # ads/…, _nightly/ads.json
+        return next((name for name in names if name in MODELS), "")
 
 
 def original(folder: Path) -> Path:
