@@ -112,7 +112,9 @@ def degraded(store: Store, survey: Survey) -> tuple[str, ...]:
             lines.append(
                 f"{spec.name}: this run's verdict is not in the store: it did not get so far, or another run planned it"
             )
-        elif verdict.doubts or verdict.no_sizes or verdict.end in ("no plan", "red"):
+        elif verdict.end != "red" and (
+            verdict.doubts or verdict.no_sizes or verdict.end == "no plan"
+        ):  # red: its step failed
             lines.append(verdict.text)
     return (*lines, *(line for one in survey.campaigns if (line := not_learned(store, one))))
 

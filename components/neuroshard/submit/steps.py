@@ -26,7 +26,7 @@ TEMPLATES = (
     "system-container-driver",
     "system-dag-driver",
 )
-# survey's outputs that pipelines/neuroshard.py loops over, each for some of the models (`names` in packages of before)
+# outputs that pipelines/neuroshard.py loops over, each for some of the models (`names` in packages of before)
 LOOPS_OVER_MODELS = dict.fromkeys(("at_once", "names"), "planned at once") | {"later": "planned after measuring"}
 AGAIN = re.compile(r"-\d+$")  # of the name of a step that a pipeline has in several places
 MOST_STEPS = 5  # in one message
