@@ -15,6 +15,7 @@ from neuroshard.search.problem.problem import Problem
 
 TRIED = 20_000  # placements of one group each: about a second
 MOST_TRIED = 500  # groups and devices together, each a call inside the others; of more, TRIED is far from every way
+NO_ROOM = np.iinfo(np.int64).max
 
 
 class GaveUp(Exception):
@@ -79,12 +80,11 @@ def pack(problem: Problem, at_most: int = TRIED) -> Widths | None:
 
 def fill(problem: Problem) -> Widths | None:
     """The same by a few greedy orders; None if all of them fail."""
-    for key in (-_awkward(problem), -problem.nbytes[problem.first + problem.min_units].astype(np.float64)):
-        for fullest in (False, True):
-            widths = _fill(problem, np.argsort(key, kind="stable"), fullest)
-            if widths is not None:
-                return widths
-    return None
+    keys = _awkward(problem), problem.nbytes[problem.first + problem.min_units].astype(np.float64)
+    placed = [order[problem.whole[order] > 0] for order in (np.argsort(-key, kind="stable") for key in keys)]
+    orders = {order.tobytes(): order for order in placed}  # equal tables have one
+    tries = (_fill(problem, order, fullest) for order in orders.values() for fullest in (False, True))
+    return next((widths for widths in tries if widths is not None), None)
 
 
 def _awkward(problem: Problem) -> Floats:
@@ -96,11 +96,11 @@ def _fill(problem: Problem, order: Ints, fullest: bool) -> Widths | None:
     """Each group whole on the device with the most room, or with the least that is enough; else cut to fill devices."""
     widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
     free = problem.memory.copy()
-    for group in order[problem.whole[order] > 0].tolist():
+    for group in order.tolist():
         shard = problem.first[group] + problem.all_units[group]
         room = (free >= problem.nbytes[shard]) & problem.allowed[group]
         if room.any() and problem.all_units[group] <= problem.max_units[group]:
-            device = int(np.where(room, free if fullest else -free, np.iinfo(np.int64).max).argmin())
+            device = int(np.where(room, free if fullest else -free, NO_ROOM).argmin())
             widths[group, device] = problem.all_units[group]
             free[device] -= problem.nbytes[shard]
         elif not put_back(problem, widths, free, [(group, int(problem.all_units[group]))]):

@@ -72,21 +72,18 @@ def put_back(problem: Problem, widths: Widths, free: Ints, lost: list[tuple[int,
 
 def _roomiest(problem: Problem, group: int, left: int, free: Ints, held: Ints) -> tuple[int, int] | None:
     """The device that takes most of the `left` units of a group, and how many: all, or so many that the rest is a valid shard."""
-    first, least = int(problem.first[group]), int(problem.min_units[group])
+    first, least, most = int(problem.first[group]), int(problem.min_units[group]), int(problem.max_units[group])
     shards_left = int(problem.max_shards[group] - np.count_nonzero(held))
-    best = (0, 0)
-    for device in np.flatnonzero(problem.allowed[group]).tolist():
-        now = int(held[device])
-        if not now and shards_left < 1:
-            continue
-        top = min(left, int(problem.max_units[group]) - now)
-        spare = free[device] + (problem.nbytes[first + now] if now else 0)
-        units = int(np.searchsorted(problem.nbytes[first + now + 1 : first + now + top + 1], spare, side="right"))
-        if units < left:
-            units = min(units, left - least) if shards_left > (0 if now else 1) else 0
-        if now + units >= least and units > best[0]:
-            best = (units, device)
-    return (best[1], best[0]) if best[0] else None
+    spare = free + np.where(held, problem.nbytes[first + held], 0)
+    # units that each device has room for, with those held
+    room = np.searchsorted(problem.nbytes[first + 1 : first + most + 1], spare, side="right")
+    units = np.minimum(room - held, left)
+    may_split = shards_left > np.where(held, 0, 1)
+    units = np.where(units < left, np.where(may_split, np.minimum(units, left - least), 0), units)
+    may = problem.allowed[group] & ((held > 0) | (shards_left > 0)) & (held + units >= least)
+    units = np.where(may, units, 0)
+    device = int(units.argmax())
+    return (device, int(units[device])) if units[device] > 0 else None
 
 
 def complete(problem: Problem, widths: Widths, *, sparing: bool = False) -> State | None:
