@@ -143,5 +143,5 @@ def test_blocks_on_all_devices_are_no_choice_where_one_has_no_room_for_its_own(m
     )
     model = AnalyticModel()
     model.max_dim = 256
-    alone_ms = Branches(Problem(task, model), BOUND).of(0).block_alone[0, OVER_ALL]
+    alone_ms = Branches(Problem(task, model), BOUND).of().block_alone[0, OVER_ALL]
     assert np.isfinite(alone_ms) == fits

@@ -188,8 +188,8 @@ def test_where_memory_is_nearly_full_plans_start_from_packings_too(make_task, mo
     assert search(task, model, settings).cost_ms < 0.8 * search(task, model, by_costs_alone).cost_ms
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [2, 3, 11])
 def test_where_memory_is_nearly_full_plans_and_bounds_are_close(make_task, model, seed):
-    """Plans were 50 to 75 % above bounds that did not know what cuts take of memory, with only whole shards swapped for parts."""
+    """Plans were 35 to 75 % above bounds that did not know what cuts take of memory, nor which large tables can be row-wise."""
     plan = search(nearly_full(make_task, seed, 0.995), model, SearchSettings(rounds=4, try_row_wise=True))
     assert plan.cost_ms < 1.15 * plan.lower_bound_ms

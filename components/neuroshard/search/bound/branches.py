@@ -1,12 +1,14 @@
 """Branches: sets of plans that differ in which tables are row-wise, and that together are all plans.
 
-Tables that may be row-wise are ordered: heaviest first, by the cost of their narrowest shard; where memory binds also largest
-first. In every plan the first n of them
+Tables that may be row-wise are ordered: heaviest first, by the cost of their narrowest shard. In every plan the first n of them
 are row-wise, for some n, and the next one is not. In that branch every device holds the blocks of these n tables, and each shard
 of another table shares its device with them. So the larger n is, the more a device with a given shard costs.
+
+Where memory is nearly full, the largest tables come before these, and every set of them is distinguished: beside the blocks of
+some, the others must be cut to the room that is left, but each shard repeats the optimizer state of its rows, and few sets leave
+enough for that.
 """
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +20,14 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.bound.cuts import Cuts
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.kinds import OVER_ALL
+from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.problem import Problem
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Plans in which the table groups `sure` are row-wise, and perhaps one is not. S shards, P groups that may be row-wise, each
-    in W kinds of spread options (`SpreadOptions`); `sure` are over all devices.
+    """Plans in which the table groups `sure` are row-wise over all devices, and perhaps some are not. S shards, P groups that may
+    be row-wise, each in W kinds of spread options (`SpreadOptions`).
 
     In the letters of the proof (`lower_bound.py`), each the least over these plans, in ms; launches are part of a_d:
 
@@ -35,6 +38,8 @@ class Branch:
         blocks (P, W, K)    v, summed over all blocks of a group                                  step 4
         all_to_all (P, W)   what one more row-wise group adds to b_d + a_d, summed over the devices
         all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
+        block_bytes (P, W)  bytes of all blocks of a group
+        shard_bytes (G,)    bytes that a group needs more for each shard more
 
     `alone` and `block_alone` are infinite where the shard does not fit or is not allowed. All devices hold `columns` of the
     blocks of `sure`, and at least `beside` (K,) of each vector component.
@@ -52,6 +57,8 @@ class Branch:
     of_used: Floats
     blocks: Floats
     all_to_all: Floats
+    block_bytes: Floats
+    shard_bytes: Ints
 
     @property
     def widest_shard_ms(self) -> float:
@@ -68,12 +75,22 @@ class Branch:
 
     def possible(self, cost_ms: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
         """Which shards (S,) and row-wise groups in each way (P, W) a plan of at most `cost_ms` can have; None if some group
-        has no choice."""
+        has no choice, or if all devices together have too few bytes for any."""
         enough = (cost_ms - self.ahead) * (1 + 1e-9)
         shards, row_wise = self.alone <= enough, self.block_alone <= enough
-        some = np.logical_or.reduceat(shards[1:], self.problem.first)
-        some[self.problem.options.groups[row_wise.any(axis=1)]] = True
-        return (shards, row_wise) if some.all() else None
+        fits = self._least_bytes(shards, row_wise) <= self.problem.memory.sum()
+        return (shards, row_wise) if fits else None
+
+    def _least_bytes(self, shards: NDArray[np.bool_], row_wise: NDArray[np.bool_]) -> float:
+        """What all groups need at least: each row-wise, or in as few shards as the widest of these allows; infinite if some group
+        has no choice."""
+        problem, groups = self.problem, self.problem.options.groups
+        widest = np.maximum.reduceat(np.where(shards, problem.units, 0)[1:], problem.first)
+        fewest = -(-problem.all_units // np.maximum(widest, 1))
+        nbytes = np.where(widest > 0, problem.nbytes[problem.whole] + (fewest - 1) * self.shard_bytes, np.inf)
+        blocks = np.where(row_wise, self.block_bytes, np.inf).min(axis=1, initial=np.inf)
+        nbytes[groups] = np.minimum(nbytes[groups], blocks)
+        return float(nbytes.sum())
 
     def cheaper_row_wise(
         self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_], byte_ms: float
@@ -84,7 +101,7 @@ class Branch:
         shards_ms = problem.vectors[cuts.shards] @ slope + byte_ms * problem.nbytes[cuts.shards]
         np.add.at(price, group, shards_ms * cuts.times)
         price[cuts.none] = np.inf
-        nbytes = problem.options.all_bytes
+        nbytes = self.block_bytes
         as_blocks = np.where(row_wise, self.blocks @ slope + byte_ms * nbytes + self.all_to_all, np.inf)
         way, place = as_blocks.argmin(axis=1), np.arange(len(groups))
         better = as_blocks[place, way] < price[groups]
@@ -98,7 +115,8 @@ class Branch:
 class Branches:
     """The branches of a problem whose plans take `cut_ms` for their cuts.
 
-    `order` (P,) are the places of groups that may be row-wise, heaviest first unless said.
+    `order` (P,) are the places of groups that may be row-wise, first the `large` ones, where memory is nearly full, then the
+    heaviest.
     """
 
     def __init__(self, problem: Problem, settings: BoundSettings, cut_ms: float = 0.0) -> None:
@@ -108,21 +126,24 @@ class Branches:
         options, devices = problem.options, problem.devices
         none = np.zeros((0, len(options.kinds), problem.vectors.shape[1]))
         self.blocks: Floats = options.all_pieces if len(options.groups) else none
-        self.order: Ints = np.argsort(-problem.narrowest_ms()[options.groups], kind="stable")
+        self.block_bytes = options.all_bytes if len(options.groups) else np.zeros((0, len(options.kinds)))
+        first = problem.first + 1
+        second = np.where(problem.all_units > 1, first + 1, 0)  # bytes are linear in the width of a shard
+        self.shard_bytes: Ints = np.where(second > 0, 2 * problem.nbytes[first] - problem.nbytes[second], 0)
+        heaviest = np.argsort(-problem.narrowest_ms()[options.groups], kind="stable")
+        nbytes = problem.nbytes[problem.whole[options.groups]]
+        is_large = (nbytes >= problem.tuning.large * problem.memory.max()) & problem.is_full
+        large = np.argsort(-nbytes, kind="stable")[: np.count_nonzero(is_large)]
+        self.order: Ints = np.concatenate([large, heaviest[~is_large[heaviest]]])
+        self.large = len(large)
         used = np.arange(1, devices + 1)
         is_used = np.tri(devices)  # convex all-to-alls take least if all used devices hold the same
         both = np.add(*transfers_ms(problem.model, is_used * (problem.mean_columns * devices / used)[:, None]))
         self.of_used: Floats = (both * is_used).sum(axis=1) / used
 
-    def largest_first(self) -> "Branches":
-        """The same, in another order."""
-        new, options = copy.copy(self), self.problem.options
-        new.order = np.argsort(-self.problem.nbytes[self.problem.whole[options.groups]], kind="stable")
-        return new
-
-    def of(self, count: int, *, next_not: bool = False) -> Branch:
-        """At least the first `count` groups are row-wise; with `next_not`, the next one is not."""
-        problem, options, sure = self.problem, self.problem.options, self.order[:count]
+    def of(self, sure: Ints = NONE, never: Ints = NONE) -> Branch:
+        """The groups `sure` are row-wise, `never` are not, and any other may be."""
+        problem, options = self.problem, self.problem.options
         columns = float(problem.base_dims.min()) + float(options.least[sure, OVER_ALL].sum())
         mean = problem.mean_columns + float(options.more[sure, OVER_ALL].sum())
         memory, beside = problem.memory, problem.base.min(axis=0)
@@ -131,9 +152,8 @@ class Branches:
             # no device holds less of any component
             memory, beside = memory - load.nbytes, (load.vectors + problem.base).min(axis=0)
         block_alone, may_be = self._block_alone(sure, memory, beside, columns, mean), options.groups
-        if next_not:
-            block_alone[self.order[count]] = np.inf
-            may_be = np.delete(may_be, self.order[count])
+        block_alone[never] = np.inf
+        may_be = np.delete(may_be, never)
         # over a domain no more leaves it than of the whole table
         over_all = np.arange(options.more.shape[1]) == OVER_ALL
         all_to_all = problem.devices * self._column_ms(mean) * options.more * over_all
@@ -153,6 +173,8 @@ class Branches:
             of_used=self.of_used + launched,
             blocks=self.blocks,
             all_to_all=all_to_all,
+            block_bytes=self.block_bytes,
+            shard_bytes=self.shard_bytes,
         )
 
     def _alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:

@@ -141,7 +141,7 @@ class _Proof:
     def __init__(self, problem: Problem, plan: State, settings: BoundSettings, cut_ms: float = 0.0) -> None:
         self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings, cut_ms)
         self.start = plan.sums.mean(axis=0)
-        all_plans = self.branches.of(0)
+        all_plans = self.branches.of()
         self.convex = self._convex(all_plans, plan.cost)
         self.bytes = _BytePrice(float(problem.memory.sum()))
         self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
@@ -150,28 +150,29 @@ class _Proof:
     def bound_ms(self, cost_ms: float, known_ms: float = 0.0) -> float:
         """The bound, given a plan of `cost_ms` and a bound: the least over all branches."""
         low = self._of(self.all_plans, known_ms, cost_ms)
-        low = self._least_of_branches(low, cost_ms)
-        if self.bytes.ms:  # memory binds, and the largest tables are row-wise first
-            self.branches = self.branches.largest_first()
-            low = self._least_of_branches(low, cost_ms)
-        return low
+        # beside blocks on all devices no device is empty; beside those of a domain some may be
+        distinguished = self.settings.branches and self.problem.options.everywhere and len(self.branches.order)
+        return self._least_of_branches(low, cost_ms) if distinguished else low
 
     def _least_of_branches(self, low: float, best: float) -> float:
         """The least over all branches, between the bound `low` and the cost of the `best` plan."""
-        # beside blocks on all devices no device is empty; beside those of a domain some may be
-        distinguished = self.settings.branches and self.problem.options.everywhere
-        row_wise = len(self.branches.order) if distinguished else 0
-        count_most = min(row_wise, self.settings.branch_cells // len(self.problem.group))
-        for count in range(count_most):
+        order, left = self.branches.order, self.settings.branch_cells // len(self.problem.group)
+        # groups that are row-wise, and that are not; then those to distinguish by, and of how many of these every set
+        rest = [(order[:0], order[:0], order, self.branches.large)]
+        while rest:
             if best <= low * (1 + self.settings.least_gain):
                 return low
-            if count and self._none_of(self._branch(count), best):  # so many row-wise tables give nothing better
-                return best
-            best = self._of(self._branch(count, next_not=True), low, best)
-        return self._of(self._branch(count_most), low, best) if count_most else low
-
-    def _branch(self, count: int, *, next_not: bool = False) -> Branch:
-        return self.heavy.raised(self.branches.of(count, next_not=next_not))
+            sure, never, others, large = rest.pop()
+            decided = len(sure) + len(never)
+            branch = self.heavy.raised(self.branches.of(sure, never)) if decided else self.all_plans
+            if not len(others) or left < 0:
+                best = self._of(branch, low, best)
+            elif not decided or not self._none_of(branch, best):
+                one, others, fewer = others[:1], others[1:], max(large - 1, 0)
+                rest.append((np.append(sure, one), never, others, fewer))
+                rest.append((sure, np.append(never, one), others if large else others[:0], fewer))
+            left -= 1
+        return best
 
     def _of(self, branch: Branch, low: float, high: float) -> float:
         """The bound of a branch's plans, between `low` and `high`: the highest cost for which there are shown to be none."""

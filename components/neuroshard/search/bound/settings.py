@@ -14,7 +14,7 @@ class BoundSettings:
     tangents: int = 10  # tried for one question: 20 and 40 gave the same bounds on 26 tasks
     halvings: int = 8  # of the range in which the bound is sought: to 1/256 of it
     least_gain: float = 1e-4  # share by which a bound must be better to count as better
-    branch_cells: int = 2**19  # shards x branches, at most: each branch is a bound of its own
+    branch_cells: int = 2**20  # shards x branches that are looked at, at most: each is a bound of its own
 
     # cuts
     exact_cut_units: int = 64  # widest table cut by dynamic programming (256 columns): it takes time in units squared
