@@ -1,5 +1,6 @@
 """The bound where costs depend on all rows of a device; and its parts that can be switched off."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +12,11 @@ from helpers.exhaustive import optimum_ms
 from helpers.parts import wholes
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.plan import Plan
+from neuroshard.core.sharding import COLUMN_WISE, GRID, ROW_WISE, SHARDINGS, TABLE_ROW_WISE, TABLE_WISE, Sharding
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
 from neuroshard.costmodel.protocol import CostModel, Floats
@@ -20,6 +24,7 @@ from neuroshard.search.bound.branches import Branches
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.kinds import OVER_ALL
+from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
@@ -122,6 +127,51 @@ def test_the_columns_that_a_device_with_a_heavy_shard_leaves_to_the_others_count
     assert plan.gap < 0.5 * without
 
 
+@pytest.mark.parametrize("hot", [1, 2])
+def test_what_a_sharding_type_launches_and_sends_counts_in_the_bound(hot: int) -> None:
+    """Hot tables are cheapest over a domain, but then each step has another operator and two collectives each way, one after
+    the other, between the domains, and outputs are copied once more."""
+    tables = [Table(name=f"hot{i}", rows=10**7, dim=64, pooling_factor=100.0) for i in range(hot)]
+    tables += [Table(name=f"t{i}", rows=2, dim=16, pooling_factor=1.0 + i) for i in range(48)]
+    topology = Topology(domain=4, local_world_size=4, network_bytes_per_s=50e9)
+    task = ShardingTask(tables=tuple(tables), device_memory_bytes=(2**35,) * 8, batch_size=65536, topology=topology)
+    plan = search(task, Analytic("h100", 65536), SearchSettings(rounds=10, try_row_wise=True))
+    assert {shard.table for shard in plan.shards if shard.rows == 10**7 // 4} == {f"hot{i}" for i in range(hot)}
+    assert plan.gap < 0.02
+
+
+@pytest.mark.parametrize("together", [2, 4])
+def test_no_plan_launches_less_than_its_sharding_types_do_at_least(together: int) -> None:
+    """All ways to hold four tables, of one module or two; one may not be spread, a sequence only over all devices."""
+    poolings = "sum", "sum", "sum", "none"
+    tables = [
+        Table(
+            name=f"t{i}", rows=10**6, dim=16 + 16 * i, pooling_factor=1.0, pooling=pooling, module=f"m{i // together}"
+        )
+        for i, pooling in enumerate(poolings)
+    ]
+    topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=1e9)
+    task = ShardingTask(tables=tuple(tables), device_memory_bytes=(2**35,) * 4, batch_size=1024, topology=topology)
+    problem = Problem(task, Analytic("h100", 1024))
+    launches, may_be = problem.launches, {ROW_WISE: (1, 2, 3), TABLE_ROW_WISE: (1, 2), GRID: (1, 2)}
+    least: dict[frozenset[Sharding], float] = {}
+    for held in itertools.product((TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, GRID), repeat=4):
+        spread = [place for place, one in enumerate(held) if one.splits_rows]
+        if any(place not in may_be[held[place]] for place in spread):
+            continue
+        cut = [place for place, one in enumerate(held) if one is COLUMN_WISE]
+        numbers = [SHARDINGS.index(held[place]) for place in spread]
+        took = launches.of(np.array(spread, int), np.array(numbers, int), np.array(cut, int)).total_ms
+        used = frozenset(held[place] for place in spread)
+        least[used] = min(least.get(used, np.inf), took)
+    for used, ms in least.items():
+        of_types = {SHARDINGS.index(one): np.array(may_be[one]) for one in used}
+        groups = np.array(sorted({place for one in used for place in may_be[one]}), int)
+        bound = launches.least(NONE, groups, of_types)
+        assert bound <= ms * (1 + 1e-9)
+        assert len(used) > 1 or bound == pytest.approx(ms, rel=1e-3)  # but for the order of a grid's outputs
+
+
 def test_branches_tell_plans_apart_by_which_tables_are_row_wise(make_task):
     """Only row-wise the heaviest table is cheap, and beside its blocks the others cost more."""
     shapes = [(1_000_000, 64, 400.0), *[(100_000, 32, 30.0 + i) for i in range(8)]]
@@ -143,5 +193,5 @@ def test_blocks_on_all_devices_are_no_choice_where_one_has_no_room_for_its_own(m
     )
     model = AnalyticModel()
     model.max_dim = 256
-    alone_ms = Branches(Problem(task, model), BOUND).of().block_alone[0, OVER_ALL]
+    alone_ms = Branches(Problem(task, model), BOUND).of((ROW_WISE,)).block_alone[0, OVER_ALL]
     assert np.isfinite(alone_ms) == fits

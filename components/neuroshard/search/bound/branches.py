@@ -1,19 +1,24 @@
-"""Branches: sets of plans that differ in which tables are row-wise, and that together are all plans.
+"""Branches: sets of plans that differ in how tables are spread, and that together are all plans.
 
-Tables that may be row-wise are ordered: heaviest first, by the cost of their narrowest shard. In every plan the first n of them
-are row-wise, for some n, and the next one is not. In that branch every device holds the blocks of these n tables, and each shard
-of another table shares its device with them. So the larger n is, the more a device with a given shard costs.
+They differ first in which sharding types they use for some table: each launches collectives of its own, and copies outputs.
+
+Plans that spread tables over all devices alone differ further. Tables that may be row-wise are ordered: heaviest first, by the
+cost of their narrowest shard. In every plan the first n of them are row-wise, for some n, and the next one is not. In that branch
+every device holds the blocks of these n tables, and each shard of another table shares its device with them. So the larger n is,
+the more a device with a given shard costs.
 
 Where memory is nearly full, the largest tables come before these, and every set of them is distinguished: beside the blocks of
 some, the others must be cut to the room that is left, but each shard repeats the optimizer state of its rows, and few sets leave
 enough for that.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from neuroshard.core.sharding import ROW_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
@@ -26,17 +31,19 @@ from neuroshard.search.problem.problem import Problem
 
 @dataclass(frozen=True)
 class Branch:
-    """Plans in which the table groups `sure` are row-wise over all devices, and perhaps some are not. S shards, P groups that may
-    be row-wise, each in W kinds of spread options (`SpreadOptions`).
+    """Plans that spread some table in each of some sharding types, and none in others; in which the table groups `sure` are
+    row-wise over all devices, and perhaps some are not. S shards, P groups that may be spread, each in W kinds of spread options
+    (`SpreadOptions`). `least_used` devices or more hold something.
 
     In the letters of the proof (`lower_bound.py`), each the least over these plans, in ms; launches are part of a_d:
 
-        alone (S,)          f(s_d) + b_d of a device with this shard and the blocks of `sure`     step 5
+        alone (S,)          f(s_d) + b_d of a device with this shard and the blocks of `sure`, and
+                            by how much more than `ahead` max(a_d) then is                        step 5
         block_alone (P, W)  the same with a block of this group                                   step 5
         back, ahead         mean(b_d) and mean(a_d)                                               step 2
-        of_used (D,)        mean(b_d) + mean(a_d) of the used devices, if 1, 2, … are used and no table is row-wise
+        of_used (D,)        mean(b_d) + mean(a_d) of the used devices, if 1, 2, … are used and no table is spread
         blocks (P, W, K)    v, summed over all blocks of a group                                  step 4
-        all_to_all (P, W)   what one more row-wise group adds to b_d + a_d, summed over the devices
+        all_to_all (P, W)   what one more spread group adds to b_d + a_d, summed over the devices
         all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
         block_bytes (P, W)  bytes of all blocks of a group
         shard_bytes (G,)    bytes that a group needs more for each shard more
@@ -47,6 +54,7 @@ class Branch:
 
     problem: Problem
     sure: Ints  # places among the P
+    least_used: int
     alone: Floats
     block_alone: Floats
     columns: float
@@ -136,35 +144,52 @@ class Branches:
         large = np.argsort(-nbytes, kind="stable")[: np.count_nonzero(is_large)]
         self.order: Ints = np.concatenate([large, heaviest[~is_large[heaviest]]])
         self.large = len(large)
-        used = np.arange(1, devices + 1)
-        is_used = np.tri(devices)  # convex all-to-alls take least if all used devices hold the same
-        both = np.add(*transfers_ms(problem.model, is_used * (problem.mean_columns * devices / used)[:, None]))
-        self.of_used: Floats = (both * is_used).sum(axis=1) / used
+        self.of_used = self._of_used_ms(problem.mean_columns, 1)
+        # of a kind: the least columns more than the whole table's, in the mean of all devices. Over a domain it sends at least
+        # these both near and far
+        spare = [kind.devices / devices * kind.sharding.over_domains for kind in options.kinds]
+        self.more: Floats = options.more - (options.dims[..., -1] - options.least) * spare
 
-    def of(self, sure: Ints = NONE, never: Ints = NONE) -> Branch:
-        """The groups `sure` are row-wise, `never` are not, and any other may be."""
+    @property
+    def types(self) -> list[Sharding]:
+        """The sharding types in which some group may be spread, and not copied."""
+        kinds, allowed = self.problem.options.kinds, self.problem.options.allowed
+        found = [kind.sharding for way, kind in enumerate(kinds) if allowed[:, way].any()]
+        return list(dict.fromkeys(one for one in found if not one.copied))
+
+    def of(self, used: Collection[Sharding], sure: Ints = NONE, never: Ints = NONE) -> Branch:
+        """Some table is spread in each of the types `used`, and none in another. The groups `sure` are row-wise over all devices,
+        `never` are not, and any other may be."""
         problem, options = self.problem, self.problem.options
         columns = float(problem.base_dims.min()) + float(options.least[sure, OVER_ALL].sum())
         mean = problem.mean_columns + float(options.more[sure, OVER_ALL].sum())
         memory, beside = problem.memory, problem.base.min(axis=0)
-        if len(options.groups):
+        if len(sure):
             load = options.load(options.groups[np.sort(sure)], np.full(len(sure), options.place_of(OVER_ALL)))
             # no device holds less of any component
             memory, beside = memory - load.nbytes, (load.vectors + problem.base).min(axis=0)
-        block_alone, may_be = self._block_alone(sure, memory, beside, columns, mean), options.groups
-        block_alone[never] = np.inf
-        may_be = np.delete(may_be, never)
-        # over a domain no more leaves it than of the whole table
-        over_all = np.arange(options.more.shape[1]) == OVER_ALL
-        all_to_all = problem.devices * self._column_ms(mean) * options.more * over_all
+        kinds = [kind.sharding in used or kind.sharding.copied for kind in options.kinds]
+        may = options.allowed & np.array(kinds)
+        may[never, OVER_ALL] = False
+        least_used = min((k.devices for k in options.kinds if k.sharding in used), default=1)
+        if ROW_WISE in used:
+            least_used = problem.devices
+        all_to_all = problem.devices * self._column_ms(mean, least_used) * self.more
         all_to_all[sure] = 0.0
-        launched = problem.launches.least(options.groups[sure], may_be) + problem.copies_ms.total_ms + self.cut_ms
+        of_types = {
+            SHARDINGS.index(one): options.groups[may[:, [k.sharding is one for k in options.kinds]].any(axis=1)]
+            for one in used
+            if not (len(sure) and one is ROW_WISE)
+        }
+        launched = problem.launches.least(options.groups[sure], options.groups[may.any(axis=1)], of_types)
+        launched += problem.copies_ms.total_ms + self.cut_ms
         forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
         return Branch(
             problem=problem,
             sure=sure,
+            least_used=least_used,
             alone=self._alone(sure, memory, beside, columns, mean),
-            block_alone=block_alone,
+            block_alone=np.where(may, self._block_alone(sure, memory, beside, columns, mean), np.inf),
             columns=columns,
             beside=beside,
             all_to_all_ms=self._all_to_all_ms(mean) + launched,
@@ -178,24 +203,24 @@ class Branches:
         )
 
     def _alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
-        """`alone` of a branch: f(beside + v) + b_d for each shard, (S,)."""
+        """`alone` of a branch for each shard, (S,)."""
         problem = self.problem
         room = np.where(problem.allowed, memory, -1).max(axis=1)[problem.group]
         alone = np.where(np.arange(len(problem.group)) > 0, problem.model.compute_ms(beside + problem.vectors), 0.0)
-        alone = alone + self._backward_ms(columns + problem.dims, mean)
+        alone = alone + self._beyond_ahead_ms(columns + problem.dims, mean)
         row_wise = np.isin(problem.group, problem.options.groups[sure])
         alone[~self.may_be | (problem.nbytes > room) | row_wise] = np.inf
         return alone
 
     def _block_alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
-        """`block_alone` of a branch: f(beside + v) + b_d for the heavier of a group's blocks, (P, W)."""
+        """`block_alone` of a branch, for the heavier of a group's blocks, (P, W)."""
         options = self.problem.options
         if not len(options.groups):
             return np.zeros(options.more.shape)
         others = (~np.isin(np.arange(len(options.groups)), sure))[:, None]
         nbytes = options.nbytes * others[..., None]
         vectors = options.vectors * (nbytes > 0)[..., None]
-        back = self._backward_ms((columns + options.least * others).ravel(), mean).reshape(others.shape[0], -1)
+        back = self._beyond_ahead_ms((columns + options.least * others).ravel(), mean).reshape(others.shape[0], -1)
         alone: Floats = self.problem.model.compute_ms(beside + vectors).max(axis=2) + back
         fits = nbytes.max(axis=2) <= memory.max()
         last = nbytes[:, OVER_ALL, -1] <= memory[-1]
@@ -222,28 +247,40 @@ class Branches:
         both: Floats = forward.max(axis=1) + backward[:, 0]
         return both if both[-1] > both[-2] else both[:0]
 
-    def _column_ms(self, mean: float) -> float:
-        """What a column more on every device adds at least to both all-to-alls, if all hold `mean` columns.
+    def _of_used_ms(self, mean: float, least_used: int) -> Floats:
+        """`of_used` of so many used devices or more, without launches, if all devices hold `mean` columns on average."""
+        devices = self.problem.devices
+        # convex all-to-alls take least if all used devices hold the same
+        is_used = np.tri(devices)[least_used - 1 :]
+        used = is_used.sum(axis=1)
+        both = np.add(*transfers_ms(self.problem.model, is_used * (mean * devices / used)[:, None]))
+        found: Floats = (both * is_used).sum(axis=1) / used
+        return found
+
+    def _column_ms(self, mean: float, least_used: int) -> float:
+        """What a column more on every device, or as many in all on the used ones, adds at least to both all-to-alls, if all hold
+        `mean` columns and `least_used` or more are used.
 
         All-to-alls are convex, so it adds no less than the last of these columns did.
         """
-        even = np.full((2, self.problem.devices), mean)
-        even[0] *= 0.99
-        forward, backward = transfers_ms(self.problem.model, even)
-        both = (forward + backward).mean(axis=-1)
-        return max(float(both[1] - both[0]) / (0.01 * mean) * (1 - 1e-6), 0.0)
+        more = self._of_used_ms(mean, least_used) - self._of_used_ms(0.99 * mean, least_used)
+        columns = 0.01 * mean * self.problem.devices / np.arange(least_used, self.problem.devices + 1)
+        return max(float((more / columns).min()) * (1 - 1e-6), 0.0)
 
-    def _backward_ms(self, dims: Floats, mean: float) -> Floats:
-        """The least backward all-to-all of a device with at least `dims` columns, (N,) -> (N,), if all hold `mean` on average.
+    def _beyond_ahead_ms(self, dims: Floats, mean: float) -> Floats:
+        """The least that the backward all-to-all of a device with at least `dims` columns, and the forward one of all, take
+        beyond the forward one of even columns, (N,) -> (N,), if all hold `mean` on average.
 
-        It is convex in the device's own columns, so its least value holds for all numbers of columns below where it is taken.
+        Both are convex in the device's own columns, so their least value holds for all numbers of columns below where it is
+        taken.
         """
         if self.problem.devices == 1:
             return np.zeros(dims.shape)
 
         def own_ms(columns: Floats) -> Floats:
-            backward: Floats = self.problem.model.backward_collective_ms(self._own_and_others(columns, mean))[:, 0]
-            return backward
+            forward, backward = transfers_ms(self.problem.model, self._own_and_others(columns, mean))
+            both: Floats = forward.max(axis=1) + backward[:, 0]
+            return both
 
         low, high = 0.0, mean * self.problem.devices
         for _ in range(4):  # each round narrows the range of the minimum to a sixteenth
@@ -251,5 +288,6 @@ class Branches:
             least = int(own_ms(grid).argmin())
             low, high = grid[max(least - 1, 0)], grid[min(least + 1, 32)]
         widths, place = np.unique(dims, return_inverse=True)
-        found: Floats = own_ms(np.maximum(widths, low).astype(np.float64))[place] * (1 - 1e-4)
+        even = transfers_ms(self.problem.model, np.full(self.problem.devices, mean))[0].mean()
+        found: Floats = own_ms(np.maximum(widths, low).astype(np.float64))[place] * (1 - 1e-4) - float(even)
         return found

@@ -56,9 +56,11 @@ class HeavyShards:
             per_column[options.groups] = np.minimum(per_column[options.groups], piece)
             per_column[options.groups[branch.sure]] = np.inf
         per_column[group] = np.inf
+        most = problem.dims[problem.whole].astype(np.float64)  # columns of a group on one device
+        most[options.groups] = np.maximum(most[options.groups], options.least.max(axis=1, initial=0.0))
         order = np.argsort(per_column, kind="stable")
         order = order[np.isfinite(per_column[order])]
-        dims = problem.dims[problem.whole[order]]
+        dims = most[order]
         columns, ms = np.append(0, dims.cumsum()), np.append(0.0, (per_column[order] * dims).cumsum())
         more = DIM_STEP * np.arange(min(count, int(columns[-1]) // DIM_STEP + 1))
         added: Floats = np.interp(more, columns, ms)

@@ -29,25 +29,32 @@ What changes the steps:
 - f may have dips, where it is not convex. A convex underestimate replaces it, made for the range of each dip in which devices of
   a plan of at most C can be (`reach`).
 - A table may be row-wise: one more choice for it in step 4. Then every device sends all of its columns, more than in step 2;
-  what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice: then as many
-  columns leave domains as of the whole table, more stay inside, and devices elsewhere may be empty.
+  what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice, which sends more
+  too, since its two collectives run one after the other; then devices elsewhere may be empty.
+- Each sharding type that a plan uses launches operators and collectives of its own, and outputs of several types are copied
+  once more. So the bound is the least over all sets of types.
 
-Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise, on devices
-of one domain; the bound is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in step 5.
+Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise, where no
+other type spreads some; the bound is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in
+step 5.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.costmodel.protocol import Bending, CostModel, Dips, Floats
+from neuroshard.core.sharding import ROW_WISE, Sharding
+from neuroshard.costmodel.protocol import Bending, CostModel, Dips, Floats, Ints
 from neuroshard.search.bound.branches import Branch, Branches
 from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.heavy_shards import HeavyShards
 from neuroshard.search.bound.settings import BOUND, BoundSettings
 from neuroshard.search.copies import STAY
+from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
@@ -141,21 +148,31 @@ class _Proof:
     def __init__(self, problem: Problem, plan: State, settings: BoundSettings, cut_ms: float = 0.0) -> None:
         self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings, cut_ms)
         self.start = plan.sums.mean(axis=0)
-        all_plans = self.branches.of()
-        self.convex = self._convex(all_plans, plan.cost)
+        self.as_planned = set(plan.problem.spread_as.values())
+        self.convex = self._convex(self.branches.of(()), plan.cost)
         self.bytes = _BytePrice(float(problem.memory.sum()))
         self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
-        self.all_plans = self.heavy.raised(all_plans)
 
     def bound_ms(self, cost_ms: float, known_ms: float = 0.0) -> float:
         """The bound, given a plan of `cost_ms` and a bound: the least over all branches."""
-        low = self._of(self.all_plans, known_ms, cost_ms)
-        # beside blocks on all devices no device is empty; beside those of a domain some may be
-        distinguished = self.settings.branches and self.problem.options.everywhere and len(self.branches.order)
-        return self._least_of_branches(low, cost_ms) if distinguished else low
+        types, best = self.branches.types, cost_ms
+        sets = [used for count in range(len(types) + 1) for used in combinations(types, count)]
+        # the others are ruled out sooner once the plan's own set has a bound
+        for used in sorted(sets, key=lambda used: set(used) != self.as_planned):
+            best = self._least_of(used, known_ms, best)
+        return best
 
-    def _least_of_branches(self, low: float, best: float) -> float:
-        """The least over all branches, between the bound `low` and the cost of the `best` plan."""
+    def _least_of(self, used: Collection[Sharding], known_ms: float, best: float) -> float:
+        """The lesser of `best` and the bound of plans that spread tables in each of these types and no other."""
+        all_of_these = self._branch(used)
+        low = self._of(all_of_these, known_ms, best)
+        if set(used) != {ROW_WISE} or not self.settings.branches:
+            return low
+        return self._least_of_branches(all_of_these, low, best)
+
+    def _least_of_branches(self, row_wise: Branch, low: float, best: float) -> float:
+        """The least over all branches of `row_wise`, plans whose spread tables are over all devices, between the bound `low` and
+        the cost of the `best` plan."""
         order, left = self.branches.order, self.settings.branch_cells // len(self.problem.group)
         # groups that are row-wise, and that are not; then those to distinguish by, and of how many of these every set
         rest = [(order[:0], order[:0], order, self.branches.large)]
@@ -164,7 +181,7 @@ class _Proof:
                 return low
             sure, never, others, large = rest.pop()
             decided = len(sure) + len(never)
-            branch = self.heavy.raised(self.branches.of(sure, never)) if decided else self.all_plans
+            branch = self._branch((ROW_WISE,), sure, never) if decided else row_wise
             if not len(others) or left < 0:
                 best = self._of(branch, low, best)
             elif not decided or not self._none_of(branch, best):
@@ -173,6 +190,9 @@ class _Proof:
                 rest.append((sure, np.append(never, one), others if large else others[:0], fewer))
             left -= 1
         return best
+
+    def _branch(self, used: Collection[Sharding], sure: Ints = NONE, never: Ints = NONE) -> Branch:
+        return self.heavy.raised(self.branches.of(used, sure, never))
 
     def _of(self, branch: Branch, low: float, high: float) -> float:
         """The bound of a branch's plans, between `low` and `high`: the highest cost for which there are shown to be none."""
@@ -212,19 +232,14 @@ class _Proof:
                 if best > enough:
                     break
                 price = np.where(shards, problem.vectors @ slope + byte_ms * problem.nbytes, np.inf)
-                cuts, bound = cheapest_cuts(problem, price, self.settings.exact_cut_units), np.inf
+                cuts = cheapest_cuts(problem, price, self.settings.exact_cut_units)
                 sums: Floats = cuts.times @ problem.vectors[cuts.shards]
                 cheapest, need = cuts.total, float(cuts.times @ problem.nbytes[cuts.shards])
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
                 anyway = float(held @ slope) - byte_ms * self.bytes.have
-                if not len(branch.sure):
-                    bound = _over_devices(intercept, cheapest + anyway, branch)
-                if len(row_wise):
+                if row_wise.any():
                     cheapest, sums, need = branch.cheaper_row_wise(cuts, slope, row_wise, byte_ms)
-                    with_blocks = intercept + (cheapest + anyway) / devices + branch.back + branch.ahead
-                    if not problem.options.everywhere:
-                        with_blocks = _over_devices(intercept, cheapest + anyway, branch)
-                    bound = min(bound, with_blocks)
+                bound = _over_devices(intercept, cheapest + anyway, branch)
                 if bound == np.inf:
                     return np.inf
                 best = max(best, bound)
@@ -269,4 +284,5 @@ def _over_devices(intercept: float, total: float, branch: Branch) -> float:
     devices = len(branch.of_used)
     used = np.arange(1, devices + 1)
     over_all = used / devices * intercept + total / devices + branch.back + branch.ahead
-    return float(np.maximum(over_all, intercept + total / used + branch.of_used).min())
+    both: Floats = np.maximum(over_all, intercept + total / used + branch.of_used)
+    return float(both[branch.least_used - 1 :].min())

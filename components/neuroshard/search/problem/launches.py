@@ -2,10 +2,12 @@
 depend on how each table is held.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.launches import Group, operators_of, reordered_columns
 from neuroshard.core.part import Part
@@ -55,11 +57,10 @@ class LaunchCosts:
         self.collection, self.sequences = np.full((2, len(table_groups)), -1)
         self.collection[self.group[pooled]] = of[pooled]
         self.sequences[self.group[~pooled]] = of[~pooled]
-        joined = np.isin(self.of_table, [keys.get((t.module, t.weighted), -2) for t in copied])
-        # of outputs that are concatenated, since others of their collection are those of copies: at least
-        self.joined_columns = sum(self.columns[joined].tolist())
-        self.joined_columns += sum(
-            Part.of(t).sent_columns for t in copied if keys.get((t.module, t.weighted), -2) in self.of_table
+        # outputs of these collections are concatenated, since some are those of copies
+        self.joined = distinct(of[pooled & np.isin(of, [keys.get((t.module, t.weighted), -2) for t in copied])])
+        self.copied_columns = sum(
+            Part.of(t).sent_columns for t in copied if keys.get((t.module, t.weighted), -2) in self.joined
         )
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
@@ -140,11 +141,13 @@ class LaunchCosts:
         least = float(columns.min(initial=np.inf)) if len(columns) else 0.0
         return self.prices.ms(0, 0, reordered=least).total_ms
 
-    def least(self, row_wise: Ints, may_be: Ints) -> float:
-        """The least ms of a plan in which the table groups `row_wise` are row-wise, and of the others only `may_be` can be.
+    def least(self, row_wise: Ints, may_be: Ints, used: Mapping[int, Ints] = MappingProxyType({})) -> float:
+        """The least ms of a plan in which the table groups `row_wise` are row-wise, and of the others only `may_be` can be
+        spread; and in which some of the groups of each `used` sharding (its number in SHARDINGS) are held so. Infinite if there
+        are none.
 
         It has the collectives and operators of every collection at least once; and of those twice that have both a table that is
-        row-wise and one that cannot be.
+        row-wise and one that cannot be. Another sharding comes in the collection where that takes least.
         """
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
@@ -156,7 +159,26 @@ class LaunchCosts:
             )
             for each, own in ((self.output, self.mapped_outputs), (self.operator, self.mapped_operators))
         )
-        return self._ms(len(operators) - self.measured, outputs, self.joined_columns).total_ms
+        joined = np.union1d(self.joined, np.intersect1d(self.of_table[rows], self.of_table[stay]))
+        columns = self._columns_of(joined) + self.copied_columns
+        more = [self._least_more(sharding, np.isin(self.group, groups), stay) for sharding, groups in used.items()]
+        columns = max([columns, *(joined for _, joined in more)])
+        return self._ms(len(operators) - self.measured, outputs, columns).total_ms + sum(ms for ms, _ in more)
+
+    def _least_more(self, sharding: int, tables: NDArray[np.bool_], stay: NDArray[np.bool_]) -> tuple[float, float]:
+        """What a sharding takes at least beyond the first operator and collective of each collection, in ms, and the columns that
+        are put together with those of other shardings, if one of these tables has it and those that `stay` have another."""
+        found = []
+        for number in distinct(self.output[tables, sharding]).tolist():
+            beside = stay & (self.output[:, sharding] == number)
+            count, alone = int(self.collectives[number]), not beside.any()
+            launched = self.prices.ms(0, count - 1) if alone else self.prices.ms(1, count, int(self.inputs[number]))
+            found.append((launched.total_ms, self._columns_of(distinct(self.of_table[beside] + 1) - 1)))
+        return min((ms for ms, _ in found), default=np.inf), min((columns for _, columns in found), default=0.0)
+
+    def _columns_of(self, collections: Ints) -> float:
+        """Columns of the pooled tables of these collections."""
+        return float(self.columns[np.isin(self.of_table, collections[collections >= 0])].sum())
 
     def _ms(self, operators: int, outputs: Ints, reordered: float = 0.0) -> LaunchMs:
         """Of so many operators beyond those measured, the collectives with these numbers, and so many columns put into order; and

@@ -50,7 +50,7 @@ class SpreadOptions:
     `fullest` (P, W): the piece with most lookups;
     `widths` (P, W): columns of a piece;
     `more` (P, W): columns that a device sends beyond those of the whole table, in the mean of all devices;
-    `least` (P, W): columns that a device with a piece sends at least;
+    `least` (P, W): columns that a device with a piece sends at least, both near and far;
     `near`, `far`, `encoded` (P, W): columns beyond `dims` that such a device sends inside its domain, sends out of it, and
     encodes (`pricing.HostColumns`).
     """
@@ -122,7 +122,7 @@ class SpreadOptions:
                 over = HostColumns.of(self.model, blocks, task.devices, self.domain, rates)
                 longest = np.maximum(over.inside * rates.near, over.out * rates.far)
                 felt = longest / max(rates) if max(rates) > 0 else over.inside
-                self.dims[:, way], self.least[:, way] = felt[:, None], over.least
+                self.dims[:, way], self.least[:, way] = felt[:, None], np.minimum(over.inside, over.out)
                 self.near[:, way], self.far[:, way] = over.inside - felt, over.out - felt
                 self.encoded[:, way] = over.encoded - felt
             elif not kind.sharding.copied and self.tables:
