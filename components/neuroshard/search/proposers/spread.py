@@ -222,7 +222,8 @@ class _SetCosts:
         """Ms if the first `counts` (C,) groups of an order are row-wise, each in its way: (C,). Infinite if a device has no
         room for the blocks. Those over one domain are taken to be spread evenly over the domains.
 
-        The slowest device holds the blocks, and either its share of all the rest or the heaviest narrowest shard.
+        The slowest device holds the blocks, and either its share of all the rest or the heaviest narrowest shard; or one block
+        alone, which over a domain is more than a device's share of it.
         """
         problem, model, devices = self.problem, self.problem.model, self.problem.devices
         options, last = problem.options, counts - 1
@@ -231,7 +232,8 @@ class _SetCosts:
         nbytes = (options.nbytes[positions, ways] * share[:, None]).cumsum(axis=0)[last]
         others = nbytes[:, :-1].max(axis=1, keepdims=True)
         fits = (others <= problem.memory[:-1]).all(axis=1) & (nbytes[:, -1] <= problem.memory[-1])
-        block = (options.of_fullest(options.vectors, positions, ways) * share[:, None]).cumsum(axis=0)[last]
+        blocks = options.of_fullest(options.vectors, positions, ways)
+        block, alone = (blocks * share[:, None]).cumsum(axis=0)[last], model.compute_ms(blocks)
         more = (self.all_pieces[positions, ways] - self.vectors[order]).cumsum(axis=0)[last]
         mean = model.compute_ms((self.vectors.sum(axis=0) + more) / devices)
         columns = problem.mean_columns + options.more[positions, ways].cumsum()[last]
@@ -244,6 +246,7 @@ class _SetCosts:
         )
         heavy = problem.vectors[problem.narrowest[worst]] * (worst >= 0)[:, None]
         heaviest = np.where(np.isfinite(self.narrow_ms[worst]) | (worst < 0), model.compute_ms(block + heavy), np.inf)
+        heaviest = np.maximum(heaviest, np.maximum.accumulate(alone)[last])
         of_kind = np.array([SHARDINGS.index(kind.sharding) for kind in options.kinds])[ways]
         launched = [problem.launches.of(order[:count], of_kind[:count]).total_ms for count in counts.tolist()]
         costs: Floats = np.maximum(mean, heaviest) + (forward + backward).mean(axis=-1) + launched
