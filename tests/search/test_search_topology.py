@@ -15,7 +15,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
-from neuroshard.costmodel.network import for_task
+from neuroshard.costmodel.network import for_task, knows_tasks
 from neuroshard.costmodel.pricing import block_columns, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.run import search
@@ -80,6 +80,27 @@ def test_a_plan_and_its_bound_hold_against_the_best_of_all_plans(seed: int, draw
     ways: list[dict[str, Any]] = [{"domain": 1}, {"pipeline": "none"}, {"domain": 1, "pipeline": "none"}]
     task = task_of(tables(seed, 3), 2, **ways[seed % 3])
     check_near_optimum(task, model, rounds=3)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_plan_whose_network_is_not_given_says_what_it_takes_at_a_quarter_of_the_datasheets(drawn: bool) -> None:
+    model = trained(0) if drawn else Analytic("h100", BATCH_SIZE)
+    task = task_of(tables(0, 9), 4, domain=2)
+    assert knows_tasks(model)
+
+    def over(bytes_per_s: float | None) -> ShardingTask:
+        assert task.topology is not None
+        topology = task.topology.model_copy(update={"network_bytes_per_s": bytes_per_s})
+        return task.model_copy(update={"topology": topology})
+
+    plan = search(over(None), model, SearchSettings(rounds=2))
+    at_a_quarter = price_shards(
+        model, over(model.for_task(over(None), waiting=False).network_bytes_per_ms * 250), plan.shards
+    )
+    assert at_a_quarter is not None
+    said = f"this plan takes {at_a_quarter.total_ms.max():.3f} ms, not {plan.cost_ms:.3f}"
+    assert sum(said in note for note in plan.provenance.notes) == 1
+    assert not any("this plan takes" in note for note in search(task, model, SearchSettings(rounds=2)).provenance.notes)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -293,6 +293,10 @@ class Analytic:
         return np.asarray(vector_sums[..., 4])
 
     @property
+    def network_bytes_per_ms(self) -> float:
+        return self.sheet.network_rate
+
+    @property
     def device_name(self) -> str:
         return self.sheet.device_name
 
@@ -408,12 +412,12 @@ class Analytic:
         return self._transfer_ms(device_dims, BACKWARD)
 
     def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
-        """As in the protocol. Two racks were measured to send a quarter of what datasheets say (docs/benchmarks.md)."""
+        """As in the protocol."""
         if devices <= self.sheet.node or self.network_given:
             return ()
         return (
-            f"devices send {self.sheet.network_rate * 1000 / 1e9:.3g} GB/s to other domains by their datasheet; across racks a "
-            "quarter of that was measured, so measure yours (`neuroshard network`) and say --network",
+            f"devices send {self.sheet.network_rate * 1000 / 1e9:.3g} GB/s to other domains by their datasheet; measure yours "
+            "(`neuroshard network`) and say --network",
         )
 
     def _waits_ms(self, from_memory: Floats, from_cache: Floats, warps: int) -> Floats:

@@ -191,6 +191,10 @@ class TrainedCostModel:
         net = self.nets.compute
         return vector_sums[..., net.waiting] if net.waits else np.zeros(vector_sums.shape[:-1])
 
+    @property
+    def network_bytes_per_ms(self) -> float:
+        return 0.0 if self.network is None else self.network.bytes_per_ms
+
     def _network(self, devices: int) -> Network | None:
         """The network that this many devices need; None for one domain."""
         return self.network if self.network is not None and self.network.joins(devices) else None

@@ -66,7 +66,11 @@ class ForTasks(CostModel, Protocol):
     def precision(self) -> CollectivePrecision | None:
         """Of the collectives that it predicts."""
 
-    def for_task(self, task: ShardingTask, *, waiting: bool) -> CostModel:
+    @property
+    def network_bytes_per_ms(self) -> float:
+        """What it takes a device to send to other domains; 0 where it joins none."""
+
+    def for_task(self, task: ShardingTask, *, waiting: bool) -> "ForTasks":
         """The same model for the topology and the precision of a task, and with `waiting` for input, if its steps wait for it."""
 
     def sending_more(self, more: MoreColumns) -> CostModel:

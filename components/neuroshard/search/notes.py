@@ -14,7 +14,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.cache import miss_curve
-from neuroshard.costmodel.network import CODEC_BYTES, for_task
+from neuroshard.costmodel.network import CODEC_BYTES, for_task, knows_tasks
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.tiers import InTiers, KnowsTiers
@@ -22,6 +22,8 @@ from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
+# of a datasheet's rate: 47 of 188 GB/s between two racks of GB300, the slowest network of docs/benchmarks.md
+BETWEEN_RACKS = 0.25
 STOPPED = "the search was stopped by hand: more of it might have found a better plan"
 
 
@@ -197,6 +199,24 @@ def precision_saves(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
     return (
         f"all-to-alls in {words}, which {what} (in fp32 this plan takes {before:.3f} ms); encoding was not measured: it is taken "
         f"to move {CODEC_BYTES:g} bytes of memory a value. The trainer's sharders must have client.torchrec.qcomms(plan)",
+    )
+
+
+def network_doubt(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
+    """A line about what the plan takes if the network between domains is as slow as the slowest that others measured. How
+    switches and racks share ports is in no datasheet (docs/benchmarks.md)."""
+    task, topology = plan.task, plan.task.topology
+    joins = topology is not None and topology.domains(task.devices) > 1 and topology.network_bytes_per_s is None
+    if topology is None or not joins or plan.cost_ms is None or not knows_tasks(cost_model):
+        return ()
+    rate = cost_model.for_task(task, waiting=False).network_bytes_per_ms * 1000
+    slower = topology.model_copy(update={"network_bytes_per_s": rate * BETWEEN_RACKS})
+    prices = price_shards(cost_model, task.model_copy(update={"topology": slower}), plan.shards)
+    if prices is None:
+        return ()
+    return (
+        f"with {BETWEEN_RACKS:.0%} of the {rate / 1e9:.3g} GB/s that devices send to other domains by their datasheet, as was "
+        f"measured between two racks, this plan takes {float(prices.total_ms.max()):.3f} ms, not {plan.cost_ms:.3f}",
     )
 
 

@@ -253,6 +253,7 @@ def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model))
     plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, given.cost_model))
+    plan = say.with_notes(plan, *say.network_doubt(plan, given.cost_model))
     if start.kept is None or previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, previous.plan, start.kept))
