@@ -183,7 +183,7 @@ def nearly_full(make_task, seed: int, full: float):
 
 
 def test_where_memory_is_nearly_full_plans_start_from_packings_too(make_task, model):
-    task, settings = nearly_full(make_task, 2, 0.97), SearchSettings(rounds=4, try_row_wise=True)
+    task, settings = nearly_full(make_task, 6, 0.995), SearchSettings(rounds=4, try_row_wise=True)
     by_costs_alone = replace(settings, tuning=replace(TUNING, packed=False, nearly_full=np.inf))
     assert search(task, model, settings).cost_ms < 0.8 * search(task, model, by_costs_alone).cost_ms
 

@@ -3,8 +3,8 @@
 The narrowest column shard of a table has all its lookups, so one heavy table can outweigh all else however it is cut. Its row
 blocks have a share of the lookups each, but each of their devices then sends all its columns. So sets are sought in two orders of
 the tables: by what their narrowest shard takes, longest first; and by what their blocks save, all taken together. Where memory is
-nearly full, also with the largest 1, 2, 3, … before the others: column shards repeat the optimizer state of rows, and blocks do
-not.
+nearly full, or tables are larger than a device, also with the largest 1, 2, 3, … before the others: column shards repeat the
+optimizer state of rows, and blocks do not.
 
 A copy of a table saves a device its outputs, of as many columns for all samples, and takes gradients of as many columns for all
 rows: the fewer rows, the better. So of the tables in order of their rows the first 1, 2, 4, … are tried as copies, and those of
@@ -94,8 +94,9 @@ def _sets(problem: Problem, most_ms: float) -> list[tuple[Ints, Ints]]:
         saved_ms = estimate.saved_ms[options.positions(permitted)][:, list(some)].max(axis=1)
         saving = permitted[np.argsort(-saved_ms, kind="stable")][: np.count_nonzero(saved_ms > 0)]
         orders = [(heaviest, 0), (saving, 0)]
-        if problem.is_full:
-            many = int(np.count_nonzero(nbytes[permitted] >= tuning.large * problem.memory.max()))
+        # where no device holds a table whole, its shards fill some devices, and leave others no room for blocks
+        least_bytes = (tuning.large if problem.is_full else 1.0) * problem.memory.max()
+        if many := int(np.count_nonzero(nbytes[permitted] >= least_bytes)):
             counts = _counts(many, tuning.row_sets_one_by_one)
             most = max(tuning.full_sets_most_cells // (problem.devices * len(problem.whole)), 2)
             counts = counts[np.unique(np.linspace(len(counts) - 1, 0, most).round().astype(np.int64))]
