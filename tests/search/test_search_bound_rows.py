@@ -83,6 +83,28 @@ def test_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
         assert 0.4 * optimum < proven_ms(task, model, algorithm) <= optimum * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_where_one_table_of_a_collection_must_be_cut_and_another_is_row_wise_the_bound_is_below_the_best(
+    seed: int,
+) -> None:
+    """What is put into order are the columns that are not row-wise. The plan is a dear one: no bound is above its plan."""
+    rng = np.random.default_rng(seed)
+    wide = Table(
+        name="wide", rows=1_000_000, dim=int(rng.choice([8, 12])), pooling_factor=rng.uniform(1, 5), pooling="mean"
+    )
+    hot = Table(name="hot", rows=100_000, dim=4, pooling_factor=rng.uniform(200, 2000))
+    cold = Table(
+        name="cold", rows=int(rng.uniform(1e3, 1e5)), dim=int(rng.choice([4, 8])), pooling_factor=rng.uniform(1, 20)
+    )
+    memory = (int(wide.memory_bytes * rng.uniform(0.7, 0.9)),) * 2
+    row_wise = Constraints(row_wise=True)
+    task = ShardingTask(tables=(wide, hot, cold), device_memory_bytes=memory, batch_size=65536, constraints=row_wise)
+    model = AnalyticModel(task.batch_size)
+    model.reorder_ms = float(rng.choice([0.02, 0.1, 0.5]))
+    plan, optimum = search(task, model, SearchSettings(algorithm="random")), optimum_ms(task, model)
+    assert 0.98 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:

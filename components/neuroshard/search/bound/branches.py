@@ -121,14 +121,14 @@ class Branch:
 
 
 class Branches:
-    """The branches of a problem whose plans take `cut_ms` for their cuts.
+    """The branches of a problem all of whose plans cut a pooled table, if it `cuts`.
 
     `order` (P,) are the places of groups that may be row-wise, first the `large` ones, where memory is nearly full, then the
     heaviest.
     """
 
-    def __init__(self, problem: Problem, settings: BoundSettings, cut_ms: float = 0.0) -> None:
-        self.problem, self.beyond_mean, self.cut_ms = problem, settings.beyond_mean, cut_ms
+    def __init__(self, problem: Problem, settings: BoundSettings, *, cuts: bool = False) -> None:
+        self.problem, self.beyond_mean, self.cuts = problem, settings.beyond_mean, cuts
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         self.may_be &= problem.units <= problem.operator_units[problem.group]
         options, devices = problem.options, problem.devices
@@ -181,8 +181,9 @@ class Branches:
             for one in used
             if not (len(sure) and one is ROW_WISE)
         }
-        launched = problem.launches.least(options.groups[sure], options.groups[may.any(axis=1)], of_types)
-        launched += problem.copies_ms.total_ms + self.cut_ms
+        spread = options.groups[may.any(axis=1)]
+        launched = problem.launches.least(options.groups[sure], spread, of_types, cuts=self.cuts)
+        launched += problem.copies_ms.total_ms
         forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
         return Branch(
             problem=problem,

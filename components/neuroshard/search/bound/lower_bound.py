@@ -103,9 +103,9 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND, 
     collectives = COLLECTIVES.format(and_grow=", never fall as columns are added" * row_wise)
     grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
-    cut_ms = problem.launches.least_reorder_ms()
-    ms = _Proof(problem, plan, settings, cut_ms).bound_ms(plan.cost, known_ms)
-    uncut = problem.uncut() if cut_ms else None  # where cuts are free, the first bound is of all plans
+    ordered_ms = problem.launches.least_reorder_ms()
+    ms = _Proof(problem, plan, settings, cuts=ordered_ms > 0).bound_ms(plan.cost, known_ms)
+    uncut = problem.uncut() if ordered_ms else None  # where cuts are free, the first bound is of all plans
     if uncut is not None:
         ms = min(ms, _Proof(uncut, plan, settings).bound_ms(plan.cost, known_ms))
     copied = (STAY,) if problem.copied else ()
@@ -140,13 +140,13 @@ class _BytePrice:
 
 
 class _Proof:
-    """Shows that plans of at most some cost do not exist, if each takes `cut_ms` for its cuts.
+    """Shows that plans of at most some cost do not exist, among all plans or, with `cuts`, those that cut a pooled table.
 
     `convex` is a convex cost model that is not above the problem's.
     """
 
-    def __init__(self, problem: Problem, plan: State, settings: BoundSettings, cut_ms: float = 0.0) -> None:
-        self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings, cut_ms)
+    def __init__(self, problem: Problem, plan: State, settings: BoundSettings, *, cuts: bool = False) -> None:
+        self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings, cuts=cuts)
         self.start = plan.sums.mean(axis=0)
         self.as_planned = set(plan.problem.spread_as.values())
         self.convex = self._convex(self.branches.of(()), plan.cost)

@@ -134,17 +134,33 @@ class LaunchCosts:
         return sequences.tobytes() + collections.tobytes()
 
     def least_reorder_ms(self) -> float:
-        """What a plan takes at least to put outputs into order, if it cuts a pooled table of a collection without `pieces`."""
-        free = (self.of_table >= 0) & ~np.isin(self.of_table, self.of_table[np.isin(self.group, self.pieces)])
-        numbers, of = distinct(self.of_table[free]), self.of_table[free]
-        columns = np.bincount(of, self.columns[free])[numbers]
-        least = float(columns.min(initial=np.inf)) if len(columns) else 0.0
-        return self.prices.ms(0, 0, reordered=least).total_ms
+        """What a plan whose tables are not spread takes at least to put outputs into order, if it cuts a pooled table of a
+        collection without `pieces`."""
+        none = np.zeros(len(self.group), dtype=np.bool_)
+        return self.prices.ms(0, 0, reordered=self._least_permuted(none, ~none)).total_ms
 
-    def least(self, row_wise: Ints, may_be: Ints, used: Mapping[int, Ints] = MappingProxyType({})) -> float:
+    def _least_permuted(self, rows: NDArray[np.bool_], stay: NDArray[np.bool_]) -> float:
+        """The columns that a plan with such a cut puts into order at least: of a collection, the tables that `stay`, since they
+        are called column-wise too, or the one that is cut; `rows` are row-wise."""
+        pieces = self.of_table[np.isin(self.group, self.pieces)]
+        free = (self.of_table >= 0) & ~np.isin(self.of_table, pieces) & ~rows
+        of, columns = self.of_table[free], self.columns[free]
+        least = np.full(int(of.max(initial=-1)) + 1, np.inf)
+        np.minimum.at(least, of, columns)
+        found = np.maximum(least, np.bincount(of, columns * stay[free], len(least)))[np.isfinite(least)]
+        return float(found.min()) if len(found) else 0.0
+
+    def least(
+        self,
+        row_wise: Ints,
+        may_be: Ints,
+        used: Mapping[int, Ints] = MappingProxyType({}),
+        *,
+        cuts: bool = False,
+    ) -> float:
         """The least ms of a plan in which the table groups `row_wise` are row-wise, and of the others only `may_be` can be
-        spread; and in which some of the groups of each `used` sharding (its number in SHARDINGS) are held so. Infinite if there
-        are none.
+        spread; in which some of the groups of each `used` sharding (its number in SHARDINGS) are held so; with `cuts`
+        one that cuts a pooled table of a collection without `pieces`. Infinite if there are none.
 
         It has the collectives and operators of every collection at least once; and of those twice that have both a table that is
         row-wise and one that cannot be. Another sharding comes in the collection where that takes least.
@@ -162,7 +178,7 @@ class LaunchCosts:
         joined = np.union1d(self.joined, np.intersect1d(self.of_table[rows], self.of_table[stay]))
         columns = self._columns_of(joined) + self.copied_columns
         more = [self._least_more(sharding, np.isin(self.group, groups), stay) for sharding, groups in used.items()]
-        columns = max([columns, *(joined for _, joined in more)])
+        columns = max([columns, *(joined for _, joined in more)]) + cuts * self._least_permuted(rows, stay)
         return self._ms(len(operators) - self.measured, outputs, columns).total_ms + sum(ms for ms, _ in more)
 
     def _least_more(self, sharding: int, tables: NDArray[np.bool_], stay: NDArray[np.bool_]) -> tuple[float, float]:
