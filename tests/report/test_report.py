@@ -91,7 +91,7 @@ def test_the_page_counts_tables_whose_optimizer_state_does_not_carry_over_exactl
 
 
 def test_the_page_says_whether_outputs_come_in_another_order(html, parts):
-    said = "The outputs of the model come in another order: read them by key, or call keep_output_order(model)."
+    said = ". The outputs of the model come in another order: read them by key, or call keep_output_order(model)."
 
     assert reordered(parts["live"], parts["plan"])
     assert said in html
@@ -267,6 +267,13 @@ def test_a_bare_plan_says_what_to_give(tmp_path):
         assert f"<code>{option}" in text
     assert data_of(text)["moves"] is None
     assert "--evaluation" in text
+
+
+@pytest.mark.parametrize(("name", "backend"), [("analytic:cpu", "cpu"), ("analytic:h100", "cuda")])
+def test_the_page_says_how_to_run_the_plan_on_what_it_is_for(parts, name, backend):
+    by = parts["plan"].provenance.model_copy(update={"cost_model": name, "cost_model_backend": "analytic"})
+    page = report(parts["plan"].model_copy(update={"provenance": by}))
+    assert f"neuroshard evaluate plan.json --backend {backend} -o" in page
 
 
 def test_a_plan_whose_file_has_a_name_that_is_no_text_is_shown(tmp_path):

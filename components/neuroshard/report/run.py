@@ -11,6 +11,7 @@ from typing import Any
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import carried_over, said_ids_lost
+from neuroshard.core.operator_limits import device_of
 from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
@@ -104,7 +105,9 @@ def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
         "cards": cards(plan, changed, model, evaluated, nothing_live),
         "nothing_live": nothing_live,
         "evaluated": None if evaluated is None else evaluated.what,
-        "backend": by.cost_model_backend if by.cost_model_backend in ("cpu", "synthetic") else "cuda",
+        "backend": "synthetic"
+        if by.cost_model_backend == "synthetic"
+        else device_of(by.cost_model_backend, by.cost_model),
         "without": without_a_plan(plan),
         "notes": (*([f"Less certain: {by.instead}"] if by.instead else []), *by.notes),
         "assumptions": plan.bound_assumptions if plan.gap is not None else (),
