@@ -98,7 +98,7 @@ def tables(
         str,
         typer.Option(
             help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, "
-            "partial_rowwise_lamb or lars_sgd."
+            "partial_rowwise_lamb or lars_sgd. What apply_optimizer_in_backward has put on a model's table counts before it."
         ),
     ] = "rowwise_adagrad",
     dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,

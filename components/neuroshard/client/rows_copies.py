@@ -20,6 +20,7 @@ from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.files.importers.torchrec_optimizers import in_backward
 
 DEFAULT_RATE, DEFAULT_EPS = 0.01, 1e-8  # FBGEMM's
 TRAINED = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD)
@@ -50,8 +51,7 @@ class Copies(nn.Module, FusedOptimizerModule):
         """A copied part of the table of `config`. It is a buffer: no dense optimizer finds it, and DDP leaves it alone."""
         self.register_buffer(name, weight.detach())
         self.configs[name] = config
-        classes = getattr(weight, "_optimizer_classes", [])
-        self.settings[name] = dict(getattr(weight, "_optimizer_kwargs", [{}])[0])
+        classes, self.settings[name] = in_backward(weight)
         if classes:
             self.settings[name]["optimizer"] = optimizer_type_to_emb_opt_type(classes[0])
         if "lr" in self.settings[name]:

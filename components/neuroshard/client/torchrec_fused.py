@@ -5,10 +5,7 @@ TorchRec takes a table's optimizer from its parameter, where apply_optimizer_in_
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from typing import NamedTuple
 
 from neuroshard.client.torchrec_module import Collection as Embeddings
 from neuroshard.client.torchrec_module import TablePlace
@@ -20,17 +17,9 @@ from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.files.importers.torchrec_collections import weight_of
+from neuroshard.files.importers.torchrec_optimizers import NAMES, name_of
+from neuroshard.files.importers.torchrec_optimizers import in_backward as applied_in_backward
 
-NAMES = {
-    EmbOptimType.EXACT_SGD: "sgd",
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
-    EmbOptimType.EXACT_ADAGRAD: "adagrad",
-    EmbOptimType.ADAM: "adam",
-    EmbOptimType.PARTIAL_ROWWISE_ADAM: "partial_rowwise_adam",
-    EmbOptimType.LAMB: "lamb",
-    EmbOptimType.PARTIAL_ROWWISE_LAMB: "partial_rowwise_lamb",
-    EmbOptimType.LARS_SGD: "lars_sgd",
-}
 # What these compute of the whole row, FBGEMM computes of the columns of a shard (codegen/genscript/optimizers.py).
 OF_THE_ROW = {
     "rowwise_adagrad": "one moment",
@@ -61,7 +50,7 @@ def in_backward(
     found = {}
     for name, place in places.items():
         weight = weight_of(collections[place.path], place.config.name)
-        classes = getattr(weight, "_optimizer_classes", [])
+        classes, given = applied_in_backward(weight)
         where = f"table {place.config.name!r} of module {place.path!r}"
         if not classes:
             continue
@@ -69,8 +58,7 @@ def in_backward(
             raise InvalidInput(
                 f"{where} has {len(classes)} optimizers by apply_optimizer_in_backward, and TorchRec fuses one; apply one"
             )
-        given = dict(getattr(weight, "_optimizer_kwargs", [{}])[0])
-        known = _name(classes[0], given.pop("optimizer", None))
+        known = name_of(classes[0], given)
         if known is None:
             raise InvalidInput(
                 f"{where} has {classes[0].__name__} by apply_optimizer_in_backward, which is none of "
@@ -81,16 +69,9 @@ def in_backward(
                 f"optimizer is {optimizer!r}, but {where} has {known} by apply_optimizer_in_backward, which TorchRec takes; "
                 "leave out optimizer="
             )
-        found[name] = InBackward(known, tuple(sorted((key, repr(value)) for key, value in given.items())))
+        settings = sorted((key, repr(value)) for key, value in given.items() if key != "optimizer")
+        found[name] = InBackward(known, tuple(settings))
     return found
-
-
-def _name(kind: type[Any], said: object) -> str | None:
-    """Our name of an optimizer's class; TorchRec lets an `optimizer` that was `said` in its settings count."""
-    try:
-        return NAMES.get(said if isinstance(said, EmbOptimType) else optimizer_type_to_emb_opt_type(kind))
-    except ValueError:
-        return None
 
 
 def check_memory(

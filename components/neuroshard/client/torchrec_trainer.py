@@ -19,7 +19,6 @@ from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
 
-from neuroshard.client.torchrec_fused import NAMES
 from neuroshard.client.torchrec_module import Collection, TablePlace
 from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
 from neuroshard.client.torchrec_tiers import cached
@@ -37,6 +36,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.core.versions import Installed, measured_elsewhere
 from neuroshard.files.importers.torchrec_collections import weight_of
+from neuroshard.files.importers.torchrec_optimizers import NAMES, in_backward
 
 _ANSWERED = {name: row for row in SETTINGS if row.where == FUSED for name in row.names}
 # keys that TorchRec takes out before it makes the operator
@@ -127,7 +127,7 @@ def settings_of(
     found = {}
     for name, place in places.items():
         of_sharder = getattr(by_path.get(place.path), "fused_params", None) or {}
-        of_table = dict(getattr(weight_of(collections[place.path], place.config.name), "_optimizer_kwargs", [{}])[0])
+        _, of_table = in_backward(weight_of(collections[place.path], place.config.name))
         if "lr" in of_table:
             of_table["learning_rate"] = of_table.pop("lr")
         found[name] = {**of_sharder, **of_table}

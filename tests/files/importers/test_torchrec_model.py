@@ -20,6 +20,8 @@ MODEL = """
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, PoolingType
     from torchrec.modules.embedding_configs import DataType
     from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingBagCollection
+    from torchrec.optim import RowWiseAdagrad
+    from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
     from torchrec.modules.mc_modules import DistanceLFU_EvictionPolicy, MCHManagedCollisionModule, ManagedCollisionCollection
 
     class Model(nn.Module):
@@ -39,6 +41,13 @@ MODEL = """
     def make():
         print("as verbose as models are")
         return Model()
+
+    def with_optimizers():
+        model = Model()
+        tables = model.sparse["a"].embedding_bags
+        apply_optimizer_in_backward(torch.optim.Adam, tables["user"].parameters(), {"lr": 0.1})
+        apply_optimizer_in_backward(RowWiseAdagrad, tables["ad"].parameters(), {"lr": 0.1})
+        return model
 
     def on_a_device():
         return Model(torch.device("cpu")).to("cuda:0", torch.float16).cuda().cpu()
@@ -134,6 +143,12 @@ def test_terabytes_of_tables_are_read_without_weights_on_whatever_device(user_mo
         "the model's dense parameters ne",
     ]
     assert capsys.readouterr().out == ""
+
+
+def test_memory_counts_the_optimizer_that_is_on_a_table_before_the_one_that_is_said(user_model):
+    found = read(f"{user_model}:with_optimizers").tables()  # read says sgd
+    state = {table.name: (table.optimizer_bytes_per_row, table.optimizer_bytes_per_element) for table in found.tables}
+    assert state == {"user": (0, 8), "ad": (4, 0), "tag": (0, 0), "seq": (0, 0)}
 
 
 def test_what_to_reserve_for_the_dense_part_counts_weights_gradients_and_adams_moments(user_model):

@@ -74,7 +74,7 @@ def entries_of(
             fields = config_fields(config, _lookups(each, own), weighted, id_map(collection, config))
             apart += [config.name] if has_own_operator(config) else []
             means += [config.name] if weighted and fields["pooling"] == "mean" else []
-            entries.append(TableEntry(f"{spec}: {full}", {**fields, "module": path}))
+            entries.append(TableEntry(f"{spec}: {full}", {**fields, **_state(collection, config.name), "module": path}))
     modules = [collection for _, collection in collections]
     plain = torch_embeddings(model, modules)
     if not entries:
@@ -109,6 +109,14 @@ def _lookups(each: Sequence[float | None], total: float | None) -> list[float]:
     if not unknown or known > total:
         return [(one or 0.0) * total / known if known else total / len(each) for one in each]
     return [(total - known) / unknown if one is None else one for one in each]
+
+
+def _state(collection: Any, table: str) -> dict[str, int]:
+    """The fields of Table for what apply_optimizer_in_backward has put on a table, which TorchRec trains it by."""
+    from neuroshard.files.importers.torchrec_collections import weight_of
+    from neuroshard.files.importers.torchrec_optimizers import state_fields
+
+    return state_fields(weight_of(collection, table))
 
 
 def _notes(assumed: list[str], apart: list[str], means: list[str], plain: list[str]) -> list[str]:
