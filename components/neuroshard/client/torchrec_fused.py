@@ -93,7 +93,9 @@ def check_memory(
     names = {*optimizers.values(), *([f"dense {dense}"] if dense and task.constraints.data_parallel else [])}
     step = [f"{task.global_batch_size:,} samples a step", *([f"pipeline {task.pipeline}"] if task.pipeline else [])]
     trained = f" with the trainer's {', '.join([*sorted(names), *step])}"
-    way_out = "search a plan for these"
+    otherwise = {optimizers[b.name] for a, b in zip(plan.task.tables, tables, strict=True) if a != b}
+    by_command = f" (`neuroshard tables … --optimizer {min(otherwise)}`)" if len(otherwise) == 1 else ""
+    way_out = f"search a plan for these{by_command}"
     ranks = zip(device_memory(task, plan.shards), plan.task.usable_bytes, strict=True)
     for rank, (needed, limit) in enumerate(ranks):
         if needed.total > limit:
