@@ -158,6 +158,7 @@ def night(inside: Any, kind: str, scratch: str = "/tmp") -> str:
     spec = next(yaml.safe_load_all((ROOT / "pipelines" / "neuroshard.yaml").read_text()))
     asked = {name: one["defaultValue"] for name, one in spec["root"]["inputDefinitions"]["parameters"].items()}
     asked |= {
+        "run": "check",
         "backend": "synthetic",
         "store": f"{scratch}/store",
         "compute_cases": 20,
@@ -177,18 +178,17 @@ def night(inside: Any, kind: str, scratch: str = "/tmp") -> str:
             json.loads(inside("sh", "-c", f"cat {scratch}/{name}.json || echo '{{}}'")).get("parameterValues", {})
         )
 
-    surveyed = step("survey")
-    campaigns = surveyed["campaigns"]
-    expect(len(campaigns) == 1, f"the survey found {len(campaigns)} kinds of hardware to measure here, not 1")
+    kinds = step("survey")["kinds"]
+    expect(len(kinds) == 1, f"the survey found {len(kinds)} kinds of hardware to measure here, not 1")
     if kind == "cpu":
         # the CronJob's command, with nobody there to answer: it has read the pipeline that it carries, and would ask for 10 min
         told = inside(
             "sh", "-c", "timeout 20 neuroshard submit --set pods=2 --endpoint http://127.0.0.1:9 2>&1 || true"
         )
         expect("does not answer" in told, f"neuroshard submit: {told.strip()[-200:]}")
-        return f"surveyed {json.loads(campaigns[0])['hardware']['name']}; neuroshard submit reads its pipeline"
-    [job] = step("augment", survey=surveyed["survey"])["jobs"]
-    step("measure", job=job)
+        return f"surveyed {kinds[0]}; neuroshard submit reads its pipeline"
+    [share] = step("augment", kind=kinds[0])["shares"]
+    step("measure", kind=kinds[0], share=share)
     parts = inside("sh", "-c", f"ls {scratch}/store/_measuring/*/*/*/costs-1-of-1").split()
     expect("costs.json" in parts, f"measure left {parts}")
     return f"measured into {len(parts)} files"

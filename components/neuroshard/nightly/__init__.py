@@ -1,1 +1,1 @@
-"""The nightly run, above the stages: survey, augment, measure, pretrain, search, deploy, conclude."""
+"""The nightly run, above the stages: survey, augment, measure, pretrain, search, deploy."""
