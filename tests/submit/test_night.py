@@ -1,5 +1,6 @@
 """What a run says of itself by what its steps recorded in the store, whatever Kubeflow's API shows of it."""
 
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -17,10 +18,11 @@ from neuroshard.store.measuring import note_failure, write_record
 from neuroshard.store.night import recorded as recording
 from neuroshard.store.night import write_survey
 from neuroshard.submit import night, wait
-from neuroshard.submit.kubeflow import Run, Server
+from neuroshard.submit.kubeflow import Kubeflow, Run, Server
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.run import run
 from neuroshard.submit.wait import Waiting
+from neuroshard.submit.workflow import Workflow
 
 KIND = Hardware(kind="cuda", name="NVIDIA H200", memory_bytes=140 * 2**30)
 CAMPAIGN = Campaign(
@@ -155,3 +157,18 @@ def test_a_storm_that_neither_the_api_nor_argo_shows_is_seen_as_no_step_runs_and
     with refused(NeuroshardError, "run r1 was terminated: no step has run since search ended at", "does not say why"):
         waited(kfp_stub, start_seconds=0.001)
     assert kfp_stub.changes()[-1] == "POST /runs/r1:terminate"
+
+
+def test_a_run_whose_next_step_is_about_to_begin_is_not_given_up(
+    kfp_stub: KfpStub, store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod may take STARTING_SECONDS to start, whatever less one is ready to wait."""
+    under_way = Run("r1", "", "RUNNING", store=store.url)
+    kubeflow, watch = Kubeflow(Server(kfp_stub.url)), wait.PodWatch(Waiting(HANGS, 0.001, start_seconds=0.001))
+    monkeypatch.setattr(kubeflow, "workflow", lambda run: Workflow())
+    with recording(store.url, "r1", "search", "ads", single_writer=False):
+        pass
+    watch.moved = watch.looked = time.monotonic() - wait.STARTING_SECONDS - wait.LOOK_SECONDS
+    time.sleep(0.01)
+    assert list(watch.look(kubeflow, under_way)) == []
+    assert watch.too_long == ""

@@ -178,14 +178,16 @@ class PodWatch:
         if not workflow.nodes and not run.tasks and run.state == "PENDING":
             command = f"kubectl -n {self.waiting.namespace} describe workflows -l pipeline/runid={run.run_id}"
             late["", f"it has no pod yet: {workflow.message or command}"] = []
+        begins = [pods[0].since for pods in late.values() if pods]
         still, step = (time.time(), "") if workflow.nodes else idle(run)
         if step and time.time() - still >= STARTING_SECONDS:
+            begins.append(still)
             command = f"kubectl -n {self.waiting.namespace} get workflows -l pipeline/runid={run.run_id} -o yaml"
             late["", f"no step has run since {step}, and Kubeflow does not say why: {command} may"] = []
         lines = {key: self._line(*key, pods) for key, pods in late.items()}
         yield from (f"run {run.run_id}: {line}" for key, line in lines.items() if key not in self.said)
         self.said = set(late)
-        since = min((still, *(pods[0].since for pods in late.values() if pods)))
+        since = min(begins, default=time.time())
         if self.waiting.start_seconds and time.time() - since >= self.waiting.start_seconds:
             self.too_long = f"{next(iter(lines.values()))}, for {format_duration(time.time() - since)}"
 
