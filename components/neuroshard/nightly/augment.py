@@ -33,6 +33,7 @@ from neuroshard.store.lease import LeaseHeld, leased
 from neuroshard.store.measuring import (
     AUGMENT_LEASE,
     FAILED,
+    Measuring,
     Share,
     age_out,
     cases_of,
@@ -295,23 +296,23 @@ def _base(name: str) -> str:
 def _to_measure(store: Store, campaign: Campaign) -> list[int]:
     """The shares in which the draws of a campaign are measured: all of them, or none where everything is measured."""
     now = measuring(store, campaign.folder)
-    done = all(finished(store, campaign.folder, draw) for draw in now.draws)
+    done = all(finished(store, campaign.folder, now, draw) for draw in now.draws)
     return [] if done else list(range(1, campaign.pods + 1))
 
 
-def finished(store: Store, folder: str, draw: int) -> bool:
+def finished(store: Store, folder: str, now: Measuring, draw: int) -> bool:
     """Whether all cases of a draw are measured, in whatever number of shares."""
-    return 0 in _left(store, folder, draw)
+    return 0 in _left(store, folder, now, draw)
 
 
 def left_over(store: Store, folder: str) -> int:
     """How many cases earlier runs left, whose budget ended before their cases did."""
-    return sum(min(_left(store, folder, draw), default=0) for draw in measuring(store, folder).draws)
-
-
-def _left(store: Store, folder: str, draw: int) -> list[int]:
-    """How many cases of a draw are left, by each number of shares in which it was measured to an end."""
     now = measuring(store, folder)
+    return sum(min(_left(store, folder, now, draw), default=0) for draw in now.draws)
+
+
+def _left(store: Store, folder: str, now: Measuring, draw: int) -> list[int]:
+    """How many cases of a draw are left, by each number of shares in which it was measured to an end."""
     lefts = (left_of(store, folder, draw, of, now.ended) for of in {s.of for s in now.ended if s.draw == draw})
     return [left for left in lefts if left is not None]
 

@@ -160,7 +160,7 @@ def _pending(
     earlier = read_draws(store, campaign.folder)
     now = measuring(store, campaign.folder)
     named = renamed(tables, earlier.values())
-    unfinished = any(not finished(store, campaign.folder, draw) for draw in now.draws)
+    unfinished = any(not finished(store, campaign.folder, now, draw) for draw in now.draws)
     if unfinished or not now.draws or lacking(campaign, request, named, list(earlier.values())):
         return campaign, ""
     learned = read_record(store, f"{campaign.folder}/{LEARNED}")
