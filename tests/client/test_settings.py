@@ -376,7 +376,7 @@ def test_the_rows_of_the_page_are_those_of_the_settings() -> None:
         for row in SETTINGS
     ]
     assert [row for row in shown if row not in known] == []
-    assert len(shown) > 10
+    assert len(shown) > 5
 
 
 def test_every_setting_of_this_fbgemm_s_operator_is_in_a_row() -> None:
