@@ -60,6 +60,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -484,8 +485,17 @@ class Collection:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Of the table that each feature looks up."""
-        return {feature: config.num_embeddings for config in self.configs for feature in config.feature_names}
+        """Of the table that each feature looks up, the smallest where several tables are read by it."""
+        rows: dict[str, int] = {}
+        for config in self.configs:
+            for feature in config.feature_names:
+                rows[feature] = min(config.num_embeddings, rows.get(feature, config.num_embeddings))
+        return rows
+
+    @property
+    def outputs(self) -> list[str]:
+        """Their keys: `FEATURE@TABLE` where two tables are read by one feature."""
+        return [name for names in get_embedding_names_by_table(list(self.configs)) for name in names]
 
 
 def collections_of(spec: str | None, plan: Plan, tables: Sequence[Table]) -> list[Collection]:
@@ -576,7 +586,7 @@ class Model(nn.Module):
                     parent.add_module(part, nn.Module())
                 parent = parent.get_submodule(part)
             parent.add_module(name, collection.module(device))
-        self.features = {collection.path: list(collection.lookups) for collection in collections}
+        self.outputs = {collection.path: collection.outputs for collection in collections}
         self.over = nn.Linear(
             sum(c.embedding_dim * len(c.feature_names) for collection in collections for c in collection.configs), 1
         )
@@ -584,7 +594,7 @@ class Model(nn.Module):
     def forward(self, features: Features) -> tuple[Tensor, Tensor]:
         """Logits (batch,) and pooled embeddings (batch, columns)."""
         columns = []
-        for path, names in self.features.items():
+        for path, names in self.outputs.items():
             embeddings = self.sparse.get_submodule(path or "whole")(features[path])
             # by key: the order of the columns in `embeddings.values()` is the plan's, not the model's
             columns += [pooled_by_sample(embeddings[name]) for name in names]

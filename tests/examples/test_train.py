@@ -443,7 +443,7 @@ MODEL = """
             super().__init__()
             self.tower = nn.ModuleDict({
                 "user": bags(("id", 1000, 16, ["id", "friend"], PoolingType.SUM), ("age", 90, 8, ["age"], PoolingType.MEAN)),
-                "item": bags(("id", 500, 8, ["item"], PoolingType.SUM)),
+                "item": bags(("id", 500, 8, ["item"], PoolingType.SUM), ("kind", 40, 8, ["item"], PoolingType.SUM)),
             })
             self.history = FeatureProcessedEmbeddingBagCollection(
                 bags(("page", 300, 8, ["page"], PoolingType.SUM), is_weighted=True), {"page": PositionWeightedModule(9)})
@@ -453,7 +453,8 @@ MODEL = """
 
 @pytest.mark.slow
 def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, train, neuroshard):
-    """Two tables of one name, several features, means, and position weights: tables, search, deploy, train."""
+    """Two tables of one name and two of one feature, several features, means, and position weights: tables, search, deploy,
+    train."""
     (tmp_path / "their_model.py").write_text(textwrap.dedent(MODEL))
     for typed in (
         "tables --from-torchrec their_model:Model --pooling-factor tower.user.id=4 -o tables.json",
@@ -465,7 +466,7 @@ def test_the_users_own_model_trains_as_the_plan_for_it_says(tmp_path, train, neu
     done = train(tmp_path / "store", "--steps", 40, "--learning-rate", 2.0, "--model", "their_model:Model")
 
     assert done.returncode == 0, done.stderr
-    assert "4 tables in" in done.stderr
+    assert "5 tables in" in done.stderr
     assert " ms on one CPU core" in done.stdout
     first, last = (float(word) for word in re.search(r"loss: (\S+) -> (\S+)", done.stdout).groups())
     assert last < first
