@@ -163,15 +163,17 @@ def test_a_copied_table_on_one_rank_is_the_dense_optimizer_s(tmp_path: Path) -> 
     assert gradient > 0
 
 
-def test_a_dense_optimizer_without_state_yet_is_warned_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [{}, {"dense": {"state": {}}}], ids=["not given", "without state yet"])
+def test_what_a_dense_optimizer_would_lose_is_warned_of(tmp_path: Path, given: dict[str, object]) -> None:
     weights = {"m.embedding_bags.a.weight": torch.ones(ROWS, 8)}
     saved = {"model": weights, "dense": {"state": {"top.weight": {"exp_avg": torch.ones(3), "step": torch.ones(1)}}}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of no process group
-        save(saved | {"loader": {"state": 5}}, checkpoint_id=tmp_path, no_dist=True)
+        save({"model": weights, "loader": {"state": 5}}, checkpoint_id=tmp_path / "none", no_dist=True)
+        save(saved, checkpoint_id=tmp_path / "some", no_dist=True)
         warnings.simplefilter("error", ShardingWarning)
-        load_resharded({"model": weights, "loader": {}}, tmp_path)
+        load_resharded({"model": weights, "loader": {}}, tmp_path / "none")
         with pytest.raises(
             ShardingWarning, match=r"has 'dense\.state\.top\.weight\.exp_avg' \(and 1 more\), which the state"
         ):
-            load_resharded({"model": weights, "dense": {"state": {}}}, tmp_path)
+            load_resharded({"model": weights} | given, tmp_path / "some")

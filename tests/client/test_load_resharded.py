@@ -20,12 +20,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
@@ -267,6 +268,31 @@ def test_the_snippets_of_the_docs_run(tmp_path):
         assert losses == pytest.approx(uninterrupted, rel=2e-3)
 
 
+def as_objects(rank: int, folder: Path) -> tuple[bool, list[str]]:
+    """Whether a state of modules and optimizers themselves, as torch takes them, is loaded; and what is said of what it lacks."""
+    old, new = Trainer(CUT, "rowwise_adagrad"), Trainer(MOVED, "rowwise_adagrad")
+    old.train(0, STEPS)
+    adam = KeyedOptimizerWrapper({"over": nn.Parameter(torch.ones(2))}, torch.optim.Adam)
+    adam.init_state()
+    layers = {**old.model.state_dict(), "over": torch.ones(2), "over.bias": torch.ones(1)}
+    save({"model": layers, "optimizer": old.model.fused_optimizer, "dense": adam}, checkpoint_id=folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        load_resharded({"model": new.model, "optimizer": new.model.fused_optimizer}, folder, new_plan=MOVED)
+    return old.train(STEPS, 7) == new.train(STEPS, 7), [str(one.message) for one in caught]
+
+
+def test_modules_may_be_given_themselves_and_what_is_not_loaded_is_said(tmp_path):
+    (same, said), other = on_ranks(2, tmp_path, as_objects, tmp_path / "saved")
+
+    assert same
+    assert other == (True, [])
+    assert [words.partition(" has ")[2].partition(";")[0] for words in said] == [
+        "'dense.state.over.step' (and 2 more), which the state lacks: what this optimizer has learned is lost",
+        "'model.over' (and 1 more), which the state lacks: it is not loaded",
+    ]
+
+
 def by_torch_alone(rank: int, old: Plan, new: Plan, folder: Path) -> str | bool:
     """What torch.distributed.checkpoint says of it; or whether it took other columns' moments."""
     trainer, other = Trainer(old, "rowwise_adagrad"), Trainer(new, "rowwise_adagrad")
@@ -330,6 +356,8 @@ def refusals(rank: int, folder: Path) -> dict[str, str]:
         said[name] = str(caught.value).replace(str(folder), "FOLDER")
     now = state["model"]["first.embedding_bags.user.weight"].local_shards()
     assert all(torch.equal(a.tensor, b.tensor) for a, b in zip(before, now, strict=True))
+    with pytest.raises(UsageError, match="the state is Model"):
+        load_resharded(Model(TABLES, "meta"), folder)  # type: ignore[arg-type]
     for file in folder.glob("*.distcp"):
         file.write_bytes(b"broken")
     dist.barrier()

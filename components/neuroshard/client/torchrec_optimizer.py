@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -48,8 +48,8 @@ from torch.distributed.tensor import DTensor
 from neuroshard.client.load import check_world_size
 from neuroshard.client.torchrec_saved_maps import SavedMaps
 from neuroshard.client.torchrec_saved_order import SavedOrders
-from neuroshard.client.torchrec_warnings import warn
-from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.client.torchrec_warnings import sharded_tensors_allowed, warn
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.table import Table
@@ -77,9 +77,9 @@ def load_resharded(
 
     `state` is what was saved, of the new model: {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict(),
     "output_order": output_order(model)} and what else there was. Its tensors are the model's own, so the model has the weights
-    and moments afterwards. Returns the tables of this rank whose moments are not exactly the old ones, in order, as plans name
-    them: a row's moment under other column cuts is estimated, and moments start anew where only one of the plans copies the
-    table.
+    and moments afterwards. What has a state_dict may be given itself, as torch allows: {"model": model}. Returns the tables of
+    this rank whose moments are not exactly the old ones, in order, as plans name them: a row's moment under other column cuts is
+    estimated, and moments start anew where only one of the plans copies the table.
 
     `old_plan` is checked against the checkpoint, and `new_plan` against the state and the ranks of `group`. Without `old_plan`,
     a table is taken to have been copied if the checkpoint has moments of others and none of it. A `storage_reader` reads what
@@ -89,20 +89,29 @@ def load_resharded(
 
     A ShardingWarning is issued where a module of the model returns its outputs in another order than the
     checkpoint was trained in: as both `output_order`s say, or, of a checkpoint that has none, `old_plan` and `new_plan`. The
-    state then has the checkpoint's order, which `keep_output_order(model, state["output_order"])` gives the model.
+    state then has the checkpoint's order, which `keep_output_order(model, state["output_order"])` gives the model. Another names
+    dense layers of the checkpoint that the model lacks, and state of its dense optimizers that no state was given for.
 
-    Raises InvalidInput, the same on every rank, for no checkpoint, one of another model, plan or optimizer, and for a plan
-    for other ranks; then the state is as it was. A file that breaks later leaves it half read, and raises InvalidInput too.
+    Raises UsageError for a state that is no dict, and InvalidInput, the same on every rank, for no checkpoint, one of another
+    model, plan or optimizer, and for a plan for other ranks; then the state is as it was. A file that breaks later leaves it half
+    read, and raises InvalidInput too.
     """
     for plan in (old_plan, new_plan):
         if plan is not None:
             check_plan(plan)
-    if parts := [name for name in state.get("model", {}) if PARTS.search(name)]:
+    if not isinstance(state, dict):
+        raise UsageError(
+            f'the state is {shown(state)}; give what was saved, of this model: {{"model": model.state_dict(), "optimizer": '
+            "model.fused_optimizer.state_dict()}"
+        )
+    # a module's tensors are its own, and TorchRec's load_state_dict fails where a rank has two shards of a table
+    read = {key: value.state_dict() if isinstance(value, nn.Module) else value for key, value in state.items()}
+    if parts := [name for name in read.get("model", {}) if PARTS.search(name)]:
         raise InvalidInput(
             f"the state has {parts[0]!r}, a part of a table that is held by access: such parts go to no other plan; give "
             "model_state(model), and load_model_state(model, state) afterwards (client/rows_state.py)"
         )
-    for name, value in state.get("model", {}).items():
+    for name, value in read.get("model", {}).items():
         if is_key_of_table(name) and isinstance(value, DTensor):
             raise InvalidInput(
                 f"the state has table {_table_of(name)!r} in a DTensor, as DMPCollection and output_dtensor give it, and only "
@@ -113,19 +122,19 @@ def load_resharded(
         if storage_reader is None:
             _check_there(checkpoint, group)
         orders = SavedOrders(f"checkpoint {checkpoint}", old_plan, new_plan)
-        planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders, state)
-        load(state, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
+        planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders)
+        with sharded_tensors_allowed():
+            load(read, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
         raise InvalidInput(fault_of(f"checkpoint {checkpoint}", error)) from None
     planner.maps.join()
-    orders.put_into(state)
+    orders.put_into(read)
+    state.update((key, value) for key, value in read.items() if not isinstance(state.get(key), nn.Module))
     if other := orders.difference():
         warn(other)
-    if left := planner.left:
-        warn(
-            f"checkpoint {checkpoint} has {left[0]!r} (and {len(left) - 1} more), which the state lacks: what this optimizer has "
-            "learned is lost; call its init_state() (of TorchRec's KeyedOptimizerWrapper) before state_dict()"
-        )
+    for left, so in planner.left.items():
+        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+        warn(f"checkpoint {checkpoint} has {left[0]!r}{more}, which the state lacks: {so}")
     return tuple(sorted(planner.inexact_tables()))
 
 
@@ -219,11 +228,9 @@ class _Resharding(DefaultLoadPlanner):
         new_plan: Plan | None,
         group: dist.ProcessGroup | None,
         orders: SavedOrders,
-        given: Collection[str],
     ) -> None:
         super().__init__()
-        self.given = given  # the first keys of the state
-        self.left: list[str] = []  # on one rank: keys of the checkpoint's dense optimizers that no rank reads
+        self.left: dict[tuple[str, ...], str] = {}  # on one rank: keys that no rank reads, and what that means
         self.orders, self.maps = orders, SavedMaps(whose)
         self.whose, self.new_plan, self.group = whose, new_plan, group
         self.old, self.new = (_Tables(plan) if plan else None for plan in (old_plan, new_plan))
@@ -272,15 +279,7 @@ class _Resharding(DefaultLoadPlanner):
         if not shards and not copies:
             raise InvalidInput("the state has no weights of sharded tables; give it model.state_dict()")
         _check_nothing_left(saved, keys, shards, copies, self.old)
-        self.left = [
-            key
-            for key, path in saved.paths.items()
-            if key not in keys
-            and path[0] in self.given
-            and len(path) > 2
-            and path[1] == "state"
-            and not is_key_of_table(str(path[2]))
-        ]
+        self.left = _left(saved, keys, (*shards, *copies))
         if self.old is not None:
             _check_plan(self.old, {key: saved.rectangles(key) for key in (*shards, *copies)}, copies, self.whose)
         if self.new is not None:
@@ -496,6 +495,29 @@ def _check_nothing_left(
                 f"{saved.whose} has optimizer state {path[-1]!r}, which the state lacks: it is of another optimizer, or "
                 "model.fused_optimizer.state_dict() was not given"
             )
+
+
+def _left(saved: _Saved, keys: Collection[str], weights: Iterable[str]) -> dict[tuple[str, ...], str]:
+    """What a checkpoint has of dense optimizers and of dense layers and no rank's state has, by its keys, and what that means.
+    The state of copied tables, which may be no copies any more, is left out."""
+    models = {saved.paths[weight][:-1] for weight in weights}
+    optimizers, layers = [], []
+    for key, path in saved.paths.items():
+        if key in keys:
+            continue
+        if "state" in path[1:-2] and not is_key_of_table(str(path[path.index("state", 1) + 1])):
+            optimizers.append(key)
+        elif path[:-1] in models and not is_key_of_table(key):
+            layers.append(key)
+    lost = (
+        "what this optimizer has learned is lost; give its state_dict(), and before that call its init_state() (of TorchRec's "
+        "KeyedOptimizerWrapper, and of wrappers around it)"
+    )
+    found = {
+        tuple(optimizers): lost,
+        tuple(layers): "it is not loaded; give the model these layers, if it is to have them",
+    }
+    return {names: what for names, what in found.items() if names}
 
 
 class _Tables:

@@ -43,7 +43,7 @@ from neuroshard.client.torchrec_optimizer import fault_of, is_key_of_table, load
 from neuroshard.client.torchrec_order import SHARDED_MAPPED, inner_of, keep_output_order, output_order
 from neuroshard.client.torchrec_pipelines import check_pipeline
 from neuroshard.client.torchrec_unsharded import holders_of, sharded_collections, unsharded
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.torchrec_warnings import sharded_tensors_allowed, warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
 from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.text import one_line
@@ -302,7 +302,8 @@ class _Job:
                 inexact.update(taken)  # of copies from now on, which every rank has
                 self.settings |= settings
             self._check_memory([held for _, _, held in every], turned)
-            save(self.state, storage_writer=memory, process_group=memory.group)
+            with sharded_tensors_allowed():
+                save(self.state, storage_writer=memory, process_group=memory.group)
             memory.share_metadata()
 
         def make() -> None:

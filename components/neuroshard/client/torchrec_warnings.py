@@ -1,13 +1,17 @@
 """ShardingWarnings, of which the ranks of a trainer say each once. Needs torch."""
 
 import hashlib
+import re
 import sys
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed._shard._utils import DEPRECATE_MSG
 
 PACKAGE = str(Path(__file__).parents[1])
 SECONDS_TO_WAIT = 5.0  # for rank 0, which says the same at about the same time
@@ -27,6 +31,14 @@ def warn(what: str) -> None:
     """
     if not _said_by_rank_0(what):
         warnings.warn(what, ShardingWarning, stacklevel=_level_of_the_caller())
+
+
+@contextmanager
+def sharded_tensors_allowed() -> Iterator[None]:
+    """Without torch's FutureWarning that ShardedTensors shall be DTensors: TorchRec has them, and its users have no choice."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", re.escape(DEPRECATE_MSG), FutureWarning)
+        yield
 
 
 def _said_by_rank_0(what: str) -> bool:
