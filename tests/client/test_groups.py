@@ -386,6 +386,7 @@ def test_a_batch_is_of_all_ranks():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "module .* returns its outputs in another order")
-        to_torchrec(plan, model, device_type="cpu", sharding_group_size=2, batch_size=BATCH * RANKS)
+        how: Any = {"device_type": "cpu", "sharding_group_size": 2, "optimizer": "sgd"}
+        to_torchrec(plan, model, batch_size=BATCH * RANKS, **how)
     with pytest.warns(UserWarning, match="searched for 12 samples a step over all ranks, and the trainer has 24"):
-        to_torchrec(plan, model, device_type="cpu", sharding_group_size=2, batch_size=24)
+        to_torchrec(plan, model, batch_size=24, **how)

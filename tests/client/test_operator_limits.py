@@ -150,6 +150,6 @@ def test_a_trainer_on_gpus_gets_no_shard_that_its_operator_cannot_hold(plan: Pla
 
 def test_shards_of_1024_columns_go_to_gpus_without_a_word(recwarn: pytest.WarningsRecorder) -> None:
     plan = plan_of((1024, 0), (1024, 0), (1024, 1))
-    given = to_torchrec(plan, module_of(plan), device_type="cuda")
+    given = to_torchrec(plan, module_of(plan), device_type="cuda", optimizer="sgd")
     from_torchrec(given, module_of(plan), device_memory_bytes=(2**30,) * 2, batch_size=8)
     assert not [one for one in recwarn if issubclass(one.category, ShardingWarning)]

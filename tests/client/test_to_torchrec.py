@@ -1,6 +1,7 @@
 """A plan as TorchRec's, and every bad plan that DistributedModelParallel would let through or die of."""
 
 import multiprocessing
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, grid_shard, row_wise, table_row_wise
 from torchrec.distributed.types import CommOp, EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 import neuroshard as ns
 from helpers.limits import HANGS
@@ -440,6 +443,42 @@ def test_weighted_means_are_warned_of_and_of_split_rows_refused():
         taken_over(ShardingPlan(plan={"": theirs}), module)
 
 
+class ByLength(nn.Module):
+    """A feature processor of a user's own, which looks at whole bags, and has no pre_process_input."""
+
+
+@pytest.mark.filterwarnings("ignore:table .* is pooled by sum with weights:neuroshard.client.torchrec.ShardingWarning")
+def test_feature_processors_that_row_splits_change_are_warned_of_and_those_that_fail_refused():
+    split, inner = all_row_wise(("a", "sum", "x"), ("b", "sum", "y"), weighted=True)
+    whole = Plan(
+        task=split.task,
+        shards=tuple(Shard(table=n, rows=300, dim=8, device=0) for n in "ab"),
+        provenance=split.provenance,
+    )
+    own = FeatureProcessedEmbeddingBagCollection(inner, {"x": PositionWeightedModule(3), "y": ByLength()})
+    with warned(ShardingWarning, "'b'", "ByLength", "pre_process_input", "--no-row-wise"):
+        to_torchrec(split, own)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_torchrec(whole, own)
+
+    def both_read(feature: str, rows: int, processors: Any) -> None:
+        tables = (change(ITEM, name="a", weighted=True), change(ITEM, name="b", weighted=True, rows=rows))
+        configs = [
+            EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=8, feature_names=[feature])
+            for t in tables
+        ]
+        bags = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))
+        shards = tuple(shard for table in tables for shard in row_wise_shards(table, 2))
+        plan = Plan(task=make_plan(tables=tables).task, shards=shards, provenance=split.provenance)
+        to_torchrec(plan, FeatureProcessedEmbeddingBagCollection(bags, processors))
+
+    both_read("x", 300, {"x": PositionWeightedModule(3)})
+    both_read("x", 200, PositionWeightedModuleCollection({"x": 3}))
+    with refused(InvalidInput, "'a'", "'b'", "feature 'x'", "rank 0", "PositionWeightedModuleCollection"):
+        both_read("x", 200, {"x": PositionWeightedModule(3)})
+
+
 def test_all_rows_on_the_first_of_several_ranks_are_a_whole_table():
     table = change(ITEM, rows=1)
     module = collection(table)
@@ -566,9 +605,16 @@ def test_row_wise_adagrad_on_split_rows_is_not_warned_of():
     to_torchrec(item_in((0, 150, 0), (150, 150, 1)), collection(ITEM), optimizer="rowwise_adagrad")
 
 
-@pytest.mark.parametrize("optimizer", [None, "sgd", "adagrad"])
+def test_where_the_trainer_names_no_optimizer_the_one_that_the_plan_counts_is_warned_of():
+    with warned(ShardingWarning, "'user' into 4", "row-wise Adagrad", "sharders=", "optimizer="):
+        to_torchrec(make_plan(), collection(*TABLES))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 def test_other_optimizers_are_not_warned_of(optimizer):
-    to_torchrec(make_plan(), collection(*TABLES), optimizer=optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        to_torchrec(make_plan(), collection(*TABLES), optimizer=optimizer, any_output_order=True)
 
 
 def sequences(*names: str) -> EmbeddingCollection:

@@ -80,7 +80,7 @@ def test_beside_the_cuda_build_of_fbgemm_torchrec_is_installed_with_it(tmp_path)
 def said(plan: Plan) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        to_torchrec(plan, model_of(plan.task.tables), any_output_order=True)
+        to_torchrec(plan, model_of(plan.task.tables), any_output_order=True, optimizer="sgd")
     return [str(one.message) for one in caught if one.category is ShardingWarning]
 
 

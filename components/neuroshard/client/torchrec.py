@@ -46,6 +46,7 @@ from neuroshard.client.torchrec_groups import check_averaged, check_groups, dmp_
 from neuroshard.client.torchrec_id_maps import check_id_maps, warn_of_id_maps
 from neuroshard.client.torchrec_module import (
     TablePlace,
+    check_processors,
     check_sequences,
     collections_of,
     match_tables,
@@ -188,6 +189,7 @@ def to_torchrec(
     if plan.task.groups is None and dist.is_available() and dist.is_initialized():
         check_hosts(shards, kinds, plan.task.devices)
     check_sequences(shards, kinds, places, whose)
+    check_processors(module, shards, kinds, places, whose)
     optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
     copied = {name for name, kind in kinds.items() if kind.copied}  # not fused
     settings = settings_of(collections, {name: place for name, place in places.items() if name not in copied}, by_path)
@@ -201,7 +203,7 @@ def to_torchrec(
     check_trained(plan, kinds, optimizers, whose)
     check_id_maps(places, collections, optimizers, device_type, compute_kernel)
     check_averaged(plan, optimizers, whose)
-    warn_of_split_state(shards, kinds, optimizers)
+    warn_of_split_state(plan, shards, kinds, optimizers)
     warn_of_id_maps(places, collections, optimizers, plan.task.devices)
     priced = Priced(trained, shards, kinds, places)
     check_caches(settings, trained)

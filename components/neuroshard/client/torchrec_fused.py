@@ -134,21 +134,32 @@ def check_trained(plan: Plan, kinds: Mapping[str, Sharding], optimizers: Mapping
 
 
 def warn_of_split_state(
-    shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], optimizers: Mapping[str, str]
+    plan: Plan,
+    shards: Mapping[str, list[Shard]],
+    kinds: Mapping[str, Sharding],
+    optimizers: Mapping[str, str],
 ) -> None:
-    """Warn of column splits with optimizers, by table, that compute something of the row: its parts learn at different rates."""
+    """Warn of column splits with optimizers, by table, that compute something of the row: its parts learn at different rates. Of
+    tables without a known one the plan says whether it has state per row."""
+    split = {name: parts for name, parts in shards.items() if kinds[name].splits_columns and len(parts) > 1}
+    per_row = {table.name for table in plan.task.tables if table.optimizer_bytes_per_row}
+    way_out = "row-wise splits do not change training (search with --row-wise '*' --min-dim 65536)"
     for optimizer, what in OF_THE_ROW.items():
-        split = [
-            name
-            for name, parts in shards.items()
-            if optimizers.get(name) == optimizer and kinds[name].splits_columns and len(parts) > 1
-        ]
-        if split:
+        if names := [name for name in split if optimizers.get(name) == optimizer]:
             warn(
-                f"{counted(len(split), 'table')} split column-wise ({split[0]!r} into {len(shards[split[0]])}): {optimizer} "
-                f"has {what} per row and shard, so training differs from that of the unsplit tables; row-wise splits do "
-                "not change training (search with --row-wise '*' --min-dim 65536)"
+                f"{_split(names, split)}: {optimizer} has {what} per row and shard, so training differs from that of the unsplit "
+                f"tables; {way_out}"
             )
+    if names := [name for name in split if name not in optimizers and name in per_row]:
+        warn(
+            f"{_split(names, split)}: the plan counts an optimizer with state per row, as row-wise Adagrad, which has it per row "
+            f"and shard, so training differs from that of the unsplit tables; {way_out}. If the trainer's is another, give "
+            "sharders= or optimizer="
+        )
+
+
+def _split(names: Sequence[str], parts: Mapping[str, Sequence[Shard]]) -> str:
+    return f"{counted(len(names), 'table')} split column-wise ({names[0]!r} into {len(parts[names[0]])})"
 
 
 def warn_of_several(

@@ -1,5 +1,6 @@
 """Checks of a plan against a model's embedding collections. Needs torch and torchrec."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -235,6 +236,66 @@ def _shared_sum(places: Mapping[str, TablePlace]) -> tuple[str, str, str] | None
     for feature, names in readers.items():
         if len(names) > 1 and any(places[name].pooling == "sum" for name in names):
             return feature, names[0], names[1]
+    return None
+
+
+def check_processors(
+    module: nn.Module,
+    shards: Mapping[str, Sequence[Shard]],
+    kinds: Mapping[str, Sharding],
+    places: Mapping[str, TablePlace],
+    whose: str,
+) -> None:
+    """Raise InvalidInput for row splits with which TorchRec's feature processors fail, and warn of those with which processors of
+    a user's own may compute other values (seen with torchrec 1.8).
+
+    Where rows are split, TorchRec applies processors to each rank's part of a bag. Those with a `pre_process_input`, as
+    TorchRec's position weights, get the whole bags before. In a dict of processors, a feature that comes twice in a rank's input
+    gets the weights of the second part both times.
+    """
+    unaware = defaultdict[str, list[str]](list)  # tables, by class of the processor
+    for path in dict.fromkeys(place.path for place in places.values()):
+        processors = getattr(module.get_submodule(path), "_feature_processors", None)
+        split = {name: place for name, place in places.items() if place.path == path and kinds[name].splits_rows}
+        if processors is None or not split:
+            continue
+        by_feature = processors if isinstance(processors, nn.ModuleDict) else None
+        if by_feature is not None and (twice := _other_blocks(split, shards, kinds)):
+            feature, first, other, rank = twice
+            raise InvalidInput(
+                f"tables {first!r} and {other!r} of module {path!r} both read feature {feature!r}, and have other row blocks on "
+                f"rank {rank}, where TorchRec gives both the weights of one; give the module a PositionWeightedModuleCollection "
+                f"in place of a dict, or {whose} must not split the rows of both"
+            )
+        for name, place in split.items():
+            used = (
+                [processors]
+                if by_feature is None
+                else [by_feature[f] for f in place.config.feature_names if f in by_feature]
+            )
+            for kind in {type(one).__name__ for one in used if not hasattr(one, "pre_process_input")}:
+                unaware[kind].append(f"table {name!r} of module {path!r}")
+    for kind, tables in unaware.items():
+        _warn_of(
+            tables,
+            f"split row-wise, where TorchRec gives {kind} each rank's part of a bag, with rows as they are numbered there: it "
+            "has no pre_process_input, which sees whole bags before, so it computes other values than in the model unless it "
+            "looks at each weight alone; search with --no-row-wise",
+        )
+
+
+def _other_blocks(
+    split: Mapping[str, TablePlace], shards: Mapping[str, Sequence[Shard]], kinds: Mapping[str, Sharding]
+) -> tuple[str, str, str, int] | None:
+    """A feature that two tables of one operator read whose row blocks on a rank differ, the tables, and the rank."""
+    first: dict[tuple[str, Sharding, int], tuple[str, tuple[int, int]]] = {}
+    for name, place in split.items():
+        for shard in shards[name]:
+            block = shard.row_offset, shard.rows
+            for feature in place.config.feature_names:
+                other, there = first.setdefault((feature, kinds[name], shard.device), (name, block))
+                if there != block:
+                    return feature, other, name, shard.device
     return None
 
 
