@@ -688,6 +688,19 @@ def test_a_frozen_table_is_warned_of():
         to_torchrec(make_plan(), nn.ModuleDict({"m": bags}))
 
 
+def test_a_collection_that_only_a_plain_list_holds_is_warned_of_and_noted_at_import():
+    """TorchRec puts sharded modules in place of a module's attributes, and leaves a list as it is."""
+    model, hidden = nn.ModuleDict({"m": collection(*TABLES)}), collection(ITEM)
+    vars(model)["towers"] = [hidden, nn.Linear(2, 2)]
+    with warned(ShardingWarning, "EmbeddingBagCollection of 'towers'", "nn.ModuleList"):
+        to_torchrec(make_plan(), model)
+    assert any("of 'towers'" in note for note in ns.tables(model, quiet=True).notes)
+    del vars(model)["towers"]
+    vars(model)["also"] = [model["m"]]
+    with warned(ShardingWarning, "EmbeddingBagCollection of 'also'", "unsharded"):
+        to_torchrec(make_plan(), model)
+
+
 def test_a_table_without_weights_whose_collection_says_another_device_is_warned_of():
     bags = collection(*TABLES)
     bags._device = torch.device("cpu")  # as that of sequences made under `with torch.device("meta")`

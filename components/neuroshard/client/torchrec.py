@@ -176,7 +176,7 @@ def to_torchrec(
     places = match_tables(plan.task.tables, collections, whose)
     applied = in_backward(collections, places, optimizer)
     by_path = {} if sharders is None else sharders_by_path(sharders, (place.path for place in places.values()), module)
-    warn_of_training(collections)
+    warn_of_training(module, collections)
     if world_size is None and dist.is_available() and dist.is_initialized():
         world_size = dist.get_world_size()
     if world_size is not None:

@@ -16,8 +16,13 @@ from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing, counted
 from neuroshard.core.value import shown
+from neuroshard.files.importers.torchrec_collections import (
+    UNSEEN,
+    find_collections,
+    unseen_collections,
+    weight_of,
+)
 from neuroshard.files.importers.torchrec_collections import Collection as Collection
-from neuroshard.files.importers.torchrec_collections import find_collections, weight_of
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of, id_map, inner_of, is_weighted
 
 META = torch.device("meta")
@@ -299,9 +304,10 @@ def _other_blocks(
     return None
 
 
-def warn_of_training(collections: Mapping[str, Collection]) -> None:
-    """Warn of tables that TorchRec trains otherwise than the model says, or fails on, by any plan: frozen ones, means of weighted
-    rows, and those on the meta device whose collection says another."""
+def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -> None:
+    """Warn of tables that TorchRec trains otherwise than the model says, or fails on, by any plan: those that torch does not see,
+    frozen ones, means of weighted rows, and those on the meta device whose collection says another."""
+    _warn_of(unseen_collections(module), UNSEEN)
     frozen, means, no_weights = [], [], []
     for path, collection in collections.items():
         weighted = is_weighted(collection)

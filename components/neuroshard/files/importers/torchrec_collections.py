@@ -37,6 +37,10 @@ Collection: TypeAlias = (
     | ManagedCollisionEmbeddingCollection
 )
 INTERFACES = (EmbeddingBagCollectionInterface, EmbeddingCollectionInterface)
+UNSEEN = (
+    "in a plain list, tuple or dict, where TorchRec does not look: there it stays unsharded, and is neither planned nor trained; "
+    "make that an nn.ModuleList or nn.ModuleDict"
+)
 # classes of torchrec that only hold other modules
 CONTAINERS = ("torchrec.models.", "torchrec.modules.lazy_extension", "torchrec.modules.embedding_tower")
 
@@ -80,6 +84,19 @@ def weight_of(collection: Collection, table: str) -> nn.Parameter:
     collection = inner_of(collection)
     holders = collection.embedding_bags if isinstance(collection, EmbeddingBagCollection) else collection.embeddings
     return cast(nn.Parameter, holders[table].weight)
+
+
+def unseen_collections(model: nn.Module) -> list[str]:
+    """Collections that a module of the model keeps in a plain list, tuple or dict, in words; also those that are modules of the
+    model too, for TorchRec replaces these and not what is in a list."""
+    found = []
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, list | tuple | dict) and name not in ("_modules", "_parameters", "_buffers"):
+                kept = value.values() if isinstance(value, dict) else value
+                held = [one for one in kept if isinstance(one, nn.Module) and _holds_tables(one)]
+                found += [f"{type(one).__name__} of {f'{path}.{name}'.lstrip('.')!r}" for one in held]
+    return found
 
 
 def _check_tied(model: nn.Module, found: Collections) -> None:

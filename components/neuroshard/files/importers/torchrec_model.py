@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -52,7 +53,8 @@ def entries_of(
 ) -> tuple[list[TableEntry], list[str]]:
     """`torchrec_entries` of a model that is made already; messages call it `spec`."""
     entries: list[TableEntry] = []
-    assumed: list[str] = []
+    assumed: list[tuple[str, str]] = []
+    names = Counter[str]()
     apart: list[str] = []
     means: list[str] = []
     known: set[str] = set()
@@ -70,7 +72,8 @@ def entries_of(
                 each = [
                     None if feature in (full, config.name) else pooling_factors.get(feature) for feature in features
                 ]
-            assumed += [config.name] if own is None and None in each else []
+            names[config.name] += 1
+            assumed += [(config.name, full)] if own is None and None in each else []
             fields = config_fields(config, _lookups(each, own), weighted, id_map(collection, config))
             apart += [config.name] if has_own_operator(config) else []
             means += [config.name] if weighted and fields["pooling"] == "mean" else []
@@ -86,7 +89,7 @@ def entries_of(
             f"{spec}: a pooling factor is given for {unknown[0]!r}, which is no table or feature of the model"
         )
     return entries, [
-        *_notes(assumed, apart, means, plain),
+        *_notes([name if names[name] < 2 else full for name, full in assumed], apart, means, plain, _unseen(model)),
         *reserve_notes(model, modules),
     ]
 
@@ -119,15 +122,18 @@ def _state(collection: Any, table: str) -> dict[str, int]:
     return state_fields(weight_of(collection, table))
 
 
-def _notes(assumed: list[str], apart: list[str], means: list[str], plain: list[str]) -> list[str]:
+def _notes(
+    assumed: list[str], apart: list[str], means: list[str], plain: list[str], unseen: Mapping[str, list[str]]
+) -> list[str]:
     notes = {
-        "no pooling factor, so 1 lookup a feature and sample is assumed; give the real number with --pooling-factor NAME=LOOKUPS "
-        "or --pooling-factors FILE, for costs grow with it": assumed,
+        "no pooling factor, so 1 lookup a feature and sample is assumed; give the real ones with --pooling-factors, as "
+        '{"user_id": 3}, for costs grow with them': assumed,
         "stash_weights or enable_embedding_update, for which TorchRec runs operators apart; costs count neither these nor what "
         "they copy": apart,
         WEIGHTED_MEAN: means,
         "in no collection of TorchRec, so every rank holds it whole, as dense parameters, and no plan places it; make it a table "
         "of an EmbeddingBagCollection or EmbeddingCollection if it is large": plain,
+        **unseen,
     }
     return [f"{_some(names)}: {note}" for note, names in notes.items() if names]
 
@@ -149,6 +155,15 @@ def _collections(model: nn.Module, spec: str) -> Iterator[tuple[str, Any]]:
         raise InvalidInput(f"{spec}: {error}") from None
     yield from found.pooled.items()
     yield from found.sequences.items()
+
+
+def _unseen(model: nn.Module) -> dict[str, list[str]]:
+    """The collections that torch does not see, by what that means."""
+    if "torchrec" not in sys.modules:
+        return {}
+    from neuroshard.files.importers.torchrec_collections import UNSEEN, unseen_collections
+
+    return {UNSEEN: unseen_collections(model)}
 
 
 def make_on_meta(spec: str) -> nn.Module:
