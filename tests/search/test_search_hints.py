@@ -168,6 +168,12 @@ def test_what_is_reported_does_and_a_little_less_does_not(make_task, shapes, mem
         search(less(task), AnalyticModel())
 
 
+def test_a_set_of_tables_is_said_to_be_too_large_in_the_plural(make_task, model):
+    task = changed(make_task([BIG, BIG], [0.6, 0.6, 0.6, 0.6]), together=(("t0", "t1"),))
+    with pytest.raises(Infeasible, match=r"^no device can hold tables 't0', 't1' \(kept together\): they need "):
+        search(task, model)
+
+
 def test_of_many_rules_that_must_all_be_looser_it_is_said_how_many(make_task, model):
     task = make_task([BIG] * 4, [0.4] * 8)
     pinned = tuple(TableRule(table=f"t{i}", devices=(0, 1)) for i in range(4))

@@ -78,11 +78,15 @@ def _of_step(task: ShardingTask) -> str:
 def _lacking(problem: Problem, group: int) -> str:
     """Which shard no device can hold, in words."""
     shard, members = int(problem.narrowest[group]), problem.tables[group]
-    of = f" ({members[0].rows:,} rows x {problem.columns[shard]} columns)" * (len(members) == 1)
-    where = "no device" if problem.allowed[group].all() else "no device that it is allowed on"
+    several = len(members) > 1
+    where = "no device" + f" that {'they are' if several else 'it is'} allowed on" * (not problem.allowed[group].all())
+    need, most = format_bytes(int(problem.nbytes[shard])), format_bytes(int(problem.roomiest()[group]))
+    if several:
+        return f"{where} can hold {problem.name(group)}: they need {need}, the largest of these devices has {most}"
+    of = f" ({members[0].rows:,} rows x {problem.columns[shard]} columns)"
     return (
-        f"{problem.name(group)} has a shard that {where} can hold: cut as far as it may be, its widest{of} needs "
-        f"{format_bytes(int(problem.nbytes[shard]))}, the largest of them has {format_bytes(int(problem.roomiest()[group]))}"
+        f"{problem.name(group)} has a shard that {where} can hold: cut as far as it may be, its widest{of} needs {need}, the "
+        f"largest of these devices has {most}"
     )
 
 
