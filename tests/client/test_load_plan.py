@@ -1,13 +1,14 @@
 """What a trainer gets from `load_plan`, and what it is spared."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
 from helpers.plans import TABLES, make_plan
 from helpers.refusals import refused
-from neuroshard.client import Plan, load_plan
-from neuroshard.core.errors import InvalidInput, NotFound
+from neuroshard.client import Plan, load_plan, watch
+from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.deploy.run import deploy
 from neuroshard.store.folder import FolderStore
 
@@ -70,3 +71,15 @@ def test_a_plan_for_another_world_size_is_refused(url, ranks):
 def test_a_model_that_was_never_deployed_is_named(url):
     with refused(NotFound, "other/live.json", "'other'"):
         load_plan(url, "other")
+
+
+def test_a_store_may_be_a_path_and_other_arguments_of_the_wrong_type_are_named(url, tmp_path):
+    assert load_plan(tmp_path / "store", "m") == make_plan()
+    for given, facts in (((url, None), ("None",)), ((None, "m"), ("URL", "NoneType"))):
+        with refused(UsageError, *facts):
+            load_plan(*given)
+    how: dict[str, Any] = {"world_size": "2"}
+    with refused(UsageError, "world_size", "'2'"):
+        load_plan(url, "m", **how)
+    with refused(UsageError, "world_size", "'2'"):  # not one warning a poll, without end
+        next(watch(url, "m", **how))

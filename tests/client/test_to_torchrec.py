@@ -5,6 +5,7 @@ import warnings
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -542,6 +543,33 @@ def test_a_table_that_is_split_row_wise_and_by_columns_is_refused():
     halves = [s.model_copy(update={"dim": 4, "column_offset": c}) for s in plan.shards for c in (0, 4)]
     with refused(InvalidInput, "'item'", "rank 0", "rows 0-149", "columns 0-3"):
         to_torchrec(plan.model_copy(update={"shards": tuple(halves)}), collection(ITEM))
+
+
+@pytest.mark.parametrize(
+    ("how", "facts"),
+    [
+        ({"world_size": "2"}, ("world_size", "'2'", "int(…)")),
+        ({"local_world_size": "2"}, ("local_world_size", "'2'")),
+        ({"batch_size": 64.0}, ("batch_size", "64.0")),
+        ({"sharders": EmbeddingBagCollectionSharder()}, ("sharders", "list")),
+        ({"sharders": [EmbeddingBagCollectionSharder]}, ("sharders", "list", "class")),
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_named(how: dict[str, Any], facts: tuple[str, ...]) -> None:
+    with refused(UsageError, *facts):
+        to_torchrec(make_plan(), collection(*TABLES), **how)
+
+
+def test_numpy_s_numbers_are_numbers() -> None:
+    how: dict[str, Any] = {"world_size": np.int64(2), "batch_size": np.int32(64)}
+    to_torchrec(make_plan(), collection(*TABLES), **how)
+
+
+def test_a_planner_s_plan_and_the_memory_of_each_rank_are_asked_for_by_name() -> None:
+    with refused(UsageError, "None", "ShardingPlan"):
+        from_torchrec(None, collection(*TABLES), device_memory_bytes=[1], batch_size=1)
+    with refused(UsageError, "device_memory_bytes", "64"):
+        from_torchrec(ShardingPlan(plan={}), collection(*TABLES), device_memory_bytes=64, batch_size=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("world_size", [1, 4])

@@ -27,6 +27,7 @@ from neuroshard.client.torchrec_module import collections_of
 from neuroshard.core.clean import log
 from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_tables import configs_of, tables_of
@@ -61,7 +62,7 @@ class AccessCounts:
     def __init__(
         self,
         module: nn.Module,
-        store_url: str,
+        store_url: StoreUrl,
         model: str,
         *,
         group: "ProcessGroup | None" = None,

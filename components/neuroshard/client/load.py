@@ -15,9 +15,10 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError, StoreError, Un
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.shapes import shape_fault, shapes_of
+from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
-from neuroshard.core.value import sha256
+from neuroshard.core.value import sha256, whole_number
 from neuroshard.store.deadline import Reader, within
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.local import default_cache_dir
@@ -38,7 +39,7 @@ class StaleWarning(UserWarning):
 
 
 def load_plan(
-    store_url: str,
+    store_url: StoreUrl,
     model: str,
     *,
     digest: str | None = None,
@@ -66,7 +67,7 @@ def load_plan(
 
 
 def load_published(
-    store_url: str, model: str, digest: str | None, cache_dir: CacheDir, deadline_seconds: float
+    store_url: StoreUrl, model: str, digest: str | None, cache_dir: CacheDir, deadline_seconds: float
 ) -> Published:
     """`load_plan` without the check against a trainer, and the plan's bytes."""
     check_model(model)
@@ -87,7 +88,7 @@ def name_of(published: Published, model: str) -> str:
 
 
 def watch(
-    store_url: str,
+    store_url: StoreUrl,
     model: str,
     *,
     seen: str | None = None,
@@ -107,6 +108,7 @@ def watch(
     stop = stop or threading.Event()
     tables = None if tables is None else tuple(tables)
     check_model(model)
+    world_size = None if world_size is None else whole_number("world_size", world_size)
     store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     cache = cache_for(store, cache_dir)
     reader = Reader()  # one thread for all polls, so a store that hangs blocks no more than one
@@ -155,8 +157,8 @@ def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, int]], whose: str) 
 
 
 def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
-    """Raise InvalidInput unless the plan is for `world_size` ranks, those of all groups."""
-    if (planned := plan.task.ranks) != world_size:
+    """Raise InvalidInput unless the plan is for `world_size` ranks, those of all groups, and UsageError for what is no number."""
+    if (planned := plan.task.ranks) != (world_size := whole_number("world_size", world_size)):
         several = planned < world_size and world_size % planned == 0
         groups = f" (and --group-size {planned}, if they train in groups)" if several else ""
         raise InvalidInput(

@@ -32,6 +32,7 @@ from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, check_fits_traine
 from neuroshard.core import errors
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
 from neuroshard.core.plan import Plan
+from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.table import Table
 from neuroshard.core.text import one_line
 from neuroshard.core.value import sha256
@@ -64,7 +65,7 @@ class KeyValueStore(Protocol):
 
 
 def load_plan_on_all_ranks(
-    store_url: str,
+    store_url: StoreUrl,
     model: str,
     *,
     group: "ProcessGroup | None" = None,

@@ -12,6 +12,7 @@ from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, cache_for
 from neuroshard.client.ranks import error_from_json, error_to_json
 from neuroshard.core.errors import NeuroshardError, NotFound, UsageError
 from neuroshard.core.plan import Plan, check_plan
+from neuroshard.core.store_url import StoreUrl
 from neuroshard.files.access import Ints
 from neuroshard.files.row_orders import ids_in
 from neuroshard.store.deadline import within
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def hot_ids(
     plan: Plan,
-    store_url: str,
+    store_url: StoreUrl,
     model: str,
     *,
     group: "ProcessGroup | None" = None,
@@ -51,7 +52,7 @@ def hot_ids(
     return {name: ids_in(lists[order.ids_digest], order, where.format(repr(name))) for name, order in orders.items()}
 
 
-def _load(store_url: str, model: str, digests: list[str], cache_dir: CacheDir, ends: float) -> dict[str, bytes]:
+def _load(store_url: StoreUrl, model: str, digests: list[str], cache_dir: CacheDir, ends: float) -> dict[str, bytes]:
     """The lists by their digests, from the copies on this machine or from the store."""
 
     def left() -> float:

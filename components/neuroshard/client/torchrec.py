@@ -84,9 +84,11 @@ from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, sharding_of
 from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
+from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing
+from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
 
@@ -160,7 +162,7 @@ def to_torchrec(
     check_plan(plan)
     device_type = _device_type(device_type)
     _check_compute_kernel(plan, compute_kernel)
-    if local_world_size is not None and local_world_size < 1:
+    if local_world_size is not None and (local_world_size := whole_number("local_world_size", local_world_size)) < 1:
         raise UsageError(
             f"local_world_size is {local_world_size}, but a host has 1 rank or more; leave it out for torchrun's"
         )
@@ -310,7 +312,7 @@ class NeuroShardPlanner(ShardingPlanner):
     are those that TorchRec gives. `loaded` is the plan that was given out last.
     """
 
-    def __init__(self, store_url: str, name: str, *, digest: str | None = None, **how: Any) -> None:
+    def __init__(self, store_url: StoreUrl, name: str, *, digest: str | None = None, **how: Any) -> None:
         self.store_url, self.name, self.digest, self.how = store_url, name, digest, how
         self.loaded: Plan | None = None
         # the last one that was planned, and what it got; its weights are the trainer's to keep or to drop
@@ -395,7 +397,14 @@ def from_torchrec(
     plan cannot keep of a ParameterSharding, for row blocks that TorchRec would place on other ranks, and for anything that makes
     a plan invalid: a gap, an overlap, a rank beyond the devices, too little memory.
     """
-    device_memory_bytes = tuple(device_memory_bytes)
+    if not isinstance(sharding_plan, ShardingPlan):
+        raise UsageError(f"{shown(sharding_plan)} is no ShardingPlan of TorchRec; give what its planner returned")
+    try:
+        device_memory_bytes = tuple(device_memory_bytes)
+    except TypeError:
+        raise UsageError(
+            f"device_memory_bytes is {shown(device_memory_bytes)}; give the bytes of each rank, as [80 * 2**30] * 8"
+        ) from None
     collections = collections_of(module)
     found = {path: name for path in collections for name in (path, f"module.{path}") if name in sharding_plan.plan}
     unknown = sharding_plan.plan.keys() - set(found.values())

@@ -37,6 +37,7 @@ from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.text import first_few
 from neuroshard.core.units import format_bytes
 
@@ -55,7 +56,7 @@ class NeuroShardPlannerProvider(DefaultPlannerProvider):
     `hbm_gb` (on CPUs `ddr_gb`), a rank that needs more than that, less what the request reserves, is a PlannerError.
     """
 
-    def __init__(self, store_url: str, name: str, *, digest: str | None = None, **how: Any) -> None:
+    def __init__(self, store_url: StoreUrl, name: str, *, digest: str | None = None, **how: Any) -> None:
         self.store_url, self.name, self.digest, self.how = store_url, name, digest, how
 
     def build_planner(
@@ -91,7 +92,7 @@ class _PlannerOfRequest(NeuroShardPlanner):
 
     def __init__(
         self,
-        store_url: str,
+        store_url: StoreUrl,
         name: str,
         topology: Topology,
         reservation: StorageReservation,

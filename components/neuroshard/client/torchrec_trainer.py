@@ -33,7 +33,7 @@ from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import shown
+from neuroshard.core.value import shown, whole_number
 from neuroshard.core.versions import Installed, measured_elsewhere
 from neuroshard.files.importers.torchrec_collections import weight_of
 from neuroshard.files.importers.torchrec_optimizers import NAMES, in_backward
@@ -102,6 +102,11 @@ def sharders_by_path(
 ) -> dict[str, ModuleSharder[nn.Module]]:
     """The sharder of each module of a plan, as DistributedModelParallel picks it; of feature processors the one of the collection
     inside. Raises InvalidInput for a module that none is for."""
+    if not isinstance(sharders, Sequence) or (wrong := [one for one in sharders if not isinstance(one, ModuleSharder)]):
+        given = shown(wrong[0]) if isinstance(sharders, Sequence) else shown(sharders)
+        raise UsageError(
+            f"sharders is a list of TorchRec's sharders, as [EmbeddingBagCollectionSharder(…)], not {given}"
+        )
     by_kind = {sharder.module_type: sharder for sharder in sharders}
     found = {}
     for path in paths:
@@ -207,8 +212,7 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
 
     Raises UsageError for wrong ones, and InvalidInput for a batch that the plan's collectives cannot send.
     """
-    if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, int)):
-        raise UsageError(f"batch_size is {shown(batch_size)}, which is no whole number of samples over all ranks")
+    batch_size = None if batch_size is None else whole_number("batch_size", batch_size)
     ranks = plan.task.ranks
     if batch_size is not None and batch_size < ranks:
         raise UsageError(f"batch_size is {batch_size}, the samples of all {ranks} ranks; each needs one or more")

@@ -1,11 +1,13 @@
 """How a store and the objects in it are named: `s3://bucket/prefix`, `file:///folder` or a folder's path, and keys."""
 
+import os
 import re
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from neuroshard.core.errors import UsageError
 
+StoreUrl: TypeAlias = str | os.PathLike[str]
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
@@ -17,8 +19,12 @@ class StorePlace(NamedTuple):
     prefix: str = ""
 
 
-def parse_store_url(url: str) -> StorePlace:
-    """The place that a store's URL names. Raises UsageError."""
+def parse_store_url(url: StoreUrl) -> StorePlace:
+    """The place that a store's URL, or the path of a folder, names. Raises UsageError."""
+    if isinstance(url, os.PathLike):
+        return StorePlace(folder=os.fspath(url))
+    if not isinstance(url, str):
+        raise UsageError(f"the store's URL is a {type(url).__name__}; write s3://bucket/prefix or a folder")
     scheme, colon, rest = url.partition(":")
     if not url or not url.isprintable():
         raise UsageError("the store's URL is empty or not text; write s3://bucket/prefix or a folder")

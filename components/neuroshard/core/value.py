@@ -2,15 +2,16 @@
 
 import hashlib
 import json
+import operator
 import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, SupportsIndex
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 
 MOST_DIGITS = 150  # of a whole number: fields have bounds of their own, which name them
 _LONG = re.compile(rb"[0-9]{150}")
@@ -33,6 +34,14 @@ Number = Annotated[float, _written_as("number")]
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"  # of a moment in UTC, ISO 8601
+
+
+def whole_number(name: str, value: object) -> int:
+    """An argument of a trainer that is a number of something; NumPy's are taken too. Raises UsageError."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        hint = "; what the environment says is text: give int(…) of it" if isinstance(value, str) else ""
+        raise UsageError(f"{name} is {shown(value)}, which is no whole number{hint}")
+    return operator.index(value)
 
 
 def timestamp(now: datetime) -> str:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from neuroshard.core.store_url import parse_store_url
+from neuroshard.core.store_url import StoreUrl, parse_store_url
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.protocol import Store
 
 
-def open_store(url: str, *, single_writer: bool = False) -> Store:
+def open_store(url: StoreUrl, *, single_writer: bool = False) -> Store:
     """The store at `url`, without a request to it yet. boto3 is imported only for an s3 URL. Raises UsageError.
 
     `single_writer` declares that nobody else writes there, for an S3 store that ignores conditional writes.

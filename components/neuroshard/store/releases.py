@@ -63,9 +63,9 @@ def check_model(model: str) -> str:
     """Return `model`, if it can be the name of a folder. Raises UsageError."""
     if model == HARDWARE:
         raise UsageError(f"{HARDWARE!r} is not a usable model name: it is the folder of cost models; choose another")
-    if not re.fullmatch(MODEL_NAME, model):
+    if not isinstance(model, str) or not re.fullmatch(MODEL_NAME, model):
         raise UsageError(
-            f"{model[:120]!r} is not a usable model name; write letters, digits, '.', '_' and '-', at most 100, the first "
+            f"{str(model)[:120]!r} is not a usable model name; write letters, digits, '.', '_' and '-', at most 100, the first "
             "a letter or digit"
         )
     return model
