@@ -37,7 +37,8 @@ class InBackward(NamedTuple):
     settings: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        return f"{self.optimizer} ({', '.join(map('='.join, self.settings))})"
+        settings = ", ".join(map("=".join, self.settings))
+        return f"{self.optimizer} ({settings})" if settings else self.optimizer
 
 
 def in_backward(
