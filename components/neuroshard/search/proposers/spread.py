@@ -98,7 +98,8 @@ def _sets(problem: Problem, most_ms: float) -> list[tuple[Ints, Ints]]:
         least_bytes = (tuning.large if problem.is_full else 1.0) * problem.memory.max()
         if many := int(np.count_nonzero(nbytes[permitted] >= least_bytes)):
             counts = _counts(many, tuning.row_sets_one_by_one)
-            most = max(tuning.full_sets_most_cells // (problem.devices * len(problem.whole)), 2)
+            cells = tuning.full_sets_most_cells if problem.is_full else tuning.larger_sets_most_cells
+            most = max(cells // (problem.devices * len(problem.whole)), 2)
             counts = counts[np.unique(np.linspace(len(counts) - 1, 0, most).round().astype(np.int64))]
             big = largest[:many]  # by bytes, and by what their blocks cost for these bytes
             lost_ms = np.maximum(-estimate.saved_ms[options.positions(big)][:, list(some)].max(axis=1), 0.0)
