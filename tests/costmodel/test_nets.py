@@ -283,6 +283,19 @@ def test_what_parts_ask_for_by_themselves_is_convex_and_no_more_than_the_rates(r
     assert one.convex_below(nothing, nothing).ms(alone) == pytest.approx(one.ms(alone))  # of one part, all of them
 
 
+def test_parts_on_devices_that_hold_other_parts_too_add_no_more_than_the_rates(rated, devices):
+    sums, beside = devices.sum(axis=1), devices[:, 0]
+    holds = devices + beside[:, None]
+    holds[:, 0] = beside
+    added = rated.beyond_own_ms(devices, holds).sum(axis=1)
+    low, high = (one(sums @ rated.dips.weight + rated.dips.bias, axis=0) for one in (np.min, np.max))
+
+    below = rated.convex_below(low, high).ms(sums)
+
+    assert (below + added <= rated.ms(sums) * (1 + 1e-12)).all()
+    assert added.max() > 0
+
+
 def test_the_slope_lies_below_the_cost_everywhere(signed, rng):
     at, elsewhere = rng.random((2, 2000, K)) * rng.choice([0.1, 1, 10], (2, 2000, 1))
 

@@ -10,7 +10,7 @@ from helpers.analytic import AnalyticModel
 from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
 from helpers.parts import wholes
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.plan import Plan
 from neuroshard.core.sharding import COLUMN_WISE, GRID, ROW_WISE, SHARDINGS, TABLE_ROW_WISE, TABLE_WISE, Sharding
 from neuroshard.core.table import DIM_STEP, Table
@@ -105,6 +105,32 @@ def test_where_one_table_of_a_collection_must_be_cut_and_another_is_row_wise_the
     assert 0.98 * optimum < plan.lower_bound_ms <= optimum * (1 + 1e-9)
 
 
+def test_where_cuts_are_needed_all_columns_of_their_collection_are_put_into_order() -> None:
+    """But for those of row-wise tables, which send more: one table must be cut, one is row-wise, and 20 may be."""
+    wide = Table(name="wide", rows=1_000_000, dim=64, pooling_factor=3.0, pooling="mean")
+    hot = Table(name="hot", rows=100_000, dim=4, pooling_factor=2000.0)
+    small = [Table(name=f"t{i}", rows=10_000, dim=16, pooling_factor=5.0 + i) for i in range(20)]
+    memory, row_wise = (int(0.6 * wide.memory_bytes),) * 2, Constraints(row_wise=True)
+    task = ShardingTask(tables=(wide, hot, *small), device_memory_bytes=memory, batch_size=65536, constraints=row_wise)
+    model = AnalyticModel(task.batch_size)
+    model.reorder_ms = 0.02
+    assert search(task, model, SearchSettings(rounds=10)).gap < 0.06
+
+
+def test_beside_row_blocks_of_many_rows_all_tables_take_the_rates_of_many_rows() -> None:
+    """One table fits no device, so that every device has more than 65,536 rows. The others have fewer."""
+    large = Table(name="large", rows=2**19, dim=4, pooling_factor=50.0)
+    small = [Table(name=f"t{i}", rows=10_000, dim=8, pooling_factor=20.0 + i) for i in range(8)]
+    drawn = random_model(2, 3, seed=0, rates=len(THRESHOLDS))
+    task = ShardingTask(
+        tables=(large, *small),
+        device_memory_bytes=(8_000_000,) * 2,
+        batch_size=drawn.batch_size,
+        constraints=Constraints(tables=(TableRule(table="large", row_wise=True),)),
+    )
+    assert search(task, with_rates(drawn, task, 5.0 * ROWS_16), SearchSettings(rounds=10)).gap < 0.001
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_plans(seed: int) -> None:
@@ -163,9 +189,10 @@ def test_what_a_sharding_type_launches_and_sends_counts_in_the_bound(hot: int) -
 
 
 @pytest.mark.parametrize("together", [2, 4])
-def test_no_plan_launches_less_than_its_sharding_types_do_at_least(together: int) -> None:
+@pytest.mark.parametrize("stays", ["sum", "mean"])
+def test_no_plan_launches_less_than_its_sharding_types_do_at_least(together: int, stays: str) -> None:
     """All ways to hold four tables, of one module or two; one may not be spread, a sequence only over all devices."""
-    poolings = "sum", "sum", "sum", "none"
+    poolings = stays, "sum", "sum", "none"
     tables = [
         Table(
             name=f"t{i}", rows=10**6, dim=16 + 16 * i, pooling_factor=1.0, pooling=pooling, module=f"m{i // together}"

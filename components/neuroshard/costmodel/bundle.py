@@ -148,6 +148,9 @@ class TrainedCostModel:
     def convex_below(self, low: Floats, high: Floats) -> "TrainedCostModel":
         return replace(self, nets=replace(self.nets, compute=self.nets.compute.convex_below(low, high)))
 
+    def beyond_own_ms(self, vectors: Floats, holds: Floats) -> Floats:
+        return self.nets.compute.beyond_own_ms(vectors, holds)
+
     def at_batch_size(self, batch_size: int) -> "TrainedCostModel":
         """The same model for another batch size. Raises InvalidInput if compute was measured at a single other batch size."""
         measured = self.manifest.batch_sizes

@@ -209,6 +209,13 @@ class ComputeNet:
             skip=self.skip + np.matmul(self.head.weight, falling),
         )
 
+    def beyond_own_ms(self, vectors: Floats, holds: Floats) -> Floats:
+        """As in protocol.Bending: (…, width) and (…, width) or (width,) -> (…)."""
+        if self.rates is None:
+            return np.zeros(vectors.shape[:-1])
+        added: Floats = (steps(holds, self.mean.used) * (vectors @ self.mean.rates)).sum(axis=-1)
+        return np.maximum(added - vectors[..., OWN], 0.0)
+
     def vectors(self, features: Floats) -> Floats:
         """The vectors of tables with these features: (…, F) -> (…, width). None is negative."""
         flat = self.scale.apply(features).reshape(-1, len(self.scale.mean))

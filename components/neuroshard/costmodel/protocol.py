@@ -6,7 +6,7 @@ which is what lets a search price millions of placements.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +128,15 @@ class Bending(CostModel, Protocol):
 
     def convex_below(self, low: Floats, high: Floats) -> CostModel:
         """A cost model with a convex compute cost that underestimates this one wherever dip j is between low[j] and high[j]."""
+
+    def beyond_own_ms(self, vectors: Floats, holds: Floats) -> Floats:
+        """Ms that the rates add to each of these vectors, (…, K) -> (…), on a device that holds `holds` or more in all, (…, K) or
+        (K,), beyond those that `convex_below` counts."""
+
+
+def is_bending(model: CostModel) -> TypeGuard[Bending]:
+    """Whether its compute cost is not convex."""
+    return isinstance(model, Bending) and not model.convex
 
 
 def trains_on(model: CostModel) -> Device:

@@ -172,6 +172,11 @@ class MoreTerms:
         """As in protocol.Bending."""
         return self.changed(inner=cast(Any, self.inner).convex_below(low, high))
 
+    def beyond_own_ms(self, vectors: Floats, holds: Floats) -> Floats:
+        """As in protocol.Bending."""
+        added: Floats = cast(Any, self.inner).beyond_own_ms(vectors[..., : -self.terms], holds[..., : -self.terms])
+        return added
+
     def changed(self, **attributes: object) -> CostModel:
         """The same model with other values of some attributes."""
         new = copy.copy(self)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from neuroshard.core.sharding import ROW_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.faster import transfers_ms
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats, Ints, is_bending
 from neuroshard.search.bound.cuts import Cuts
 from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.kinds import OVER_ALL
@@ -44,9 +44,13 @@ class Branch:
         of_used (D,)        mean(b_d) + mean(a_d) of the used devices, if 1, 2, … are used and no table is spread
         blocks (P, W, K)    v, summed over all blocks of a group                                  step 4
         all_to_all (P, W)   what one more spread group adds to b_d + a_d, summed over the devices
+        in_order            how much more a_d takes, if no other group is spread. `all_to_all` has taken it off again
         all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
         block_bytes (P, W)  bytes of all blocks of a group
         shard_bytes (G,)    bytes that a group needs more for each shard more
+        rates (S,)          rates that set in for a shard because its device holds `beside` too, beyond those of f
+        block_rates (P, W)  the same, summed over all blocks of a group
+        held_rates          the same of what devices hold anyway
 
     `alone` and `block_alone` are infinite where the shard does not fit or is not allowed. All devices hold `columns` of the
     blocks of `sure`, and at least `beside` (K,) of each vector component.
@@ -65,8 +69,12 @@ class Branch:
     of_used: Floats
     blocks: Floats
     all_to_all: Floats
+    in_order: float
     block_bytes: Floats
     shard_bytes: Ints
+    rates: Floats
+    block_rates: Floats
+    held_rates: float
 
     @property
     def widest_shard_ms(self) -> float:
@@ -101,23 +109,24 @@ class Branch:
         return float(nbytes.sum())
 
     def cheaper_row_wise(
-        self, cuts: Cuts, slope: Floats, row_wise: NDArray[np.bool_], byte_ms: float
+        self, cuts: Cuts, price: Floats, slope: Floats, row_wise: NDArray[np.bool_], byte_ms: float
     ) -> tuple[float, Floats, float]:
-        """The total price, the sum of vectors, and bytes, if each group is cut or made row-wise, whichever is cheaper."""
+        """The total price, the sum of vectors, and bytes, if each group is cut, at the `price` of shards (S,), or made row-wise,
+        whichever is cheaper."""
         problem, groups = self.problem, self.problem.options.groups
-        group, price = problem.group[cuts.shards], np.zeros(len(problem.whole))
-        shards_ms = problem.vectors[cuts.shards] @ slope + byte_ms * problem.nbytes[cuts.shards]
-        np.add.at(price, group, shards_ms * cuts.times)
-        price[cuts.none] = np.inf
+        group, as_cut = problem.group[cuts.shards], np.zeros(len(problem.whole))
+        np.add.at(as_cut, group, price[cuts.shards] * cuts.times)
+        as_cut[cuts.none] = np.inf
         nbytes = self.block_bytes
-        as_blocks = np.where(row_wise, self.blocks @ slope + byte_ms * nbytes + self.all_to_all, np.inf)
+        block_ms = self.blocks @ slope + self.block_rates * slope.any() + self.all_to_all
+        as_blocks = np.where(row_wise, block_ms + byte_ms * nbytes, np.inf)
         way, place = as_blocks.argmin(axis=1), np.arange(len(groups))
-        better = as_blocks[place, way] < price[groups]
-        price[groups[better]] = as_blocks[place, way][better]
+        better = as_blocks[place, way] < as_cut[groups]
+        as_cut[groups[better]] = as_blocks[place, way][better]
         kept = np.where(np.isin(group, groups[better]), 0.0, cuts.times)
         blocks: Floats = self.blocks[place, way][better].sum(axis=0)
         need = float(kept @ problem.nbytes[cuts.shards]) + float(nbytes[place, way][better].sum())
-        return float(price.sum()), kept @ problem.vectors[cuts.shards] + blocks, need
+        return float(as_cut.sum()), kept @ problem.vectors[cuts.shards] + blocks, need
 
 
 class Branches:
@@ -144,11 +153,14 @@ class Branches:
         large = np.argsort(-nbytes, kind="stable")[: np.count_nonzero(is_large)]
         self.order: Ints = np.concatenate([large, heaviest[~is_large[heaviest]]])
         self.large = len(large)
-        self.of_used = self._of_used_ms(problem.mean_columns, 1)
+        # what sequences send is rounded, of each block by itself: together they may send a little less than the table
+        fewer = np.minimum(options.more[:, OVER_ALL], 0.0)
+        self.mean_columns = problem.mean_columns + float(fewer.sum())
+        self.of_used = self._of_used_ms(self.mean_columns, 1)
         # of a kind: the least columns more than the whole table's, in the mean of all devices. Over a domain it sends at least
         # these both near and far
         spare = [kind.devices / devices * kind.sharding.over_domains for kind in options.kinds]
-        self.more: Floats = options.more - (options.dims[..., -1] - options.least) * spare
+        self.more: Floats = options.more - fewer[:, None] - (options.dims[..., -1] - options.least) * spare
 
     @property
     def types(self) -> list[Sharding]:
@@ -162,7 +174,7 @@ class Branches:
         `never` are not, and any other may be."""
         problem, options = self.problem, self.problem.options
         columns = float(problem.base_dims.min()) + float(options.least[sure, OVER_ALL].sum())
-        mean = problem.mean_columns + float(options.more[sure, OVER_ALL].sum())
+        mean = self.mean_columns + float(self.more[sure, OVER_ALL].sum())
         memory, beside = problem.memory, problem.base.min(axis=0)
         if len(sure):
             load = options.load(options.groups[np.sort(sure)], np.full(len(sure), options.place_of(OVER_ALL)))
@@ -174,17 +186,21 @@ class Branches:
         least_used = min((k.devices for k in options.kinds if k.sharding in used), default=1)
         if ROW_WISE in used:
             least_used = problem.devices
+        spread = options.groups[may.any(axis=1)]
         all_to_all = problem.devices * self._column_ms(mean, least_used) * self.more
+        in_order, of_groups = problem.launches.permuted_ms(options.groups[sure], spread) if self.cuts else (0.0, None)
+        if of_groups is not None:
+            all_to_all = all_to_all - problem.devices * of_groups[options.groups][:, None]
         all_to_all[sure] = 0.0
         of_types = {
             SHARDINGS.index(one): options.groups[may[:, [k.sharding is one for k in options.kinds]].any(axis=1)]
             for one in used
             if not (len(sure) and one is ROW_WISE)
         }
-        spread = options.groups[may.any(axis=1)]
         launched = problem.launches.least(options.groups[sure], spread, of_types, cuts=self.cuts)
         launched += problem.copies_ms.total_ms
         forward, backward = transfers_ms(problem.model, np.full(problem.devices, mean))
+        rates, block_rates, held_rates = self._rates(sure, beside)
         return Branch(
             problem=problem,
             sure=sure,
@@ -199,9 +215,26 @@ class Branches:
             of_used=self.of_used + launched,
             blocks=self.blocks,
             all_to_all=all_to_all,
+            in_order=in_order,
             block_bytes=self.block_bytes,
             shard_bytes=self.shard_bytes,
+            rates=rates,
+            block_rates=block_rates,
+            held_rates=held_rates,
         )
+
+    def _rates(self, sure: Ints, beside: Floats) -> tuple[Floats, Floats, float]:
+        """`rates`, `block_rates` and `held_rates` of a branch."""
+        problem, options, model = self.problem, self.problem.options, self.problem.model
+        if not is_bending(model) or not beside.any():
+            return np.zeros(len(problem.vectors)), np.zeros(options.more.shape), 0.0
+        beyond = model.beyond_own_ms(problem.vectors, beside + problem.vectors)
+        if not len(options.groups):
+            return beyond, np.zeros(options.more.shape), float(model.beyond_own_ms(problem.base, beside).sum())
+        others = ~np.isin(np.arange(len(options.groups)), sure)
+        of_pieces = model.beyond_own_ms(options.vectors, beside + options.vectors * others[:, None, None, None])
+        of_blocks = options.of_all_pieces(of_pieces[..., None])[..., 0]
+        return beyond, of_blocks, float(model.beyond_own_ms(problem.base, beside).sum())
 
     def _alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
         """`alone` of a branch for each shard, (S,)."""

@@ -23,11 +23,14 @@ The proof, for all plans that cost at most C:
 What changes the steps:
 
 - A plan that cuts a pooled table takes some ms more to put outputs into order (`core/launches.py`). So the bound is the lesser of
-  two: of plans with a cut, these ms included, and of plans without any.
+  two: of plans with a cut, these ms included, and of plans without any. In the first, a table that is made row-wise takes its
+  columns off those that are put into order.
 - Empty devices compute nothing, so the tangent of step 3 does not hold for them. The bound is the least over all numbers of
   devices that are used (`_over_devices`).
 - f may have dips, where it is not convex. A convex underestimate replaces it, made for the range of each dip in which devices of
   a plan of at most C can be (`reach`).
+- f may have rates, which depend on the rows and bytes of a device. A shard counts those that set in by its own, together with what
+  each device of a branch holds anyway.
 - A table may be row-wise: one more choice for it in step 4. Then every device sends all of its columns, more than in step 2;
   what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice, which sends more
   too, since its two collectives run one after the other; then devices elsewhere may be empty.
@@ -42,13 +45,12 @@ step 5.
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.sharding import ROW_WISE, Sharding
-from neuroshard.costmodel.protocol import Bending, CostModel, Dips, Floats, Ints
+from neuroshard.costmodel.protocol import CostModel, Dips, Floats, Ints, is_bending
 from neuroshard.search.bound.branches import Branch, Branches
 from neuroshard.search.bound.cuts import cheapest_cuts
 from neuroshard.search.bound.heavy_shards import HeavyShards
@@ -101,7 +103,7 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND, 
     problem.price(np.arange(1, len(problem.group)))
     row_wise = len(problem.options.groups) > 0
     collectives = COLLECTIVES.format(and_grow=", never fall as columns are added" * row_wise)
-    grows = UNDERESTIMATED if _has_dips(problem.model) else CONVEX
+    grows = UNDERESTIMATED if is_bending(problem.model) else CONVEX
     why = ASSUMPTIONS_ROW_WISE if row_wise else ASSUMPTIONS
     ordered_ms = problem.launches.least_reorder_ms()
     ms = _Proof(problem, plan, settings, cuts=ordered_ms > 0).bound_ms(plan.cost, known_ms)
@@ -111,10 +113,6 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND, 
     copied = (STAY,) if problem.copied else ()
     wide = (HELD.format(max(one.widest for one in problem.wide.values())),) if problem.wide else ()
     return Bound(ms, (*(line.format(grows=grows, collectives=collectives) for line in why), *wide, *copied))
-
-
-def _has_dips(model: CostModel) -> TypeGuard[Bending]:
-    return isinstance(model, Bending) and not model.convex
 
 
 class _BytePrice:
@@ -231,14 +229,16 @@ class _Proof:
                 byte_ms = self.bytes.ms
                 if best > enough:
                     break
-                price = np.where(shards, problem.vectors @ slope + byte_ms * problem.nbytes, np.inf)
+                # where f is flat, at its floor, rates do not show either
+                shard_ms = problem.vectors @ slope + branch.rates * slope.any()
+                price = np.where(shards, shard_ms + byte_ms * problem.nbytes, np.inf)
                 cuts = cheapest_cuts(problem, price, self.settings.exact_cut_units)
                 sums: Floats = cuts.times @ problem.vectors[cuts.shards]
                 cheapest, need = cuts.total, float(cuts.times @ problem.nbytes[cuts.shards])
                 intercept = float(model.compute_ms(point)) - float(slope @ point)
-                anyway = float(held @ slope) - byte_ms * self.bytes.have
+                anyway = float(held @ slope) + branch.held_rates * slope.any() - byte_ms * self.bytes.have
                 if row_wise.any():
-                    cheapest, sums, need = branch.cheaper_row_wise(cuts, slope, row_wise, byte_ms)
+                    cheapest, sums, need = branch.cheaper_row_wise(cuts, price, slope, row_wise, byte_ms)
                 bound = _over_devices(intercept, cheapest + anyway, branch)
                 if bound == np.inf:
                     return np.inf
@@ -250,7 +250,7 @@ class _Proof:
     def _convex(self, branch: Branch, cost_ms: float) -> CostModel:
         """A model whose compute cost is convex, and not above the problem's on any device of a plan of at most `cost_ms`."""
         model, enough = self.problem.model, (cost_ms - branch.ahead) * (1 + 1e-9)
-        if not _has_dips(model):
+        if not is_bending(model):
             return model
         possible = branch.alone <= enough
         return model.convex_below(*reach(self.problem, possible, len(self.branches.order) > 0, model.dips))
@@ -285,4 +285,4 @@ def _over_devices(intercept: float, total: float, branch: Branch) -> float:
     used = np.arange(1, devices + 1)
     over_all = used / devices * intercept + total / devices + branch.back + branch.ahead
     both: Floats = np.maximum(over_all, intercept + total / used + branch.of_used)
-    return float(both[branch.least_used - 1 :].min())
+    return float(both[branch.least_used - 1 :].min()) + branch.in_order

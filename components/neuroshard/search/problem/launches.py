@@ -181,14 +181,31 @@ class LaunchCosts:
         columns = max([columns, *(joined for _, joined in more)]) + cuts * self._least_permuted(rows, stay)
         return self._ms(len(operators) - self.measured, outputs, columns).total_ms + sum(ms for ms, _ in more)
 
+    def permuted_ms(self, row_wise: Ints, may_be: Ints) -> tuple[float, Floats]:
+        """What a plan that cuts a pooled table takes more than `least` with `cuts` for the order of its outputs, if it spreads no
+        group but `row_wise`; and what each table group (G,) takes off that at most, if it is spread too."""
+        rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
+        pooled = self.of_table >= 0
+        more = self._least_permuted(rows, ~rows) - self._least_permuted(rows, stay)
+        column_ms = self.prices.ms(0, 0, reordered=1.0).total_ms
+        off: Floats = np.zeros(len(self.collection))
+        np.add.at(off, self.group[pooled], column_ms * self.columns[pooled])
+        return more * column_ms, off
+
     def _least_more(self, sharding: int, tables: NDArray[np.bool_], stay: NDArray[np.bool_]) -> tuple[float, float]:
         """What a sharding takes at least beyond the first operator and collective of each collection, in ms, and the columns that
         are put together with those of other shardings, if one of these tables has it and those that `stay` have another."""
         found = []
         for number in distinct(self.output[tables, sharding]).tolist():
-            beside = stay & (self.output[:, sharding] == number)
+            these = self.output[:, sharding] == number
+            beside, operators = stay & these, self.operator[:, sharding]
             count, alone = int(self.collectives[number]), not beside.any()
-            launched = self.prices.ms(0, count - 1) if alone else self.prices.ms(1, count, int(self.inputs[number]))
+            one_more = np.isin(operators[tables & these], operators[beside]).all()
+            launched = (
+                self.prices.ms(0, count - 1)
+                if alone
+                else self.prices.ms(int(one_more), count, int(self.inputs[number]))
+            )
             found.append((launched.total_ms, self._columns_of(distinct(self.of_table[beside] + 1) - 1)))
         return min((ms for ms, _ in found), default=np.inf), min((columns for _, columns in found), default=0.0)
 

@@ -97,7 +97,7 @@ class SpreadOptions:
         self.least, self.near, self.far, self.encoded = np.zeros((4, *shape))
         self._columns_sent(task)
         sent = np.array([Part.of(table).sent_columns for table in tables], dtype=np.float64)
-        self.more: Floats = (self._of_all_pieces(self.dims[..., None])[..., 0] - sent[:, None]) / task.devices
+        self.more: Floats = (self.of_all_pieces(self.dims[..., None])[..., 0] - sent[:, None]) / task.devices
         sizes = [memory.total for memory in task.memories([p for of in self.parts for pair in of for p in pair])]
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
         self._vectors: Floats | None = None
@@ -163,14 +163,14 @@ class SpreadOptions:
     @property
     def all_pieces(self) -> Floats:
         """The vectors of all pieces of each table, summed: (P, W, K)."""
-        return self._of_all_pieces(self.vectors)
+        return self.of_all_pieces(self.vectors)
 
     @property
     def all_bytes(self) -> Floats:
         """The bytes of all pieces of each table: (P, W)."""
-        return self._of_all_pieces(self.nbytes[..., None].astype(np.float64))[..., 0]
+        return self.of_all_pieces(self.nbytes[..., None].astype(np.float64))[..., 0]
 
-    def _of_all_pieces(self, of_each: Floats) -> Floats:
+    def of_all_pieces(self, of_each: Floats) -> Floats:
         """The sum over all pieces on all devices: (P, W, M, K) -> (P, W, K)."""
         blocks = np.array([kind.blocks for kind in self.kinds])
         times = np.array([kind.devices for kind in self.kinds]) // blocks
