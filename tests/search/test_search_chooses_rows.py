@@ -127,10 +127,14 @@ def test_hot_rows_of_sequences_are_copied() -> None:
     assert plan.task.dense_optimizer is None
 
 
-def test_tables_without_an_order_are_planned_as_without_the_option() -> None:
+def test_tables_without_an_order_are_planned_as_without_the_option_and_a_note_says_how_to_count() -> None:
     task = sequence()
     plain = task.model_copy(update={"tables": tuple(t.model_copy(update={"row_order": None}) for t in task.tables)})
-    assert found(plain).model_dump_json() == found(plain, NONE).model_dump_json()
+    plan, without = found(plain), found(plain, NONE)
+    assert plan.shards == without.shards
+    *notes, said = plan.provenance.notes
+    assert "--row-orders" in said
+    assert tuple(notes) == without.provenance.notes
 
 
 def test_where_it_gains_nothing_tables_stay_as_they_are() -> None:

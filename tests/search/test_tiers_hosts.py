@@ -33,6 +33,9 @@ def planned(task: ShardingTask, **settings: Any) -> Plan:
     prices = price_shards(model, plan.task, plan.shards)
     assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
     assert plan.lower_bound_ms <= plan.cost_ms
+    assert task.topology is not None  # whose network is that of the datasheet
+    doubts = [note for note in plan.provenance.notes if "between two racks" in note]
+    assert len(doubts) == (task.topology.domains(task.devices) > 1)
     return plan
 
 

@@ -33,6 +33,13 @@ def with_notes(plan: Plan, *notes: str) -> Plan:
     return plan.model_copy(update={"provenance": provenance})
 
 
+def of_plan(plan: Plan, problem: Problem, cost_model: CostModel) -> list[str]:
+    """What lies beyond HBM, what was not measured, and what a precision saves. The `problem` may be of some of the plan's tables,
+    the others data-parallel."""
+    said = [*in_tiers(plan, cost_model), *caveats(plan, problem)]
+    return [*said, *precision_saves(plan, cost_model), *network_doubt(plan, cost_model)]
+
+
 def row_givers(plan: Plan) -> list[str]:
     """A line about tables that give rows to ids as they train, where a plan has any."""
     task = plan.task
@@ -47,8 +54,7 @@ def row_givers(plan: Plan) -> list[str]:
 
 
 def caveats(plan: Plan, problem: Problem) -> list[str]:
-    """A line for each thing that the plan asks of the cost model and that was not measured for it. The `problem` may be of
-    some of the plan's tables, the others data-parallel."""
+    """A line for each thing that the plan asks of the cost model and that was not measured for it."""
     model = problem.model
     notes = beyond_measured(plan, model) + row_givers(plan)
     if wide_tables := problem.too_wide_for_row_wise:
@@ -255,6 +261,16 @@ def state_of_copies_changed(plan: Plan, previous: Plan) -> tuple[str, ...]:
     return (
         f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) starts anew: data-parallel in only one "
         "of the plan to start from and this one; --data-parallel NAME keeps a table so",
+    )
+
+
+def no_row_orders(task: ShardingTask) -> tuple[str, ...]:
+    """A line where a search is to choose tables by access, and no table has a row order."""
+    if any(table.row_order is not None for table in task.tables):
+        return ()
+    return (
+        "no table is dealt or has hot rows apart, since none has a row order: `neuroshard tables --from tables.json "
+        "--access-from TRACES --batch-size B --row-orders -o hot.json` counts which rows are hot",
     )
 
 

@@ -140,6 +140,8 @@ def _found_plan(
 
     if not chooses:
         plan = found(task, watch)
+        if settings.try_rows_by_access:
+            plan = say.with_notes(plan, *say.no_row_orders(task))
         if previous is not None:
             plan = say.with_notes(plan, *say.no_longer_by_access(task, previous))
         return assuming(plan, NONE_HELD) if may_be_held(task) else plan
@@ -251,9 +253,7 @@ def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
     )
     if problem.task.densely_trained:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
-    plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model))
-    plan = say.with_notes(plan, *say.caveats(plan, problem), *say.precision_saves(plan, given.cost_model))
-    plan = say.with_notes(plan, *say.network_doubt(plan, given.cost_model))
+    plan = say.with_notes(plan, *say.of_plan(plan, problem, given.cost_model))
     if start.kept is None or previous is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, previous.plan, start.kept))

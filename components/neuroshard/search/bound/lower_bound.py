@@ -29,8 +29,8 @@ What changes the steps:
   devices that are used (`_over_devices`).
 - f may have dips, where it is not convex. A convex underestimate replaces it, made for the range of each dip in which devices of
   a plan of at most C can be (`reach`).
-- f may have rates, which depend on the rows and bytes of a device. A shard counts those that set in by its own, together with what
-  each device of a branch holds anyway.
+- f may have rates, which depend on the rows and bytes of a device. A shard counts those that set in by its own rows and bytes,
+  together with those that every device of a branch holds anyway.
 - A table may be row-wise: one more choice for it in step 4. Then every device sends all of its columns, more than in step 2;
   what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice, which sends more
   too, since its two collectives run one after the other; then devices elsewhere may be empty.

@@ -124,7 +124,7 @@ def beyond_hbm(given: Given) -> Plan:
     if problem.task.densely_trained:
         plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
     more = (say.STOPPED,) if watch.stopped else ()
-    plan = say.with_notes(plan, *say.in_tiers(plan, given.cost_model), *say.caveats(plan, problem), *more)
+    plan = say.with_notes(plan, *say.of_plan(plan, problem, given.cost_model), *more)
     if before is None or kept is None:
         return plan
     return say.with_notes(plan, *say.state_changed(plan, before.previous.plan, kept))
