@@ -17,6 +17,7 @@ from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.files.disk import write_bytes
 from neuroshard.measure import formula
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
@@ -133,14 +134,17 @@ def test_by_the_formula_a_device_with_nothing_but_copies_looks_them_up() -> None
 def test_an_evaluation_says_what_is_only_predicted() -> None:
     """Not where the plan has nothing of it, nor where no all-to-all is compared with a prediction."""
     precision = CollectivePrecision(forward="fp16", backward="bf16")
-    one = evaluate(copied_plan(pipeline="none", collective_precision=precision), "synthetic", settings())
+    hosts = Topology(domain=1, local_world_size=1, network_bytes_per_s=1e9)
+    plan = copied_plan(pipeline="none", collective_precision=precision, topology=hosts)
+    one = evaluate(plan, "synthetic", settings())
     facts = (
+        "between 2 domains is predicted over their network, and measured without",
         "1 table data-parallel: the all-reduce",
         "fp32, and predicted in the plan's precision, fp16:bf16",
         "wait for input",
     )
     text = " ".join(str(one).split())
-    assert [fact in text for fact in facts] == [True] * 3
+    assert [fact in text for fact in facts] == [True] * 4
     assert max(map(len, str(one).splitlines())) <= 80
     for silent in (
         evaluate(plan_of(), "synthetic", settings()),
@@ -149,6 +153,7 @@ def test_an_evaluation_says_what_is_only_predicted() -> None:
     ):
         assert "is predicted, and not measured" not in " ".join(str(silent).split())
         assert "fp32" not in str(silent)
+        assert "domains" not in str(silent)
 
 
 def test_given_costs_have_no_wait_for_input_in_them() -> None:

@@ -90,6 +90,7 @@ def evaluate(
         row_wise_tables=sum(kind.splits_rows for kind in kinds.values()),
         data_parallel_tables=sum(kind.copied for kind in kinds.values()),
         predicted_precision=precision.text if precision else "",
+        domains=plan.task.topology.domains(plan.task.devices) if plan.task.topology else 1,
         waits_for_input=plan.task.waits_for_input and plan.provenance.cost_model_backend != "given",
         plan_notes=plan.provenance.notes,
         other_versions=measured_elsewhere(

@@ -36,6 +36,7 @@ class Evaluation(Value):
     row_wise_tables: int = 0  # of the plan
     data_parallel_tables: int = 0  # of the plan
     predicted_precision: str = ""  # of the plan's all-to-alls, if not fp32, in which they are run
+    domains: int = 1  # of the plan, all of whose devices are on this machine
     waits_for_input: bool = False  # whether the plan's predictions have the wait for input in them
     plan_notes: tuple[str, ...] = ()  # of the plan on its predictions, such as another batch size
     other_versions: str = ""  # of torch and FBGEMM, that the plan's costs were measured under, and those here
@@ -129,6 +130,11 @@ class Evaluation(Value):
             )
         if self.predicted_precision:
             yield f"all-to-alls are measured in fp32, and predicted in the plan's precision, {self.predicted_precision}"
+        if self.domains > 1:
+            yield (
+                f"all devices are on one machine: the all-to-all between {self.domains} domains is predicted over their network, "
+                "and measured without"
+            )
         if self.waits_for_input:
             yield "the wait for input is predicted, and not measured"
 
