@@ -361,14 +361,14 @@ def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
 def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ...]:
     """A line where tables may be split row-wise and the algorithm does not. Raises UsageError where the cost model cannot price
     some of their rows."""
+    if settings.algorithm == LOCAL_SEARCH and problem.model.prices_rows:
+        return ()
     if not problem.may_split_rows:
         return ()
     if not problem.model.prices_rows:
         raise UsageError(
             "given costs are of whole tables: they do not say what some of the rows cost; search without --row-wise"
         )
-    if settings.algorithm == LOCAL_SEARCH:
-        return ()
     return (f"{settings.algorithm} splits tables column-wise only, not row-wise",)
 
 

@@ -45,7 +45,7 @@ def feasible(
     if most > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(most)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
     problem = Problem(task, model, tuning, may=may, pieces=pieces)
-    if need - problem.options.saved_bytes(problem.nbytes[problem.whole[problem.options.groups]]) > have:
+    if need > have and need - _saved_bytes(problem) > have:
         reserved = task.constraints.reserve_in_words
         beside = f" beside {reserved} reserved on each" if reserved else ""
         raise Infeasible(
@@ -57,10 +57,16 @@ def feasible(
     if unheld is not None:
         raise Infeasible(unheld)
     lacking = problem.nbytes[problem.narrowest] - problem.roomiest()
-    lacking[problem.options.groups] = 0
+    if lacking.max() > 0:
+        lacking[problem.options.groups] = 0
     if lacking.max() > 0:
         raise Infeasible(f"{_lacking(problem, int(lacking.argmax()))}; {hints(task, model, tuning)}", proven=True)
     return problem
+
+
+def _saved_bytes(problem: Problem) -> int:
+    """Bytes of all devices together that tables need less if they are spread otherwise than by their rows, at most."""
+    return problem.options.saved_bytes(problem.nbytes[problem.whole[problem.options.groups]])
 
 
 def _beyond(task: ShardingTask) -> str:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -53,7 +54,6 @@ class Problem(ColumnShards):
         seen = {group for group in permitted if self.all_units[group] <= self.max_units[group] or group in self.wide}
         self.too_wide_for_row_wise = [self.tables[group][0] for group in permitted if group not in seen]
         self._split_rows = {self.tables[group][0].name for group in seen}
-        self.options = self._options(may)
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.root = self
         self.spread, self.places = NONE, NONE
@@ -75,6 +75,11 @@ class Problem(ColumnShards):
         self._priced[0] = True
         self._all_priced = False
         self._alone = np.where(self._priced, 0.0, np.nan)  # ms of the shards that `alone_ms` was called for
+
+    @cached_property
+    def options(self) -> SpreadOptions:
+        """The groups that may be spread, and how; made when first needed, since the first column-wise plans ask for none."""
+        return self._options(self.may)
 
     def _options(self, may: MayHold) -> SpreadOptions:
         """The spread options of the groups whose rows may be split, and of those that `may` names."""
@@ -108,6 +113,8 @@ class Problem(ColumnShards):
     @property
     def spread_as(self) -> dict[str, Sharding]:
         """How each of the spread tables is held, by its name."""
+        if not len(self.spread):
+            return {}
         kinds, ways = self.options.kinds, self.options.way_of[self.places].tolist()
         return {self.tables[g][0].name: kinds[way].sharding for g, way in zip(self.spread.tolist(), ways, strict=True)}
 
