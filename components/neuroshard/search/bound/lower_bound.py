@@ -195,14 +195,15 @@ class _Proof:
     def _of(self, branch: Branch, low: float, high: float) -> float:
         """The bound of a branch's plans, between `low` and `high`: the highest cost for which there are shown to be none."""
         low = min(max(low, branch.widest_shard_ms, self._mean_ms(branch, high, high)), high)
+        middle = low * (1 + self.settings.least_gain)  # mostly no shard is ruled out that this cost allows
         for _ in range(self.settings.halvings):
             if high - low < self.settings.least_gain * high:
                 break
-            middle = (low + high) / 2
             if self._none_of(branch, middle):
                 low = middle
             else:
                 high = middle
+            middle = (low + high) / 2
         return low
 
     def _none_of(self, branch: Branch, cost_ms: float) -> bool:
