@@ -98,6 +98,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
     [
         ("tables --preset nonesuch -o x", 2, ["nonesuch", "mlperf-dlrm-dcnv2"]),
         ("tables -o x", 2, ["--preset", "--from"]),
+        ("show -", 2, ["show", "/dev/stdin"]),
         ("tables --from missing.json -o x", 1, ["missing.json"]),
         ("tables --from-torchrec a:b --dtype fp16 -o x", 2, ["--dtype is for --preset, --from and --from-stats"]),
         ("tables --preset mlperf-dlrm-dcnv2 --dim 64 -o x", 2, ["--dim is for --from FILE.pt"]),

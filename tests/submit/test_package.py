@@ -138,6 +138,7 @@ def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Pat
         ("a: &a [*a]", ["is no parameter"]),
         ("store: x\nbackend: cpu\nstore: y", ["'store'", "twice"]),
         ("min_gain: .inf", ["min_gain", "not inf"]),
+        ("pods: 2\n---\nbatch_size: 8", ["2 YAML documents"]),
     ],
 )
 def test_parameters_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: list[str]) -> None:
@@ -161,6 +162,7 @@ SIZE = "[{name: a, tables: t, devices: 8, memory: 1GiB, hardware: h200, size: "
         ("[]", ["models", "at least one model"]),
         ("a: 1", ["models", "JSON list"]),
         ("[1]", ["models[0]"]),
+        ("[{name: a, tables: t, devices: 8, memory: 1GiB}]\n---\n[]", ["2 YAML documents"]),
         ("[{tables: t}]", ["models[0]", "name", "missing"]),
         ("[{name: a, tables: t, devices: 8, memory: 80}]", ["models[0]", "memory", "not 80"]),
         ("[{name: a, tables: t, devices: 8, memory: lots}]", ["'lots'"]),
@@ -188,6 +190,8 @@ SIZE = "[{name: a, tables: t, devices: 8, memory: 1GiB, hardware: h200, size: "
         (OF_A + "{row_wise: true, max_shards: 2}}]", ["model 'a'", "row-wise", "2 shards"]),
         (OF_A + "{tables: [{match: b, split: false}, {match: b, row_wise: true}]}}]", ["model 'a'", "'b'"]),
         (OF_A + "{reserve: 2GiB}}]", ["model 'a'", "reserve"]),
+        (OF_A + "{row_wise: 'no'}}]", ["model 'a'", "row_wise", "true or false", "'no'"]),
+        (OF_A + "{}, keep_optimizer_state: 1}]", ["models[0]", "keep_optimizer_state", "true or false", "1"]),
         (OF_A + "{}, domain: 3}]", ["8", "3"]),
         (SIZE + "yes}]", ["models[0]", "size", "True"]),
         (SIZE + "{}}]", ["models[0]", "size.devices", "missing"]),
@@ -217,6 +221,12 @@ def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: li
     with refused(NeuroshardError, *facts) as caught:
         read_parameters(None, path)
     assert str(caught.value).startswith(str(path))
+
+
+def test_a_parameter_that_models_are_checked_by_is_blamed_itself(tmp_path: Path, models: Path) -> None:
+    with refused(UsageError, "batch_size", "not 0") as caught:
+        read_parameters(written(tmp_path, "batch_size: 0", "parameters.yaml"), models)
+    assert "models.yaml" not in str(caught.value)
 
 
 def test_models_that_are_set_are_reported_as_such(models: Path) -> None:

@@ -101,6 +101,10 @@ class _Command(TyperCommand):
             option, equals, value = argument.partition("=") if argument.startswith("--") else (before, "=", argument)
             if equals and not value.strip():
                 raise UsageError(f"an argument of {option} is empty; is it a variable that is not set?")
+            if value == "-":  # would be read from, or written to, a file of this name
+                raise UsageError(
+                    f"an argument of {option} is -; write /dev/stdin or /dev/stdout, or ./- for a file of that name"
+                )
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
             check_outputs(ctx.params)

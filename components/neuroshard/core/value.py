@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Self, SupportsIndex
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 
@@ -31,6 +31,7 @@ def _written_as(kind: str) -> BeforeValidator:
 # For files that people write. Files that only programs write are not checked so strictly, which would take time
 Whole = Annotated[int, _written_as("whole number")]
 Number = Annotated[float, _written_as("number")]
+Switch = Annotated[bool, Strict()]  # pydantic would take "no" and 0 for false
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"  # of a moment in UTC, ISO 8601

@@ -21,7 +21,7 @@ from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import Tier
 from neuroshard.core.units import parse_bytes, parse_percent
-from neuroshard.core.value import Value, Whole, check_format, decode_json, explain, shown
+from neuroshard.core.value import Switch, Value, Whole, check_format, decode_json, explain, shown
 from neuroshard.files.disk import read_bytes
 
 CONSTRAINTS_FORMAT = 1
@@ -38,11 +38,11 @@ class MatchedRule(Value):
 
     match: Pattern
     devices: tuple[DeviceNumber, ...] | None = None
-    split: bool = True
+    split: Switch = True
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
-    row_wise: bool | None = None
-    data_parallel: bool | None = None
+    row_wise: Switch | None = None
+    data_parallel: Switch | None = None
     tier: Tier | None = None
     cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
     rows_by_access: RowsByAccess | None = None
@@ -67,7 +67,7 @@ class ConstraintsFile(Value):
     reserve_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_dim: LeastDim = DIM_STEP
     max_shards: MostShards | None = None
-    row_wise: bool | None = None
+    row_wise: Switch | None = None
     sharding_types: tuple[ShardingTypeName, ...] | None = None
     tables: tuple[MatchedRule, ...] = ()
     together: tuple[tuple[Pattern, ...], ...] = ()

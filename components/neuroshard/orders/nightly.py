@@ -21,7 +21,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.release import MODEL_NAME, MOST_RELEASES
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.topology import Topology
-from neuroshard.core.value import Value, Whole, canonical_json, decode_json, sha256, shown
+from neuroshard.core.value import Switch, Value, Whole, canonical_json, decode_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.orders.options import OPTIONS
 from neuroshard.orders.search import SearchOrder
@@ -51,7 +51,7 @@ class _Model(Value):
     tables: str
     hardware: str = ""
     constraints: dict[str, Any] = Field(default_factory=dict)
-    counted_access: bool = True
+    counted_access: Switch = True
     size: NightlySizes | None = None
 
     @model_validator(mode="before")

@@ -23,7 +23,7 @@ from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_step_time
-from neuroshard.core.value import MOST_DIGITS, Whole, shown
+from neuroshard.core.value import MOST_DIGITS, Switch, Whole, shown
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
 
@@ -277,7 +277,7 @@ class SearchOptions(_Needed, total=False):
     keep_optimizer_state: Annotated[
         bool,
         "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
-        _setting(bool, default=False, models_yaml=bool),
+        _setting(bool, default=False, models_yaml=Switch),
     ]
     simplicity: Annotated[
         Amount,

@@ -71,7 +71,9 @@ def parameter(given: Mapping[str, Any], name: str) -> Any:
 
 @cache
 def _parameters() -> Mapping[str, Mapping[str, Any]]:
-    found: Mapping[str, Any] = _decoded(PACKAGE.read_text(), str(PACKAGE))["root"]["inputDefinitions"]["parameters"]
+    import yaml
+
+    found: Mapping[str, Any] = next(yaml.safe_load_all(PACKAGE.read_text()))["root"]["inputDefinitions"]["parameters"]
     return found
 
 
@@ -144,6 +146,8 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         given[name] = value
         if name == "models":
             where = "--set models"
+    others = {name: value for name, value in given.items() if name not in (PARALLELISM, "models")}
+    check_parameters(others)  # before the models, which are checked by them
     if "models" in given:
         try:
             both = _both(given["models"])
@@ -160,7 +164,7 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
                     _check_sizes(spec, given)
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
-    check_parameters({name: value for name, value in given.items() if name != PARALLELISM})
+        check_parameters({**others, "models": given["models"]})
     return given
 
 
@@ -255,7 +259,7 @@ def _as_json(value: Any, where: str) -> str:
 
 
 def _decoded(text: str, where: str) -> Any:
-    """The first document of a YAML text. Raises InvalidInput, also where a key occurs twice: PyYAML would let the last win."""
+    """The only document of a YAML text. Raises InvalidInput, also where a key occurs twice: PyYAML would let the last win."""
     import yaml
 
     class Distinct(yaml.SafeLoader):
@@ -282,6 +286,9 @@ def _decoded(text: str, where: str) -> Any:
     for tag in ("int", "float"):
         Distinct.add_constructor(f"tag:yaml.org,2002:{tag}", Distinct.construct_number)
     try:
-        return next(yaml.load_all(text, Loader=Distinct), None)
+        documents = [one for one in yaml.load_all(text, Loader=Distinct) if one is not None]
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date
         raise InvalidInput(f"{where}: not YAML: {one_line(error, 200)}") from None
+    if len(documents) > 1:
+        raise InvalidInput(f"{where}: holds {len(documents)} YAML documents; write one, without --- between its parts")
+    return documents[0] if documents else None
