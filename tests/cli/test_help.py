@@ -85,6 +85,7 @@ echo "${{COMPREPLY[*]}}"
         ("neuroshard search --mo", "--model --move-budget"),
         ("neuroshard search --model analytic : h2", "h200"),  # as bash takes words apart
         ("neuroshard search --algorithm = neu", "neuroshard-2023"),
+        ("neuroshard tables --optimizer rowwise", "rowwise_adagrad"),
     ],
 )
 def test_bash_completes_commands_options_and_values(tmp_path, words, completed):

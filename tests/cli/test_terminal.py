@@ -228,7 +228,8 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, also where these tests run in the background
 from neuroshard.cli import main
 from neuroshard.augment import run as room
-room.run = lambda *_, **__: signal.raise_signal(signal.SIGINT)
+where, what = {"in a room": (room, "run"), "before": (sys.modules["neuroshard.cli.app"], "app")}[sys.argv[1]]
+setattr(where, what, lambda *_, **__: signal.raise_signal(signal.SIGINT))
 sys.argv[1:] = "augment tables.json --devices 2 --memory 1GiB -o cases/".split()
 main()
 """
@@ -261,8 +262,9 @@ def searched_and_interrupted(folder, times, handler, budget, by=signal.SIGINT):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=HANGS)
 
 
-def test_ctrl_c_ends_with_130_and_without_a_traceback():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=HANGS)
+@pytest.mark.parametrize("where", ["in a room", "before"])
+def test_ctrl_c_ends_with_130_and_without_a_traceback(where):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, where], capture_output=True, text=True, timeout=HANGS)
 
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "")
 

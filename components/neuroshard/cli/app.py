@@ -191,6 +191,8 @@ def main() -> None:
             f"error: a package cannot be loaded ({one_line(error)}); `neuroshard doctor` looks at all of them", err=True
         )
         sys.exit(1)
+    except KeyboardInterrupt:  # before the subcommand runs: from then on click answers it
+        sys.exit(130)
     except BrokenPipeError:  # `neuroshard show plan.json | head`
         sys.stderr.close()
         sys.exit(1)

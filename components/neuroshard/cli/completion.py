@@ -7,8 +7,10 @@ from typing import Any, get_args
 
 import typer
 
+from neuroshard.core.precision import Precision
+from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.step_memory import Pipeline
-from neuroshard.core.table import DenseOptimizer
+from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.orders.options import ALGORITHMS, AUTO
 
 BREAKS = {":", "="}  # between which bash breaks words
@@ -30,13 +32,17 @@ def _presets() -> list[str]:
 VALUES: Mapping[str, Callable[[], list[str]]] = {
     "algorithm": lambda: list(ALGORITHMS),
     "backend": lambda: ["synthetic", "cpu", "cuda"],
+    "collective_precision": lambda: list(get_args(Precision)),
     "data_parallel": lambda: [AUTO],
     "dense_optimizer": lambda: list(get_args(DenseOptimizer)),
+    "dtype": lambda: list(ELEMENT_BYTES),
     "group_size": lambda: [AUTO],
     "model": _models,
+    "optimizer": lambda: list(OPTIMIZER_BYTES),
     "pipeline": lambda: list(get_args(Pipeline)),
     "preset": _presets,
     "rows_by_access": lambda: [AUTO, "no"],
+    "sharding_types": lambda: list(get_args(ShardingTypeName)),
 }
 
 

@@ -162,7 +162,8 @@ def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Seq
     except Unreachable:
         raise
     except (InvalidInput, StoreError) as error:
-        end, why = "red", f"{why}; and the live plan cannot be loaded: {error}"
+        said = "" if str(error) == why else f": {error}"
+        end, why = "red", f"{why}; and the live plan cannot be loaded{said}"
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=(*doubts, why), release=number)
 
 
