@@ -236,6 +236,13 @@ def test_on_a_phone_no_legend_and_no_value_is_cut(opened, html):
     assert page.evaluate("document.documentElement.scrollWidth") == 400
 
 
+def test_on_a_phone_the_figure_of_the_longest_bar_is_whole(opened):
+    slow = Baseline(algorithm="size-lookup", predicted_ms=(12345.6, 1.0))
+    page = opened(report(make_plan().model_copy(update={"baselines": (slow,)})), width=400)
+    assert "12345.600" in page.locator("#chart-bars text").all_text_contents()
+    assert page.evaluate(OUTSIDE) == []
+
+
 def test_it_works_in_the_frame_that_kubeflow_shows_it_in(chromium, html):
     context = chromium.new_context()
     page = context.new_page()

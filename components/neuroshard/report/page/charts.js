@@ -61,8 +61,10 @@ function boundLayer(bound, axis) {
 }
 
 function barsSpec(bars, bound) {
-  const room = 1.2 * Math.max(...bars.map((bar) => bar.ms)) || 1; // for the figure next to the longest bar
-  const x = { field: "ms", type: "quantitative", title: "ms a step, predicted", scale: { domain: [0, room], nice: false } };
+  const most = Math.max(...bars.map((bar) => bar.ms));
+  const room = 7 * most.toFixed(3).length + 10; // pixels for the figure next to the longest bar
+  const scale = { domain: [0, most || 1], nice: false, rangeMax: { expr: `max(1, width - ${room})` } };
+  const x = { field: "ms", type: "quantitative", title: "ms a step, predicted", scale };
   const y = { field: "name", type: "nominal", sort: [...bars].sort((a, b) => a.ms - b.ms).map((bar) => bar.name), title: null };
   const kinds = { plan: colour("compute"), live: colour("forward"), heuristic: colour("other") };
   const tooltip = [{ field: "name", title: "plan" }, { field: "ms", title: "predicted ms", format: ".3f" }];
