@@ -11,6 +11,7 @@ import torch
 
 import neuroshard as ns
 from neuroshard.core.errors import UsageError
+from neuroshard.core.id_map import IdMap
 from neuroshard.core.table import Table
 from neuroshard.files.tables import write_tables
 from neuroshard.report.cache import LOAD_FACTORS, cache_misses, cache_text, slots
@@ -95,6 +96,9 @@ def test_notes_say_what_is_assumed() -> None:
         "! fewer than 1.5 times the distinct rows of a batch",
     ]
     assert cache_misses((table("a", 10**6, "zipf:1.05"),), BATCH, [0.5]).data["notes"] == []
+    mapped = table("a", 10**6, "zipf:1.05").model_copy(update={"id_map": IdMap(kind="mch", bytes_per_row=16)})
+    [note] = cache_misses((mapped,), BATCH, [0.5]).data["notes"]
+    assert "no plan holds such a table behind a cache" in note
 
 
 @pytest.mark.parametrize(

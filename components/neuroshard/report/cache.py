@@ -116,6 +116,11 @@ def _needs(tables: Sequence[Table], caches: Caches, share: float) -> dict[str, A
 def _notes(tables: Sequence[Table], batch_size: int, of_tables: Sequence[dict[str, Any]]) -> list[str]:
     """What the figures assume."""
     notes = []
+    if mapped := sum(table.id_map is not None for table in tables):
+        notes.append(
+            f"{agreeing(mapped, 'table', 'gives', 'give')} rows to ids while training (id_map): no plan holds such a table "
+            "behind a cache, but whole in HBM or in host memory"
+        )
     by_bins = sum(table.access is None for table in tables)
     if by_bins:
         notes.append(
