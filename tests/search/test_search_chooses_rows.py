@@ -18,7 +18,7 @@ from neuroshard.core.topology import Topology
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.models.open import open_cost_model
 from neuroshard.search import rows_by_access, run
-from neuroshard.search.rows_by_access import AS_HELD, NONE_HELD, TRIAL_ROUNDS, WORTH
+from neuroshard.search.rows_by_access import AS_HELD, NONE_HELD, NONE_WORTH, TRIAL_ROUNDS, WORTH
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -144,6 +144,7 @@ def test_where_it_gains_nothing_tables_stay_as_they_are() -> None:
     assert held(plan) == {}
     assert plan.shards == without.shards
     assert plan.bound_assumptions == without.bound_assumptions
+    assert set(plan.provenance.notes) - set(without.provenance.notes) == {NONE_WORTH}
     assert plan.bound_assumptions[-1] == NONE_HELD  # also where none are tried: one might cost less than the bound
 
 

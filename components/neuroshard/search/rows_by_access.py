@@ -62,6 +62,7 @@ AS_HELD = (
     "other numbers of hot rows, may cost less"
 )
 NONE_HELD = "no more tables are dealt or in two parts than in this plan"
+NONE_WORTH = f"rows by access: no plan that was found with other tables dealt or in two parts costs {WORTH:.0%} less"
 
 OF_A_TASK = {"format_version", "task", "task_digest", "predicted", "predicted_ms"}  # fields of a plan
 
@@ -139,16 +140,17 @@ def choose(
             ]
             if cheaper:
                 (tried,), in_two = cheaper, apart
+    as_it_is = with_notes(assuming(plan, NONE_HELD), NONE_WORTH)
     if tried is None or _held(tried) == _held(plan):
-        return assuming(plan, NONE_HELD)
+        return as_it_is
     dealt = [name for name, how in _held(tried).items() if how.dealt and name not in _held(plan)]
     holding = _holding(task, in_two, dealt)
     searched = _found(search, holding, model)
     if not searched:
-        return assuming(plan, NONE_HELD)
+        return as_it_is
     best = min((tried, *(_fewer_dealt(one, dealt, model) for one in searched)), key=_ms)
     if _held(best) == _held(plan) or _ms(best) >= cost_ms * (1 - WORTH):
-        return assuming(plan, NONE_HELD)
+        return as_it_is
     bound_ms = searched[0].lower_bound_ms
     if bound_ms is not None:
         bound_ms = min(max(bound_ms - _dropped_ms(holding, best.task, model), 0.0), _ms(best))
