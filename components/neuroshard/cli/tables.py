@@ -144,7 +144,7 @@ def tables(
         ("--order", was_typed(context, "order"), "--access-from FILE", traces),
         ("--row-orders", row_orders, "--access-from", access_from),
         ("--access-from", access_from, "-o tables.json", out),
-        ("--dtype", dtype, "--preset, --from and --from-stats: a model has its own", torchrec is None),
+        ("--dtype", dtype, "--preset, --from and --from-stats: a model says it by data_type=", torchrec is None),
         ("--dim", was_typed(context, "dim"), "--from FILE.pt", source is not None and has_lookups(source)),
         ("--plan-out", plan_out, "-o tables.json", out),
         ("--costs-out", costs_out, "-o tables.json", out),

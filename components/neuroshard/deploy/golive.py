@@ -71,7 +71,8 @@ def roll_back(store: Store, track: ReleaseTrack[R], *, now: datetime) -> R:
     live = read_pointer(store, track)
     if live.release.rollback_number is None:
         raise NotFound(
-            f"{store.url}: release {live.release.number} of {track.name!r} has no release before it to roll back to"
+            f"{store.url}: nothing is further back than what release {live.release.number} of {track.name!r} has; "
+            f"`neuroshard promote` makes any {track.noun} of the store live"
         )
     remember(live, store, track)
     target = read_past(store, track, live.release.rollback_number)

@@ -183,7 +183,7 @@ def find_artifact(store: Store, track: ReleaseTrack[R], prefix: str) -> str:
     """The digest of the artifact that begins with `prefix`, at least 8 hex digits. Raises NotFound, UsageError."""
     if not re.fullmatch(r"[0-9a-f]{8,64}", prefix):
         raise UsageError(
-            f"{prefix[:80]!r} is not a {track.noun}'s digest; give at least 8 of its hex digits, as `releases` shows them"
+            f"{prefix[:80]!r} is not a {track.noun}'s digest; give at least 8 of its hex digits, as commands print them"
         )
     beginning = track.patterns[-1].partition("{}")[0] + prefix
     digests = {track.digest_of(entry.key) for entry in store.list(f"{track.name}/{beginning}")}
