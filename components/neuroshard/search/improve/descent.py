@@ -20,11 +20,17 @@ Changed = dict[int, list[Cells]]  # by plan
 
 
 def descend(
-    plans: Plans, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None = None
+    plans: Plans,
+    objective: Objective,
+    rng: np.random.Generator,
+    current: CurrentPlacement | None = None,
+    *,
+    to_all: bool = True,
 ) -> Iterator[Changed]:
     """Change the plans in place, a round of moves at a time, until no priced move improves them; yields what changed.
 
-    Every move improves the objective, not every one the cost. With a `current` placement each keeps its move budget.
+    Every move improves the objective, not every one the cost. With a `current` placement each keeps its move budget. Moves to
+    others than the least loaded devices are tried where none to these fits, and with `to_all` also where none to these gains.
     """
     devices = plans.problem.devices
     moving = np.full(len(plans), devices > 1)
@@ -32,13 +38,14 @@ def descend(
     while moving.any():
         soft, trying = SoftMaximum(objective, plans.compute, plans.dims), moving.copy()
         changed: Changed = {}
-        for to_least_loaded in receivers:  # all of these may be full
+        for to_least_loaded in receivers:
             plan, source = np.nonzero(soft.worst_devices & trying[:, None])
-            changed |= _move(plans, soft, candidates(plans, soft, plan, source, rng, to_least_loaded), current)
-            trying[list(changed)] = False
+            moves = candidates(plans, soft, plan, source, rng, to_least_loaded)
+            changed |= _move(plans, soft, moves, current)
+            trying[list(changed) if to_all else moves.plan] = False
             if not trying.any():
                 break
-        moving &= ~trying
+        moving = np.isin(np.arange(len(plans)), list(changed))
         if changed:
             yield changed
 

@@ -20,7 +20,9 @@ class LocalSearch:
     some plans these are known (`ends`).
 
     A round perturbs the plan that the search is at, and descends again. With `toggle` every other round toggles one table
-    instead. The search goes on from what a round finds, unless that costs clearly more. Rounds run in lockstep, a few at a time.
+    instead. With many devices it first descends by moves to the least loaded ones, and goes on with moves to all if the plan then
+    is hardly dearer than the best. The search goes on from what a round finds, unless that costs clearly more. Rounds run in
+    lockstep, a few at a time.
     """
 
     def __init__(
@@ -37,6 +39,8 @@ class LocalSearch:
         self.tuning, self.rng, self.watch, self.current = problem.tuning, rng, watch, current
         self.objective, self.toggle = Objective.of(problem), toggle
         self.lockstep = Plans.at_once(problem)
+        # where memory is nearly full, few devices have room, be they loaded or not
+        self.all_at_once = problem.is_full or self.tuning.finish_within == np.inf
         found = self.descended = [ends[one] for one in starts if one in ends]
         left = [one for one in starts if one not in ends]
         for begin in range(0, len(left), self.lockstep):
@@ -58,10 +62,19 @@ class LocalSearch:
         for _ in range(count):
             trials.append(self._toggled() or self._perturbed())
             self.tried += 1
-        for found in self._descended(trials):
+        ends = self._descended(trials, to_all=self.all_at_once)
+        for found in ends if self.all_at_once else self._finished(ends):
             self._met(found)
             self.watch.advance()
         return count
+
+    def _finished(self, found: list[State]) -> list[State]:
+        """These plans, and those that are hardly dearer than the best one after moves to all devices."""
+        most_ms = self.best.cost * (1 + self.tuning.finish_within)
+        near = [plan for plan in found if plan.cost < most_ms]
+        if not near or near[0].problem.devices - 1 <= self.tuning.receivers or self.watch.expired:
+            return found
+        return [*(plan for plan in found if plan.cost >= most_ms), *self._descended(near)]
 
     def _toggled(self) -> State | None:
         wanted = self.toggle and self.tried % 2 == 0
@@ -76,13 +89,13 @@ class LocalSearch:
         if found.cost <= self.at.cost * (1 + self.tuning.worse):
             self.at = found
 
-    def _descended(self, states: Sequence[State]) -> list[State]:
+    def _descended(self, states: Sequence[State], *, to_all: bool = True) -> list[State]:
         """The cheapest state of each plan during its descent; the last one is the most even, and may cost more. Cut short if time
         is up."""
         self.watch.note(min(state.cost for state in states))
         plans = Plans(states)
         best, since = plans.cost.copy(), [list[Cells]() for _ in states]  # what changed since the cheapest
-        for changed in descend(plans, self.objective, self.rng, self.current):
+        for changed in descend(plans, self.objective, self.rng, self.current, to_all=to_all):
             for plan, cells in changed.items():
                 since[plan] += cells
                 if plans.cost[plan] < best[plan]:

@@ -5,7 +5,7 @@ its HBM among its caches (`TierProblems.found`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from neuroshard.search.tiers.division import Tiers, divided, tier_of
 from neuroshard.search.tiers.hosts import HostPrices, InShares, bytes_over
 from neuroshard.search.tiers.points import PartPoints
 from neuroshard.search.tiers.sides import ThreeProblems
+from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
 
 Flags = NDArray[np.bool_]
@@ -38,6 +39,8 @@ Flags = NDArray[np.bool_]
 # The first options of a table group: in HBM; beyond it, with as many cached rows as its device has room for
 WHOLE, DIVIDED = 0, 1
 LEVELS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # shares of cached rows of large tables, an option each: a guess
+# Searches in tiers have few rounds, each to its end: else plans of 8 tasks of 500 tables on 64 devices cost 1.7 % more
+TO_THE_END = replace(TUNING, finish_within=np.inf)
 CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may be cut: a guess
 
 
@@ -105,7 +108,7 @@ class TierProblems:
         names = [table.name for table in searched.without_tier]
         in_host = searched.with_tiers(dict.fromkeys(names, ("host", None)))
 
-        self.anywhere = feasible(in_host, self._dividing(searched), may=may, pieces=self._pieces)
+        self.anywhere = feasible(in_host, self._dividing(searched), TO_THE_END, may=may, pieces=self._pieces)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
         self.current = None if before is None else before.placement(self.anywhere)
         self.options = [self._problem(searched, whole=names), self._problem(in_host, beyond=names)]
@@ -125,7 +128,7 @@ class TierProblems:
             self.anywhere, *self.options = (one.with_base(lacks) for one in (self.anywhere, *self.options))
 
     def _problem(self, task: ShardingTask, **given: Any) -> Problem:
-        return Problem(task, self._dividing(task, **given), may=self._may, pieces=self._pieces)
+        return Problem(task, self._dividing(task, **given), TO_THE_END, may=self._may, pieces=self._pieces)
 
     def _dividing(self, task: ShardingTask, **given: Any) -> CostModel:
         """The model of devices that divide their HBM, with what is `given` of tables to `Divided`."""
