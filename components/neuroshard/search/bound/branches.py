@@ -228,13 +228,13 @@ class Branches:
         problem, options, model = self.problem, self.problem.options, self.problem.model
         if not is_bending(model) or not beside.any():
             return np.zeros(len(problem.vectors)), np.zeros(options.more.shape), 0.0
-        beyond = model.beyond_own_ms(problem.vectors, beside + problem.vectors)
+        of_shards = model.beyond_own_ms(problem.vectors, beside + problem.vectors)
+        of_held = float(model.beyond_own_ms(problem.base, beside).sum())
         if not len(options.groups):
-            return beyond, np.zeros(options.more.shape), float(model.beyond_own_ms(problem.base, beside).sum())
+            return of_shards, np.zeros(options.more.shape), of_held
         others = ~np.isin(np.arange(len(options.groups)), sure)
         of_pieces = model.beyond_own_ms(options.vectors, beside + options.vectors * others[:, None, None, None])
-        of_blocks = options.of_all_pieces(of_pieces[..., None])[..., 0]
-        return beyond, of_blocks, float(model.beyond_own_ms(problem.base, beside).sum())
+        return of_shards, options.of_all_pieces(of_pieces[..., None])[..., 0], of_held
 
     def _alone(self, sure: Ints, memory: Ints, beside: Floats, columns: float, mean: float) -> Floats:
         """`alone` of a branch for each shard, (S,)."""

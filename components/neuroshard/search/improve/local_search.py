@@ -40,7 +40,8 @@ class LocalSearch:
         self.objective, self.toggle = Objective.of(problem), toggle
         self.lockstep = Plans.at_once(problem)
         # where memory is nearly full, few devices have room, be they loaded or not
-        self.all_at_once = problem.is_full or self.tuning.finish_within == np.inf
+        few = problem.devices - 1 <= self.tuning.receivers
+        self.all_at_once = few or problem.is_full or self.tuning.finish_within == np.inf
         found = self.descended = [ends[one] for one in starts if one in ends]
         left = [one for one in starts if one not in ends]
         for begin in range(0, len(left), self.lockstep):
@@ -72,7 +73,7 @@ class LocalSearch:
         """These plans, and those that are hardly dearer than the best one after moves to all devices."""
         most_ms = self.best.cost * (1 + self.tuning.finish_within)
         near = [plan for plan in found if plan.cost < most_ms]
-        if not near or near[0].problem.devices - 1 <= self.tuning.receivers or self.watch.expired:
+        if not near or self.watch.expired:
             return found
         return [*(plan for plan in found if plan.cost >= most_ms), *self._descended(near)]
 
