@@ -27,7 +27,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, baseline
 from neuroshard.search.proposers.splits import halves
-from neuroshard.search.tuning import TUNING
+from neuroshard.search.tuning import TUNING, Tuning
 from neuroshard.search.watch import Watch
 
 MANY = TUNING.receivers + 4
@@ -118,11 +118,11 @@ def test_every_other_round_toggles_a_table_where_tables_may_be_spread(make_task,
     assert asked == ([*either, "perturbed"] * 3 if toggle else ["perturbed"] * 6)
 
 
-def crowd(make_task, model, seed: int, count: int, devices: int = 4) -> Plans:
+def crowd(make_task, model, seed: int, count: int, devices: int = 4, tuning: Tuning = TUNING) -> Plans:
     """Some plans of one task, at random."""
     rng, tables = np.random.default_rng(seed), max(15, 3 * devices)
     shapes = [(int(10 ** rng.uniform(3, 6)), int(rng.integers(1, 33)) * 4, rng.uniform(0, 100)) for _ in range(tables)]
-    problem = Problem(make_task(shapes, [1] * devices), model)
+    problem = Problem(make_task(shapes, [1] * devices), model, tuning)
     return Plans([whole(problem, rng.integers(0, devices, tables).tolist()) for _ in range(count)])
 
 
@@ -145,8 +145,12 @@ def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_ta
     assert rounds > 5
 
 
-def test_what_a_shard_adds_to_a_device_is_estimated_from_what_the_device_holds(make_task, model):
-    plans = crowd(make_task, model, 4, 2)
+@pytest.mark.parametrize("all_priced", [True, False])
+def test_what_a_shard_adds_to_a_device_is_estimated_from_what_the_device_holds(make_task, model, all_priced):
+    few_priced = replace(TUNING, price_all_up_to=0, price_at_once=1)
+    plans = crowd(make_task, model, 4, 2, tuning=TUNING if all_priced else few_priced)
+    assert bool(plans.slot_ms.size) == all_priced
+    next(descend(plans, Objective.of(plans.problem), np.random.default_rng(0)))
     problem, plan, group = plans.problem, np.array([0, 1, 1]), np.array([3, 0, 7])
     devices = np.array([[0, 1], [2, 3], [1, 0]])
     slope = model.compute_slope(plans.sums)[plan[:, None], devices]  # (3, 2, K)

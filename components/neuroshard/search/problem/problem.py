@@ -217,6 +217,7 @@ class Problem(ColumnShards):
         )
         new.__dict__.pop("narrowest", None)
         new.__dict__.pop("slot_bytes", None)
+        new.__dict__.pop("_slot_vectors", None)
         return new
 
     def without_copies(self) -> "Problem":
@@ -254,6 +255,15 @@ class Problem(ColumnShards):
         """Fill `vectors` of all other shards too, unless they are more than one batch."""
         if not self._all_priced and np.count_nonzero(~self._priced) <= self.tuning.price_at_once:
             self.price(np.arange(len(self._priced)))
+
+    @property
+    def slot_vectors(self) -> Floats | None:
+        """The vector of each slot (slots, K); None until all shards are priced."""
+        return self.root._slot_vectors if self._all_priced else None
+
+    @cached_property
+    def _slot_vectors(self) -> Floats:
+        return self.vectors[self.slot_shards]
 
     def _price(self, new: Ints) -> None:
         for begin in range(0, len(new), self.tuning.price_at_once):
