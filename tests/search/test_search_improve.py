@@ -13,7 +13,7 @@ from neuroshard.core.constraints import Constraints
 from neuroshard.search import watch
 from neuroshard.search.improve import local_search
 from neuroshard.search.improve.candidates import candidates
-from neuroshard.search.improve.descent import descend
+from neuroshard.search.improve.descent import descend, step
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.improve.moves import Moves, changes, price
 from neuroshard.search.improve.neighborhood import Neighborhood
@@ -166,6 +166,34 @@ def test_what_a_shard_adds_to_a_device_is_estimated_from_what_the_device_holds(m
         np.testing.assert_allclose(
             plans.added_each(plan[:, None], devices[:, :1], of_each, so_many)[:, 0], expected[:, 0], rtol=1e-12
         )
+
+
+def test_a_plan_in_place_of_another_is_as_if_it_had_been_there_from_the_start(make_task, model):
+    plans = crowd(make_task, model, 5, 3)
+    problem, other = plans.problem, State(plans.problem, crowd(make_task, model, 5, 4).widths[3])
+    plans.replace(1, other)
+    anew = Plans([State(problem, plans.widths[0]), other, State(problem, plans.widths[2])])
+    for name, array in vars(anew).items():
+        if isinstance(array, np.ndarray):
+            np.testing.assert_allclose(getattr(plans, name), array, rtol=1e-12, err_msg=name)
+
+
+def test_as_many_plans_as_may_be_are_in_lockstep_until_no_more_rounds_are_left(make_task, model, monkeypatch):
+    in_lockstep = []
+
+    def counted(plans, objective, rng, moving, *more):
+        in_lockstep.append(int(moving.sum()))
+        return step(plans, objective, rng, moving, *more)
+
+    plans = crowd(make_task, model, 5, 1)
+    start = State(plans.problem, plans.widths[0])
+    one = LocalSearch([start], np.random.default_rng(0), Watch())
+    monkeypatch.setattr(local_search, "step", counted)
+    one.run(20)
+    assert one.tried == 20
+    assert in_lockstep == sorted(in_lockstep, reverse=True)
+    assert in_lockstep[0] == in_lockstep[len(in_lockstep) // 2] == TUNING.lockstep_plans
+    assert in_lockstep[-1] == 1
 
 
 def test_plans_in_lockstep_end_where_each_would_alone(make_task, model):

@@ -191,5 +191,5 @@ def test_where_memory_is_nearly_full_plans_start_from_packings_too(make_task, mo
 @pytest.mark.parametrize("seed", [2, 3, 11])
 def test_where_memory_is_nearly_full_plans_and_bounds_are_close(make_task, model, seed):
     """Plans were 35 to 75 % above bounds that did not know what cuts take of memory, nor which large tables can be row-wise."""
-    plan = search(nearly_full(make_task, seed, 0.995), model, SearchSettings(rounds=4, try_row_wise=True))
+    plan = search(nearly_full(make_task, seed, 0.995), model, SearchSettings(rounds=8, try_row_wise=True))
     assert plan.cost_ms < 1.15 * plan.lower_bound_ms

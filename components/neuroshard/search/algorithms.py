@@ -233,7 +233,7 @@ def _first(problem: Problem, asked: Asked, rng: np.random.Generator) -> list[Sta
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in plans))
     plans = _affordable(plans, current)
-    _begin(plans[: Plans.at_once(problem)], asked, rng)
+    _begin(plans[: min(problem.tuning.begin_with, Plans.at_once(problem))], asked, rng)
     return _with_rows_split(problem, asked, plans)
 
 

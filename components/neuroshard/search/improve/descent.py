@@ -7,6 +7,7 @@ slowest, and only columns can be evened out.
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.improve.candidates import candidates
@@ -32,22 +33,36 @@ def descend(
     Every move improves the objective, not every one the cost. With a `current` placement each keeps its move budget. Moves to
     others than the least loaded devices are tried where none to these fits, and with `to_all` also where none to these gains.
     """
-    devices = plans.problem.devices
-    moving = np.full(len(plans), devices > 1)
-    receivers = (True, False) if devices - 1 > plans.problem.tuning.receivers else (True,)
+    moving = np.full(len(plans), True)
     while moving.any():
-        soft, trying = SoftMaximum(objective, plans.compute, plans.dims), moving.copy()
-        changed: Changed = {}
-        for to_least_loaded in receivers:
-            plan, source = np.nonzero(soft.worst_devices & trying[:, None])
-            moves = candidates(plans, soft, plan, source, rng, to_least_loaded)
-            changed |= _move(plans, soft, moves, current)
-            trying[list(changed) if to_all else moves.plan] = False
-            if not trying.any():
-                break
+        changed = step(plans, objective, rng, moving, current, to_all=np.full(len(plans), to_all))
         moving = np.isin(np.arange(len(plans)), list(changed))
         if changed:
             yield changed
+
+
+def step(
+    plans: Plans,
+    objective: Objective,
+    rng: np.random.Generator,
+    moving: NDArray[np.bool_],
+    current: CurrentPlacement | None,
+    to_all: NDArray[np.bool_],
+) -> Changed:
+    """A round of moves of the plans that are `moving` (B,), as in `descend`; nothing of those that no move improves."""
+    devices, changed = plans.problem.devices, Changed()
+    if devices == 1:
+        return changed
+    soft, trying = SoftMaximum(objective, plans.compute, plans.dims), moving.copy()
+    for to_least_loaded in (True, False) if devices - 1 > plans.problem.tuning.receivers else (True,):
+        plan, source = np.nonzero(soft.worst_devices & trying[:, None])
+        moves = candidates(plans, soft, plan, source, rng, to_least_loaded)
+        changed |= _move(plans, soft, moves, current)
+        trying[list(changed)] = False
+        trying[moves.plan[~to_all[moves.plan]]] = False
+        if not trying.any():
+            break
+    return changed
 
 
 def _move(plans: Plans, soft: SoftMaximum, moves: Moves, current: CurrentPlacement | None) -> Changed:

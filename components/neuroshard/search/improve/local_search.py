@@ -1,11 +1,12 @@
 """Descend to a local optimum, perturb it, descend again. The search can be stopped at any time with the best plan so far."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 
 import numpy as np
 
-from neuroshard.search.improve.descent import Cells, descend
+from neuroshard.search.improve.descent import Cells, step
 from neuroshard.search.improve.perturb import perturbed
 from neuroshard.search.improve.toggle import toggled
 from neuroshard.search.problem.current import CurrentPlacement
@@ -21,8 +22,8 @@ class LocalSearch:
 
     A round perturbs the plan that the search is at, and descends again. With `toggle` every other round toggles one table
     instead. With many devices it first descends by moves to the least loaded ones, and goes on with moves to all if the plan then
-    is hardly dearer than the best. The search goes on from what a round finds, unless that costs clearly more. Rounds run in
-    lockstep, a few at a time.
+    is hardly dearer than the best. The search goes on from what a round finds, unless that costs clearly more. A few rounds run
+    in lockstep: when one ends, the next begins.
     """
 
     def __init__(
@@ -42,40 +43,24 @@ class LocalSearch:
         # where memory is nearly full, few devices have room, be they loaded or not
         few = problem.devices - 1 <= self.tuning.receivers
         self.all_at_once = few or problem.is_full or self.tuning.finish_within == np.inf
-        found = self.descended = [ends[one] for one in starts if one in ends]
-        left = [one for one in starts if one not in ends]
-        for begin in range(0, len(left), self.lockstep):
-            if found and watch.expired:
-                break
-            found += self._descended(left[begin : begin + self.lockstep])
-        self.best = self.at = min(found, key=lambda state: state.cost)
+        self.descended = [ends[one] for one in starts if one in ends]
+        for found in self._descents((one for one in starts if one not in ends), to_all=True):
+            self.descended.append(found)
+        self.best = self.at = min(self.descended, key=lambda state: state.cost)
         self.tried = 0
 
     def run(self, rounds: int) -> State:
         """Run `rounds` rounds, or as many as there is time for, and return the cheapest plan."""
-        while rounds > 0 and not self.watch.expired:
-            rounds -= self._rounds(min(rounds, self.lockstep))
-        return self.best
-
-    def _rounds(self, count: int) -> int:
-        """Run `count` rounds from the same plan in lockstep, and return their number."""
-        trials = []
-        for _ in range(count):
-            trials.append(self._toggled() or self._perturbed())
-            self.tried += 1
-        ends = self._descended(trials, to_all=self.all_at_once)
-        for found in ends if self.all_at_once else self._finished(ends):
+        for found in self._descents((self._trial() for _ in range(rounds)), to_all=self.all_at_once):
             self._met(found)
             self.watch.advance()
-        return count
+        return self.best
 
-    def _finished(self, found: list[State]) -> list[State]:
-        """These plans, and those that are hardly dearer than the best one after moves to all devices."""
-        most_ms = self.best.cost * (1 + self.tuning.finish_within)
-        near = [plan for plan in found if plan.cost < most_ms]
-        if not near or self.watch.expired:
-            return found
-        return [*(plan for plan in found if plan.cost >= most_ms), *self._descended(near)]
+    def _trial(self) -> State:
+        """Another plan to descend from."""
+        trial = self._toggled() or self._perturbed()
+        self.tried += 1
+        return trial
 
     def _toggled(self) -> State | None:
         wanted = self.toggle and self.tried % 2 == 0
@@ -90,24 +75,41 @@ class LocalSearch:
         if found.cost <= self.at.cost * (1 + self.tuning.worse):
             self.at = found
 
-    def _descended(self, states: Sequence[State], *, to_all: bool = True) -> list[State]:
-        """The cheapest state of each plan during its descent; the last one is the most even, and may cost more. Cut short if time
-        is up."""
-        self.watch.note(min(state.cost for state in states))
+    def _descents(self, starts: Iterator[State], *, to_all: bool) -> Iterator[State]:
+        """The cheapest state of each descent, as it ends; the last state of a descent is the most even, and may cost more.
+
+        When a descent ends, the next one of the `starts` is taken, so the same number of plans is in lockstep until the last few.
+        Once time is up, no more are taken, and descents are cut short; but there is one at least.
+        """
+        states = [] if self.descended and self.watch.expired else list(islice(starts, self.lockstep))
+        if not states:
+            return
         plans = Plans(states)
+        moving, all_devices = np.full(len(plans), True), np.full(len(plans), to_all)
         best, since = plans.cost.copy(), [list[Cells]() for _ in states]  # what changed since the cheapest
-        for changed in descend(plans, self.objective, self.rng, self.current, to_all=to_all):
+        self.watch.note(float(best.min()))
+        while moving.any():
+            changed = step(plans, self.objective, self.rng, moving, self.current, all_devices)
             for plan, cells in changed.items():
                 since[plan] += cells
                 if plans.cost[plan] < best[plan]:
                     best[plan] = plans.cost[plan]
                     since[plan].clear()
-            self.watch.note(float(best.min()), steps=1)
-            if self.watch.expired:
-                break
-        cheapest = []
-        for problem, widths, cells in zip(plans.problems, plans.widths, since, strict=True):
-            for groups, devices, before in reversed(cells):
-                widths[groups, devices] = before
-            cheapest.append(State(problem, widths.copy()))
-        return cheapest
+            self.watch.note(float(best.min()), steps=1 if changed else 0)
+            expired = self.watch.expired
+            for plan in np.flatnonzero(moving).tolist():
+                if plan in changed and not expired:
+                    continue
+                if not (all_devices[plan] or expired) and best[plan] < self.best.cost * (1 + self.tuning.finish_within):
+                    all_devices[plan] = True
+                    continue
+                widths = plans.widths[plan].copy()
+                for groups, devices, before in reversed(since[plan]):
+                    widths[groups, devices] = before
+                yield State(plans.problems[plan], widths)
+                following = None if expired else next(starts, None)
+                moving[plan] = following is not None
+                if following is not None:
+                    plans.replace(plan, following)
+                    best[plan], all_devices[plan] = following.cost, to_all
+                    since[plan].clear()

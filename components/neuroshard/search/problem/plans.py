@@ -36,6 +36,14 @@ class Plans:
         self.slot_ms = np.zeros(0) if vectors is None else self.slope @ vectors.T
         self.cost: Floats = np.array([s.cost for s in states])
 
+    def replace(self, place: int, state: State) -> None:
+        """Take another plan in place of one."""
+        self.problems[place] = state.problem
+        self.launched_ms[place], self.cost[place] = state.launched_ms, state.cost
+        self.widths[place], self.held[place], self.shards[place] = state.widths, state.widths.T > 0, state.shards
+        self.free[place] = state.free
+        self._hold(place, slice(None), state.sums, state.dims, state.compute)
+
     @staticmethod
     def at_once(problem: Problem) -> int:
         """How many plans of a problem are changed in lockstep."""
@@ -82,15 +90,19 @@ class Plans:
 
     def put(self, plan: Ints, devices: Ints, sums: Floats, dims: Floats, compute: Floats) -> None:
         """Update N devices whose `widths` and `free` bytes have changed already: (N,), (N,), (N, K), (N,), (N,)."""
-        self.sums[plan, devices], self.dims[plan, devices], self.compute[plan, devices] = sums, dims, compute
-        slope = self.slope[plan, devices] = self.problem.model.compute_slope(sums)
-        if (vectors := self.problem.slot_vectors) is not None and self.slot_ms.size:
-            self.slot_ms[plan, devices] = slope @ vectors.T
+        self._hold(plan, devices, sums, dims, compute)
         forward, backward = self._transfers_ms()
         ready = self.compute + backward
         for one in set(plan.tolist()):
             self.launched_ms[one] = self.problems[one].launched_ms(self.shards[one])
         self.cost = ready.max(axis=1) + forward.max(axis=1) + self.launched_ms
+
+    def _hold(self, plan: Ints | int, devices: Ints | slice, sums: Floats, dims: Floats, compute: Floats) -> None:
+        """What some devices hold now."""
+        self.sums[plan, devices], self.dims[plan, devices], self.compute[plan, devices] = sums, dims, compute
+        slope = self.slope[plan, devices] = self.problem.model.compute_slope(sums)
+        if (vectors := self.problem.slot_vectors) is not None and self.slot_ms.size:
+            self.slot_ms[plan, devices] = slope @ vectors.T
 
     def _transfers_ms(self) -> tuple[Floats, Floats]:
         """Forward and backward all-to-all ms of every device, without waiting: two (B, D)."""
