@@ -71,6 +71,16 @@ def test_words_of_other_programs_that_change_a_table_are_refused(tmp_path, key, 
     assert len(read_tables(path)[0]) == 1
 
 
+@pytest.mark.parametrize("value", ["yes", "true", 1, 0])
+def test_a_switch_is_true_or_false(tmp_path, value):
+    path = tmp_path / "tables.json"
+    path.write_text(
+        json.dumps({"tables": [{"name": "a", "rows": 10, "dim": 8, "pooling_factor": 2.0, "weighted": value}]})
+    )
+    with refused(InvalidInput, "tables[0] (a): weighted: must be true or false", repr(value)):
+        read_tables(path)
+
+
 def test_unknown_keys_are_ignored_with_a_note(tmp_path):
     path = tmp_path / "tables.json"
     good = {"name": "a", "rows": 1, "dim": 4, "pooling_factor": 1}

@@ -17,7 +17,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.value import Number, Value, Whole, shown, without_defaults
+from neuroshard.core.value import Number, Switch, Value, Whole, shown, without_defaults
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
 MAX_NAME = 500  # characters
@@ -114,7 +114,7 @@ class Table(Value):
     optimizer_bytes_per_row: Annotated[Whole, Field(ge=0, le=64)] = 4
     optimizer_bytes_per_element: Annotated[Whole, Field(ge=0, le=64)] = 0
     pooling: Pooling = "sum"
-    weighted: bool = False
+    weighted: Switch = False
     module: Annotated[str, Field(max_length=MAX_NAME)] = ""
     features: Annotated[tuple[Feature, ...], Field(max_length=MOST_FEATURES)] = ()
     access: AccessCurve | None = None

@@ -92,6 +92,24 @@ def test_pooling_and_weights_are_read(tmp_path, suffix):
 
 
 @every_format
+def test_switches_are_true_or_false_or_1_or_0(tmp_path, suffix):
+    rows = [{**ROW, "is_weighted": 0}, {**ROW, "name": "b", "is_weighted": 1}, {**ROW, "name": "c"}]
+    assert [table.weighted for table in imported(tmp_path, suffix, rows).tables] == [False, True, False]
+    for key in ("weighted", "is_weighted", "sequence"):
+        message = fault(tmp_path, suffix, [{**ROW, key: "yes"}])
+        assert key.removeprefix("is_") in message
+        assert message.endswith("must be true or false, not 'yes'")
+
+
+@every_format
+@pytest.mark.parametrize("value", ["many", 0, 2.5, 4097])
+def test_a_number_of_features_that_no_table_has_is_refused(tmp_path, suffix, value):
+    message = fault(tmp_path, suffix, [{**ROW, "num_features": value}])
+    assert "num_features must be a whole number from 1 to 4,096, not " in message
+    assert str(value) in message
+
+
+@every_format
 def test_a_sequence_is_a_table_that_is_not_pooled(tmp_path, suffix):
     rows = [{**ROW, "sequence": False}, {**ROW, "name": "s", "sequence": True}, {**ROW, "name": "n", "pooling": "NONE"}]
     one = imported(tmp_path, suffix, rows)

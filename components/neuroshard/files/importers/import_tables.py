@@ -46,8 +46,8 @@ def import_tables(
     """Tables of a .json, .csv, .parquet, .pt or .pt.gz file, with notes on what was left out, renamed or assumed.
 
     The file wins over the options. `dim` is for .pt files, which have no dims. Repeated names are numbered. `sequence: true` is
-    `pooling: none`, and `num_features` are features that share the lookups equally. Raises UsageError for an unknown option or
-    suffix, and InvalidInput for a fault in the file.
+    `pooling: none`, and `num_features` are features that share the lookups equally. 1 and 0 are true and false here. Raises
+    UsageError for an unknown option or suffix, and InvalidInput for a fault in the file.
     """
     defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
     if has_lookups(path):

@@ -43,16 +43,25 @@ class TableEntry(NamedTuple):
 
     @classmethod
     def of(cls, where: str, raw: Mapping[str, Any]) -> Self:
-        """Null fields are left out. Our name wins over an alias."""
+        """Null fields are left out. Our name wins over an alias. Raises InvalidInput for an alias that says nothing."""
         said = {name: value for name, value in raw.items() if value is not None}
         aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
         fields = {**aliased, **said}
         if isinstance(fields.get("pooling"), str):
             fields["pooling"] = fields["pooling"].lower()  # TorchRec's PoolingType is SUM, MEAN or NONE
-        if is_true(fields.pop("sequence", False)):
+        if "weighted" in fields:
+            fields["weighted"] = _switch(fields["weighted"])
+        sequence, features = _switch(fields.pop("sequence", False)), fields.pop("num_features", 1)
+        if not isinstance(sequence, bool):
+            raise InvalidInput(f"{where}: sequence must be true or false, not {shown(sequence)}")
+        if sequence:
             fields["pooling"] = "none"
-        count = parse_number(str(fields.pop("num_features", 1)))
-        if count is not None and 1 < count <= MOST_FEATURES and "features" not in fields:
+        count = parse_number(str(features))
+        if count is None or count % 1 or not 1 <= count <= MOST_FEATURES:
+            raise InvalidInput(
+                f"{where}: num_features must be a whole number from 1 to {MOST_FEATURES:,}, not {shown(features)}"
+            )
+        if count > 1 and "features" not in fields:
             fields["features"] = equal_features(int(count), fields.get("pooling_factor"))
         return cls(where, fields)
 
@@ -120,8 +129,9 @@ def equal_features(count: int, pooling_factor: Any) -> list[dict[str, Any]]:
     return [{"name": str(number), "pooling_factor": total / count} for number in range(1, count + 1)]
 
 
-def is_true(value: Any) -> bool:
-    return str(value).lower() in ("true", "1", "yes")
+def _switch(value: Any) -> Any:
+    """True or false where a source says it as text or as 1 or 0, as CSV files and databases do; else the value as it is."""
+    return {"true": True, "1": True, "false": False, "0": False}.get(str(value).lower(), value)
 
 
 def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: str = "rowwise_adagrad") -> Defaults:
