@@ -74,6 +74,11 @@ def test_what_the_search_noted_of_a_plan_is_said_where_it_goes_live(tmp_path, ne
         (("deploy", "old.json", "--max-error", "0.01"), 1, "5.0%, more than the 1.0%"),
         (("deploy", "old.json", "--memory-margin", "0.99"), 1, "margin of 99.0%"),
         (("deploy", "old.json", "--model", "nowhere"), 1, "nowhere"),
+        (
+            ("deploy", "old.json", "--force", "--model", "analytic:h100"),
+            1,
+            "with cost model a; give that one, give none, or",
+        ),
         (("promote", "abc"), 2, "at least 8"),
         (("promote", "0" * 12), 1, "no plan '000000000000'"),
         (("gc", "--older-than", "1m"), 2, "--older-than must be at least 1h"),

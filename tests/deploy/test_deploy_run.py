@@ -92,7 +92,7 @@ def test_a_rollback_goes_back_and_another_further_back(store):
     assert (back.number, back.plan_digest, back.previous_digest) == (4, B.digest(), C.digest())
     assert (back.action, back.cost_ms) == ("rollback", 1.5)
     assert roll_back(store, plans_of("m"), now=at(4)).plan_digest == A.digest()
-    with refused(NotFound, "release 5", "'m'"):
+    with refused(NotFound, "release 5", "'m'", "cannot roll back", "the first plan", "promote"):
         roll_back(store, plans_of("m"), now=at(5))
     assert live_plans(store) == [p.digest() for p in (A, B, C, B, A)]
 

@@ -52,7 +52,10 @@ def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
     by = plan.provenance.cost_model
     if by != model.name:
         had = f"cost model {short_name(by)}" if by else "no cost model"
-        raise InvalidInput(f"{begins} {short_name(model.name)}, but the plan was searched with {had}")
+        way_out = "give that one, give none" if by else "give none"
+        raise InvalidInput(
+            f"{begins} {short_name(model.name)}, but the plan was searched with {had}; {way_out}, or search again with this one"
+        )
 
 
 def map_ms(model: CostModel, task: ShardingTask) -> float:

@@ -71,8 +71,8 @@ def roll_back(store: Store, track: ReleaseTrack[R], *, now: datetime) -> R:
     live = read_pointer(store, track)
     if live.release.rollback_number is None:
         raise NotFound(
-            f"{store.url}: nothing is further back than what release {live.release.number} of {track.name!r} has; "
-            f"`neuroshard promote` makes any {track.noun} of the store live"
+            f"{store.url}: cannot roll back: release {live.release.number} of {track.name!r} has the first {track.noun} that was "
+            f"live; `neuroshard promote` makes any {track.noun} of the store live"
         )
     remember(live, store, track)
     target = read_past(store, track, live.release.rollback_number)
