@@ -3,11 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.errors import UsageError
-from neuroshard.core.moves import moves
+from neuroshard.core.errors import Infeasible, UsageError
+from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, shardings_of
 from neuroshard.core.row_order import RowOrder
@@ -165,6 +167,23 @@ def test_from_a_plan_tables_stay_as_they_are_held() -> None:
     assert held(kept) == held(before)
     plain = found(task, NONE)
     assert held(found(task, replace(AUTO, move_budget_bytes=0), previous=plain)) == {}
+
+
+def test_rows_that_are_hot_by_both_orders_count_as_such() -> None:
+    task, hot = sequence(), 5_000
+    apart = TableRule(table="large", rows_by_access=RowsByAccess(hot_rows=hot))
+    rules = {"tables": (apart, TableRule(table="large/hot", data_parallel=True))}
+    then = task.model_copy(update={"constraints": task.constraints.model_copy(update=rules)})
+    large, *small = task.tables
+    order = large.row_order.model_copy(update={"ids_digest": "2" * 64})  # type: ignore[union-attr]
+    now = then.model_copy(update={"tables": (large.model_copy(update={"row_order": order}), *small)})
+    before = found(then, NONE)
+    listed = np.random.default_rng(0).permutation(large.rows)[: order.hot_rows]
+    stay = replace(NONE, move_budget_bytes=0)
+    again = search(now, MODEL, stay, previous=before, read=lambda order: listed)  # one list, made twice
+    assert moved_bytes(before, again, {"large": hot}) == 0
+    with refused(Infeasible, "0 B", "--move-budget"):
+        search(now, MODEL, stay, previous=before)
 
 
 def in_two(task: ShardingTask, hot_rows: int) -> Plan:
