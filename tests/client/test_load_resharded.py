@@ -334,6 +334,8 @@ def refusals(rank: int, folder: Path) -> dict[str, str]:
     state, weights = Trainer(WIDER, "rowwise_adagrad").state(), Trainer(WIDER, "rowwise_adagrad").model.state_dict()
     two = cut_plan(TABLES[:2], 2, {"user": [(16, 0)], "shop": []}, batch_size=SAMPLES)
     fewer = Trainer(two, "rowwise_adagrad").state()
+    grouped = Trainer(WIDER, "rowwise_adagrad")
+    grouped.model.fused_optimizer.save_param_groups(True)
     cases: dict[str, tuple[dict[str, Any], Path, dict[str, Any]]] = {
         "absent": (state, folder / "none", {}),
         "old plan": (state, folder, {"old_plan": WHOLE}),
@@ -347,6 +349,7 @@ def refusals(rank: int, folder: Path) -> dict[str, str]:
         "adagrad": (Trainer(WIDER, "adagrad").state(), folder, {}),
         "no weights": ({}, folder, {}),
         "fewer tables": (fewer, folder, {}),
+        "groups": (grouped.state(), folder, {}),
     }
     said = {}
     before = Trainer(WIDER, "rowwise_adagrad").model.state_dict()["first.embedding_bags.user.weight"].local_shards()
@@ -386,6 +389,8 @@ def test_bad_input_is_one_line_the_same_on_every_rank(tmp_path):
         "adagrad": "has 120 values of 'optimizer.state.first.embedding_bags.user.weight.user.momentum1', and the state 40 x 16",
         "no weights": "the state has no weights of sharded tables",
         "fewer tables": "checkpoint FOLDER has table 'page', which the model lacks",
+        "groups": "the state has 'optimizer.param_groups.0.params', a group of the fused optimizer with 'first.embedding_bags."
+        "user.weight', and groups are those of one rank under one plan: call model.fused_optimizer.save_param_groups(False)",
         "broken": "checkpoint FOLDER cannot be loaded: rank 0: ",
     }.items():
         assert words in one.pop(name), name

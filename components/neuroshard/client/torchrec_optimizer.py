@@ -245,6 +245,7 @@ class _Resharding(DefaultLoadPlanner):
         tables = {str(path[-1]): key for key, path in self.mappings.items() if _is_table(key, self.state_dict[key])}
         weights = {name: key for name, key in tables.items() if isinstance(self.state_dict[key], ShardedTensor)}
         copies = set(tables.values()) - set(weights.values())
+        self._check_groups(weights)
         self._start_anew(saved, tables, copies)
         self._check(saved, tables.values(), orders)
         moments = {key: weight for key, weight in self._moments(weights) if key not in self.anew}
@@ -386,6 +387,17 @@ class _Resharding(DefaultLoadPlanner):
                 if (mine.column, mine.columns) != (theirs.column, theirs.columns):
                     self.inexact.add(weight)
                 yield item
+
+    def _check_groups(self, weights: Collection[str]) -> None:
+        """Raise InvalidInput where the state has groups of fused parameters, by name: a checkpoint has those of rank 0 alone."""
+        for key, path in self.mappings.items():
+            grouped = self.state_dict[key] if "param_groups" in path and path[-1] == "params" else ()
+            if named := next((one for one in grouped if str(one).endswith(tuple(weights))), None):
+                raise InvalidInput(
+                    f"the state has {key!r}, a group of the fused optimizer with {named!r}, and groups are those of one rank "
+                    "under one plan: call model.fused_optimizer.save_param_groups(False) before its state_dict(), and set "
+                    "learning rates afterwards"
+                )
 
     def _check(self, saved: "_Saved", weights: Iterable[str], orders: Collection[str]) -> None:
         """Raise InvalidInput unless the checkpoint has all that this rank's state has, but for `orders` of outputs, and the new
