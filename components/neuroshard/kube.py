@@ -1,6 +1,7 @@
 """The Kubernetes API, by the official client, with this pod's service account or a kubeconfig."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
@@ -23,6 +24,12 @@ SECURITY = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+
+
+# What urllib3 puts before why there is no connection: the connection, and what it is not
+_CONNECTION = re.compile(
+    r"^(?:<[^>]*>|HTTPS?Connection(?:Pool)?\([^)]*\)): (?:Failed to establish a new connection: )?"
+)
 
 
 class Admission(NamedTuple):
@@ -156,7 +163,10 @@ def kubernetes_api(
         way_out = (hints or {}).get(error.status, "")
         raise NeuroshardError(f"{where}: the Kubernetes API answered {error.status}: {said(error)}{way_out}") from None
     except (HTTPError, OSError) as error:
-        raise NeuroshardError(f"{where}: the Kubernetes API does not answer: {one_line(error)}") from None
+        at = f" at {configuration.host}" if doing else ""
+        raise NeuroshardError(
+            f"{where}: the Kubernetes API{at} does not answer: {why_no_answer(error)}; check the kubeconfig and the network"
+        ) from None
 
 
 def _configure(config: Any, context: str | None) -> None:
@@ -168,6 +178,12 @@ def _configure(config: Any, context: str | None) -> None:
         except config.ConfigException:
             pass
     config.load_kube_config(context=context)
+
+
+def why_no_answer(error: Exception) -> str:
+    """Why a request of urllib3 has no answer, in one line without its Python objects: `[Errno 111] Connection refused`."""
+    reason = one_line(getattr(error, "reason", None) or error)  # of the last of several tries
+    return _CONNECTION.sub("", reason)
 
 
 def said(error: Any) -> str:

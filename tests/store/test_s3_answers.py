@@ -70,6 +70,7 @@ def answered(aws, moto, monkeypatch) -> Callable[[bytes], AbstractContextManager
         (said("307 Temporary Redirect", "", "Location: /elsewhere"), StoreError, "AWS_ENDPOINT_URL"),
         (said("308 Permanent Redirect", "", "Location: /elsewhere"), StoreError, "AWS_ENDPOINT_URL"),
         (said("200 OK", "{}"), StoreError, "has no ETag"),
+        (said("403 Forbidden"), StoreError, "access denied (403); check the credentials"),  # as to a HEAD
         # what each store answers where it is full, by its own source or page
         (error("403 Forbidden", "QuotaExceeded"), StoreError, "no room left (403 QuotaExceeded); delete"),  # Ceph RGW
         (error("400 Bad Request", "XMinioAdminBucketQuotaExceeded"), StoreError, "no room left"),  # MinIO

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kubernetes.config import kube_config
 
 from helpers.kubeflow import KfpStub
 from helpers.nodes import RUNNER, FakeApiServer, serving
@@ -72,6 +73,15 @@ def test_without_access_to_a_cluster_nothing_is_known() -> None:
     answer = admission("kubeflow", "neuroshard-runner")
     assert answer.verdict == "unknown"
     assert "KUBECONFIG" in answer.says
+
+
+def test_why_an_api_does_not_answer_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(FakeApiServer([])) as server:
+        config = server.kubeconfig(tmp_path / "kubeconfig")
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(config))
+    assert admission("kubeflow", "neuroshard-runner").says.endswith(
+        f"{server.url}: the Kubernetes API does not answer: [Errno 111] Connection refused; check the kubeconfig and the network"
+    )
 
 
 def test_the_command_submits_nothing_under_an_account_that_is_not_there(

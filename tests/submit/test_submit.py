@@ -394,11 +394,15 @@ def test_a_page_that_is_no_api_is_one_line(kfp_stub: KfpStub, monkeypatch: pytes
 
 
 def test_an_api_that_is_not_there_is_one_line(neuroshard) -> None:
-    ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--patience", "0", "--no-check")
-    assert ended.returncode == 1
-    [line] = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert line.startswith("error: http://127.0.0.1:9: Kubeflow Pipelines does not answer: ")
-    assert "Traceback" not in ended.stderr
+    line = (
+        "error: http://127.0.0.1:9: Kubeflow Pipelines does not answer: [Errno 111] Connection refused; check the address and "
+        "the network (--endpoint, or KFP_ENDPOINT)"
+    )
+    for how, more in (("--dry-run", ""), ("--no-check", "; no run was submitted")):
+        ended = neuroshard("submit", "--endpoint", "http://127.0.0.1:9", "--patience", "0", how)
+        assert ended.returncode == 1
+        assert [said for said in ended.stderr.splitlines() if said.startswith("error: ")] == [line + more]
+        assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow

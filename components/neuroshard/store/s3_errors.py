@@ -75,9 +75,10 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
     status = error.response["ResponseMetadata"]["HTTPStatusCode"]
     bucket = "/".join(where.split("/")[:3])
     code = one_line(error.response["Error"].get("Code", "without a code"), 60)
+    answer = code if code == str(status) else f"{status} {code}"  # the answer to HEAD has no code but the status
     if error.operation_name.startswith("AssumeRole") and status < 500:
         return StoreError(
-            f"{where}: {NO_CREDENTIALS} ({error.operation_name} answered {status} {code}); check AWS_ROLE_ARN, "
+            f"{where}: {NO_CREDENTIALS} ({error.operation_name} answered {answer}); check AWS_ROLE_ARN, "
             "AWS_WEB_IDENTITY_TOKEN_FILE and what the role trusts"
         )
     if code == "NoSuchBucket":
@@ -87,13 +88,13 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
     if has_condition and (status == 412 or code == "NoSuchKey"):
         return Conflict(f"{where}: somebody else changed it in between")
     if meaning := meaning_of(status, code):
-        said = f"{where}: {meaning.what} ({status} {code}); {meaning.way_out}"
+        said = f"{where}: {meaning.what} ({answer}); {meaning.way_out}"
         return Unreachable(said) if meaning.passes else StoreError(said)
     if status == 404:
         return NotFound(f"{where}: does not exist")
     if status in (401, 403):
         return StoreError(
-            f"{where}: access denied ({status} {code}); check the credentials; they need s3:GetObject, s3:PutObject and "
+            f"{where}: access denied ({answer}); check the credentials; they need s3:GetObject, s3:PutObject and "
             "s3:ListBucket here, and s3:DeleteObject for gc"
         )
     if status == 501 and has_condition:
@@ -101,8 +102,8 @@ def _answered(error: ClientError, where: str, host: str, has_condition: bool) ->
             f"{bucket}: this store has no conditional writes (501); if nobody else deploys here, give --single-writer"
         )
     if status in PASSING_STATUSES:
-        return Unreachable(f"{where}: the store answered {status} {code}; try again")
-    return StoreError(f"{where}: the store answered {status} {code}; check AWS_REGION and AWS_ENDPOINT_URL")
+        return Unreachable(f"{where}: the store answered {answer}; try again")
+    return StoreError(f"{where}: the store answered {answer}; check AWS_REGION and AWS_ENDPOINT_URL")
 
 
 def _way_to_credentials() -> str:

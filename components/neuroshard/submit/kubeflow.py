@@ -17,7 +17,7 @@ from neuroshard.core.clean import CleanedStream
 from neuroshard.core.errors import PASSING_STATUSES, NeuroshardError
 from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
-from neuroshard.kube import said
+from neuroshard.kube import said, why_no_answer
 from neuroshard.submit.package import RunSettings, packaged
 from neuroshard.submit.steps import MOST_STEPS, TEMPLATES, Nodes, Task, failed_steps, running_pods, step_text
 from neuroshard.submit.workflow import Workflow, read_workflow
@@ -314,7 +314,10 @@ class Kubeflow:
             kind = NotAnswering if error.status in PASSING_STATUSES else NeuroshardError
             raise kind(f"{self.endpoint}: {message}") from None
         except (HTTPError, OSError) as error:
-            raise NotAnswering(f"{self.endpoint}: Kubeflow Pipelines does not answer: {one_line(error)}") from None
+            raise NotAnswering(
+                f"{self.endpoint}: Kubeflow Pipelines does not answer: {why_no_answer(error)}; check the address and the network "
+                "(--endpoint, or KFP_ENDPOINT)"
+            ) from None
         except (
             ValueError,
             TypeError,
