@@ -7,10 +7,12 @@ import pytest
 from helpers.refusals import refused
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.id_map import IdMap
+from neuroshard.core.moves import moves
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.deploy.gate import Gate, decide
@@ -21,6 +23,7 @@ from neuroshard.search.settings import SearchSettings
 
 BATCH = 4096
 MODEL = analytic_model("h100", BATCH)
+NONE = SearchSettings(rounds=3, try_row_wise=True)
 MAP = IdMap(kind="mch", bytes_per_row=24, bytes_per_lookup=20.0, bytes_per_rank=8224)
 
 
@@ -80,6 +83,38 @@ def test_others_are_placed_around_them(seed, devices, plain, mapped):
     # a bound is below every plan with these rules
     assert (found.lower_bound_ms or 0) <= published.cost_ms * (1 + 1e-9)
     assert [again.by_table()[t.name] for t in task.mapped] == [best.by_table()[t.name] for t in task.mapped]
+
+
+def over_hosts(memory: int = 2**34) -> ShardingTask:
+    """Small tables, and one that gives rows to ids, over two hosts with a slow network: copies of all small ones are best."""
+    small = [Table(name=f"t{n}", rows=100 * n, dim=64, pooling_factor=5.0) for n in range(1, 5)]
+    mapped = Table(name="m", rows=10**6, dim=64, pooling_factor=3.0, module="mapped", id_map=MAP)
+    return ShardingTask(
+        tables=(*small, mapped),
+        device_memory_bytes=(memory,) * 8,
+        batch_size=BATCH,
+        pipeline="sparse-dist",
+        topology=Topology(domain=4, local_world_size=4, network_bytes_per_s=10e9, network_latency_ms=0.03),
+    )
+
+
+def test_every_table_beside_them_may_be_copied():
+    task, names = over_hosts(), {"t1", "t2", "t3", "t4"}
+    auto = SearchSettings(rounds=3, try_row_wise=True, try_data_parallel=True)
+    without, plan, named = search(task, MODEL, NONE), search(task, MODEL, auto), search(task.with_copies(names), MODEL)
+    check(plan)
+    assert plan.task.constraints.data_parallel == names
+    assert plan.cost_ms == named.cost_ms < without.cost_ms * 0.9
+    assert plan.task.dense_optimizer == named.task.dense_optimizer == "adam"
+    for one in (plan, named):
+        assert any(note.startswith("4 tables data-parallel") for note in one.provenance.notes)
+    assert not moves(plan, search(task, MODEL, auto, previous=plan))
+
+
+def test_blocks_and_copies_that_do_not_fit_together_are_reported():
+    task = over_hosts(memory=35 * 2**20)
+    with refused(Infeasible, "1 table that give rows to ids", "4 data-parallel tables", "device 0"):
+        search(task.with_copies({"t1", "t2", "t3", "t4"}), MODEL)
 
 
 def test_ids_that_cannot_keep_their_rows_are_said():

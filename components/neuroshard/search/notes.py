@@ -40,6 +40,12 @@ def of_plan(plan: Plan, problem: Problem, cost_model: CostModel) -> list[str]:
     return [*said, *precision_saves(plan, cost_model), *network_doubt(plan, cost_model)]
 
 
+def of_plan_without_choice(plan: Plan, model: CostModel) -> list[str]:
+    """The same of a plan whose every table is held in the only way that it can be."""
+    said = [*beyond_measured(plan, model), *row_givers(plan)]
+    return [*said, *precision_saves(plan, model), *network_doubt(plan, model)]
+
+
 def row_givers(plan: Plan) -> list[str]:
     """A line about tables that give rows to ids as they train, where a plan has any."""
     task = plan.task

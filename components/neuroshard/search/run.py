@@ -51,8 +51,7 @@ from neuroshard.search.groups import (
     tasks_of,
 )
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
-from neuroshard.search.mapped import blocks_only, check_mapped
-from neuroshard.search.problem.changes import compare
+from neuroshard.search.mapped import blocks_only, check_mapped, or_every_copied
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
@@ -190,17 +189,21 @@ def _searched(
     given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
     check_mapped(task, cost_model, trains_on(cost_model))
     if task.mapped and not task.placed:
-        plan = blocks_only(given)
-        changed = () if previous is None else compare(task, previous.plan)
-        return say.with_notes(plan, *changed, *say.row_givers(plan))
-    if needs_tiers(permitted):
+        return blocks_only(given)
+    return or_every_copied(given, lambda: _placed(given))
+
+
+def _placed(given: Given) -> Plan:
+    """The plan of a task with tables to place."""
+    task, watch = given.task, given.watch
+    if needs_tiers(given.permitted):
         return beyond_hbm(given)
     tight, in_hbm = is_tight(given), None
     try:
         with watch.sharing(0.5 if tight else 1.0):
             in_hbm = _in_hbm(given)
     except Infeasible:  # HBM has enough bytes, but no plan fits into it
-        if task.host_memory_bytes is None or settings.algorithm != LOCAL_SEARCH:
+        if task.host_memory_bytes is None or given.settings.algorithm != LOCAL_SEARCH:
             raise
     if in_hbm is None:
         return beyond_hbm(given)
