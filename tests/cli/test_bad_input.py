@@ -266,6 +266,14 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing_half_written(made, tmp_
     assert [path.name for path in tmp_path.rglob(".*") if path.is_file() and path.name != ".lock"] == []
 
 
+def test_a_stdout_without_room_is_named_and_what_was_written_stays(tmp_path):
+    command = f"{sys.executable} -m neuroshard tables --preset mlperf-dlrm-dcnv2 -o tables.json > /dev/full"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
+
+    assert_one_line(done, 1, "stdout: cannot write the result: No space left on device")
+    assert (tmp_path / "tables.json").exists()
+
+
 @pytest.mark.parametrize(
     ("missing", "words"), [("typer", ["typer", "-e", "[cli]"]), ("numpy", ["numpy", "-e", "[all]", "torchrec"])]
 )

@@ -147,12 +147,26 @@ def _with_quiet(run: Callable[..., None]) -> Callable[..., None]:
 
 def say(line: str, err: bool = False) -> None:
     """Print a line, cleaned. Everything that a subcommand prints goes through this or `say_text`."""
-    typer.echo(clean(line), err=err)
+    _print(clean(line), err=err)
 
 
 def say_text(text: str) -> None:
     """Print many lines, or JSON, each line cleaned."""
-    typer.echo(clean_lines(text))
+    _print(clean_lines(text))
+
+
+def _print(text: str, err: bool = False) -> None:
+    """Raises NeuroshardError where stdout cannot be written."""
+    try:
+        typer.echo(text, err=err)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if err:
+            raise
+        raise NeuroshardError(
+            f"stdout: cannot write the result: {error.strerror or error}; send it elsewhere"
+        ) from None
 
 
 def say_json(data: Any) -> None:
