@@ -107,7 +107,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
         ("tables --from-stats log --check --costs-out x", 2, ["--costs-out is for -o tables.json"]),
         ("tables --from a.pt --check --traces x", 2, ["--traces is for -o tables.json"]),
         ("augment tables.json --devices 0 --memory 1GiB -o x", 2, ["--devices"]),
-        ("augment tables.json --devices 2 --memory 1Gib8 -o x", 2, ["1Gib8"]),
+        ("augment tables.json --devices 2 --memory 1Gib8 -o x", 2, ["--memory: '1Gib8'"]),
         ("augment tables.json --devices 2 --memory 1KiB -o x", 1, ["KiB"]),
         ("measure cases --backend abacus -o x", 2, ["abacus", "synthetic"]),
         ("measure nowhere --backend synthetic -o x", 1, ["nowhere", "cases.json"]),

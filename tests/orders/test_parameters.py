@@ -86,6 +86,12 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert "memory_margin: must be a share of at least 0 and below 1 (0.1 is 10 %), not 1.5" in str(caught.value)
 
 
+def test_the_model_and_the_key_of_a_bad_value_are_named() -> None:
+    for key in ("memory", "host_memory", "move_budget"):
+        [line] = faults({"models": model(**{key: "80G"})})
+        assert all(names(line.replace("--", ""), fact) for fact in ("model 'ads'", key, "'80G'", "80GB")), line
+
+
 @pytest.mark.parametrize("kept", [{"move_budget": "0"}, {"keep_optimizer_state": True}])
 def test_what_starts_from_the_live_plan_needs_local_search(kept: dict[str, Any]) -> None:
     """Else all nights but the first would end without a plan, after all was measured."""

@@ -140,7 +140,7 @@ def evaluate(
         most_processes=processes,
         optimizer=optimizer,
         threads=threads,
-        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit"),
         traces=traces,
         seed=seed,
     )

@@ -189,7 +189,7 @@ def tables(
         note(imported.notes)
         with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
             if found.printed is not None and plan_out is not None:
-                memory_bytes = None if memory is None else parse_bytes(memory)
+                memory_bytes = None if memory is None else parse_bytes(memory, "--memory")
                 plan = stats_plan(found.printed, imported.tables, found.where, memory_bytes)
                 note(f"{plan_out}: {line}" for line in plan.provenance.notes)
                 write_plan(plan_out, plan)

@@ -20,15 +20,21 @@ _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _BY_LOWER = {unit.lower(): factor for unit, factor in _FACTORS.items()}
 
 
-def parse_bytes(text: str, least: int = 1) -> int:
-    """`"32GiB"`, `"1.5 TB"` or `"34359738368"` as bytes. Raises UsageError, also for fewer than `least`."""
+def parse_bytes(text: str, option: str = "", *, least: int = 1) -> int:
+    """`"32GiB"`, `"1.5 TB"` or `"34359738368"` as bytes. Raises UsageError, which begins with `option`, also for fewer than
+    `least`."""
+    begins = f"{option}: " if option else ""
     match = _BYTES.fullmatch(text)
     factor = _BY_LOWER.get(match.group(2).lower()) if match else None
     if match is None or factor is None:
-        raise UsageError(f"{shown(text)} is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB")
+        raise UsageError(
+            f"{begins}{shown(text)} is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB"
+        )
     value = float(match.group(1)) * factor
     if not math.isfinite(value) or value < least or value > 2**63:
-        raise UsageError(f"{shown(text)} is not a usable amount of memory; write at least one byte, as in 32GiB")
+        raise UsageError(
+            f"{begins}{shown(text)} is not a usable amount of memory; write at least one byte, as in 32GiB"
+        )
     return int(value)
 
 
@@ -46,7 +52,7 @@ def parse_percent(text: str) -> float | None:
 
 def parse_memory(text: str, devices: int) -> tuple[int, ...]:
     """`--memory`: one amount for all devices, or one per device separated by commas. Returns `devices` numbers of bytes."""
-    amounts = tuple(parse_bytes(part) for part in text.split(","))
+    amounts = tuple(parse_bytes(part, "--memory") for part in text.split(","))
     if len(amounts) == 1:
         return amounts * devices
     if len(amounts) != devices:

@@ -101,13 +101,24 @@ def decode_json(data: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{where}: not UTF-8 text (byte {error.start}); is it a JSON file?") from None
     except json.JSONDecodeError as error:
-        ended = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
-        end = "; the file is cut off" if ended else ""
+        end = _way_out(error)
         raise InvalidInput(f"{where}: not JSON: {error.msg} at line {error.lineno} column {error.colno}{end}") from None
     except RecursionError:
         raise InvalidInput(f"{where}: not usable JSON: nested too deep") from None
     except ValueError as error:  # a key twice, or a whole number that nothing is as large as
         raise InvalidInput(f"{where}: not usable JSON: {error}") from None
+
+
+def _way_out(error: json.JSONDecodeError) -> str:
+    """What is wrong with text that is not JSON, where that is plain; empty where it is not."""
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :].lstrip()
+    if not error.doc.strip():
+        return "; it is empty"
+    if not after or error.msg.startswith("Unterminated string"):
+        return "; the file is cut off"
+    if after.startswith(("//", "/*", "#")):
+        return "; JSON has no comments: take them out"
+    return "; take out the comma after the last value" if before.endswith(",") and after[0] in "]}" else ""
 
 
 def _whole(text: str) -> int:

@@ -246,7 +246,10 @@ def read_specs(models: str) -> tuple[ModelSpec, ...]:
     specs = tuple(ModelSpec.parse(spec, f"models[{index}]") for index, spec in enumerate(listed))
     names = [spec.name for spec in specs]
     for spec in specs:
-        _ = spec.order
+        try:
+            _ = spec.order
+        except UsageError as error:
+            raise UsageError(f"model {spec.name!r}: {error}") from None
         _ = spec.sizes(1, "")  # of any batch size and store
         if names.count(spec.name) > 1:
             raise UsageError(f"model {spec.name!r} is asked for {names.count(spec.name)} times; give each model once")

@@ -268,7 +268,7 @@ class SearchOptions(_Needed, total=False):
         Amount | None,
         "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
         _setting(
-            _then(_amounts("'50GiB'"), partial(parse_bytes, least=0)),
+            _amount("'50GiB'", partial(parse_bytes, least=0)),
             "SIZE",
             field="move_budget_bytes",
             models_yaml=str | None,
