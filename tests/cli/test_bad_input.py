@@ -152,6 +152,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
             ["reserve", "'100%'", "15%"],
         ),
         ("show nowhere.json", 1, ["nowhere.json"]),
+        ("show s3://bucket/plan.json", 1, ["s3:/bucket/plan.json: no such file", "copy it to this machine"]),
         ("deploy plan.json --store store --name ../evil", 2, ["../evil"]),
         ("deploy plan.json --store http://x --name m", 2, ["http"]),
         ("releases --store nowhere --name m", 1, ["nowhere"]),

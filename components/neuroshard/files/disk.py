@@ -83,7 +83,9 @@ def read_bytes(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The whole file. Raises InvalidInput where it is missing, a folder, or larger than `max_bytes`."""
     with disk_errors(path, "read it"):
         if not path.exists():
-            raise InvalidInput(f"{path}: no such file")
+            is_url = path.parts[:1] in (("s3:",), ("file:",))  # a Path has one slash of the two
+            way_out = "; a file is read here, not a URL: copy it to this machine" if is_url else ""
+            raise InvalidInput(f"{path}: no such file{way_out}")
         if path.is_dir():
             raise InvalidInput(f"{path}: cannot read it: Is a directory")
         if path.stat().st_size > max_bytes:
