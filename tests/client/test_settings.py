@@ -5,6 +5,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from neuroshard.client.torchrec_settings import (
     FUSED,
     HELD,
     NO_EFFECT,
+    READ_BY,
     SETTINGS,
     SHARDER,
     STATE_OF_A_ROW,
@@ -57,6 +59,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
+from neuroshard.files.importers.torchrec_optimizers import NAMES
 
 USER, ITEM, COUNTRY = TABLES
 WHOLE = cut_plan(TABLES, 2, {"user": [(16, 0)], "item": [(8, 0)], "country": [(4, 1)]}, batch_size=64)
@@ -169,6 +172,18 @@ def of_what_has_no_hash() -> None:
     for name in ("optimizer_state_dtypes", "preallocated_host_buffers"):
         with refused(InvalidInput, "user", "sparse", name, "dict"):
             of({name: {}})
+
+
+def of_ignored() -> None:
+    rowwise = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
+    has(of({"momentum": 0.9}), "'user'", "2 more", "momentum", "no effect", "sgd", "lars_sgd")
+    has(of({"weight_decay": 0.1}), "'user'", "weight_decay", "sgd")
+    has(of(rowwise | {"weight_decay": 0.1}), "weight_decay", "weight_decay_mode")
+    assert of(rowwise | {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.L2}) == []
+    assert of(rowwise | {"max_norm": 0.1}) == of({"optimizer": EmbOptimType.ADAM, "weight_decay": 0.1}) == []
+    has(of({"max_norm": 0.1}), "max_norm", "rowwise_adagrad")
+    has(of({"max_gradient": 0.1}), "max_gradient", "gradient_clipping")
+    has(of({"max_gradient": 0.1, "gradient_clipping": True}), "gradient_clipping makes")
 
 
 def of_any_other() -> None:
@@ -337,6 +352,7 @@ ANSWERS: dict[tuple[str, str], Callable[[], None]] = {
     (FUSED, "cache_sets"): of_other_caches,
     (FUSED, "embedding_specs"): of_what_torchrec_gives,
     (FUSED, "optimizer_state_dtypes"): of_what_has_no_hash,
+    (FUSED, "weight_decay"): of_ignored,
     (FUSED, "any other"): of_any_other,
     (SHARDER, "qcomm_codecs_registry"): of_codecs,
     (SHARDER, "use_index_dedup"): of_dedup,
@@ -377,6 +393,14 @@ def test_the_rows_of_the_page_are_those_of_the_settings() -> None:
     ]
     assert [row for row in shown if row not in known] == []
     assert len(shown) > 5
+
+
+@pytest.mark.parametrize("optimizer", [*NAMES.values()])
+def test_fbgemm_ignores_what_is_said_to_have_no_effect(optimizer: str) -> None:
+    """By what the operator's lookup hands on to the kernel of each optimizer."""
+    lookup = import_module(f"fbgemm_gpu.split_embedding_codegen_lookup_invokers.lookup_{optimizer}")
+    read = set(re.findall(r"optimizer_args\.(\w+)", inspect.getsource(lookup)))
+    assert {key for key, optimizers in READ_BY.items() if optimizer in optimizers} == read & READ_BY.keys()
 
 
 def test_every_setting_of_this_fbgemm_s_operator_is_in_a_row() -> None:

@@ -716,6 +716,36 @@ def test_a_frozen_table_is_warned_of():
         to_torchrec(make_plan(), nn.ModuleDict({"m": bags}))
 
 
+def _frozen_rows(bags: EmbeddingBagCollection) -> None:
+    weight_of(bags, "item").register_hook(torch.zeros_like)
+
+
+def _normed(bags: EmbeddingBagCollection) -> None:
+    bags.embedding_bags["item"].register_forward_pre_hook(lambda module, inputs: None)
+
+
+def _logged(bags: EmbeddingBagCollection) -> None:
+    bags.register_forward_hook(lambda module, inputs, output: None)
+
+
+@pytest.mark.parametrize("hang", [_frozen_rows, _normed, _logged])
+def test_hooks_that_torchrec_drops_are_warned_of(hang):
+    bags = collection(*TABLES)
+    hang(bags)
+    with warned(ShardingWarning, "module 'm'", "hooks", "after DistributedModelParallel"):
+        to_torchrec(make_plan(), nn.ModuleDict({"m": bags}))
+
+
+def test_a_compiled_collection_is_refused_and_one_in_a_compiled_module_is_not():
+    """The call that torch.compile has made is that of the unsharded collection, wherever TorchRec puts a sharded one."""
+    model = nn.ModuleDict({"m": torch.compile(collection(*TABLES), backend="eager")})
+    for use in (lambda: to_torchrec(make_plan(), model), lambda: ns.tables(model, quiet=True)):
+        with refused(InvalidInput, "'m'", "EmbeddingBagCollection", "torch.compile", "after DistributedModelParallel"):
+            use()
+    around = torch.compile(nn.ModuleDict({"m": collection(*TABLES)}), backend="eager")
+    assert list(to_torchrec(make_plan(), around).plan) == ["_orig_mod.m"]
+
+
 def test_a_collection_that_only_a_plain_list_holds_is_warned_of_and_noted_at_import():
     """TorchRec puts sharded modules in place of a module's attributes, and leaves a list as it is."""
     model, hidden = nn.ModuleDict({"m": collection(*TABLES)}), collection(ITEM)

@@ -26,6 +26,17 @@ from neuroshard.files.importers.torchrec_collections import Collection as Collec
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of, id_map, inner_of, is_weighted
 
 META = torch.device("meta")
+# of a module's calls, where torch keeps its hooks
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+OF_GRADIENTS = ("_backward_hooks", "_post_accumulate_grad_hooks")  # of a parameter, where torch keeps its own
 
 
 class TablePlace(NamedTuple):
@@ -306,11 +317,13 @@ def _other_blocks(
 
 def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -> None:
     """Warn of tables that TorchRec trains otherwise than the model says, or fails on, by any plan: those that torch does not see,
-    frozen ones, means of weighted rows, and those on the meta device whose collection says another."""
+    frozen ones, means of weighted rows, those with hooks, and those on the meta device whose collection says another."""
     _warn_of(unseen_collections(module), UNSEEN)
-    frozen, means, no_weights = [], [], []
+    frozen, means, no_weights, hooked = [], [], [], []
     for path, collection in collections.items():
         weighted = is_weighted(collection)
+        if any(map(_has_hooks, {module.get_submodule(path), *collection.modules()})):
+            hooked.append(f"module {path!r}")
         for config in configs_of(collection):
             where = f"table {config.name!r} of module {path!r}"
             weight = weight_of(collection, config.name)
@@ -324,10 +337,22 @@ def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -
     )
     _warn_of(means, WEIGHTED_MEAN)
     _warn_of(
+        hooked,
+        "hooks on the module, or on a table in it, are dropped by TorchRec, which puts a sharded module in its place, and never "
+        "run; register those of the module after DistributedModelParallel (gradients of sharded tables reach none)",
+    )
+    _warn_of(
         no_weights,
         "on the meta device, though its collection says another: TorchRec copies its weights, and fails on the ranks that hold "
         "it; give the collection device=torch.device('meta')",
     )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether anyone has hung hooks on a module, on its calls or on the gradients of its own parameters."""
+    own = module._parameters.values()
+    on_weights = (getattr(each, name, None) for each in own for name in OF_GRADIENTS)
+    return any((*on_weights, *(getattr(module, name) for name in HOOKS)))
 
 
 def _warn_of(tables: Sequence[str], what: str) -> None:

@@ -38,7 +38,7 @@ from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec_between import Held, NewTable, held, local_tensors, shortage
 from neuroshard.client.torchrec_copies import CopiesOptimizer, Parameters
 from neuroshard.client.torchrec_in_memory import InMemory
-from neuroshard.client.torchrec_module import collections_of, match_tables
+from neuroshard.client.torchrec_module import HOOKS, collections_of, match_tables
 from neuroshard.client.torchrec_optimizer import fault_of, is_key_of_table, load_resharded
 from neuroshard.client.torchrec_order import SHARDED_MAPPED, inner_of, keep_output_order, output_order
 from neuroshard.client.torchrec_pipelines import check_pipeline
@@ -51,15 +51,6 @@ from neuroshard.core.value import canonical_json
 
 __all__ = ["reshard"]
 
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 # By the group of a model. One that a call has failed in is of no use. It is not destroyed: torch would give its name to the next,
 # which would then find the addresses of this one in the key-value store.
 _groups: "WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup]" = WeakKeyDictionary()

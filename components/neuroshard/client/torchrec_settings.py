@@ -14,6 +14,14 @@ STATE_OF_A_ROW = {
 }
 
 
+# Settings that FBGEMM's operator reads with these optimizers only (split_embedding_codegen_lookup_invokers), and others ignore
+READ_BY = {
+    "weight_decay": ("rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "partial_rowwise_lamb", "lars_sgd"),
+    "momentum": ("lars_sgd",),
+    "max_norm": ("rowwise_adagrad",),
+}
+
+
 class Setting(NamedTuple):
     """Settings with one answer, in one place of a trainer."""
 
@@ -44,14 +52,10 @@ SETTINGS = (
         (
             "learning_rate",
             "eps",
-            "momentum",
-            "weight_decay",
             "weight_decay_mode",
             "eta",
             "beta1",
             "beta2",
-            "max_gradient",
-            "max_norm",
             "ar_alpha",
             "ema_beta",
             "min_shrinkage",
@@ -60,6 +64,13 @@ SETTINGS = (
         ),
         "what is learned",
         NO_EFFECT,
+    ),
+    Setting(
+        FUSED,
+        ("weight_decay", "momentum", "max_norm", "max_gradient"),
+        "what is learned, if FBGEMM reads it: no decay with SGD, Adagrad, and row-wise Adagrad without a `weight_decay_mode`; "
+        "momentum with LARS alone, `max_norm` with row-wise Adagrad; `max_gradient` with `gradient_clipping`",
+        "warned of where FBGEMM ignores it",
     ),
     Setting(
         FUSED,

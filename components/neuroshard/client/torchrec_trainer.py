@@ -12,7 +12,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+    WeightDecayMode,
+)
 from torch import nn
 from torchrec.distributed import memory_stashing
 from torchrec.distributed.embedding import get_ec_index_dedup
@@ -20,7 +23,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
 
 from neuroshard.client.torchrec_module import Collection, TablePlace
-from neuroshard.client.torchrec_settings import FUSED, SETTINGS, STATE_OF_A_ROW
+from neuroshard.client.torchrec_settings import FUSED, READ_BY, SETTINGS, STATE_OF_A_ROW
 from neuroshard.client.torchrec_tiers import cached
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -257,14 +260,31 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
 def warn_of_settings(settings: Settings, priced: Priced) -> None:
     """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec_codecs.py."""
     by_key: dict[str, list[str]] = {}
+    ignored: dict[tuple[str, str], list[str]] = {}  # by setting, and by why
     for name in priced.fused:
         for key, value in settings[name].items():
             if value or key not in _ANSWERED:
                 by_key.setdefault(key, []).append(name)
+            if value and (why := _ignored(key, settings[name])):
+                ignored.setdefault((key, why), []).append(name)
+    for (key, why), names in ignored.items():
+        warn(f"{_first(names, priced)}: {key} has no effect, since FBGEMM's operator {why}")
     for key, names in by_key.items():
         if what := _consequence(key, names, settings, priced):
-            place, more = priced.places[names[0]], f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            warn(f"table {place.config.name!r} of module {place.path!r}{more}: {key} {what}")
+            warn(f"{_first(names, priced)}: {key} {what}")
+
+
+def _ignored(key: str, settings: Mapping[str, Any]) -> str:
+    """Why the operator does not read a setting of a table; empty if it does."""
+    optimizer = NAMES.get(_optimizer(settings))
+    if key in READ_BY and optimizer and optimizer not in READ_BY[key]:
+        return f"does not read it with {optimizer}; leave it out, or take {' or '.join(READ_BY[key])}"
+    no_mode = settings.get("weight_decay_mode") in (None, WeightDecayMode.NONE)
+    if key == "weight_decay" and optimizer == "rowwise_adagrad" and no_mode:
+        return "reads it with a weight_decay_mode only (L2, DECOUPLE); give it one too"
+    if key == "max_gradient" and not settings.get("gradient_clipping"):
+        return "reads it with gradient_clipping=True only; give it that too"
+    return ""
 
 
 def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Priced) -> str:

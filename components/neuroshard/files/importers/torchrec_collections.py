@@ -146,6 +146,11 @@ def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]
         (found.pooled if type(module.inner) is EmbeddingBagCollection else found.sequences)[path] = module.inner
     elif _is_torchrecs_own(module) and _holds_tables(module):
         _refuse(module, path)
+    elif _is_compiled(module) and type(module._orig_mod) in COVERED:
+        raise InvalidInput(
+            f"module {path!r} compiles its {type(module._orig_mod).__name__} (torch.compile) and goes on calling it: the sharded "
+            "one in its place would never run, nor train; compile after DistributedModelParallel, or compile the module around it"
+        )
     else:
         first: dict[int, str] = {}
         for name, child in module._modules.items():
@@ -167,6 +172,11 @@ def _is_torchrecs_own(module: nn.Module) -> bool:
         f"{kind.__module__}.".startswith("torchrec.") and not kind.__module__.startswith(CONTAINERS)
         for kind in type(module).__mro__
     )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether it is what torch.compile makes of a module; the class itself would take seconds to import."""
+    return type(module).__name__ == "OptimizedModule" and hasattr(module, "_orig_mod")
 
 
 def _holds_tables(module: nn.Module) -> bool:
