@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.optim.keyed import KeyedOptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
@@ -293,6 +293,39 @@ def test_modules_may_be_given_themselves_and_what_is_not_loaded_is_said(tmp_path
     ]
 
 
+class Named:
+    """A trainer's state as one object, its optimizers by name."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        named = CombinedOptimizer([("sparse", self.trainer.model.fused_optimizer)])
+        return {"model": self.trainer.model.state_dict(), "optimizer": named.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass  # its tensors are the trainer's own
+
+
+def by_name(rank: int, folder: Path) -> list[tuple[tuple[str, ...], dict[str, np.ndarray]]]:
+    """What was estimated, and the moments, of a checkpoint by the optimizer's own keys and of one by an optimizer's name."""
+    trainer, found = Trainer(CUT, "rowwise_adagrad"), []
+    trainer.train(0, STEPS)
+    save(trainer.state(), checkpoint_id=folder / "own")
+    save({"model": Named(trainer)}, checkpoint_id=folder / "named")
+    for kind in ("own", "named"):
+        new = Trainer(WIDER, "rowwise_adagrad")
+        state = new.state() if kind == "own" else {"model": Named(new)}
+        found.append((load_resharded(state, folder / kind, old_plan=CUT, new_plan=WIDER), new.moments()))
+    return found
+
+
+def test_optimizers_may_have_names_and_the_state_may_be_one_object(tmp_path):
+    for (estimated, moments), (estimated_by_name, by_names) in on_ranks(2, tmp_path, by_name, tmp_path / "saved"):
+        assert estimated == estimated_by_name != ()
+        assert all(np.array_equal(moments[name], by_names[name]) for name in moments)
+
+
 def by_torch_alone(rank: int, old: Plan, new: Plan, folder: Path) -> str | bool:
     """What torch.distributed.checkpoint says of it; or whether it took other columns' moments."""
     trainer, other = Trainer(old, "rowwise_adagrad"), Trainer(new, "rowwise_adagrad")
@@ -348,6 +381,7 @@ def refusals(rank: int, folder: Path) -> dict[str, str]:
         "other optimizer": (state, folder / "sgd", {}),
         "adagrad": (Trainer(WIDER, "adagrad").state(), folder, {}),
         "no weights": ({}, folder, {}),
+        "two models": ({"model": weights, "teacher": Trainer(CUT, "sgd").model.state_dict()}, folder, {}),
         "fewer tables": (fewer, folder, {}),
         "groups": (grouped.state(), folder, {}),
     }
@@ -391,6 +425,7 @@ def test_bad_input_is_one_line_the_same_on_every_rank(tmp_path):
         "fewer tables": "checkpoint FOLDER has table 'page', which the model lacks",
         "groups": "the state has 'optimizer.param_groups.0.params', a group of the fused optimizer with 'first.embedding_bags."
         "user.weight', and groups are those of one rank under one plan: call model.fused_optimizer.save_param_groups(False)",
+        "two models": "the state has table 'user' twice, as 'model.first.embedding_bags.user.weight' and 'teacher.first.embedd",
         "broken": "checkpoint FOLDER cannot be loaded: rank 0: ",
     }.items():
         assert words in one.pop(name), name

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from helpers.gloo import on_ranks
@@ -121,7 +120,7 @@ def test_a_checkpoint_has_the_tables_own_names(tmp_path: Path) -> None:
 def parts_as_they_are(rank: int, folder: Path) -> Any:
     trainer = Trainer(Case(), COPIED)
     bare = {"model": trainer.model.state_dict(), "optimizer": trainer.model.fused_optimizer.state_dict()}
-    dist.barrier()
+    save(bare, checkpoint_id=folder)
     with pytest.raises(InvalidInput) as caught:
         load_resharded(bare, folder)
     before = trainer.weights()

@@ -26,7 +26,7 @@ import pickle  # nosec B403
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -106,18 +106,6 @@ def load_resharded(
         )
     # a module's tensors are its own, and TorchRec's load_state_dict fails where a rank has two shards of a table
     read = {key: value.state_dict() if isinstance(value, nn.Module) else value for key, value in state.items()}
-    if parts := [name for name in read.get("model", {}) if PARTS.search(name)]:
-        raise InvalidInput(
-            f"the state has {parts[0]!r}, a part of a table that is held by access: such parts go to no other plan; give "
-            "model_state(model), and load_model_state(model, state) afterwards (client/rows_state.py)"
-        )
-    for name, value in read.get("model", {}).items():
-        if is_key_of_table(name) and isinstance(value, DTensor):
-            raise InvalidInput(
-                f"the state has table {_table_of(name)!r} in a DTensor, as DMPCollection and output_dtensor give it, and only "
-                "ShardedTensors go to another plan; read it by torch.distributed.checkpoint.load, which under another plan is "
-                "right for the model's state alone"
-            )
     try:
         if storage_reader is None:
             _check_there(checkpoint, group)
@@ -241,8 +229,10 @@ class _Resharding(DefaultLoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads, and with it, for the plan of all ranks, which shards it has."""
         saved = self._saved()
+        for key, path in self.mappings.items():
+            _check_goes_on(str(path[-1]), self.state_dict[key])
         orders = self.orders.of_state(self.state_dict, self.mappings)
-        tables = {str(path[-1]): key for key, path in self.mappings.items() if _is_table(key, self.state_dict[key])}
+        tables = self._tables(saved)
         weights = {name: key for name, key in tables.items() if isinstance(self.state_dict[key], ShardedTensor)}
         copies = set(tables.values()) - set(weights.values())
         self._check_groups(weights)
@@ -268,6 +258,26 @@ class _Resharding(DefaultLoadPlanner):
             for key in weights.values()
         }
         return LoadPlan(items, planner_data=_RankState(tuple(self.state_dict), shards, copies))
+
+    def _tables(self, saved: "_Saved") -> dict[str, str]:
+        """The keys of the state's tables, by the last part of their path. Raises InvalidInput where two models have a table of
+        one path, and hold it differently: which one has which moments is not said anywhere."""
+
+        def held(key: str) -> object:
+            here = self.state_dict[key]
+            shards = _rectangles(here.metadata().shards_metadata) if isinstance(here, ShardedTensor) else []
+            return sorted(shards), sorted(saved.rectangles(key)) if saved.has(key) else []
+
+        found: dict[str, str] = {}
+        for key, path in self.mappings.items():
+            if _is_table(key, self.state_dict[key]):
+                other = found.setdefault(str(path[-1]), key)
+                if other != key and held(other) != held(key):
+                    raise InvalidInput(
+                        f"the state has table {_table_of(key)!r} twice, as {other!r} and {key!r}, in different shards, and their "
+                        "moments cannot be told apart; load each model, with its optimizer, by a call of its own"
+                    )
+        return found
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """On one rank, for all: a rank's state may lack the tables of others. Raises InvalidInput, which all ranks get."""
@@ -316,8 +326,8 @@ class _Resharding(DefaultLoadPlanner):
         which only one of the plans has a copy on every rank."""
         missing = defaultdict[str, list[str]](list)  # by table
         for key, path in self.mappings.items():
-            if len(path) > 1 and path[-2] in tables and not saved.has(key):
-                missing[str(path[-2])].append(key)
+            if len(path) > 1 and not saved.has(key) and (name := _weight_of(path[-2], tables)):
+                missing[name].append(key)
         for name, weight in tables.items():
             copied = saved.copied(name, weight, self.old)
             if copied is None or copied == (weight in copies):
@@ -343,8 +353,8 @@ class _Resharding(DefaultLoadPlanner):
     def _moments(self, weights: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         """The keys of a weight's optimizer state, each with the key of the weight."""
         for key, path in self.mappings.items():
-            if len(path) > 1 and path[-2] in weights and _has_size(self.state_dict[key]):
-                yield key, weights[str(path[-2])]
+            if len(path) > 1 and _has_size(self.state_dict[key]) and (name := _weight_of(path[-2], weights)):
+                yield key, weights[name]
 
     def _is_by_row(self, key: str, weight: str) -> bool:
         """Whether a moment is one number per row and shard. Raises InvalidInput for state in DTensors."""
@@ -437,13 +447,16 @@ class _Saved:
     def __init__(self, metadata: Metadata, whose: str) -> None:
         self.metadata, self.whose = metadata, whose
         self.paths: dict[str, tuple[Any, ...]] = dict(metadata.planner_data or {})
+        self.weights = {str(path[-1]) for key, path in self.paths.items() if is_key_of_table(key)}
         self.state_of = defaultdict[str, list[str]](list)  # keys of fused moments, by the last part of a weight's path
         for key, path in self.paths.items():
-            if len(path) > 1 and _is_fused_moment(str(path[-2]), str(path[-1])):
-                self.state_of[str(path[-2])].append(key)
-        self.has_moments = any(
-            str(path[-1]) in self.state_of for key, path in self.paths.items() if is_key_of_table(key)
-        )
+            if (
+                len(path) > 1
+                and _is_fused_moment(str(path[-2]), str(path[-1]))
+                and (name := _weight_of(path[-2], self.weights))
+            ):
+                self.state_of[name].append(key)
+        self.has_moments = bool(self.state_of)
 
     def has(self, key: str) -> bool:
         return key in self.metadata.state_dict_metadata
@@ -479,6 +492,21 @@ class _Saved:
         return found
 
 
+def _check_goes_on(name: str, value: object) -> None:
+    """Raise InvalidInput for a value of the state that goes to no other plan."""
+    if PARTS.search(name):
+        raise InvalidInput(
+            f"the state has {name!r}, a part of a table that is held by access: such parts go to no other plan; give "
+            "model_state(model), and load_model_state(model, state) afterwards (client/rows_state.py)"
+        )
+    if is_key_of_table(name) and isinstance(value, DTensor):
+        raise InvalidInput(
+            f"the state has table {_table_of(name)!r} in a DTensor, as DMPCollection and output_dtensor give it, and only "
+            "ShardedTensors go to another plan; read it by torch.distributed.checkpoint.load, which under another plan is "
+            "right for the model's state alone"
+        )
+
+
 def _by_offset(rectangles: Iterable[_Rectangle], table_rows: int) -> dict[int, _Rectangle]:
     """Where TorchRec puts the moments of the rows of each shard: shards from the left, then from the first row down."""
     held = [rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns]
@@ -501,7 +529,8 @@ def _check_nothing_left(
             )
         if len(path) < 2 or not _is_fused_moment(str(path[-2]), str(path[-1])):
             continue
-        weight = next((w for w in weights if w.endswith(str(path[-2]))), None)
+        name = _weight_of(path[-2], saved.weights)
+        weight = next((w for w in weights if name and w.endswith(name)), None)
         if weight is not None and not (old and old.copies(weight)):
             raise InvalidInput(
                 f"{saved.whose} has optimizer state {path[-1]!r}, which the state lacks: it is of another optimizer, or "
@@ -617,6 +646,16 @@ def _is_table(key: str, value: object) -> bool:
 def is_key_of_table(key: str) -> bool:
     """Whether a key is that of the weights of a table of a collection, `….embedding_bags.NAME.weight`."""
     return key.endswith(".weight") and key.split(".")[-3:-2] in (["embedding_bags"], ["embeddings"])
+
+
+def _weight_of(key: object, weights: Container[str]) -> str | None:
+    """Which of these weights a key of an optimizer's state is of: a CombinedOptimizer puts the names of its optimizers before."""
+    name = str(key)
+    while name not in weights:
+        _, dot, name = name.partition(".")
+        if not dot:
+            return None
+    return name
 
 
 def _is_fused_moment(weight: str, name: str) -> bool:
