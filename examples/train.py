@@ -65,7 +65,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks, watch
-from neuroshard.client.torchrec import qcomms, to_torchrec
+from neuroshard.client.torchrec import check_batches, qcomms, to_torchrec
 from neuroshard.client.torchrec_module import collections_of as collections_in
 from neuroshard.client.torchrec_module import match_tables
 from neuroshard.client.torchrec_optimizer import PLAN, load_resharded, saved_plan
@@ -360,7 +360,7 @@ def shard(model: nn.Module, plan: Plan, arguments: argparse.Namespace) -> Distri
         FeatureProcessedEmbeddingBagCollectionSharder(of_bags, qcomm_codecs_registry=codecs),
         EmbeddingCollectionSharder(fused_params=fused, qcomm_codecs_registry=codecs),
     ]
-    return DistributedModelParallel(
+    sharded = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
@@ -369,6 +369,7 @@ def shard(model: nn.Module, plan: Plan, arguments: argparse.Namespace) -> Distri
         ),
         sharders=sharders,
     )
+    return check_batches(sharded)
 
 
 def load_weights(model: DistributedModelParallel, unsharded: nn.Module) -> None:

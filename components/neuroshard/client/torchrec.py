@@ -32,6 +32,7 @@ from neuroshard import __version__
 from neuroshard.client.load import check_world_size, load_plan
 from neuroshard.client.ranks import load_plan_on_all_ranks
 from neuroshard.client.rows_plan import check_by_access
+from neuroshard.client.torchrec_batches import check_batches
 from neuroshard.client.torchrec_codecs import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec_fused import (
     check_memory,
@@ -95,6 +96,7 @@ from neuroshard.files.importers.torchrec_tables import tables_of
 __all__ = [
     "NeuroShardPlanner",
     "ShardingWarning",
+    "check_batches",
     "check_same_digest",
     "dmp_collection",
     "from_torchrec",

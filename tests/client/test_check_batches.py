@@ -1,0 +1,178 @@
+"""Batches that TorchRec reads otherwise than unsharded collections, on gloo: in silence, and then refused."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+from helpers.gloo import on_ranks
+from helpers.torchrec_models import module_of
+from helpers.trainers import Cuts, cut_plan
+from neuroshard.client.torchrec import check_batches, to_torchrec
+from neuroshard.client.torchrec_reshard import reshard
+from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.plan import Plan
+from neuroshard.core.table import Table
+
+pytestmark = pytest.mark.slow
+
+SAMPLES = 4
+CUT: Cuts = {"x": [(4, 0), (4, 1)], "y": []}  # column-wise, row-wise
+WHOLE: Cuts = {"x": [(8, 1)], "y": [(8, 1)]}
+
+
+def plan(*, weighted: bool = False, cuts: Cuts | None = None, pooling: str = "sum") -> Plan:
+    tables = [
+        Table.model_validate(
+            {
+                "name": name,
+                "module": "m",
+                "rows": 16,
+                "dim": 8,
+                "pooling_factor": 2.0,
+                "pooling": pooling,
+                "weighted": weighted,
+                "features": [{"name": name, "pooling_factor": 2.0}],
+            }
+        )
+        for name in ("x", "y")
+    ]
+    if cuts is None:
+        return cut_plan(tables, 2, {}, batch_size=2 * SAMPLES, copied=("x", "y"))
+    return cut_plan(tables, 2, cuts, batch_size=2 * SAMPLES)
+
+
+def batch(names: Sequence[str] = "xy", weights: Tensor | None = None) -> KeyedJaggedTensor:
+    """Two lookups a sample and feature; each feature's ids are its own."""
+    ids = [torch.arange(2 * SAMPLES) % (3 + "xyz".index(name)) for name in names]
+    lengths = torch.full((len(names) * SAMPLES,), 2)
+    return KeyedJaggedTensor(keys=list(names), values=torch.cat(ids), lengths=lengths, weights=weights)
+
+
+class Model(nn.Module):
+    def __init__(self, given: Plan) -> None:
+        super().__init__()
+        self.m = module_of(given.task.tables)["m"]
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        if hasattr(self.m, "embedding_bags"):
+            pooled = self.m(features)
+            found = torch.cat([pooled["x"], pooled["y"]], dim=1)
+        else:
+            read = self.m(features=features)
+            found = torch.cat([read["x"].values(), read["y"].values()], dim=1)
+        return found.square().sum(), found.detach()
+
+
+def sharded(given: Plan) -> DistributedModelParallel:
+    warnings.simplefilter("ignore")
+    model = Model(given)
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=to_torchrec(given, model),
+    )
+
+
+def refused_of(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except InvalidInput as error:
+        return str(error)
+    return ""
+
+
+def in_silence(rank: int) -> list[bool]:
+    """Whether TorchRec reads each of these batches as another: features of other places, weights, none, and no gradient back."""
+    bags, weighted = sharded(plan(cuts=CUT)), sharded(plan(cuts=CUT, weighted=True))
+    weights = torch.full((4 * SAMPLES,), 3.0)
+    first, turned, weighed = bags(batch("xy"))[1], bags(batch("yx"))[1], bags(batch("xy", weights))[1]
+    ones, none = weighted(batch("xy", torch.ones(4 * SAMPLES)))[1], weighted(batch("xy"))[1]
+    weights.requires_grad_()
+    weighted(batch("xy", weights * 1))[0].backward()
+    return [
+        not torch.allclose(first, turned),
+        torch.allclose(3 * first, weighed),
+        torch.equal(ones, none),
+        weights.grad is None,
+    ]
+
+
+def test_torchrec_still_takes_batches_for_others_without_an_error(tmp_path):
+    """Where this fails, TorchRec was mended, and a check of client/torchrec_batches.py can go."""
+    assert on_ranks(2, tmp_path, in_silence) == [[True] * 4] * 2
+
+
+def said(rank: int, given: Plan, batches: Sequence[KeyedJaggedTensor]) -> list[str]:
+    """What is said of each batch, one after the other."""
+    model = check_batches(check_batches(sharded(given)))
+    return [refused_of(lambda one=one: model(one)) for one in batches]
+
+
+ONES = torch.ones(4 * SAMPLES)
+LEARNED = torch.ones(4 * SAMPLES, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "batches", "words"),
+    [
+        (plan(cuts=CUT), ["xy", "yx"], ["", "'m' gets a batch that has feature 'x' at place 1, and the first one had it at 0"]),
+        (plan(cuts=WHOLE), ["xy", "zxy"], ["", "'x' at place 1"]),
+        (plan(cuts=WHOLE), ["xy", "xyz"], ["", "has feature 'z', which the first one had not"]),
+        (plan(cuts=WHOLE, pooling="none"), ["xy", "yx"], ["", "'x' at place 1"]),
+        (plan(cuts=WHOLE, pooling="none"), ["xyz", "x"], ["", "lacks feature 'y'"]),
+        (plan(), ["xy", "yx"], ["", "'x' at place 1"]),
+        (plan(cuts=CUT), ["xyz", "xyz", "xy"], ["", "", ""]),
+    ],
+)  # fmt: skip
+def test_features_in_other_places_than_in_the_first_batch_are_refused(tmp_path, given, batches, words):
+    for found in on_ranks(2, tmp_path, said, given, [batch(names) for names in batches]):
+        assert [*map(bool, found)] == [*map(bool, words)]
+        assert all(expected in one for one, expected in zip(found, words, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "weights", "words"),
+    [
+        (plan(cuts=CUT), ONES, "'m' is not weighted (is_weighted) and gets a batch with weights"),
+        (plan(cuts=CUT, weighted=True), None, "'m' is weighted (is_weighted) and gets a batch without weights"),
+        (plan(cuts=CUT, weighted=True), LEARNED, "weights have a gradient"),
+        (plan(weighted=True), LEARNED, ""),  # copies of all tables: nothing is sent
+        (plan(cuts=CUT, weighted=True), ONES, ""),
+        (plan(cuts=WHOLE, pooling="none"), ONES, ""),
+    ],
+)
+def test_weights_that_a_collection_does_not_take_are_refused(tmp_path, given, weights, words):
+    for (found,) in on_ranks(2, tmp_path, said, given, [batch("xy", weights)]):
+        assert bool(found) == bool(words)
+        assert words in found
+
+
+def on_the_way(rank: int) -> list[str]:
+    """In a pipeline of TorchRec, and after another plan has come."""
+    model = check_batches(sharded(plan(cuts=WHOLE)))
+    pipeline = TrainPipelineSparseDist(model, torch.optim.SGD([torch.zeros(1)], lr=1.0), torch.device("cpu"))
+    ahead = iter([batch("xy"), batch("xy"), batch("yx")])
+    found = [refused_of(lambda: pipeline.progress(ahead)) for _ in range(3)]
+    model = check_batches(sharded(plan(cuts=WHOLE)))
+    model(batch("xy"))[0].backward()
+    reshard(model, plan(cuts=CUT), batch_size=2 * SAMPLES)
+    return [*found, refused_of(lambda: model(batch("yx")))]
+
+
+def test_pipelines_and_new_plans_keep_the_check(tmp_path):
+    for found in on_ranks(2, tmp_path, on_the_way):
+        assert [*map(bool, found)] == [False, False, True, True]
+
+
+def test_a_model_without_sharded_collections_is_no_model_to_check():
+    with pytest.raises(UsageError, match="the Model has no sharded collection"):
+        check_batches(Model(plan(cuts=WHOLE)))
