@@ -13,6 +13,7 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from helpers.gloo import on_ranks
+from helpers.row_trainers import Case, Trainer, dealt
 from helpers.torchrec_models import module_of
 from helpers.trainers import Cuts, cut_plan
 from neuroshard.client.torchrec import check_batches, to_torchrec
@@ -171,6 +172,27 @@ def on_the_way(rank: int) -> list[str]:
 def test_pipelines_and_new_plans_keep_the_check(tmp_path):
     for found in on_ranks(2, tmp_path, on_the_way):
         assert [*map(bool, found)] == [False, False, True, True]
+
+
+def by_access(rank: int) -> tuple[bool, str]:
+    """Whether a table held by access is read by name, and what is said of weights that it has no use for."""
+    case = Case()
+    trainer = Trainer(case, {"a": dealt(41, 2)})
+    check_batches(trainer.model)
+    features = case.batch(0, rank)
+    turned = features.permute([3, 2, 1, 0])
+    first, other = trainer.outputs(features), trainer.outputs(turned)
+    weighed = KeyedJaggedTensor(
+        features.keys(), features.values(), torch.ones(len(features.values())), lengths=features.lengths()
+    )
+    same = all(torch.equal(first[key], other[key]) for key in first)
+    return same, refused_of(lambda: trainer.outputs(weighed))
+
+
+def test_tables_held_by_access_are_read_by_name(tmp_path):
+    for same, found in on_ranks(2, tmp_path, by_access):
+        assert same
+        assert "'e' is not weighted" in found
 
 
 def test_a_model_without_sharded_collections_is_no_model_to_check():

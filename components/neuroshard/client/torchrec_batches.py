@@ -15,6 +15,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingType
 
+from neuroshard.client.rows_sharded import ShardedCollectionByAccess
 from neuroshard.client.torchrec_order import SHARDED, collections_in, inner_of
 from neuroshard.core.errors import InvalidInput, UsageError
 
@@ -30,7 +31,8 @@ def check_batches(model: M) -> M:
     collection that is not weighted, or none for one that is; weights with a gradient, unless every rank has a copy of all tables.
     Values are not looked at, so nothing waits for a device. Raises UsageError for a model without a sharded collection.
     """
-    sharded = [(path, each) for path, each in collections_in(model) if isinstance(each, SHARDED)]
+    kinds = (*SHARDED, ShardedCollectionByAccess)
+    sharded = [(path, each) for path, each in collections_in(model) if isinstance(each, kinds)]
     if not sharded:
         raise UsageError(
             f"the {type(model).__name__} has no sharded collection in it; call check_batches(model) on what "
@@ -50,8 +52,12 @@ class _Checked:
         self.first: list[str] | None = None  # features of the first batch
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        features, inner = [*given, *named.values()][0], inner_of(module)
-        self._check_places(list(features.keys()), inner)
+        features = [*given, *named.values()][0]
+        if isinstance(module, ShardedCollectionByAccess):  # it reads features by name
+            inner = module.inner
+        else:
+            inner = inner_of(module)
+            self._check_places(list(features.keys()), inner)
         makes_weights = isinstance(module, ShardedFeatureProcessedEmbeddingBagCollection)
         if not makes_weights and not isinstance(inner, ShardedEmbeddingCollection):  # sequences use none
             self._check_weights(features.weights_or_none(), inner)
