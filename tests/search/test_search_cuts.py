@@ -10,6 +10,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.moves import moved_bytes, moves
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
+from neuroshard.search.improve import fewer_cuts as fewer_cuts_module
 from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.problem import Problem
@@ -135,3 +136,18 @@ def test_with_a_time_budget_some_of_it_is_left_for_cuts(make_task, model, tickin
     budget = SearchSettings(time_budget_s=1.0)
     cheapest = search(task, model, SearchSettings(time_budget_s=1.0, simplicity=0))
     assert cuts(search(task, model, budget)) < cuts(cheapest)
+
+
+def test_so_many_joins_as_were_too_many_are_not_tried_again(make_task, model, monkeypatch):
+    task, most = drawn(make_task, 1, tables=24), list[int]()
+    joined = fewer_cuts_module._joined
+
+    def told(state, joins, count):
+        if len(joins) > 1:
+            most.append(count)
+        return joined(state, joins, count)
+
+    monkeypatch.setattr(fewer_cuts_module, "_joined", told)
+    search(task, model, SIMPLE)
+    assert most == sorted(most, reverse=True)
+    assert most[0] == len(task.tables) > most[-1]

@@ -48,20 +48,21 @@ def fewer_cuts(
         ends = [*joined, *State.each(problem, list(lower.widths))]
         return sorted((one for one in ends if one.cost <= most_ms), key=lambda one: (one.cuts, one.cost))
 
-    def joined(at: State, joins: Sequence[Join]) -> list[State]:
-        """Those of the plans with the most joins, a few at a time."""
-        found, plans = list[State](), _joined(at, joins)
+    def joined(at: State, joins: Sequence[Join], most: int) -> tuple[list[State], int]:
+        """Those of the plans with the most joins, at most so many, a few plans at a time; and how many to try from then on."""
+        found, tried, plans = list[State](), 0, _joined(at, joins, most)
         while some := list(islice(plans, Plans.at_once(problem))):
             ends = descended(some)
-            found = ends or found
+            found, tried = ends or found, tried + len(some)
             if not ends or ends[0].cuts > (np.count_nonzero(some[-1], axis=1) - 1).clip(0).sum() + len(problem.spread):
-                break
-        return found
+                return found, max(2 ** (tried - 1) // 2, 1)  # so many were too many, and will be
+        return found, most
 
-    found, at = list[State](), State(problem, state.widths)
+    found, at, most = list[State](), State(problem, state.widths), len(problem.whole)
     while not watch.expired and (joins := _joins(at, objective)):
-        others = [widths for join in joins[1 : tuning.joins_tried] for widths in _joined(at, [join])]
-        ends = joined(at, joins) or descended(others)
+        others = [widths for join in joins[1 : tuning.joins_tried] for widths in _joined(at, [join], 1)]
+        ends, most = joined(at, joins, most)
+        ends = ends or descended(others)
         if not ends:
             break
         at = ends[0]
@@ -102,8 +103,8 @@ def _joins(state: State, objective: Objective) -> list[Join]:
     return list(zip(group[order].tolist(), source[order].tolist(), to[order].tolist(), strict=True))
 
 
-def _joined(state: State, joins: Sequence[Join]) -> Iterator[Widths]:
-    """Plans with the first 1, 2, 4, 8 … joins, of each table one."""
+def _joined(state: State, joins: Sequence[Join], most: int) -> Iterator[Widths]:
+    """Plans with the first 1, 2, 4, 8 … joins, at most so many, of each table one."""
     problem, widths, free, groups = state.problem, state.widths.copy(), state.free.copy(), set[int]()
     for group, source, to in joins:
         units = problem.first[group] + widths[group]
@@ -118,3 +119,5 @@ def _joined(state: State, joins: Sequence[Join]) -> Iterator[Widths]:
         widths[group, source] = 0
         if len(groups) & (len(groups) - 1) == 0:
             yield widths.copy()
+        if len(groups) == most:
+            return
