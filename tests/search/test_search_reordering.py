@@ -1,6 +1,7 @@
 """Once a pooled table is cut, TorchRec puts all outputs of its collection into order: what a search does about that."""
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,11 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
-from neuroshard.search.algorithms import Asked, find
-from neuroshard.search.infeasible.feasibility import feasible
+from neuroshard.search import algorithms
+from neuroshard.search.algorithms import WITHOUT_CUTS, Asked, find
+from neuroshard.search.bound.lower_bound import least_with_cuts_ms
+from neuroshard.search.infeasible.feasibility import any_plan, feasible
+from neuroshard.search.problem.state import State
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
@@ -50,6 +54,11 @@ def test_a_plan_is_the_optimum_or_near_it_and_its_bound_is_not_above(data: st.Da
     assert plan.cost_ms == pytest.approx(best, rel=0.02)
     assert plan.lower_bound_ms is not None
     assert plan.lower_bound_ms <= best * (1 + 1e-6)
+    whole = task.model_copy(update={"constraints": Constraints(max_shards=1)})
+    if all(table.pooling != "none" for table in tables) and best < optimum_ms(whole, model) * (1 - 1e-9):
+        problem = feasible(task, model)
+        dear = State(*any_plan(problem))
+        assert least_with_cuts_ms(problem, dear) <= best * (1 + 1e-6)
 
 
 def even_tables(count: int) -> tuple[Table, ...]:
@@ -113,6 +122,23 @@ def test_where_no_pooled_table_may_be_cut_plans_without_cuts_are_not_searched_a_
     for model in (free, dear):
         find(feasible(task, model), Asked(SearchSettings(), Watch(), None, tries_row_wise=False))
     assert free.asked == dear.asked
+
+
+@pytest.mark.parametrize(("count", "searches"), [(12, [WITHOUT_CUTS]), (11, [WITHOUT_CUTS, "search"])])
+def test_plans_with_cuts_are_not_searched_where_all_are_proven_dearer_than_one_without(
+    monkeypatch: pytest.MonkeyPatch, count: int, searches: list[str]
+) -> None:
+    """Twelve equal tables are even on two devices, eleven are not. Either kind of first plan is hardly dearer than the other."""
+    asked, search_from = list[str](), algorithms._local_search
+
+    def told(*args: Any) -> algorithms.Found:
+        asked.append(args[4] if len(args) > 4 else "search")
+        return search_from(*args)
+
+    monkeypatch.setattr(algorithms, "_local_search", told)
+    task = ShardingTask(tables=even_tables(count), device_memory_bytes=(2**34,) * 2, batch_size=1024)
+    search(task, Reordering(1e-5), SearchSettings(rounds=2))
+    assert asked == searches
 
 
 def test_from_a_plan_with_cuts_one_without_is_found_where_it_is_worth_moving_for() -> None:

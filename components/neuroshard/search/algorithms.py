@@ -17,6 +17,7 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Improvement
 from neuroshard.orders.options import LOCAL_SEARCH, PUBLISHED
 from neuroshard.progress import progress
+from neuroshard.search.bound.lower_bound import least_with_cuts_ms
 from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, misfit
@@ -116,9 +117,9 @@ def _with_or_without_cuts(problem: Problem, first: list[State], asked: Asked, rn
     """The cheaper of two plans: the best found that cuts no pooled table, whose outputs need not be put into order, and the best
     found from these `first` ones that may cut any.
 
-    A kind of plan is searched only if its first plans are not far dearer than those of the other kind. If the current plan has
-    cuts, plans with cuts are always searched, and one without must be worth moving for. Raises Infeasible if nothing fits, or if
-    the move budget is too small.
+    A kind of plan is searched only if its first plans are not far dearer than those of the other kind, and plans with cuts only
+    unless they are proven to cost no less than the best found without. If the current plan has cuts, plans with cuts are always
+    searched, and one without must be worth moving for. Raises Infeasible if nothing fits, or if the move budget is too small.
     """
     current, far = asked.current, 1 - problem.tuning.both_kinds_within
     asked.watch.note(_least_ms(first))
@@ -132,6 +133,8 @@ def _with_or_without_cuts(problem: Problem, first: list[State], asked: Asked, rn
         return _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
         without = _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
+    if not from_cuts and least_with_cuts_ms(problem, without.best) >= without.best.cost:
+        return without
     found = _local_search(problem, first, asked, rng)
     worth = 1 - problem.tuning.worth_moving if from_cuts else 1.0
     return without if without.best.cost <= found.best.cost * worth else found

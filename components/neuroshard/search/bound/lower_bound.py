@@ -115,6 +115,15 @@ def lower_bound(problem: Problem, plan: State, settings: BoundSettings = BOUND, 
     return Bound(ms, (*(line.format(grows=grows, collectives=collectives) for line in why), *wide, *copied))
 
 
+def least_with_cuts_ms(problem: Problem, plan: State, settings: BoundSettings = BOUND) -> float:
+    """What every plan that cuts a pooled table costs at least, where outputs then need to be put into order; at most the cost of
+    `plan`, which need not be one of these. 0 if nothing can be proven, as where tables keep their cuts or may be copied."""
+    if not problem.model.bounded or problem.may_copy or len(problem.launches.pieces):
+        return 0.0
+    problem.price(np.arange(1, len(problem.group)))
+    return _Proof(problem, plan, settings, cuts=True).bound_ms(plan.cost)
+
+
 class _BytePrice:
     """The price of a byte, in ms: a Lagrange multiplier of the memory of all devices together, `have` bytes. Every price is a
     bound; the best one is sought by halving while tangents are tried. None where the cheapest cuts fit anyway."""
