@@ -118,6 +118,35 @@ def test_every_other_round_toggles_a_table_where_tables_may_be_spread(make_task,
     assert asked == ([*either, "perturbed"] * 3 if toggle else ["perturbed"] * 6)
 
 
+@pytest.mark.parametrize(
+    ("devices", "rounds", "expected"), [(MANY, 40, 10), (MANY, 100, 25), (MANY, 8, 8), (4, 40, 40)]
+)
+def test_on_many_devices_rounds_that_gain_nothing_are_the_last(
+    make_task, model, monkeypatch, devices, rounds, expected
+):
+    start = whole(Problem(make_task([(1000, 64, 20.0)] * devices, [1] * devices), model), list(range(devices)))
+    one, met = LocalSearch([start], np.random.default_rng(0), Watch()), []
+    monkeypatch.setattr(local_search, "perturbed", lambda *_: start)
+    monkeypatch.setattr(one, "_met", met.append)
+    one.run(rounds)
+    assert len(met) == expected
+
+
+def test_on_many_devices_rounds_go_on_while_they_gain(make_task, model, monkeypatch):
+    start = whole(Problem(make_task([(1000, 64, 20.0)] * MANY, [1] * MANY), model), list(range(MANY)))
+    one, met = LocalSearch([start], np.random.default_rng(0), Watch()), []
+
+    def meets(_: State) -> None:
+        met.append(1)
+        gain = 1 - 2 * TUNING.least_gain * (len(met) == TUNING.patience)
+        one.best = cast(State, SimpleNamespace(cost=one.best.cost * gain))
+
+    monkeypatch.setattr(local_search, "perturbed", lambda *_: start)
+    monkeypatch.setattr(one, "_met", meets)
+    one.run(40)
+    assert len(met) == 2 * TUNING.patience
+
+
 def crowd(make_task, model, seed: int, count: int, devices: int = 4, tuning: Tuning = TUNING) -> Plans:
     """Some plans of one task, at random."""
     rng, tables = np.random.default_rng(seed), max(15, 3 * devices)

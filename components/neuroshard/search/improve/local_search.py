@@ -41,8 +41,8 @@ class LocalSearch:
         self.objective, self.toggle = Objective.of(problem), toggle
         self.lockstep = Plans.at_once(problem)
         # where memory is nearly full, few devices have room, be they loaded or not
-        few = problem.devices - 1 <= self.tuning.receivers
-        self.all_at_once = few or problem.is_full or self.tuning.finish_within == np.inf
+        self.few_devices = problem.devices - 1 <= self.tuning.receivers
+        self.all_at_once = self.few_devices or problem.is_full or self.tuning.finish_within == np.inf
         self.descended = [ends[one] for one in starts if one in ends]
         for found in self._descents((one for one in starts if one not in ends), to_all=True):
             self.descended.append(found)
@@ -50,10 +50,17 @@ class LocalSearch:
         self.tried = 0
 
     def run(self, rounds: int) -> State:
-        """Run `rounds` rounds, or as many as there is time for, and return the cheapest plan."""
+        """Run `rounds` rounds, or as many as there is time for, and return the cheapest plan. On many devices some in a row that
+        gain next to nothing are the last."""
+        idle, before, patience = 0, self.best.cost, max(self.tuning.patience, rounds // 4)
         for found in self._descents((self._trial() for _ in range(rounds)), to_all=self.all_at_once):
             self._met(found)
             self.watch.advance()
+            idle += 1
+            if self.best.cost < before * (1 - self.tuning.least_gain):
+                idle, before = 0, self.best.cost
+            if idle >= patience and not self.few_devices:
+                break
         return self.best
 
     def _trial(self) -> State:
