@@ -1,14 +1,22 @@
 """First plans: greedy placements by the cost model, under several caps on columns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from neuroshard.costmodel.analytic import Analytic
+from neuroshard.search import algorithms
+from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.proposers.lockstep import costliest_first, place_lists
+from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tuning import TUNING
+from neuroshard.search.watch import Watch
 
 
 @pytest.mark.parametrize(("devices", "alone"), [(4, 1), (8, 1), (8, 2), (5, 0)])
@@ -93,3 +101,21 @@ def test_a_list_of_shards_costs_as_much_placed_as_the_plan_that_it_makes(make_ta
     lists = costliest_first(problem, [problem.whole])
     placed, costs = place_lists(problem, lists, np.array([np.inf]))
     assert costs[0, 0] == pytest.approx(State(problem, problem.widths(Placement(lists[0], placed.devices[0, 0]))).cost)
+
+
+@pytest.mark.parametrize(("cells", "alone"), [(TUNING.lockstep_cells, False), (1, True)])
+def test_where_plans_are_improved_one_by_one_a_search_starts_from_the_cheapest(
+    make_task, model, monkeypatch, cells, alone
+):
+    rng, counts = np.random.default_rng(0), []
+
+    class Told(LocalSearch):
+        def __init__(self, starts, *args, **kwargs):
+            counts.append(len(starts))
+            super().__init__(starts, *args, **kwargs)
+
+    monkeypatch.setattr(algorithms, "LocalSearch", Told)
+    shapes = [(1000, int(rng.integers(1, 17)) * 4, rng.uniform(0, 30)) for _ in range(12)]
+    problem = Problem(make_task(shapes, [8] * 4), model, replace(TUNING, lockstep_cells=cells))
+    find(problem, Asked(SearchSettings(rounds=0), Watch(), None, tries_row_wise=False))
+    assert (max(counts) == 1) == alone

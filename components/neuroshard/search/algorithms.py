@@ -256,7 +256,8 @@ def _proposed(problem: Problem, asked: Asked) -> list[State]:
     in_place, tuning = [] if asked.current is None else plans_in_place(problem, asked.current), problem.tuning
     if problem.may_copy:
         return [*in_place, *(plans_with_copies(problem)[: tuning.greedy_plans] if tuning.copies else ())]
-    return [*in_place, *(first_plans(problem, tuning.greedy_plans) if tuning.greedy else ())]
+    most = tuning.greedy_plans if Plans.at_once(problem) > 1 else 1
+    return [*in_place, *(first_plans(problem, most) if tuning.greedy else ())]
 
 
 def _with_rows_split(problem: Problem, asked: Asked, plans: list[State]) -> list[State]:

@@ -90,6 +90,7 @@ class Tuning:
 
     # proposers
     # Greedy plans that local search starts from, each of another list of shards: it descends from several in the time of one.
+    # Where it does not, as of 2,000 tables on 128 devices, it starts from the cheapest alone: the others ended 0 to 0.04 % below.
     # 3 or 12 change nothing (0.00 and 0.02 %)
     greedy_plans: int = 6
     fineness: tuple[float, ...] = (
