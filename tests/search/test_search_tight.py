@@ -11,8 +11,15 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan
 from neuroshard.orders.options import ALGORITHMS
+from neuroshard.search.improve.moves import Moves, price
+from neuroshard.search.problem.filling import Shares
+from neuroshard.search.problem.objective import Objective, SoftMaximum
+from neuroshard.search.problem.plans import Plans
+from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
 from neuroshard.search.proposers import baselines
 from neuroshard.search.proposers.lockstep import place_by_load
+from neuroshard.search.proposers.packed import packings
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
@@ -193,3 +200,31 @@ def test_where_memory_is_nearly_full_plans_and_bounds_are_close(make_task, model
     """Plans were 35 to 75 % above bounds that did not know what cuts take of memory, nor which large tables can be row-wise."""
     plan = search(nearly_full(make_task, seed, 0.995), model, SearchSettings(rounds=8, try_row_wise=True))
     assert plan.cost_ms < 1.15 * plan.lower_bound_ms
+
+
+@pytest.mark.parametrize("seed", [2, 3, 6])
+def test_packings_hold_all_tables_within_memory(make_task, model, seed):
+    problem = Problem(nearly_full(make_task, seed, 0.95), model)
+    found = packings(problem, Shares.of(problem))
+    assert found
+    for widths in found:
+        assert (State(problem, widths).free >= 0).all()
+        assert (widths.sum(axis=1) == problem.all_units).all()
+        assert (widths[widths > 0] >= np.broadcast_to(problem.min_units[:, None], widths.shape)[widths > 0]).all()
+
+
+def test_where_memory_is_nearly_full_a_move_pays_for_the_bytes_of_a_cut(make_task, model):
+    task = make_task([(ROWS_GIB, 128, 1.0)] * 3, [1.6, 1.6])
+    problem, half = Problem(task, model), 16
+    plans = Plans([State(problem, np.array([[32, 0], [0, 32], [half, half]]))])
+    objective = Objective.of(problem)
+    assert problem.is_full
+    one = np.zeros(1, dtype=np.int64)
+    cut = Moves(one, one, one, one + 2, one + 1, one - 1, one)
+    free, paid = (
+        price(plans, SoftMaximum(way, plans.compute, plans.dims), cut).change[0]
+        for way in (replace(objective, byte_ms=0.0), objective)
+    )
+    more = int(problem.shard_bytes[0])
+    assert more >= 4 * ROWS_GIB  # row-wise Adagrad's
+    assert paid - free == pytest.approx(objective.byte_ms * more)

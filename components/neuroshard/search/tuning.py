@@ -42,7 +42,8 @@ class Tuning:
     greedy: bool = (
         True  # the costliest shard first, on the cheapest device, else plans start from a packing: earns 0.55 %
     )
-    # A plan by bytes only, where the others give too few: on 21 tasks 95 to 99.5 % full, plans were 39 % above their bounds
+    # Plans by bytes and ms where memory is nearly full: 9 % on 4 tasks of 240 tables that fill 97 % of 16 devices column-wise.
+    # And one by bytes only, where the others give too few: on 21 tasks 95 to 99.5 % full, plans were 39 % above their bounds
     # without it, 21 % with it
     packed: bool = True
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it: without them costs double
@@ -116,7 +117,14 @@ class Tuning:
     # Share of all memory that uncut tables take from which the largest are tried row-wise, and parts of shards swapped for parts:
     # a guess. On 28 tasks of 60 tables that fill 99.5 % of 8 devices, plans were 6.3 % cheaper with these sets and swaps
     nearly_full: float = 0.9
-    large: float = 0.02  # share of a device's memory from which a table counts as large there: a guess
+    # Share of a device's memory from which a table counts as large there, and every part of its shards is tried in swaps: a guess
+    large: float = 0.02
+    # What a device's memory costs there, as a share of what a device takes: without a price, 2 and 7 % on 8 tasks column-wise
+    memory_price: float = 0.3
+    # Packings there: how much more bytes count than ms in the order of groups, and ms that devices keep below, as multiples of
+    # the mean. Of 48 pairs of these, the best first plan is within 2 % of the best of all; with two weights and four levels 5 %
+    packed_byte_weights: tuple[float, ...] = (1.0, 4.0, 16.0)
+    packed_levels: tuple[float, ...] = (1.0, 1.05, 1.1, 1.2, 1.4, 1.7)
     # Numbers of large tables x tables x devices above which not every number of them is tried row-wise: where memory is nearly
     # full, and where tables are larger than a device. 16,000 for both made plans of 240 tables that fill 98.5 % of 16 devices
     # 15 % dearer (8 tasks), at most 69 %; 2,000,000 for both took twice the time of 480 tables on 64 devices that are not full

@@ -47,7 +47,6 @@ class Branch:
         in_order            how much more a_d takes, if no other group is spread. `all_to_all` has taken it off again
         all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
         block_bytes (P, W)  bytes of all blocks of a group
-        shard_bytes (G,)    bytes that a group needs more for each shard more
         rates (S,)          rates that set in for a shard because its device holds `beside` too, beyond those of f
         block_rates (P, W)  the same, summed over all blocks of a group
         held_rates          the same of what devices hold anyway
@@ -71,7 +70,6 @@ class Branch:
     all_to_all: Floats
     in_order: float
     block_bytes: Floats
-    shard_bytes: Ints
     rates: Floats
     block_rates: Floats
     held_rates: float
@@ -103,7 +101,7 @@ class Branch:
         problem, groups = self.problem, self.problem.options.groups
         widest = np.maximum.reduceat(np.where(shards, problem.units, 0)[1:], problem.first)
         fewest = -(-problem.all_units // np.maximum(widest, 1))
-        nbytes = np.where(widest > 0, problem.nbytes[problem.whole] + (fewest - 1) * self.shard_bytes, np.inf)
+        nbytes = np.where(widest > 0, problem.nbytes[problem.whole] + (fewest - 1) * problem.shard_bytes, np.inf)
         blocks = np.where(row_wise, self.block_bytes, np.inf).min(axis=1, initial=np.inf)
         nbytes[groups] = np.minimum(nbytes[groups], blocks)
         return float(nbytes.sum())
@@ -144,9 +142,6 @@ class Branches:
         none = np.zeros((0, len(options.kinds), problem.vectors.shape[1]))
         self.blocks: Floats = options.all_pieces if len(options.groups) else none
         self.block_bytes = options.all_bytes if len(options.groups) else np.zeros((0, len(options.kinds)))
-        first = problem.first + 1
-        second = np.where(problem.all_units > 1, first + 1, 0)  # bytes are linear in the width of a shard
-        self.shard_bytes: Ints = np.where(second > 0, 2 * problem.nbytes[first] - problem.nbytes[second], 0)
         heaviest = np.argsort(-problem.narrowest_ms()[options.groups], kind="stable")
         nbytes = problem.nbytes[problem.whole[options.groups]]
         is_large = (nbytes >= problem.tuning.large * problem.memory.max()) & problem.is_full
@@ -217,7 +212,6 @@ class Branches:
             all_to_all=all_to_all,
             in_order=in_order,
             block_bytes=self.block_bytes,
-            shard_bytes=self.shard_bytes,
             rates=rates,
             block_rates=block_rates,
             held_rates=held_rates,

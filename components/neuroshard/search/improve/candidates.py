@@ -40,6 +40,8 @@ def single_moves(near: Neighborhood) -> Moves:
     column = np.broadcast_to(np.arange(level.shape[1]), level.shape)
     given = near.given(units, column)
     change = near.change(column, given.source_ms, given.receiver_ms, given.columns)
+    if near.soft.objective.byte_ms:
+        change += near.soft.objective.byte_ms * (given.more_bytes - given.less_bytes)
     change[~given.fits | (given.more_bytes > near.receiver_free[of][:, None])] = np.inf
     rows, part, receiver = near.best(change)
     none = np.full(len(rows), -1)

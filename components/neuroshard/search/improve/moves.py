@@ -70,6 +70,8 @@ def price(plans: Plans, soft: SoftMaximum, moves: Moves) -> Priced:
     change = soft.added(np.array([soft.objective.load(compute, dims), dims]), plan)
     for share in soft.shares[plan, both]:
         change -= share
+    if soft.objective.byte_ms:
+        change += soft.objective.byte_ms * (problem.nbytes.take(new) - problem.nbytes.take(old)).sum(axis=0)
     return Priced(change, sums, dims, compute)
 
 

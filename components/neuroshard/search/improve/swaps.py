@@ -86,14 +86,19 @@ class Takes:
 
 
 def _with_parts(problem: Problem, of: Ints, column: Ints, group: Ints, held: Ints) -> tuple[Ints, ...]:
-    """These shards, and of each a half and the narrowest part, where what is left may be a shard."""
-    least = problem.min_units.take(group)
-    units = np.concatenate([held, held // 2, least])
-    of, column, group, left = (np.tile(one, 3) for one in (of, column, group, held))
-    left = left - units
-    valid = np.flatnonzero((units >= problem.min_units.take(group)) & ((left == 0) | (left >= np.tile(least, 3))))
-    some = valid[np.argsort(of[valid], kind="stable")]
-    return of[some], column[some], group[some], units[some]
+    """These shards, and parts of each, where what is left may be a shard: of a large shard every part, since few have as many
+    bytes as what is given; of another a half and the narrowest."""
+    is_large = problem.nbytes.take(problem.shards_of(group, held)) >= problem.tuning.large * problem.memory.max()
+    large, small = np.flatnonzero(is_large), np.flatnonzero(~is_large)
+    each, counts = np.repeat(large, held[large]), held[large]
+    parts = np.arange(len(each)) - np.repeat(np.cumsum(counts) - counts, counts) + 1
+    place = np.concatenate([each, small, small, small])
+    units = np.concatenate([parts, held[small], held[small] // 2, problem.min_units.take(group[small])])
+    least, left = problem.min_units.take(group[place]), held[place] - units
+    valid = np.flatnonzero((units >= least) & ((left == 0) | (left >= least)))
+    some = valid[np.argsort(of[place[valid]], kind="stable")]
+    place = place[some]
+    return of[place], column[place], group[place], units[some]
 
 
 def swaps(near: Neighborhood) -> Moves:
@@ -118,17 +123,34 @@ def swaps(near: Neighborhood) -> Moves:
 def _levelling(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
     """The places of the best shards to take for each shard, which takes `give_ms` (N, S) along: (N, swaps_estimated).
 
-    These come closest to levelling the two devices.
+    These come closest to levelling the two devices; where memory is nearly full, by as much as there is memory for.
     """
     of, tuning = near.of, near.problem.tuning
     if give_ms.shape[1] <= tuning.swaps_estimated:
         return np.broadcast_to(np.arange(give_ms.shape[1]), give_ms.shape)
-    off = give_ms - (takes.ms + takes.half_gap_ms)[of]
+    wanted, fits = (takes.ms + takes.half_gap_ms)[of], takes.fits[of]
+    if near.problem.is_full:
+        share, has_room = _with_room(near, takes, wanted / np.maximum(give_ms, 1e-30))
+        give_ms, fits = give_ms * share, fits & has_room
+    off = give_ms - wanted
     score = np.abs(off, out=off)
     score *= tuning.unlevel
     mean_ms = np.take_along_axis(near.receiver_ms, takes.column, axis=1) + takes.half_gap_ms
-    score += np.where(takes.fits, mean_ms, np.inf)[of]
+    score += np.where(fits, mean_ms[of], np.inf)
     return np.argpartition(score, tuning.swaps_estimated, axis=1)[:, : tuning.swaps_estimated]
+
+
+def _with_room(near: Neighborhood, takes: Takes, share: Floats) -> tuple[Floats, Bools]:
+    """The share of each shard that is given for each that is taken, in whole units: at most so much, and what the receiver has
+    room for; and whether both devices then have room. (N, S) each."""
+    problem, of, held = near.problem, near.of, near.held[:, None]
+    unit, more = problem.unit_bytes[near.give][:, None], problem.shard_bytes[near.give][:, None]
+    there = np.take_along_axis(near.there, takes.column[of], axis=1) > 0
+    room = (takes.free[of] - np.where(there, 0, more)) / np.maximum(unit, 1)
+    units = np.floor(np.clip(np.minimum(share * held, room), 1, held))
+    less_bytes = units * unit + np.where(units == held, more, 0)
+    fits = (units <= room) & (takes.more_bytes[of] - less_bytes <= near.source_free[of][:, None])
+    return units / held, fits
 
 
 def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
@@ -155,5 +177,8 @@ def _change(near: Neighborhood, takes: Takes, units: Ints) -> Floats:
         given.receiver_ms - takes.receiver_ms[:, None],
         given.columns - takes.columns[:, None],
     )
+    if near.soft.objective.byte_ms:
+        taken = takes.more_bytes - takes.free + np.take_along_axis(near.receiver_free[near.of], takes.column, axis=1)
+        change += near.soft.objective.byte_ms * (given.more_bytes - given.less_bytes + taken[:, None])
     change[~fits] = np.inf
     return change

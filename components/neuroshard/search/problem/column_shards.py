@@ -157,6 +157,20 @@ class ColumnShards:
         """The bytes of each slot."""
         return self.nbytes[self.slot_shards]
 
+    @cached_property
+    def shard_bytes(self) -> Ints:
+        """Bytes that a group needs more for each shard more, since bytes are linear in the width of a shard: (G,)."""
+        one = self.first + 1
+        two = np.where(self.all_units > 1, one + 1, 0)
+        more: Ints = np.where(two > 0, 2 * self.nbytes[one] - self.nbytes[two], 0)
+        return more
+
+    @cached_property
+    def unit_bytes(self) -> Ints:
+        """Bytes of a unit of each group, without those of a shard: (G,)."""
+        units: Ints = self.nbytes[self.first + 1] - self.shard_bytes
+        return units
+
     def name(self, group: int) -> str:
         """The table group in words."""
         names = [repr(table.name) for table in self.tables[group]]

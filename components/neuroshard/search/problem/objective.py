@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.problem.filling import whole_vectors
 from neuroshard.search.problem.problem import Problem
 
 NO_LOAD = 1e-6  # share of an all-to-all that a load must reach to count: less is rounding of sums
@@ -18,12 +19,14 @@ class Objective:
 
     A plan costs max(compute + backward) + max(forward), which no single move lowers where several devices are equally slow. So
     the maxima are soft ones, (sum x^p)^(1/p) with p = 2^`sharpness`, and the all-to-all is linear in a device's own columns and
-    in the most columns of any device.
+    in the most columns of any device. Moves that need more bytes pay for them (`byte_ms`), else cuts that hardly gain take all
+    that is left of memory.
     """
 
     own_ms: float  # ms that a column adds to its device
     all_ms: float  # ms that a column on the widest device adds to the plan
     sharpness: int
+    byte_ms: float = 0.0  # the price of a byte, 0 unless memory is nearly full: what is left pays for cuts
 
     @classmethod
     def of(cls, problem: Problem) -> "Objective":
@@ -38,7 +41,7 @@ class Objective:
         rise = (backward[1] - backward[0]) / (0.1 * columns)
         shared = max(float(rise[1:].mean()), 0.0)
         ahead = max(float(forward[1].max() - forward[0].max()) / (0.1 * columns), 0.0)
-        return cls(max(float(rise[0]) - shared, 0.0), shared + ahead, sharpness)
+        return cls(max(float(rise[0]) - shared, 0.0), shared + ahead, sharpness, _byte_ms(problem))
 
     def load(self, compute: Floats, dims: Floats) -> Floats:
         """Ms of devices, without the part of the all-to-alls that depends on the widest device alone."""
@@ -51,6 +54,16 @@ class Objective:
             for _ in range(self.sharpness):
                 np.multiply(shares, shares, out=shares)
         return shares
+
+
+def _byte_ms(problem: Problem) -> float:
+    """The price of a byte by the tuning."""
+    if not problem.is_full:
+        return 0.0
+    load = whole_vectors(problem)
+    load[problem.spread] = 0.0
+    mean = problem.model.compute_ms((load.sum(axis=0) / problem.devices + problem.base.mean(axis=0))[None])
+    return problem.tuning.memory_price * float(mean[0]) / max(float(problem.memory.mean()), 1.0)
 
 
 class SoftMaximum:

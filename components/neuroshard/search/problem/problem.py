@@ -215,9 +215,8 @@ class Problem(ColumnShards):
             _alone=np.where(self._priced & (self.group == 0), 0.0, np.nan),
             heuristics={},
         )
-        new.__dict__.pop("narrowest", None)
-        new.__dict__.pop("slot_bytes", None)
-        new.__dict__.pop("_slot_vectors", None)
+        for follows in ("narrowest", "slot_bytes", "_slot_vectors", "shard_bytes", "unit_bytes"):
+            new.__dict__.pop(follows, None)
         return new
 
     def without_copies(self) -> "Problem":

@@ -2,7 +2,7 @@
 
 They differ in how tables are cut beforehand and in a cap on the columns of a device. Where these give too few plans, as where
 memory is tight, others use linear estimates, and weigh memory as well as ms. Shards without room are then cut to fill
-devices. The last of them looks at bytes only.
+devices. The last of them looks at bytes only. Where memory is nearly full, tables are packed by bytes and ms too (`packed.py`).
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from neuroshard.search.problem.filling import Shares, fewest_and_most_shards, pu
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.lockstep import costliest_first, padded, place_by_load, place_lists
+from neuroshard.search.proposers.packed import packings
 from neuroshard.search.proposers.splits import split
 
 
@@ -30,6 +31,9 @@ def first_plans(problem: Problem, most: int) -> list[State]:
         found += _by_estimates(problem, shares)
     if len(found) < most and tuning.packed and (widths := fill(problem)) is not None:
         found.append(State(problem, widths))
+    if problem.is_full and tuning.packed:
+        packed = {widths.tobytes(): widths for widths in packings(problem, shares)}
+        found += State.each(problem, list(packed.values())) if packed else []
     return sorted(found, key=lambda state: state.cost)[:most]
 
 
