@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def batch(names: Sequence[str] = "xy", weights: Tensor | None = None) -> KeyedJa
 class Model(nn.Module):
     def __init__(self, given: Plan) -> None:
         super().__init__()
-        self.m = module_of(given.task.tables)["m"]
+        self.m: Any = module_of(given.task.tables).get_submodule("m")
 
     def forward(self, features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
         if hasattr(self.m, "embedding_bags"):
@@ -115,7 +116,7 @@ def test_torchrec_still_takes_batches_for_others_without_an_error(tmp_path):
 def said(rank: int, given: Plan, batches: Sequence[KeyedJaggedTensor]) -> list[str]:
     """What is said of each batch, one after the other."""
     model = check_batches(check_batches(sharded(given)))
-    return [refused_of(lambda one=one: model(one)) for one in batches]
+    return [refused_of(partial(model, one)) for one in batches]
 
 
 ONES = torch.ones(4 * SAMPLES)

@@ -738,11 +738,12 @@ def test_hooks_that_torchrec_drops_are_warned_of(hang):
 
 def test_a_compiled_collection_is_refused_and_one_in_a_compiled_module_is_not():
     """The call that torch.compile has made is that of the unsharded collection, wherever TorchRec puts a sharded one."""
-    model = nn.ModuleDict({"m": torch.compile(collection(*TABLES), backend="eager")})
+    compiled: Any = torch.compile(collection(*TABLES), backend="eager")
+    model = nn.ModuleDict({"m": compiled})
     for use in (lambda: to_torchrec(make_plan(), model), lambda: ns.tables(model, quiet=True)):
         with refused(InvalidInput, "'m'", "EmbeddingBagCollection", "torch.compile", "after DistributedModelParallel"):
             use()
-    around = torch.compile(nn.ModuleDict({"m": collection(*TABLES)}), backend="eager")
+    around: Any = torch.compile(nn.ModuleDict({"m": collection(*TABLES)}), backend="eager")
     assert list(to_torchrec(make_plan(), around).plan) == ["_orig_mod.m"]
 
 

@@ -175,7 +175,7 @@ def test_rows_that_are_hot_by_both_orders_count_as_such() -> None:
     rules = {"tables": (apart, TableRule(table="large/hot", data_parallel=True))}
     then = task.model_copy(update={"constraints": task.constraints.model_copy(update=rules)})
     large, *small = task.tables
-    order = large.row_order.model_copy(update={"ids_digest": "2" * 64})  # type: ignore[union-attr]
+    order = large.row_order.model_copy(update={"ids_digest": "2" * 64})
     now = then.model_copy(update={"tables": (large.model_copy(update={"row_order": order}), *small)})
     before = found(then, NONE)
     listed = np.random.default_rng(0).permutation(large.rows)[: order.hot_rows]

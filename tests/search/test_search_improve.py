@@ -125,7 +125,7 @@ def test_on_many_devices_rounds_that_gain_nothing_are_the_last(
     make_task, model, monkeypatch, devices, rounds, expected
 ):
     start = whole(Problem(make_task([(1000, 64, 20.0)] * devices, [1] * devices), model), list(range(devices)))
-    one, met = LocalSearch([start], np.random.default_rng(0), Watch()), []
+    one, met = LocalSearch([start], np.random.default_rng(0), Watch()), list[State]()
     monkeypatch.setattr(local_search, "perturbed", lambda *_: start)
     monkeypatch.setattr(one, "_met", met.append)
     one.run(rounds)
@@ -134,10 +134,10 @@ def test_on_many_devices_rounds_that_gain_nothing_are_the_last(
 
 def test_on_many_devices_rounds_go_on_while_they_gain(make_task, model, monkeypatch):
     start = whole(Problem(make_task([(1000, 64, 20.0)] * MANY, [1] * MANY), model), list(range(MANY)))
-    one, met = LocalSearch([start], np.random.default_rng(0), Watch()), []
+    one, met = LocalSearch([start], np.random.default_rng(0), Watch()), list[State]()
 
-    def meets(_: State) -> None:
-        met.append(1)
+    def meets(found: State) -> None:
+        met.append(found)
         gain = 1 - 2 * TUNING.least_gain * (len(met) == TUNING.patience)
         one.best = cast(State, SimpleNamespace(cost=one.best.cost * gain))
 
