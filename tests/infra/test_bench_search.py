@@ -14,7 +14,7 @@ from helpers.costs import random_model, random_tables
 from helpers.parts import cut_to
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.plan import Plan, Provenance
-from neuroshard.core.table import Table
+from neuroshard.core.table import Feature, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.search.run import search
@@ -22,6 +22,13 @@ from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import BeamWidth
 
 pytestmark = pytest.mark.slow
+
+
+def read_by(table: Table, features: int) -> Table:
+    """The table, read by so many features, which each send an output."""
+    each = table.pooling_factor / features
+    named = tuple(Feature(name=f"{table.name}{n}", pooling_factor=each) for n in range(features))
+    return table.model_copy(update={"features": named if features > 1 else ()})
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,10 @@ def task() -> ShardingTask:
 
 
 def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_neuroshard_2023(task, monkeypatch):
+    """Also of tables that two features read."""
     monkeypatch.setattr("bench.searching.peers_paper.DEPTH", 3)
+    some = tuple(read_by(table, 1 + (place % 3 == 0)) for place, table in enumerate(task.tables))
+    task = task.model_copy(update={"tables": some})
     model = random_model(4)
     found = PublishedSearch(task, Predictor(task, model)).search()
     assert found is not None

@@ -2,17 +2,18 @@
 
 Written from the paper and from notes on the original, not copied. Predicted compute costs are kept in a hash map by set of
 shards, as the paper does. The weights are those of the cost model that everybody else is asked with, so plans can be compared;
-the loops and ties are those of `--algorithm paper`, so the plan is too, and only the time differs.
+the loops and ties are those of `--algorithm neuroshard-2023`, so the plan is too, and only the time differs.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from bench.searching.scoring import Row
+from bench.searching.scoring import Row, launched_ms
 from bench.searching.torch_nets import TorchNets
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
@@ -30,6 +31,7 @@ class PublishedSearch:
     task: ShardingTask
     predictor: "Predictor"
     known: dict[tuple[Shard, ...], float] = field(default_factory=dict)
+    launched: dict[frozenset[str], float] = field(default_factory=dict)  # ms by the modules in which a table is cut
     asked: int = 0
 
     def compute_ms(self, shards: Sequence[Shard]) -> float:
@@ -40,8 +42,21 @@ class PublishedSearch:
         return self.known[key]
 
     def cost_ms(self, devices: Sequence[Sequence[Shard]]) -> float:
+        """Without what is launched, which is the same of all placements of a list of shards."""
         compute = [self.compute_ms(held) if held else 0.0 for held in devices]
-        return self.predictor.slowest_ms(compute, [float(sum(dim for _, dim in held)) for held in devices])
+        return self.predictor.slowest_ms(compute, [sum(map(self.columns, held)) for held in devices])
+
+    def launched_ms(self, shards: Sequence[Shard]) -> float:
+        counts = Counter(table for table, _ in shards)
+        cut_in = frozenset(self.task.tables[table].module for table, count in counts.items() if count > 1)
+        if cut_in not in self.launched:
+            self.launched[cut_in] = self.predictor.launched_ms(shards)
+        return self.launched[cut_in]
+
+    def columns(self, shard: Shard) -> float:
+        """What its device sends for a sample: a table that several features read sends an output for each."""
+        table = self.task.tables[shard[0]]
+        return Part(table, table.rows, shard[1]).sent_columns
 
     def nbytes(self, shard: Shard) -> int:
         table = self.task.tables[shard[0]]
@@ -53,27 +68,27 @@ class PublishedSearch:
 
     def greedy(self, shards: Sequence[Shard], cap: float) -> list[list[Shard]] | None:
         held: list[list[Shard]] = [[] for _ in self.task.device_memory_bytes]
-        free, dims, load = list(self.task.device_memory_bytes), [0] * len(held), [0.0] * len(held)
+        free, sent, load = list(self.task.device_memory_bytes), [0.0] * len(held), [0.0] * len(held)
         for shard in shards:
-            size, dim = self.nbytes(shard), shard[1]
-            room = [d for d in range(len(held)) if size <= free[d] and dims[d] + dim <= cap]
+            size, columns = self.nbytes(shard), self.columns(shard)
+            room = [d for d in range(len(held)) if size <= free[d] and sent[d] + columns <= cap]
             if not room:
                 return None
             device = min(room, key=lambda d: (load[d], -free[d], d))
             held[device].append(shard)
             free[device] -= size
-            dims[device] += dim
+            sent[device] += columns
             load[device] = self.compute_ms(held[device])
         return held
 
     def evaluate(self, shards: Sequence[Shard]) -> tuple[float, list[list[Shard]] | None]:
-        mean = sum(table.dim for table in self.task.tables) / self.task.devices
+        mean = sum(map(self.columns, shards)) / self.task.devices
         best_ms, best = math.inf, None
         for scale in np.linspace(1.0, 1.5, GRID):
             held = self.greedy(shards, mean * scale)
             if held is not None and (cost_ms := self.cost_ms(held)) < best_ms:
                 best_ms, best = cost_ms, held
-        return best_ms, best
+        return best_ms + self.launched_ms(shards), best
 
     def children(self, shards: Sequence[Shard]) -> list[list[Shard]]:
         largest = sorted(range(len(shards)), key=lambda i: -self.nbytes(shards[i]))[:CANDIDATES]
@@ -111,7 +126,7 @@ class Predictor:
 
     def __init__(self, task: ShardingTask, model: TrainedCostModel) -> None:
         torch.set_num_threads(1)
-        self.task, self.nets = task, TorchNets(model, task.devices)
+        self.task, self.model, self.nets = task, model, TorchNets(model, task.devices)
         self.features: dict[Shard, torch.Tensor] = {}
 
     @torch.inference_mode()
@@ -127,6 +142,11 @@ class Predictor:
         ready = torch.tensor(compute_ms, dtype=torch.float64) + self.nets.backward(columns)
         forward = self.nets.forward(columns, ready - ready.min())
         return float((ready + forward).max())
+
+    def launched_ms(self, shards: Sequence[Shard]) -> float:
+        return launched_ms(
+            self.model, self.task, [(table, dim, 0, self.task.tables[table].rows) for table, dim in shards]
+        )
 
     def _features(self, shard: Shard) -> torch.Tensor:
         if shard not in self.features:

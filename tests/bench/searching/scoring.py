@@ -21,13 +21,17 @@ def rows_of(plan: Plan) -> list[Row]:
 
 def cost_ms(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> float:
     """Milliseconds of the slowest device, priced from scratch: what it holds, and the operators and collectives of the plan."""
+    return float(np.sum(device_costs(model, *sums(model, task, rows)), axis=0).max()) + launched_ms(model, task, rows)
+
+
+def launched_ms(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> float:
+    """Milliseconds of the operators and collectives of a plan, and of putting its outputs into order."""
     shards = [
         Shard(table=task.tables[table].name, rows=count, dim=dim, device=device) for table, dim, device, count in rows
     ]
     counted = launches(task, shards)
     operators = counted.kinds_of_operators - operators_of(task.tables)
-    launched = launch_ms(model, task.devices, operators, counted.outputs - 1, reordered=counted.reordered).total_ms
-    return float(np.sum(device_costs(model, *sums(model, task, rows)), axis=0).max()) + launched
+    return launch_ms(model, task.devices, operators, counted.outputs - 1, reordered=counted.reordered).total_ms
 
 
 def sums(model: CostModel, task: ShardingTask, rows: Sequence[Row]) -> tuple[Floats, Floats]:
