@@ -21,21 +21,15 @@ Changed = dict[int, list[Cells]]  # by plan
 
 
 def descend(
-    plans: Plans,
-    objective: Objective,
-    rng: np.random.Generator,
-    current: CurrentPlacement | None = None,
-    *,
-    to_all: bool = True,
+    plans: Plans, objective: Objective, rng: np.random.Generator, current: CurrentPlacement | None = None
 ) -> Iterator[Changed]:
     """Change the plans in place, a round of moves at a time, until no priced move improves them; yields what changed.
 
-    Every move improves the objective, not every one the cost. With a `current` placement each keeps its move budget. Moves to
-    others than the least loaded devices are tried where none to these fits, and with `to_all` also where none to these gains.
+    Every move improves the objective, not every one the cost. With a `current` placement each keeps its move budget.
     """
-    moving = np.full(len(plans), True)
+    all_plans = moving = np.full(len(plans), True)
     while moving.any():
-        changed = step(plans, objective, rng, moving, current, to_all=np.full(len(plans), to_all))
+        changed = step(plans, objective, rng, moving, current, to_all=all_plans)
         moving = np.isin(np.arange(len(plans)), list(changed))
         if changed:
             yield changed
@@ -49,7 +43,11 @@ def step(
     current: CurrentPlacement | None,
     to_all: NDArray[np.bool_],
 ) -> Changed:
-    """A round of moves of the plans that are `moving` (B,), as in `descend`; nothing of those that no move improves."""
+    """A round of moves of the plans that are `moving` (B,), as in `descend`; nothing of those that no move improves.
+
+    Moves to others than the least loaded devices are tried where none to these fits, and of plans `to_all` (B,) also where none
+    to these gains.
+    """
     devices, changed = plans.problem.devices, Changed()
     if devices == 1:
         return changed
