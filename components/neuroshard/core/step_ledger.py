@@ -1,0 +1,435 @@
+"""What lives on each rank in a training step of TorchRec, beside weights and optimizer state: a ledger, by moment and by cause.
+
+A step's peak is the largest of its moments, and a moment is a sum of terms that follow from tables, plan, batch and pipeline.
+Nothing is fitted but how many batches a pipeline has in flight (`IN_FLIGHT`). The terms are those of TorchRec 1.8, read in its
+source and seen in the memory events of real steps (tests/bench/memory.py; docs/benchmarks.md has how well they fit).
+
+Sizes are bytes on one rank. `lookup` is the output of a group's lookup, for the samples of all ranks; `output` is what the rank
+gets of it after the exchange, for its own samples. Not covered: what the dense layers keep (`dense_bytes`), the temporaries of
+FBGEMM's CUDA kernels, caches, and batches of which the samples differ from rank to rank.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from neuroshard.core.launches import Group
+from neuroshard.core.part import Part
+from neuroshard.core.plan import Shard, parts_of, sharding_of
+from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
+from neuroshard.core.sharding import ROW_WISE
+from neuroshard.core.task import ShardingTask
+
+ID_BYTES = 8  # of lookups: int64
+LENGTH_BYTES = 4  # of the number of lookups of a sample and feature: int32, as TorchRec's batches have it
+OFFSET_BYTES = 8  # what FBGEMM makes of it: int64
+WEIGHT_BYTES = 4
+FP32 = 4
+
+Cause = Literal["inputs", "lookup outputs", "exchange", "codec", "outputs", "gradients", "dense layers"]
+Moment = Literal[
+    "input exchange",
+    "forward encode",
+    "forward exchange",
+    "outputs put together",
+    "dense layers",
+    "backward encode",
+    "backward exchange",
+    "backward order",
+]
+
+
+class Batches(NamedTuple):
+    """Batches of which a rank has its own input, the input as it is sent, and as it is received and not yet in order."""
+
+    own: int
+    sent: int
+    received: int
+
+
+class InFlight(NamedTuple):
+    """What a pipeline keeps while ids are exchanged, in the forward and in the backward pass."""
+
+    input: Batches
+    forward: Batches
+    backward: Batches
+    ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
+
+
+# By the names of TorchRec 1.8's classes; counted in real steps.
+IN_FLIGHT: Mapping[str, InFlight] = {
+    "none": InFlight(Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
+    "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(1, 0, 0)),
+    "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 1)),
+    "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0)),
+    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(3, 2, 2)),
+    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 3, 3), ahead=True),
+}
+
+
+@dataclass
+class Traffic:
+    """Bytes of a group of tables that run together (a collection's of one sharding type), on one rank."""
+
+    group: Group
+    own: float = 0.0  # its share of the rank's own batch
+    sent: float = 0.0
+    received: float = 0.0
+    kept: float = 0.0  # the ids and offsets that FBGEMM keeps until its next lookup
+    lengths: float = 0.0  # how many lengths it receives
+    order: float = 0.0  # where ids of a row-wise sequence lay before they were sent
+    lookup: float = 0.0
+    middle: float = 0.0  # what a domain's ranks have after they added their rows up
+    output: float = 0.0
+    mean: float = 0.0  # the divisors of row-wise means
+    copies: float = 0.0  # the gradient of data-parallel tables, before it goes to a bucket
+    one_sender: bool = True  # whether all its outputs come from one rank, or one domain
+
+    @property
+    def sequences(self) -> bool:
+        return self.group.sequences
+
+
+@dataclass
+class Collection:
+    """The groups of a collection, in the order in which they run; the copy of its own input in the order in which features
+    are sent, if that is not the order of the batch; and whether cuts bring its outputs out of order."""
+
+    groups: list[Traffic] = field(default_factory=list)
+    permuted: float = 0.0
+    reordered: bool = False
+
+    @property
+    def copied(self) -> bool:
+        """Whether some of its tables are data-parallel, whose lookups read the permuted input."""
+        return any(group.group.sharding.copied for group in self.groups)
+
+    @property
+    def sent(self) -> float:
+        """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one."""
+        blocks = sum(group.sent for group in self.groups if group.group.sharding.splits_rows)
+        return blocks + (self.permuted if len(self.groups) > self._of_blocks else 0.0)
+
+    @property
+    def kept_for_lookups(self) -> float:
+        """What the forward pass keeps of the permuted input: that of sequences, and what copies look up."""
+        sequences = any(group.sequences for group in self.groups) and len(self.groups) > self._of_blocks
+        return self.permuted if self.copied or sequences else 0.0
+
+    @property
+    def _of_blocks(self) -> int:
+        return sum(group.group.sharding.splits_rows for group in self.groups)
+
+    def sum(self, name: str) -> float:
+        return sum((getattr(group, name) for group in self.groups), 0.0)
+
+
+class StepPeak(NamedTuple):
+    """The most that lives at once on a rank in a step: its bytes, when, and what they are."""
+
+    nbytes: int
+    moment: Moment
+    causes: dict[Cause, int]
+
+
+def step_peaks(
+    task: ShardingTask, shards: Sequence[Shard], pipeline: str | None = None, *, gloo: bool = False, dense_bytes: int = 0
+) -> tuple[StepPeak, ...]:
+    """The peak of each rank. `gloo` says that its collectives copy what they add up, as NCCL's do not; `dense_bytes` is what the
+    dense layers keep of a step at its peak. Raises KeyError for a pipeline that is not in IN_FLIGHT."""
+    flight = IN_FLIGHT[pipeline or task.pipeline or "none"]
+    precision = task.collective_precision or CollectivePrecision()
+    found = []
+    for collections in traffic(task, shards):
+        step = _Step(collections, flight, precision, gloo, dense_bytes)
+        moment, causes = max(step.moments(), key=lambda one: sum(one[1].values()))
+        whole: dict[Cause, int] = {cause: round(nbytes) for cause, nbytes in causes.items() if nbytes >= 1}
+        found.append(StepPeak(sum(whole.values()), moment, whole))
+    return tuple(found)
+
+
+def traffic(task: ShardingTask, shards: Sequence[Shard]) -> list[list[Collection]]:
+    """The collections of each rank, in the order of the model, with what their groups send, look up and get."""
+    task = task.parted
+    ranks, samples = task.devices, task.batch_size
+    own_samples = samples / ranks
+    domain = ranks if task.topology is None else task.topology.domain
+    tables = {table.name: table for table in task.tables}
+    of_table: dict[str, list[tuple[Shard, Part]]] = {}
+    for shard, part in zip(shards, parts_of(task, shards), strict=True):
+        of_table.setdefault(shard.table, []).append((shard, part))
+    found: list[dict[tuple[str, bool, bool], dict[Group, Traffic]]] = [{} for _ in range(ranks)]
+    cut: set[tuple[str, bool, bool]] = set()
+    sent_as: dict[tuple[str, bool, bool], dict[Group, list[tuple[int, int, float]]]] = {}  # (rank, table, bytes)
+    senders: dict[Group, set[int]] = {}
+    for position, (name, held) in enumerate(of_table.items()):
+        table = tables[name]
+        sharding = sharding_of(task, table, [shard for shard, _ in held])
+        group = Group.of(table, sharding)
+        key = (table.module, table.weighted, group.sequences)
+        if sharding.splits_columns and not group.sequences:
+            cut.add(key)
+        features, of_id = max(len(table.features), 1), ID_BYTES + WEIGHT_BYTES * table.weighted
+        ids = table.pooling_factor * own_samples
+        own = of_id * ids + LENGTH_BYTES * features * own_samples
+        output = FP32 * table.dim * (ids if group.sequences else features * own_samples)
+        offsets = {shard.column_offset: shard.device for shard, _ in reversed(held)}  # a column shard is sent all ids
+        blocks = len(held) // len(offsets) if sharding.splits_rows else 1
+        sent = len(offsets) * (of_id * ids + LENGTH_BYTES * features * own_samples * blocks)
+        as_sent = sent_as.setdefault(key, {}).setdefault(group, [])
+        as_sent += [(0 if group.sharding is ROW_WISE or sharding.copied else d, position, own) for d in offsets.values()]
+        senders.setdefault(group, set()).update(d // domain if sharding.over_domains else d for d in offsets.values())
+        for rank in range(ranks):
+            here = found[rank].setdefault(key, {}).setdefault(group, Traffic(group))
+            here.own += own
+            here.output += output
+            if sharding is ROW_WISE and table.pooling == "mean":
+                here.mean += output
+            if not sharding.copied:
+                here.sent += sent
+            if sharding.splits_rows and group.sequences:
+                here.order += ID_BYTES * ids
+        for shard, part in held:
+            here = found[shard.device][key][group]
+            if sharding.copied:
+                here.kept += ID_BYTES * ids + OFFSET_BYTES * features * own_samples
+                here.copies += part.rows * part.dim * table.element_bytes
+                continue
+            looked_up = part.pooling_factor * samples
+            here.lengths += features * samples
+            here.received += of_id * looked_up + LENGTH_BYTES * features * samples
+            here.kept += of_id * looked_up + OFFSET_BYTES * features * samples
+            looked = FP32 * part.dim * (looked_up if group.sequences else features * samples)
+            here.lookup += looked
+            if sharding.over_domains:
+                here.middle += looked / domain
+    permuted = {}
+    for key, by_group in sent_as.items():
+        order = [one for features in by_group.values() for one in sorted(features)]
+        in_order = [one[1] for one in order] == sorted({one[1] for one in order})
+        permuted[key] = 0.0 if in_order else sum(one[2] for one in order)
+    for of_rank in found:
+        for groups in of_rank.values():
+            for group, here in groups.items():
+                here.one_sender = len(senders[group]) == 1
+    return [
+        [Collection(list(groups.values()), permuted[key], key in cut) for key, groups in of_rank.items()]
+        for of_rank in found
+    ]
+
+
+class _Step:
+    """The moments of a rank's step: collections run forward one after another, each waiting for its outputs; and backward in
+    the reverse order."""
+
+    def __init__(
+        self,
+        collections: Sequence[Collection],
+        flight: InFlight,
+        precision: CollectivePrecision,
+        gloo: bool,
+        dense_bytes: float,
+    ) -> None:
+        self.collections, self.flight, self.gloo, self.dense_bytes = collections, flight, gloo, dense_bytes
+        self.precision = precision
+        self.own = sum(one.sum("own") for one in collections)
+        self.kept = sum(one.sum("kept") for one in collections)
+        self.outputs = sum(one.sum("output") + one.sum("mean") for one in collections)
+        self.pipelined = flight.forward.sent > 0
+
+    def moments(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
+        yield from self._forward()
+        outputs = Counter[Cause]({"outputs": self.outputs})
+        late = self._inputs("backward", None) + self._ahead(backward=True)
+        yield "dense layers", late + outputs + Counter({"dense layers": self.dense_bytes})
+        yield from self._backward(late)
+
+    def _inputs(self, when: Literal["input", "forward", "backward"], now: Collection | None) -> Counter[Cause]:
+        """Batches at that moment of collection `now`; a pipeline has those of all collections."""
+        batches: Batches = getattr(self.flight, when)
+        there = self.collections if self.pipelined or now is None else [now]
+        sent, received = sum(one.sent for one in there), sum(one.sum("received") for one in there)
+        nbytes = batches.own * self.own + batches.sent * sent + batches.received * received + self.kept
+        if now is None:
+            if self.flight.ahead:
+                nbytes += received
+            return Counter({"inputs": nbytes})
+        nbytes += now.sum("order")
+        if when == "input":
+            nbytes += received + max((8 * group.lengths for group in now.groups), default=0.0)
+        else:
+            in_order = sum(LENGTH_BYTES * one.sum("lengths") for one in there)
+            nbytes += in_order + LENGTH_BYTES * now.sum("lengths")
+            nbytes += 0.0 if self.pipelined else now.kept_for_lookups
+        return Counter({"inputs": nbytes})
+
+    def _ahead(self, *, backward: bool = False) -> Counter[Cause]:
+        """What is kept of the next batch where its forward pass runs ahead."""
+        if not self.flight.ahead:
+            return Counter()
+        exchange = sum(group.lookup + group.output for one in self.collections for group in one.groups)
+        sequences = sum(group.output for one in self.collections for group in one.groups if group.sequences)
+        found = Counter[Cause]({"outputs": self.outputs})
+        if backward:
+            found += Counter[Cause]({"exchange": exchange, "gradients": sequences})
+        return found
+
+    def _forward(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
+        before = self._ahead()
+        for now in self.collections:
+            yield "input exchange", self._inputs("input", now) + before
+            base = self._inputs("forward", now) + before
+            flying = Counter[Cause]()
+            for group in now.groups:
+                started = base + flying
+                for moment, more in self._sent(group):
+                    yield moment, started + more
+                flying += self._flying(group)
+            for position, group in enumerate(now.groups):
+                flying -= self._flying(group)
+                for more in self._got(group):
+                    yield "outputs put together", base + flying + more
+                flying += Counter({"outputs": group.output})
+                if position == len(now.groups) - 1 and not group.sequences:
+                    once_more = (len(now.groups) > 1) + now.reordered
+                    if once_more:
+                        yield "outputs put together", base + flying + Counter({"outputs": now.sum("output")})
+            before = before + Counter[Cause]({"outputs": now.sum("output") + now.sum("mean")})
+
+    def _share(self, group: Traffic, way: Precision) -> float:
+        """Bytes on the way, as a share of fp32's."""
+        added_up = "reduce-scatter" in group.group.sharding.collectives and not group.sequences
+        return SHARE_OF_FP32[ADDED_UP_AS[way] if added_up else way]
+
+    def _sent(self, group: Traffic) -> Iterator[tuple[Moment, Counter[Cause]]]:
+        """What the lookup and the start of its exchange add."""
+        looked_up = Counter[Cause]({"lookup outputs": group.lookup or group.output * group.group.sharding.copied})
+        if group.group.sharding.copied:
+            yield "forward exchange", looked_up
+            return
+        share = self._share(group, self.precision.forward)
+        encodes = share < 1
+        sent = group.lookup
+        if group.sequences:  # in the order in which it is sent, and its lengths, before and after
+            looked_up += Counter[Cause]({"exchange": group.lookup, "inputs": 16 * group.lengths})
+        if encodes:
+            yield "forward encode", looked_up + Counter[Cause]({"codec": sent * (1 + share)})
+        encoded = Counter[Cause]({"codec": sent * share}) if encodes else Counter[Cause]()
+        if group.sequences:
+            if encodes:
+                looked_up -= Counter[Cause]({"exchange": group.lookup})
+            yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": group.output * share})
+        elif "reduce-scatter" in group.group.sharding.collectives:
+            copied = sent * share if self.gloo else 0.0
+            got = group.middle if group.group.sharding.over_domains else group.output
+            yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": copied + got * share})
+            if group.group.sharding.over_domains:
+                across = SHARE_OF_FP32[self.precision.forward]
+                yield "forward exchange", looked_up + Counter[Cause](
+                    {"exchange": group.middle * (1 + across) + group.output * across}
+                )
+        else:
+            yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": (sent + group.output) * share})
+
+    def _flying(self, group: Traffic) -> Counter[Cause]:
+        """What an exchange of outputs keeps until it is waited for."""
+        if group.group.sharding.copied:
+            return Counter[Cause]({"exchange": group.output})
+        share = self._share(group, self.precision.forward)
+        sent = group.middle if group.group.sharding.over_domains else group.lookup
+        return Counter[Cause]({"exchange": (sent + group.output) * share})
+
+    def _got(self, group: Traffic) -> Iterator[Counter[Cause]]:
+        """What is there while what came is decoded and put in order."""
+        if group.group.sharding.copied:
+            return
+        share = self._share(group, self.precision.forward)
+        if share < 1:
+            yield Counter[Cause]({"exchange": group.output * share, "outputs": group.output})
+        if group.group.sharding is ROW_WISE and not group.sequences:
+            yield Counter[Cause]({"outputs": group.output})
+        else:
+            yield Counter[Cause]({"exchange": group.output, "outputs": group.output})
+
+    def _backward(self, late: Counter[Cause]) -> Iterator[tuple[Moment, Counter[Cause]]]:
+        gradients = sum(one.sum("output") for one in self.collections)
+        for now in reversed(self.collections):
+            orders = sum(
+                one.sum("order") + one.sum("mean") + one.permuted * one.copied for one in self.collections
+            )
+            base = late + Counter[Cause]({"inputs": orders, "gradients": gradients})
+            own = now.sum("output")
+            gradients -= own
+            several = len(now.groups) > 1
+            if now.reordered:
+                yield "backward order", base + Counter[Cause]({"gradients": own})
+            flying = Counter[Cause]()
+            for group in reversed(now.groups):
+                for moment, more in self._returned(group, several):
+                    yield moment, base + flying + more
+                    if group.sequences and moment == "backward order":  # each output's gradient went into one of the group
+                        base -= Counter[Cause]({"gradients": group.output})
+                        own -= group.output
+                flying += self._returning(group)
+            if not now.copied:
+                base -= Counter[Cause]({"gradients": own})
+            for group in reversed(now.groups):
+                flying -= self._returning(group)
+                for more in self._arrived(group):
+                    yield "backward exchange", base + flying + more
+
+    def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
+        """What the start of the exchange of gradients adds to the gradients of all outputs."""
+        sharding, output = group.group.sharding, group.output
+        if sharding.copied:
+            return
+        share = self._share(group, self.precision.backward)
+        encodes = share < 1
+        if group.sequences:
+            yield "backward order", Counter[Cause]({"gradients": output})
+            if encodes:
+                yield "backward encode", Counter[Cause]({"exchange": output, "codec": output * (1 + share)})
+            sent = output * (1 + share * encodes)
+            yield "backward exchange", Counter[Cause]({"exchange": sent + group.lookup * share})
+            return
+        if sharding is ROW_WISE:
+            contiguous = output * several
+            if encodes:
+                yield "backward encode", Counter[Cause]({"gradients": contiguous, "codec": output * (1 + share)})
+                contiguous = output * share
+            copied = group.lookup * share * (1 + self.gloo)
+            yield "backward exchange", Counter[Cause]({"gradients": contiguous, "exchange": copied})
+            return
+        across = SHARE_OF_FP32[self.precision.backward]
+        yield "backward order", Counter[Cause]({"gradients": output * (1 + several + (not group.one_sender))})
+        if across < 1:
+            yield "backward encode", Counter[Cause]({"gradients": output * (1 + several), "codec": output * (1 + across)})
+        got = group.middle if sharding.over_domains else group.lookup
+        yield "backward exchange", Counter[Cause](
+            {"gradients": output * several, "exchange": (output + got) * across}
+        )
+
+    def _returning(self, group: Traffic) -> Counter[Cause]:
+        """What an exchange of gradients keeps until it is waited for."""
+        sharding = group.group.sharding
+        if sharding.copied:
+            return Counter()
+        share = SHARE_OF_FP32[self.precision.backward] if sharding.over_domains else self._share(group, self.precision.backward)
+        got = group.middle if sharding.over_domains else group.lookup
+        copied = group.lookup * share if self.gloo and sharding is ROW_WISE and not group.sequences else 0.0
+        return Counter[Cause]({"exchange": (group.output + got) * share + copied})
+
+    def _arrived(self, group: Traffic) -> Iterator[Counter[Cause]]:
+        """What is there while what came is decoded, put in order and given to the operator."""
+        sharding = group.group.sharding
+        if sharding.copied:
+            of_weights = WEIGHT_BYTES / (ID_BYTES + WEIGHT_BYTES) * group.own * group.group.weighted
+            yield Counter[Cause]({"gradients": group.copies + of_weights})
+            return
+        share = self._share(group, self.precision.backward)
+        if sharding.over_domains:
+            yield Counter[Cause]({"exchange": group.middle + group.lookup * share * (1 + self.gloo)})
+        if share < 1:
+            yield Counter[Cause]({"exchange": group.lookup * share, "gradients": group.lookup})
+        yield Counter[Cause]({"gradients": group.lookup * (1 + group.sequences)})
