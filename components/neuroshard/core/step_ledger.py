@@ -18,7 +18,7 @@ from neuroshard.core.launches import Group
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard, parts_of, sharding_of
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
-from neuroshard.core.sharding import ROW_WISE
+from neuroshard.core.sharding import ROW_WISE, TABLE_WISE
 from neuroshard.core.task import ShardingTask
 
 ID_BYTES = 8  # of lookups: int64
@@ -49,22 +49,23 @@ class Batches(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """What a pipeline keeps while ids are exchanged, in the forward and in the backward pass."""
+    """What a pipeline keeps while ids are exchanged, while a collection runs forward, when all have, and in the backward pass."""
 
     input: Batches
     forward: Batches
+    outputs: Batches
     backward: Batches
     ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
 
 
 # By the names of TorchRec 1.8's classes; counted in real steps.
 IN_FLIGHT: Mapping[str, InFlight] = {
-    "none": InFlight(Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
-    "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(1, 0, 0)),
-    "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 1)),
-    "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0)),
-    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(3, 2, 2)),
-    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 3, 3), ahead=True),
+    "none": InFlight(Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0), Batches(1, 0, 0)),
+    "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(2, 0, 0), Batches(1, 0, 0)),
+    "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 1, 1)),
+    "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
+    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2)),
+    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
 }
 
 
@@ -77,6 +78,7 @@ class Traffic:
     sent: float = 0.0
     received: float = 0.0
     kept: float = 0.0  # the ids and offsets that FBGEMM keeps until its next lookup
+    weights: float = 0.0  # of the ids that it received, which the backward pass reads
     lengths: float = 0.0  # how many lengths it receives
     order: float = 0.0  # where ids of a row-wise sequence lay before they were sent
     lookup: float = 0.0
@@ -89,6 +91,11 @@ class Traffic:
     @property
     def sequences(self) -> bool:
         return self.group.sequences
+
+    @property
+    def lengths_in_order(self) -> float:
+        """Lengths of sequences times their columns, as received and in the order of outputs, which the backward pass reads."""
+        return 16 * self.lengths * self.sequences
 
 
 @dataclass
@@ -193,13 +200,14 @@ def traffic(task: ShardingTask, shards: Sequence[Shard]) -> list[list[Collection
         for shard, part in held:
             here = found[shard.device][key][group]
             if sharding.copied:
-                here.kept += ID_BYTES * ids + OFFSET_BYTES * features * own_samples
+                here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
                 here.copies += part.rows * part.dim * table.element_bytes
                 continue
             looked_up = part.pooling_factor * samples
             here.lengths += features * samples
             here.received += of_id * looked_up + LENGTH_BYTES * features * samples
-            here.kept += of_id * looked_up + OFFSET_BYTES * features * samples
+            here.kept += ID_BYTES * looked_up + OFFSET_BYTES * features * samples
+            here.weights += (of_id - ID_BYTES) * looked_up
             looked = FP32 * part.dim * (looked_up if group.sequences else features * samples)
             here.lookup += looked
             if sharding.over_domains:
@@ -220,8 +228,7 @@ def traffic(task: ShardingTask, shards: Sequence[Shard]) -> list[list[Collection
 
 
 class _Step:
-    """The moments of a rank's step: collections run forward one after another, each waiting for its outputs; and backward in
-    the reverse order."""
+    """The moments of a rank's step: collections run forward one after another, and backward in the reverse order."""
 
     def __init__(
         self,
@@ -241,27 +248,30 @@ class _Step:
     def moments(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
         yield from self._forward()
         outputs = Counter[Cause]({"outputs": self.outputs})
-        late = self._inputs("backward", None) + self._ahead(backward=True)
+        late = self._inputs("backward") + self._ahead(backward=True)
         yield "dense layers", late + outputs + Counter({"dense layers": self.dense_bytes})
         yield from self._backward(late)
 
-    def _inputs(self, when: Literal["input", "forward", "backward"], now: Collection | None) -> Counter[Cause]:
-        """Batches at that moment of collection `now`; a pipeline has those of all collections."""
+    def _inputs(self, when: Literal["input", "forward", "outputs", "backward"], position: int = 0) -> Counter[Cause]:
+        """Batches while the collection at that position runs; a pipeline has those of all collections."""
         batches: Batches = getattr(self.flight, when)
-        there = self.collections if self.pipelined or now is None else [now]
-        sent, received = sum(one.sent for one in there), sum(one.sum("received") for one in there)
-        nbytes = batches.own * self.own + batches.sent * sent + batches.received * received + self.kept
-        if now is None:
-            if self.flight.ahead:
-                nbytes += received
-            return Counter({"inputs": nbytes})
-        nbytes += now.sum("order")
+        nbytes = batches.own * self.own + self.kept
+        for number, one in enumerate(self.collections):
+            there = self.flight.outputs if when == "forward" and number < position else batches
+            if self.pipelined or number == position:
+                nbytes += there.sent * one.sent + there.received * one.sum("received")
+                nbytes += max(there.sent, 1) * one.sum("order")
+                if when in ("forward", "outputs"):
+                    nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights")
+        now = self.collections[position]
         if when == "input":
-            nbytes += received + max((8 * group.lengths for group in now.groups), default=0.0)
-        else:
-            in_order = sum(LENGTH_BYTES * one.sum("lengths") for one in there)
-            nbytes += in_order + LENGTH_BYTES * now.sum("lengths")
-            nbytes += 0.0 if self.pipelined else now.kept_for_lookups
+            nbytes += now.sum("received") + max((8 * group.lengths for group in now.groups), default=0.0)
+        elif when == "forward":
+            nbytes += LENGTH_BYTES * now.sum("lengths")
+        if when in ("forward", "outputs") and not self.pipelined:
+            nbytes += sum(one.kept_for_lookups for one in self.collections)
+        if when == "backward" and self.flight.ahead:
+            nbytes += sum(one.sum("received") for one in self.collections)
         return Counter({"inputs": nbytes})
 
     def _ahead(self, *, backward: bool = False) -> Counter[Cause]:
@@ -276,26 +286,26 @@ class _Step:
         return found
 
     def _forward(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
+        """All collections send their outputs before the first is waited for."""
         before = self._ahead()
-        for now in self.collections:
-            yield "input exchange", self._inputs("input", now) + before
-            base = self._inputs("forward", now) + before
-            flying = Counter[Cause]()
+        for position, now in enumerate(self.collections):
+            yield "input exchange", self._inputs("input", position) + before
+            base = self._inputs("forward", position)
             for group in now.groups:
-                started = base + flying
                 for moment, more in self._sent(group):
-                    yield moment, started + more
-                flying += self._flying(group)
-            for position, group in enumerate(now.groups):
-                flying -= self._flying(group)
+                    yield moment, base + before + more
+                before += self._flying(group) + Counter[Cause]({"inputs": group.lengths_in_order})
+            before += Counter[Cause]({"inputs": now.sum("weights")})
+        base = self._inputs("outputs", len(self.collections) - 1)
+        for now in self.collections:
+            for group in now.groups:
+                before -= self._flying(group)
                 for more in self._got(group):
-                    yield "outputs put together", base + flying + more
-                flying += Counter({"outputs": group.output})
-                if position == len(now.groups) - 1 and not group.sequences:
-                    once_more = (len(now.groups) > 1) + now.reordered
-                    if once_more:
-                        yield "outputs put together", base + flying + Counter({"outputs": now.sum("output")})
-            before = before + Counter[Cause]({"outputs": now.sum("output") + now.sum("mean")})
+                    yield "outputs put together", base + before + more
+                before += Counter[Cause]({"outputs": group.output})
+            if (len(now.groups) > 1 or now.reordered) and not now.groups[0].sequences:
+                yield "outputs put together", base + before + Counter({"outputs": now.sum("output")})
+            before += Counter[Cause]({"outputs": now.sum("mean")})
 
     def _share(self, group: Traffic, way: Precision) -> float:
         """Bytes on the way, as a share of fp32's."""
@@ -311,8 +321,8 @@ class _Step:
         share = self._share(group, self.precision.forward)
         encodes = share < 1
         sent = group.lookup
-        if group.sequences:  # in the order in which it is sent, and its lengths, before and after
-            looked_up += Counter[Cause]({"exchange": group.lookup, "inputs": 16 * group.lengths})
+        if group.sequences:  # in the order in which it is sent
+            looked_up += Counter[Cause]({"exchange": group.lookup, "inputs": group.lengths_in_order})
         if encodes:
             yield "forward encode", looked_up + Counter[Cause]({"codec": sent * (1 + share)})
         encoded = Counter[Cause]({"codec": sent * share}) if encodes else Counter[Cause]()
@@ -347,37 +357,41 @@ class _Step:
         share = self._share(group, self.precision.forward)
         if share < 1:
             yield Counter[Cause]({"exchange": group.output * share, "outputs": group.output})
-        if group.group.sharding is ROW_WISE and not group.sequences:
+        sharding = group.group.sharding
+        if sharding is TABLE_WISE if group.sequences else sharding is ROW_WISE:  # comes in the order of outputs
             yield Counter[Cause]({"outputs": group.output})
         else:
             yield Counter[Cause]({"exchange": group.output, "outputs": group.output})
 
     def _backward(self, late: Counter[Cause]) -> Iterator[tuple[Moment, Counter[Cause]]]:
-        gradients = sum(one.sum("output") for one in self.collections)
+        """All collections send their gradients, the last first, before what the last gets goes to its operators."""
+        kept = sum(
+            one.sum("order") * (not self.pipelined)
+            + sum(map(one.sum, ("mean", "weights", "lengths_in_order")))
+            + one.permuted * one.copied
+            for one in self.collections
+        )
+        base = late + Counter[Cause]({"inputs": kept, "gradients": sum(one.sum("output") for one in self.collections)})
         for now in reversed(self.collections):
-            orders = sum(
-                one.sum("order") + one.sum("mean") + one.permuted * one.copied for one in self.collections
-            )
-            base = late + Counter[Cause]({"inputs": orders, "gradients": gradients})
-            own = now.sum("output")
-            gradients -= own
-            several = len(now.groups) > 1
+            own, several = now.sum("output"), len(now.groups) > 1
             if now.reordered:
                 yield "backward order", base + Counter[Cause]({"gradients": own})
-            flying = Counter[Cause]()
             for group in reversed(now.groups):
                 for moment, more in self._returned(group, several):
-                    yield moment, base + flying + more
+                    yield moment, base + more
                     if group.sequences and moment == "backward order":  # each output's gradient went into one of the group
                         base -= Counter[Cause]({"gradients": group.output})
                         own -= group.output
-                flying += self._returning(group)
+                base += self._returning(group)
             if not now.copied:
                 base -= Counter[Cause]({"gradients": own})
+        for now in reversed(self.collections):
             for group in reversed(now.groups):
-                flying -= self._returning(group)
+                base -= self._returning(group)
                 for more in self._arrived(group):
-                    yield "backward exchange", base + flying + more
+                    yield "backward exchange", base + more
+            if now.copied:
+                base -= Counter[Cause]({"gradients": now.sum("output")})
 
     def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the start of the exchange of gradients adds to the gradients of all outputs."""
