@@ -248,7 +248,7 @@ class _Step:
     def moments(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
         yield from self._forward()
         outputs = Counter[Cause]({"outputs": self.outputs})
-        late = self._inputs("backward") + self._ahead(backward=True)
+        late = self._inputs("backward") + self._ahead()
         yield "dense layers", late + outputs + Counter({"dense layers": self.dense_bytes})
         yield from self._backward(late)
 
@@ -271,23 +271,20 @@ class _Step:
         if when in ("forward", "outputs") and not self.pipelined:
             nbytes += sum(one.kept_for_lookups for one in self.collections)
         if when == "backward" and self.flight.ahead:
-            nbytes += sum(one.sum("received") for one in self.collections)
+            nbytes += self.kept + sum(one.sum("weights") for one in self.collections)
         return Counter({"inputs": nbytes})
 
-    def _ahead(self, *, backward: bool = False) -> Counter[Cause]:
-        """What is kept of the next batch where its forward pass runs ahead."""
+    def _ahead(self) -> Counter[Cause]:
+        """What is kept of the next batch where its lookups run before this one's backward pass, and of this one meanwhile."""
         if not self.flight.ahead:
             return Counter()
-        exchange = sum(group.lookup + group.output for one in self.collections for group in one.groups)
-        sequences = sum(group.output for one in self.collections for group in one.groups if group.sequences)
-        found = Counter[Cause]({"outputs": self.outputs})
-        if backward:
-            found += Counter[Cause]({"exchange": exchange, "gradients": sequences})
-        return found
+        flying = sum((self._flying(group) for one in self.collections for group in one.groups), Counter[Cause]())
+        lengths = sum(one.sum("lengths_in_order") for one in self.collections)
+        return flying + Counter[Cause]({"outputs": self.outputs, "inputs": lengths})
 
     def _forward(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """All collections send their outputs before the first is waited for."""
-        before = self._ahead()
+        before = Counter[Cause]()
         for position, now in enumerate(self.collections):
             yield "input exchange", self._inputs("input", position) + before
             base = self._inputs("forward", position)
@@ -372,6 +369,7 @@ class _Step:
             for one in self.collections
         )
         base = late + Counter[Cause]({"inputs": kept, "gradients": sum(one.sum("output") for one in self.collections)})
+        freed = 0.0 if self.flight.ahead else 1.0  # where the forward pass runs ahead, gradients of outputs stay to the end
         for now in reversed(self.collections):
             own, several = now.sum("output"), len(now.groups) > 1
             if now.reordered:
@@ -380,18 +378,18 @@ class _Step:
                 for moment, more in self._returned(group, several):
                     yield moment, base + more
                     if group.sequences and moment == "backward order":  # each output's gradient went into one of the group
-                        base -= Counter[Cause]({"gradients": group.output})
+                        base -= Counter[Cause]({"gradients": freed * group.output})
                         own -= group.output
                 base += self._returning(group)
             if not now.copied:
-                base -= Counter[Cause]({"gradients": own})
+                base -= Counter[Cause]({"gradients": freed * own})
         for now in reversed(self.collections):
             for group in reversed(now.groups):
                 base -= self._returning(group)
                 for more in self._arrived(group):
                     yield "backward exchange", base + more
             if now.copied:
-                base -= Counter[Cause]({"gradients": now.sum("output")})
+                base -= Counter[Cause]({"gradients": freed * now.sum("output")})
 
     def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the start of the exchange of gradients adds to the gradients of all outputs."""
