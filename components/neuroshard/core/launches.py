@@ -15,41 +15,12 @@ collection, but a copied hot part is an operator of its own, as any copy.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard, sharding_of
-from neuroshard.core.sharding import Sharding
+from neuroshard.core.sharding import Group, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-
-INPUT_ALL_TO_ALLS = 3  # of a group; one more for weights
-
-
-class Group(NamedTuple):
-    """Tables of one collection that run together. A collection is known by its module, and by what all its tables share:
-    weights, and whether they are sequences."""
-
-    module: str
-    weighted: bool
-    sequences: bool
-    sharding: Sharding
-
-    @classmethod
-    def of(cls, table: Table, sharding: Sharding) -> "Group":
-        """The group of a table that is held so."""
-        sequences = table.pooling == "none"
-        return cls(table.module, table.weighted, sequences, sharding.runs_as(sequences=sequences))
-
-    @property
-    def inputs(self) -> int:
-        """All-to-alls of its input in a step."""
-        return 0 if self.sharding.copied else INPUT_ALL_TO_ALLS + self.weighted
-
-    @property
-    def outputs(self) -> int:
-        """Collectives of its output, each way."""
-        return len(self.sharding.collectives)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ The order of the sharding plan's own dictionaries does not matter. tests/client/
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from neuroshard.core.launches import Group
 from neuroshard.core.plan import Plan, sharding_of
+from neuroshard.core.sharding import Group
 from neuroshard.core.table import Table
 from neuroshard.core.text import first_few
 from neuroshard.core.value import shown

@@ -12,6 +12,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Sharding
+from neuroshard.core.step_ledger import Piece, StepPeak, step_peaks
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, short_name, spanned
@@ -21,7 +22,7 @@ from neuroshard.core.value import Value, check_format, decode_json, shown, witho
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[5] = 5  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
+PLAN_FORMAT: Literal[6] = 6  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
 
 
 class Shard(Value):
@@ -146,7 +147,7 @@ class Plan(Value):
     `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
-    format_version: Literal[1, 2, 3, 4, 5] = 1
+    format_version: Literal[1, 2, 3, 4, 5, 6] = 1
     task: ShardingTask
     task_digest: str = ""
     shards: tuple[Shard, ...]
@@ -181,9 +182,12 @@ class Plan(Value):
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
         if (known := self.task.plan_format) > self.format_version:
-            named = {2: "tiers, host memory or access curves", 4: "groups of ranks", 5: "id maps"}.get(
-                known, "row orders, lookups by id or rows by access"
-            )
+            named = {
+                2: "tiers, host memory or access curves",
+                4: "groups of ranks",
+                5: "id maps",
+                6: "a step_ledger",
+            }.get(known, "row orders, lookups by id or rows by access")
             raise ValueError(
                 f"the plan's task names {named}, which format_version {self.format_version} lacks; it is {known}"
             )
@@ -304,6 +308,10 @@ class Plan(Value):
     def device_memory(self) -> tuple[Memory, ...]:
         """What takes the memory of each device."""
         return device_memory(self.task, self.shards)
+
+    def step_peaks(self) -> tuple[StepPeak, ...]:
+        """What lives on each device at the peak of a step, beside weights and optimizer state, by moment and cause."""
+        return peaks_of(self.task, self.shards)
 
     def host_memory(self) -> tuple[int, ...]:
         """Bytes of host memory on each host, for tables that are cached or in host memory."""
@@ -468,7 +476,27 @@ def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, 
     used = [[0] * len(Memory._fields) for _ in range(task.devices)]
     for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
         used[shard.device] = [sum(pair) for pair in zip(used[shard.device], memory, strict=True)]
-    return tuple(Memory(*parts) for parts in used)
+    found = tuple(Memory(*parts) for parts in used)
+    if task.step_ledger is None or task.pipeline is None:
+        return found
+    return tuple(memory._replace(step=peak.nbytes) for memory, peak in zip(found, peaks_of(task, shards), strict=True))
+
+
+def peaks_of(
+    task: ShardingTask, shards: Sequence[Shard], pipeline: str | None = None, *, gloo: bool = False
+) -> tuple[StepPeak, ...]:
+    """What lives on each device at the peak of a step, beside weights and optimizer state, by moment and cause."""
+    task = task.parted
+    tables = {table.name: table for table in task.tables}
+    held: dict[str, list[Shard]] = {}
+    for shard in shards:
+        held.setdefault(shard.table, []).append(shard)
+    shardings = {name: sharding_of(task, tables[name], some) for name, some in held.items()}
+    pieces = [
+        Piece(part, shardings[shard.table], shard.column_offset, shard.device)
+        for shard, part in zip(shards, parts_of(task, shards), strict=True)
+    ]
+    return step_peaks(task, pieces, pipeline, gloo=gloo)
 
 
 def host_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[int, ...]:

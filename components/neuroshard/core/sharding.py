@@ -7,8 +7,9 @@ hold a table needs.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from neuroshard.core.table import Table
 from neuroshard.core.topology import Topology
 
 ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
@@ -89,3 +90,31 @@ GRID = Sharding(
 )
 DATA_PARALLEL = Sharding("data-parallel", "data-parallel", "data_parallel", copied=True, collectives=(), kernel="dense")
 SHARDINGS = (TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, GRID, DATA_PARALLEL)
+
+INPUT_ALL_TO_ALLS = 3  # of a group; one more for weights
+
+
+class Group(NamedTuple):
+    """Tables of one collection that run together. A collection is known by its module, and by what all its tables share:
+    weights, and whether they are sequences."""
+
+    module: str
+    weighted: bool
+    sequences: bool
+    sharding: Sharding
+
+    @classmethod
+    def of(cls, table: Table, sharding: Sharding) -> "Group":
+        """The group of a table that is held so."""
+        sequences = table.pooling == "none"
+        return cls(table.module, table.weighted, sequences, sharding.runs_as(sequences=sequences))
+
+    @property
+    def inputs(self) -> int:
+        """All-to-alls of its input in a step."""
+        return 0 if self.sharding.copied else INPUT_ALL_TO_ALLS + self.weighted
+
+    @property
+    def outputs(self) -> int:
+        """Collectives of its output, each way."""
+        return len(self.sharding.collectives)

@@ -14,11 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from neuroshard.core.launches import Group
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Shard, parts_of, sharding_of
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
-from neuroshard.core.sharding import ROW_WISE, TABLE_WISE
+from neuroshard.core.sharding import ROW_WISE, TABLE_WISE, Group, Sharding
 from neuroshard.core.task import ShardingTask
 
 ID_BYTES = 8  # of lookups: int64
@@ -27,9 +25,12 @@ OFFSET_BYTES = 8  # what FBGEMM makes of it: int64
 WEIGHT_BYTES = 4
 FP32 = 4
 
-Cause = Literal["inputs", "lookup outputs", "exchange", "codec", "outputs", "gradients", "dense layers"]
+Cause = Literal[
+    "inputs", "lookup outputs", "exchange", "codec", "outputs", "gradients", "gradient buckets", "dense layers"
+]
 Moment = Literal[
     "input exchange",
+    "lookup",
     "forward encode",
     "forward exchange",
     "outputs put together",
@@ -66,6 +67,8 @@ IN_FLIGHT: Mapping[str, InFlight] = {
     "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
     "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2)),
     "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
+    # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
+    "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
 }
 
 
@@ -85,6 +88,7 @@ class Traffic:
     middle: float = 0.0  # what a domain's ranks have after they added their rows up
     output: float = 0.0
     mean: float = 0.0  # the divisors of row-wise means
+    buckets: float = 0.0  # gradients of data-parallel tables, which DistributedDataParallel keeps
     copies: float = 0.0  # the gradient of data-parallel tables, before it goes to a bucket
     one_sender: bool = True  # whether all its outputs come from one rank, or one domain
 
@@ -140,39 +144,48 @@ class StepPeak(NamedTuple):
     causes: dict[Cause, int]
 
 
+class Piece(NamedTuple):
+    """A shard of a plan: the part of its table, which is held with this `sharding`, its first column and its device."""
+
+    part: Part
+    sharding: Sharding
+    column_offset: int
+    device: int
+
+
 def step_peaks(
-    task: ShardingTask, shards: Sequence[Shard], pipeline: str | None = None, *, gloo: bool = False, dense_bytes: int = 0
+    task: ShardingTask, pieces: Sequence[Piece], pipeline: str | None = None, *, gloo: bool = False
 ) -> tuple[StepPeak, ...]:
-    """The peak of each rank. `gloo` says that its collectives copy what they add up, as NCCL's do not; `dense_bytes` is what the
-    dense layers keep of a step at its peak. Raises KeyError for a pipeline that is not in IN_FLIGHT."""
+    """The peak of each rank that holds these pieces of the tables of a (parted) task, by the task's pipeline unless one is given.
+    With `gloo` it is what is measured of a step on a CPU: collectives copy what they add up, as NCCL's do not, and the buckets of
+    gradients, which were there before, do not count. Raises KeyError for a pipeline that is not in IN_FLIGHT."""
     flight = IN_FLIGHT[pipeline or task.pipeline or "none"]
     precision = task.collective_precision or CollectivePrecision()
     found = []
-    for collections in traffic(task, shards):
-        step = _Step(collections, flight, precision, gloo, dense_bytes)
+    for collections in traffic(task, pieces):
+        buckets = 0.0 if gloo else sum(one.sum("buckets") for one in collections)
+        step = _Step(collections, flight, precision, gloo, task.dense_memory_bytes or 0)
         moment, causes = max(step.moments(), key=lambda one: sum(one[1].values()))
+        causes += Counter[Cause]({"gradient buckets": buckets})
         whole: dict[Cause, int] = {cause: round(nbytes) for cause, nbytes in causes.items() if nbytes >= 1}
         found.append(StepPeak(sum(whole.values()), moment, whole))
     return tuple(found)
 
 
-def traffic(task: ShardingTask, shards: Sequence[Shard]) -> list[list[Collection]]:
+def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection]]:
     """The collections of each rank, in the order of the model, with what their groups send, look up and get."""
-    task = task.parted
     ranks, samples = task.devices, task.batch_size
     own_samples = samples / ranks
     domain = ranks if task.topology is None else task.topology.domain
-    tables = {table.name: table for table in task.tables}
-    of_table: dict[str, list[tuple[Shard, Part]]] = {}
-    for shard, part in zip(shards, parts_of(task, shards), strict=True):
-        of_table.setdefault(shard.table, []).append((shard, part))
+    of_table: dict[str, list[Piece]] = {table.name: [] for table in task.tables}
+    for piece in pieces:
+        of_table[piece.part.table.name].append(piece)
     found: list[dict[tuple[str, bool, bool], dict[Group, Traffic]]] = [{} for _ in range(ranks)]
     cut: set[tuple[str, bool, bool]] = set()
     sent_as: dict[tuple[str, bool, bool], dict[Group, list[tuple[int, int, float]]]] = {}  # (rank, table, bytes)
     senders: dict[Group, set[int]] = {}
-    for position, (name, held) in enumerate(of_table.items()):
-        table = tables[name]
-        sharding = sharding_of(task, table, [shard for shard, _ in held])
+    for position, held in enumerate(filter(None, of_table.values())):
+        table, sharding = held[0].part.table, held[0].sharding
         group = Group.of(table, sharding)
         key = (table.module, table.weighted, group.sequences)
         if sharding.splits_columns and not group.sequences:
@@ -181,11 +194,13 @@ def traffic(task: ShardingTask, shards: Sequence[Shard]) -> list[list[Collection
         ids = table.pooling_factor * own_samples
         own = of_id * ids + LENGTH_BYTES * features * own_samples
         output = FP32 * table.dim * (ids if group.sequences else features * own_samples)
-        offsets = {shard.column_offset: shard.device for shard, _ in reversed(held)}  # a column shard is sent all ids
+        offsets = {piece.column_offset: piece.device for piece in reversed(held)}  # a column shard is sent all ids
         blocks = len(held) // len(offsets) if sharding.splits_rows else 1
         sent = len(offsets) * (of_id * ids + LENGTH_BYTES * features * own_samples * blocks)
         as_sent = sent_as.setdefault(key, {}).setdefault(group, [])
-        as_sent += [(0 if group.sharding is ROW_WISE or sharding.copied else d, position, own) for d in offsets.values()]
+        as_sent += [
+            (0 if group.sharding is ROW_WISE or sharding.copied else d, position, own) for d in offsets.values()
+        ]
         senders.setdefault(group, set()).update(d // domain if sharding.over_domains else d for d in offsets.values())
         for rank in range(ranks):
             here = found[rank].setdefault(key, {}).setdefault(group, Traffic(group))
@@ -197,11 +212,12 @@ def traffic(task: ShardingTask, shards: Sequence[Shard]) -> list[list[Collection
                 here.sent += sent
             if sharding.splits_rows and group.sequences:
                 here.order += ID_BYTES * ids
-        for shard, part in held:
-            here = found[shard.device][key][group]
+        for part, _, _, device in held:
+            here = found[device][key][group]
             if sharding.copied:
                 here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
                 here.copies += part.rows * part.dim * table.element_bytes
+                here.buckets += part.rows * part.dim * table.element_bytes * (table.name not in task.by_access.hot)
                 continue
             looked_up = part.pooling_factor * samples
             here.lengths += features * samples
@@ -287,8 +303,10 @@ class _Step:
         before = Counter[Cause]()
         for position, now in enumerate(self.collections):
             yield "input exchange", self._inputs("input", position) + before
-            base = self._inputs("forward", position)
-            for group in now.groups:
+            base, last = self._inputs("forward", position), 0.0
+            for group in now.groups:  # the last one's output is still there while the next one's is looked up
+                yield "lookup", base + before + Counter[Cause]({"lookup outputs": last + group.lookup})
+                last = group.lookup
                 for moment, more in self._sent(group):
                     yield moment, base + before + more
                 before += self._flying(group) + Counter[Cause]({"inputs": group.lengths_in_order})
@@ -333,8 +351,9 @@ class _Step:
             yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": copied + got * share})
             if group.group.sharding.over_domains:
                 across = SHARE_OF_FP32[self.precision.forward]
-                yield "forward exchange", looked_up + Counter[Cause](
-                    {"exchange": group.middle * (1 + across) + group.output * across}
+                yield (
+                    "forward exchange",
+                    looked_up + Counter[Cause]({"exchange": group.middle * (1 + across) + group.output * across}),
                 )
         else:
             yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": (sent + group.output) * share})
@@ -369,7 +388,9 @@ class _Step:
             for one in self.collections
         )
         base = late + Counter[Cause]({"inputs": kept, "gradients": sum(one.sum("output") for one in self.collections)})
-        freed = 0.0 if self.flight.ahead else 1.0  # where the forward pass runs ahead, gradients of outputs stay to the end
+        freed = (
+            0.0 if self.flight.ahead else 1.0
+        )  # where the forward pass runs ahead, gradients of outputs stay to the end
         for now in reversed(self.collections):
             own, several = now.sum("output"), len(now.groups) > 1
             if now.reordered:
@@ -377,7 +398,9 @@ class _Step:
             for group in reversed(now.groups):
                 for moment, more in self._returned(group, several):
                     yield moment, base + more
-                    if group.sequences and moment == "backward order":  # each output's gradient went into one of the group
+                    if (
+                        group.sequences and moment == "backward order"
+                    ):  # each output's gradient went into one of the group
                         base -= Counter[Cause]({"gradients": freed * group.output})
                         own -= group.output
                 base += self._returning(group)
@@ -416,18 +439,23 @@ class _Step:
         across = SHARE_OF_FP32[self.precision.backward]
         yield "backward order", Counter[Cause]({"gradients": output * (1 + several + (not group.one_sender))})
         if across < 1:
-            yield "backward encode", Counter[Cause]({"gradients": output * (1 + several), "codec": output * (1 + across)})
+            yield (
+                "backward encode",
+                Counter[Cause]({"gradients": output * (1 + several), "codec": output * (1 + across)}),
+            )
         got = group.middle if sharding.over_domains else group.lookup
-        yield "backward exchange", Counter[Cause](
-            {"gradients": output * several, "exchange": (output + got) * across}
-        )
+        yield "backward exchange", Counter[Cause]({"gradients": output * several, "exchange": (output + got) * across})
 
     def _returning(self, group: Traffic) -> Counter[Cause]:
         """What an exchange of gradients keeps until it is waited for."""
         sharding = group.group.sharding
         if sharding.copied:
             return Counter()
-        share = SHARE_OF_FP32[self.precision.backward] if sharding.over_domains else self._share(group, self.precision.backward)
+        share = (
+            SHARE_OF_FP32[self.precision.backward]
+            if sharding.over_domains
+            else self._share(group, self.precision.backward)
+        )
         got = group.middle if sharding.over_domains else group.lookup
         copied = group.lookup * share if self.gloo and sharding is ROW_WISE and not group.sequences else 0.0
         return Counter[Cause]({"exchange": (group.output + got) * share + copied})

@@ -1,6 +1,6 @@
-"""Memory that a training step needs for the shards of a device, besides weights and optimizer state: inputs and outputs.
+"""What TorchRec estimates that a training step needs in memory for the shards of a device, besides weights and optimizer state.
 
-The rules are those of TorchRec 1.8's `EmbeddingStorageEstimator` (planner/shard_estimators.py, `calculate_pipeline_io_cost`),
+Plans of formats 1 to 5 count this; real steps need two to four times as much (core/step_ledger.py). The rules are those of TorchRec 1.8's `EmbeddingStorageEstimator` (planner/shard_estimators.py, `calculate_pipeline_io_cost`),
 for tables in device memory. They depend on the trainer's pipeline: how many batches of lookups are on the device at a time. Not
 covered: the weights of weighted lookups, copies inside the all-to-alls, and with a pipeline outputs and their gradients, which
 live only while memory is below its peak (the end of the dense forward pass). A reserve covers what is left out.
@@ -11,7 +11,9 @@ from typing import Literal
 
 from neuroshard.core.table import Table
 
-Pipeline = Literal["none", "sparse-dist", "prefetch"]
+Pipeline = Literal[
+    "none", "base", "sparse-dist", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"
+]  # a plain loop, and TorchRec's TrainPipelineBase, SparseDist, SparseDistLite, FusedSparseDist, SemiSync and PrefetchSparseDist
 DEFAULT_PIPELINE: Pipeline = "sparse-dist"  # TorchRec's TrainPipelineSparseDist, which most trainers run
 
 LOOKUP_BYTES = 8  # the operator's row indices are int64, whatever the batch holds
@@ -36,7 +38,7 @@ def step_bytes(
         return 0
     of_all = table.pooling_factor * samples
     lookups = math.ceil(of_all / row_blocks if lookup_share is None else of_all * lookup_share)
-    kept = BATCHES[pipeline] * lookups * LOOKUP_BYTES
+    kept = BATCHES.get(pipeline, 1) * lookups * LOOKUP_BYTES
     if pipeline != "none":
         return kept
     outputs = lookups if table.pooling == "none" else math.ceil(_pooled(table) * samples)

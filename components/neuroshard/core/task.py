@@ -18,7 +18,7 @@ from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.step_memory import BATCHES, Pipeline
 from neuroshard.core.table import DenseOptimizer, Table, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
@@ -49,7 +49,9 @@ def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipe
 class ShardingTask(Value):
     """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
 
-    `pipeline` is the trainer's; memory then counts what a step needs (core/step_memory.py). Without one it is not counted.
+    `pipeline` is the trainer's; memory then counts what a step needs: with a `step_ledger` what was measured of real steps
+    (core/step_ledger.py), and `dense_memory_bytes` for what the dense layers keep of one; without it, in plans of formats 1 to 5,
+    what TorchRec estimates (core/step_memory.py). Without a pipeline it is not counted.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
     the trainer's, which trains the data-parallel tables: see `Part.memory`. `host_memory_bytes` is what each host has for tables
@@ -68,6 +70,8 @@ class ShardingTask(Value):
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
     constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
     pipeline: Pipeline | None = None
+    step_ledger: Literal[1] | None = None
+    dense_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
     topology: Topology | None = None
     collective_precision: CollectivePrecision | None = None
     dense_optimizer: DenseOptimizer | None = None
@@ -100,6 +104,8 @@ class ShardingTask(Value):
         parted._check_tiers()
         if fault := dense_time_fault(self.dense_ms, self.host_memory_bytes, self.pipeline):
             raise ValueError(fault)
+        if self.step_ledger is None:
+            self._check_without_ledger()
         precision = self.collective_precision
         if precision is not None and (fault := precision.fault(self.tables, self.batch_size, self.devices)):
             raise ValueError(fault)
@@ -108,6 +114,17 @@ class ShardingTask(Value):
         if self.groups is not None and (fault := self._groups_fault(self.groups)):
             raise ValueError(fault)
         return self
+
+    def _check_without_ledger(self) -> None:
+        """Only the ledger of a step knows all pipelines, and what dense layers keep."""
+        if self.pipeline not in (None, *BATCHES):
+            raise ValueError(
+                f"pipeline {self.pipeline!r} has no memory of a step without a step_ledger; say step_ledger 1"
+            )
+        if self.dense_memory_bytes is not None:
+            raise ValueError(
+                "dense_memory_bytes count in a ledger of the step's memory; say step_ledger 1, or leave them out"
+            )
 
     def _groups_fault(self, groups: Groups) -> str:
         """Why the task cannot be that of a group; empty if it can."""
@@ -135,6 +152,8 @@ class ShardingTask(Value):
             data.pop("constraints", None)
         unsaid = (
             "pipeline",
+            "step_ledger",
+            "dense_memory_bytes",
             "topology",
             "collective_precision",
             "dense_optimizer",
@@ -187,9 +206,11 @@ class ShardingTask(Value):
         return (self.dense_ms or 0.0) if self.pipeline == "prefetch" else 0.0
 
     @property
-    def plan_format(self) -> Literal[1, 2, 3, 4, 5]:
+    def plan_format(self) -> Literal[1, 2, 3, 4, 5, 6]:
         """The oldest format of plans whose readers do not drop what it names: 2 has host memory, tiers and access curves, 3 row
-        orders, lookups by id, and rows by access, 4 groups of ranks, 5 id maps."""
+        orders, lookups by id, and rows by access, 4 groups of ranks, 5 id maps, 6 the ledger of a step's memory."""
+        if self.step_ledger is not None:
+            return 6
         if self.mapped:
             return 5
         if self.groups is not None:

@@ -9,9 +9,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.core.launches import Group, operators_of, reordered_columns
+from neuroshard.core.launches import operators_of, reordered_columns
 from neuroshard.core.part import Part
-from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDINGS, TABLE_WISE
+from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDINGS, TABLE_WISE, Group
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import LaunchMs, LaunchPrices, map_ms

@@ -1,0 +1,94 @@
+"""The most memory that tensors take at once while a trainer makes some steps. Needs torch.
+
+    with peak_memory() as peak:
+        for _ in range(3):
+            pipeline.progress(batches)
+    print(peak.nbytes)
+
+On a GPU these are the statistics of CUDA's caching allocator. On a CPU they are torch's own memory events, of tensors made inside
+the block only: begin before the pipeline is made, and after a few steps, so that what is made once (state, buffers) is left out.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+# gloo's thread is sometimes the last to hold a tensor, and torch reports no free from there. After a pause it has let go.
+PAUSE_S = 0.005
+
+
+@dataclass
+class Peak:
+    """What tensors took at most: on a GPU all of them, on a CPU those made inside the block. `reserved` is what CUDA's caching
+    allocator held for them, 0 on a CPU."""
+
+    nbytes: int = 0
+    reserved: int = 0
+
+
+@contextmanager
+def peak_memory(device: torch.device | str = "cpu") -> Iterator[Peak]:
+    """Measures what the block's tensors take on this device at most; known once the block has ended."""
+    peak = Peak()
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        torch.cuda.synchronize(device)
+        peak.nbytes, peak.reserved = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        return
+    with _pausing_after_waits(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as events:
+        yield peak
+    peak.nbytes = _most_live(_allocations(events))
+
+
+def _allocations(events: Any) -> list[tuple[int, int]]:
+    """The allocations (bytes) and frees (less than 0) of tensors, with their addresses, in the order in which they were made."""
+    found, waiting = [], [*events.profiler.kineto_results.experimental_event_tree()]
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == _EventType.Allocation:
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return [(address, nbytes) for _, address, nbytes in sorted(found, key=lambda one: one[0])]
+
+
+def _most_live(allocations: list[tuple[int, int]]) -> int:
+    """The most bytes that lived at once. Frees of what was made before the block do not count."""
+    live: dict[int, int] = {}
+    total = most = 0
+    for address, nbytes in allocations:
+        if nbytes > 0:
+            live[address] = nbytes
+            total += nbytes
+            most = max(most, total)
+        else:
+            total -= live.pop(address, 0)
+    return most
+
+
+@contextmanager
+def _pausing_after_waits() -> Iterator[None]:
+    """Every wait for a collective is followed by a pause."""
+    work = dist.distributed_c10d.Work if dist.is_available() else None
+    if work is None:
+        yield
+        return
+    wait = work.wait
+
+    def waits(self: Any, *args: Any, **kwargs: Any) -> Any:
+        done = wait(self, *args, **kwargs)
+        time.sleep(PAUSE_S)
+        return done
+
+    setattr(work, "wait", waits)  # noqa: B010 (mypy: a method)
+    try:
+        yield
+    finally:
+        setattr(work, "wait", wait)  # noqa: B010

@@ -1,0 +1,73 @@
+"""What a training step needs in memory: the ledger of core/step_ledger.py beside live bytes of real steps of TorchRec on gloo
+ranks of this CPU. Run `make bench-memory`, or with ARGS=--quick.
+
+Cases are drawn by seed (tests/helpers/step_cases.py): collections, ways to hold tables, pipelines and precisions. Live bytes do
+not depend on how fast this machine is.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.publishing.page import print_table, publish
+from helpers.step_cases import PIPELINES, StepCase, drawn_case, peaks_of
+from neuroshard.core.plan import peaks_of as peaks_of_plan
+
+FIRST_SEED = 9_300_000  # add to it for cases that nobody has looked at
+KINDS = (
+    ("plain loop", ("none",), (None,)),
+    ("TrainPipelineBase", ("base",), (None,)),
+    ("TrainPipelineSparseDist", ("sparse-dist",), (None,)),
+    ("TrainPipelineSparseDistLite", ("sparse-dist-lite",), (None,)),
+    ("TrainPipelineFusedSparseDist", ("fused-sparse-dist",), (None,)),
+    ("TrainPipelineSemiSync", ("semi-sync",), (None,)),
+    ("exchange in fp16 or bf16", ("none", *PIPELINES), ("fp16", "bf16")),
+)
+
+
+def errors(case: StepCase) -> list[float]:
+    """How far the ledger is off, of each rank, as a share of what was measured."""
+    said = peaks_of_plan(case.plan.task, case.plan.shards, case.pipeline, gloo=True)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = peaks_of(case, Path(folder))
+    return [one.nbytes / nbytes - 1 for one, nbytes in zip(said, measured, strict=True)]
+
+
+def row(name: str, found: Sequence[float]) -> tuple[str, ...]:
+    """A row of the table, of so many ranks."""
+    size = sorted(abs(one) for one in found)
+    within = [f"{sum(one <= share for one in size) / len(size):.0%}" for share in (0.01, 0.05)]
+    return name, str(len(size)), f"{sum(size) / len(size):.1%}", *within, f"{min(found):+.1%}", f"{max(found):+.1%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2 cases a row instead of 30")
+    parser.add_argument("--seed", type=int, default=FIRST_SEED)
+    parser.add_argument("--publish", action="store_true", help="write the table to docs/benchmarks")
+    arguments = parser.parse_args()
+    rows, every, cases = list[tuple[str, ...]](), list[float](), 2 if arguments.quick else 30
+    for place, (name, pipelines, precisions) in enumerate(KINDS):
+        found = list[float]()
+        for number in range(cases):
+            seed = arguments.seed + 1000 * place + number
+            off = errors(drawn_case(random.Random(seed), pipelines, precisions))
+            found += off
+            print(f"{name}, seed {seed}: {', '.join(f'{one:+.1%}' for one in off)}", file=sys.stderr)
+        rows.append(row(name, found))
+        every += found
+    rows.append(row("all", every))
+    columns = ("pipeline", "ranks", "mean error", "within 1 %", "within 5 %", "lowest", "highest")
+    question = "How far is the ledger of a step's memory from live bytes of real steps?"
+    print_table(columns, rows)
+    if arguments.publish:
+        publish("trainer-memory", question, columns, rows, "measured")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Drawn plans, and the peak of live bytes of real training steps by them, on gloo ranks. Needs torchrec."""
+
+import os
+import random
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torchrec import KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel, ShardingEnv
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.streamable import Pipelineable
+
+from helpers.gloo import on_ranks
+from helpers.torchrec_models import module_of
+from neuroshard.client.peak_memory import peak_memory
+from neuroshard.client.torchrec import qcomms, to_torchrec
+from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.sharding import GRID, TABLE_ROW_WISE
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
+
+PIPELINES = {
+    "base": train_pipelines.TrainPipelineBase,
+    "sparse-dist": train_pipelines.TrainPipelineSparseDist,
+    "sparse-dist-lite": train_pipelines.TrainPipelineSparseDistLite,
+    "fused-sparse-dist": train_pipelines.TrainPipelineFusedSparseDist,
+    "semi-sync": train_pipelines.TrainPipelineSemiSync,
+}
+WAYS = (
+    ("whole",),
+    ("columns",),
+    ("rows",),
+    ("copies",),
+    ("whole", "columns"),
+    ("whole", "rows"),
+    ("whole", "columns", "rows", "copies"),
+    ("table-row-wise",),
+    ("grid",),
+    ("whole", "table-row-wise", "grid", "rows"),
+)
+WARM_UP, STEPS = 4, 5
+
+
+class StepCase(NamedTuple):
+    """A plan, the pipeline that trains by it ("none" is a plain loop), and how many of its ranks share a host."""
+
+    plan: Plan
+    pipeline: str
+    local: int
+
+
+def drawn_case(rng: random.Random, pipelines: Sequence[str], precisions: Sequence[str | None] = (None,)) -> StepCase:
+    """Up to three collections of pooled, weighted or mean-pooled tables or sequences, held in one of WAYS, on 2 or 4 ranks."""
+    pipeline, ranks = rng.choice(pipelines), rng.choice([2, 2, 4])
+    local = rng.choice([2, 4]) if ranks == 4 else 2
+    ways = rng.choice([one for one in WAYS if pipeline != "semi-sync" or "copies" not in one])
+    tables, shards, copied = list[Table](), list[Shard](), list[str]()
+    for module in range(rng.choice([1, 1, 2, 3])):
+        kind, width = rng.choice(["sum", "sum", "weighted", "mean", "none"]), rng.choice([16, 32, 64])
+        for place in range(rng.randint(1, 6)):
+            table = _table(rng, f"m{module}", place, kind, width)
+            way = _way(rng.choice(ways), kind, ranks > local)
+            tables.append(table)
+            shards += held(table, way, rng.randrange(ranks), ranks, local)
+            copied += [table.name] if way == "copies" else []
+    if len(copied) == len(tables):
+        return drawn_case(rng, pipelines, precisions)
+    precision = rng.choice(precisions)
+    task = ShardingTask(
+        tables=tuple(tables),
+        device_memory_bytes=(2**40,) * ranks,
+        batch_size=ranks * rng.choice([128, 256, 512]),
+        topology=Topology(domain=local, local_world_size=local) if local < ranks else None,
+        collective_precision=None if precision is None else {"forward": precision, "backward": precision},
+    ).with_copies(copied)
+    provenance = Provenance(neuroshard_version="0", algorithm="by hand")
+    return StepCase(Plan(task=task, shards=tuple(shards), provenance=provenance), pipeline, local)
+
+
+def _table(rng: random.Random, module: str, place: int, kind: str, width: int) -> Table:
+    name, lookups = f"{module}t{place}", rng.choice([1, 3, 10, 20])
+    features = [{"name": f"{name}f{number}", "pooling_factor": lookups} for number in range(rng.choice([1, 1, 1, 2]))]
+    return Table.model_validate(
+        {
+            "name": name,
+            "module": module,
+            "rows": rng.choice([400, 1000, 3000]),
+            "dim": width if kind == "none" else rng.choice([16, 32, 64]),
+            "pooling": "sum" if kind == "weighted" else kind,
+            "weighted": kind == "weighted",
+            "features": features,
+            "pooling_factor": lookups * len(features),
+            "optimizer_bytes_per_row": 0,
+            "optimizer_bytes_per_element": 0,
+        }
+    )
+
+
+def _way(way: str, kind: str, several_hosts: bool) -> str:
+    """That, or another that TorchRec trains rightly."""
+    if way in ("table-row-wise", "grid") and (not several_hosts or kind == "none"):
+        way = "rows"
+    splits_rows = way in ("rows", "table-row-wise", "grid")
+    return "whole" if (splits_rows and kind == "mean") or (way == "copies" and kind == "none") else way
+
+
+def held(table: Table, way: str, first: int, ranks: int, local: int) -> list[Shard]:
+    """The shards of a table that is held so, from rank `first` on or on its host."""
+
+    def shard(device: int, row: int = 0, rows: int = table.rows, column: int = 0, dim: int = table.dim) -> Shard:
+        return Shard(table=table.name, row_offset=row, rows=rows, column_offset=column, dim=dim, device=device)
+
+    def blocks(devices: Sequence[int], column: int = 0, dim: int = table.dim) -> list[Shard]:
+        each = table.row_blocks(len(devices))
+        return [shard(d, row, rows, column, dim) for d, (row, rows) in zip(devices, each, strict=True)]
+
+    if way == "copies":
+        return [shard(device) for device in range(ranks)]
+    if way == "columns":
+        half = table.dim // 2
+        return [shard((first + n) % ranks, column=n * half, dim=half) for n in range(2)]
+    if way == "rows":
+        return blocks(range(ranks))
+    hosts = [range(begin, begin + local) for begin in range(0, ranks, local)]
+    if way == TABLE_ROW_WISE.name:
+        return blocks(hosts[first // local])
+    if way == GRID.name:
+        dim = table.dim // len(hosts)
+        return [one for number, host in enumerate(hosts) for one in blocks(host, number * dim, dim)]
+    return [shard(first)]
+
+
+class Batch(Pipelineable):  # type: ignore[misc]
+    """The features of each collection, by its name."""
+
+    def __init__(self, parts: dict[str, KeyedJaggedTensor]) -> None:
+        self.parts = parts
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
+        return Batch({name: part.to(device, non_blocking) for name, part in self.parts.items()})
+
+    def record_stream(self, stream: object) -> None:
+        """On a CPU there are no streams."""
+
+    def pin_memory(self) -> "Batch":
+        return self
+
+
+class _KeepsNothing(torch.autograd.Function):
+    """Dense layers that keep nothing, and give every output a gradient of its size."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.like = [(one.shape, one.dtype) for one in outputs]
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return tuple(torch.ones(shape, dtype=dtype) for shape, dtype in ctx.like)
+
+
+class Dense(nn.Module):
+    def forward(self, outputs: list[Any]) -> Tensor:
+        found = list[Tensor]()
+        for one in outputs:
+            one = one.wait() if hasattr(one, "wait") else one
+            found += (
+                [one.values()]
+                if hasattr(one, "keys") and callable(getattr(one, "offset_per_key", None))
+                else [output.values() for output in one.values()]
+            )
+        loss: Tensor = _KeepsNothing.apply(*found)
+        return loss
+
+
+class Model(nn.Module):
+    """Collections that run one after another, and dense layers that read all of them."""
+
+    def __init__(self, tables: tuple[Table, ...]) -> None:
+        super().__init__()
+        self.sparse: Any = module_of(tables)
+        self.paths = list(dict.fromkeys(table.module for table in tables))
+        self.dense = Dense()
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss = self.dense([self.sparse[path](batch.parts[path]) for path in self.paths])
+        return loss, loss.detach()
+
+
+def batches(tables: tuple[Table, ...], samples: int, seed: int, steps: int) -> Iterator[Batch]:
+    """Made one at a time, and held by nobody else."""
+    return (batch_of(tables, samples, seed * 1000 + step) for step in range(steps))
+
+
+def batch_of(tables: tuple[Table, ...], samples: int, seed: int) -> Batch:
+    """Ids are drawn alike over the rows; every sample has as many lookups as the tables say."""
+    generator, parts = torch.Generator().manual_seed(seed), {}
+    for module in dict.fromkeys(table.module for table in tables):
+        keys, ids, lengths = list[str](), list[Tensor](), list[Tensor]()
+        here = [table for table in tables if table.module == module]
+        for table in here:
+            for feature in table.features:
+                lookups = int(feature.pooling_factor)
+                keys.append(feature.name)
+                ids.append(torch.randint(table.rows, (samples * lookups,), generator=generator))
+                lengths.append(torch.full((samples,), lookups, dtype=torch.int32))
+        values = torch.cat(ids)
+        weights = torch.rand(len(values)) if here[0].weighted else None
+        parts[module] = KeyedJaggedTensor(keys, values, weights=weights, lengths=torch.cat(lengths))
+    return Batch(parts)
+
+
+class _NoOptimizer:
+    param_groups: tuple[()] = ()
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def step(self) -> None: ...
+
+
+def peaks_of(case: StepCase, folder: Path) -> list[int]:
+    """What live tensors of each rank take at most in some steps, beside weights, state and the buckets of gradients."""
+    return on_ranks(case.plan.task.devices, folder, _peak, case)
+
+
+def _peak(rank: int, case: StepCase) -> int:
+    warnings.simplefilter("ignore")
+    os.environ.update(LOCAL_WORLD_SIZE=str(case.local), TORCHREC_RESOLVED_POD_SIZE="1")
+    if case.pipeline in ("fused-sparse-dist", "semi-sync"):
+        _without_streams()
+    task, model = case.plan.task, Model(case.plan.task.tables)
+    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+    codecs = {} if (registry := qcomms(case.plan)) is None else {"qcomm_codecs_registry": registry}
+    sharders = [
+        EmbeddingBagCollectionSharder(fused_params=dict(fused), **codecs),
+        EmbeddingCollectionSharder(fused_params=dict(fused), **codecs),
+    ]
+    plan = to_torchrec(case.plan, model, device_type="cpu", sharders=sharders, any_output_order=True, optimizer="sgd")
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    sharded = DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    copies = [parameter for _, parameter in sharded.named_parameters()]
+    optimizer: Any = torch.optim.SGD(copies, lr=0.1) if copies else _NoOptimizer()
+    made = batches(task.tables, task.batch_size // task.devices, rank, WARM_UP + STEPS)
+
+    def plain(some: Iterator[Batch]) -> None:
+        for batch in some:
+            optimizer.zero_grad(set_to_none=False)
+            loss, _ = sharded(batch)
+            loss.backward()
+            optimizer.step()
+
+    plain(next(made) for _ in range(WARM_UP))
+    dist.barrier()
+    with peak_memory() as peak:
+        if case.pipeline == "none":
+            plain(made)
+        else:
+            options = {"start_batch": 0} if case.pipeline == "semi-sync" else {}
+            pipeline = PIPELINES[case.pipeline](sharded, optimizer, torch.device("cpu"), **options)
+            for _ in range(STEPS):
+                pipeline.progress(made)
+            del pipeline
+    return peak.nbytes
+
+
+def _without_streams() -> None:
+    """FusedSparseDist and SemiSync ask for CUDA's streams, of which a CPU has none."""
+    from torchrec.sparse import jagged_tensor
+
+    torch.cuda.current_stream = lambda *args, **kwargs: None
+    for one in (jagged_tensor.KeyedJaggedTensor, jagged_tensor.JaggedTensor, jagged_tensor.KeyedTensor, Tensor):
+        one.record_stream = lambda self, stream: None
