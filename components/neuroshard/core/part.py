@@ -95,6 +95,8 @@ class Part(NamedTuple):
         batch_size: int = 0,
         pipeline: Pipeline | None = None,
         dense_optimizer: DenseOptimizer | None = None,
+        *,
+        ledger: bool = False,
     ) -> Memory:
         """What it takes of its device, for a global batch of `batch_size`: row-wise state is kept once by every column shard.
 
@@ -104,7 +106,7 @@ class Part(NamedTuple):
         """
         weights, state = (self.rows * each for each in self.table.row_bytes(self.dim))
         samples = -(-batch_size // max(self.copies, 1))
-        step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks, self.lookup_share)
+        step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks, self.lookup_share, ledger=ledger)
         if not self.copies:
             return Memory(weights, state, step, id_map=self._id_map_bytes(batch_size))
         if dense_optimizer is None:

@@ -13,6 +13,7 @@ from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Sharding
 from neuroshard.core.step_ledger import Piece, StepPeak, step_peaks
+from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, short_name, spanned
@@ -483,7 +484,7 @@ def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, 
 
 
 def peaks_of(
-    task: ShardingTask, shards: Sequence[Shard], pipeline: str | None = None, *, gloo: bool = False
+    task: ShardingTask, shards: Sequence[Shard], pipeline: Pipeline | None = None, *, gloo: bool = False
 ) -> tuple[StepPeak, ...]:
     """What lives on each device at the peak of a step, beside weights and optimizer state, by moment and cause."""
     task = task.parted

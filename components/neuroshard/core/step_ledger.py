@@ -1,8 +1,8 @@
 """What lives on each rank in a training step of TorchRec, beside weights and optimizer state: a ledger, by moment and by cause.
 
 A step's peak is the largest of its moments, and a moment is a sum of terms that follow from tables, plan, batch and pipeline.
-Nothing is fitted but how many batches a pipeline has in flight (`IN_FLIGHT`). The terms are those of TorchRec 1.8, read in its
-source and seen in the memory events of real steps (tests/bench/memory.py; docs/benchmarks.md has how well they fit).
+Nothing is fitted but how many batches a pipeline has in flight (core/step_memory.py). The terms are those of TorchRec 1.8, read in
+its source and seen in the memory events of real steps (tests/bench/memory.py; docs/benchmarks.md has how well they fit).
 
 Sizes are bytes on one rank. `lookup` is the output of a group's lookup, for the samples of all ranks; `output` is what the rank
 gets of it after the exchange, for its own samples. Not covered: what the dense layers keep (`dense_bytes`), the temporaries of
@@ -10,20 +10,27 @@ FBGEMM's CUDA kernels, caches, and batches of which the samples differ from rank
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from neuroshard.core.part import Part
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
 from neuroshard.core.sharding import ROW_WISE, TABLE_WISE, Group, Sharding
+from neuroshard.core.step_memory import (
+    IN_FLIGHT,
+    LENGTH_BYTES,
+    LOOKUP_BYTES,
+    OFFSET_BYTES,
+    OUTPUT_BYTES,
+    WEIGHT_BYTES,
+    Batches,
+    InFlight,
+    Pipeline,
+    output_bytes,
+    own_input_bytes,
+)
 from neuroshard.core.task import ShardingTask
-
-ID_BYTES = 8  # of lookups: int64
-LENGTH_BYTES = 4  # of the number of lookups of a sample and feature: int32, as TorchRec's batches have it
-OFFSET_BYTES = 8  # what FBGEMM makes of it: int64
-WEIGHT_BYTES = 4
-FP32 = 4
 
 Cause = Literal[
     "inputs", "lookup outputs", "exchange", "codec", "outputs", "gradients", "gradient buckets", "dense layers"
@@ -39,37 +46,6 @@ Moment = Literal[
     "backward exchange",
     "backward order",
 ]
-
-
-class Batches(NamedTuple):
-    """Batches of which a rank has its own input, the input as it is sent, and as it is received and not yet in order."""
-
-    own: int
-    sent: int
-    received: int
-
-
-class InFlight(NamedTuple):
-    """What a pipeline keeps while ids are exchanged, while a collection runs forward, when all have, and in the backward pass."""
-
-    input: Batches
-    forward: Batches
-    outputs: Batches
-    backward: Batches
-    ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
-
-
-# By the names of TorchRec 1.8's classes; counted in real steps.
-IN_FLIGHT: Mapping[str, InFlight] = {
-    "none": InFlight(Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0), Batches(1, 0, 0)),
-    "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(2, 0, 0), Batches(1, 0, 0)),
-    "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 1, 1)),
-    "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
-    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2)),
-    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
-    # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
-    "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
-}
 
 
 @dataclass
@@ -154,7 +130,7 @@ class Piece(NamedTuple):
 
 
 def step_peaks(
-    task: ShardingTask, pieces: Sequence[Piece], pipeline: str | None = None, *, gloo: bool = False
+    task: ShardingTask, pieces: Sequence[Piece], pipeline: Pipeline | None = None, *, gloo: bool = False
 ) -> tuple[StepPeak, ...]:
     """The peak of each rank that holds these pieces of the tables of a (parted) task, by the task's pipeline unless one is given.
     With `gloo` it is what is measured of a step on a CPU: collectives copy what they add up, as NCCL's do not, and the buckets of
@@ -190,10 +166,12 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         key = (table.module, table.weighted, group.sequences)
         if sharding.splits_columns and not group.sequences:
             cut.add(key)
-        features, of_id = max(len(table.features), 1), ID_BYTES + WEIGHT_BYTES * table.weighted
-        ids = table.pooling_factor * own_samples
-        own = of_id * ids + LENGTH_BYTES * features * own_samples
-        output = FP32 * table.dim * (ids if group.sequences else features * own_samples)
+        features, of_id = max(len(table.features), 1), LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
+        ids, own, output = (
+            table.pooling_factor * own_samples,
+            own_input_bytes(table, own_samples),
+            output_bytes(table, own_samples),
+        )
         offsets = {piece.column_offset: piece.device for piece in reversed(held)}  # a column shard is sent all ids
         blocks = len(held) // len(offsets) if sharding.splits_rows else 1
         sent = len(offsets) * (of_id * ids + LENGTH_BYTES * features * own_samples * blocks)
@@ -211,20 +189,21 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             if not sharding.copied:
                 here.sent += sent
             if sharding.splits_rows and group.sequences:
-                here.order += ID_BYTES * ids
+                here.order += LOOKUP_BYTES * ids
         for part, _, _, device in held:
             here = found[device][key][group]
             if sharding.copied:
                 here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
-                here.copies += part.rows * part.dim * table.element_bytes
-                here.buckets += part.rows * part.dim * table.element_bytes * (table.name not in task.by_access.hot)
+                gradient = part.memory().weights
+                here.copies += gradient
+                here.buckets += gradient * (table.name not in task.by_access.hot)
                 continue
             looked_up = part.pooling_factor * samples
             here.lengths += features * samples
             here.received += of_id * looked_up + LENGTH_BYTES * features * samples
-            here.kept += ID_BYTES * looked_up + OFFSET_BYTES * features * samples
-            here.weights += (of_id - ID_BYTES) * looked_up
-            looked = FP32 * part.dim * (looked_up if group.sequences else features * samples)
+            here.kept += LOOKUP_BYTES * looked_up + OFFSET_BYTES * features * samples
+            here.weights += (of_id - LOOKUP_BYTES) * looked_up
+            looked = OUTPUT_BYTES * part.dim * (looked_up if group.sequences else features * samples)
             here.lookup += looked
             if sharding.over_domains:
                 here.middle += looked / domain
@@ -464,7 +443,7 @@ class _Step:
         """What is there while what came is decoded, put in order and given to the operator."""
         sharding = group.group.sharding
         if sharding.copied:
-            of_weights = WEIGHT_BYTES / (ID_BYTES + WEIGHT_BYTES) * group.own * group.group.weighted
+            of_weights = WEIGHT_BYTES / (LOOKUP_BYTES + WEIGHT_BYTES) * group.own * group.group.weighted
             yield Counter[Cause]({"gradients": group.copies + of_weights})
             return
         share = self._share(group, self.precision.backward)

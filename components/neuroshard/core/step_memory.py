@@ -1,13 +1,14 @@
-"""What TorchRec estimates that a training step needs in memory for the shards of a device, besides weights and optimizer state.
+"""What pipelines keep of their batches, and what a training step needs at least for the shards of a device, besides weights and
+optimizer state.
 
-Plans of formats 1 to 5 count this; real steps need two to four times as much (core/step_ledger.py). The rules are those of TorchRec 1.8's `EmbeddingStorageEstimator` (planner/shard_estimators.py, `calculate_pipeline_io_cost`),
-for tables in device memory. They depend on the trainer's pipeline: how many batches of lookups are on the device at a time. Not
-covered: the weights of weighted lookups, copies inside the all-to-alls, and with a pipeline outputs and their gradients, which
-live only while memory is below its peak (the end of the dense forward pass). A reserve covers what is left out.
+The whole of a step is a ledger (core/step_ledger.py). Plans of formats 1 to 5 count what TorchRec 1.8 estimates instead
+(planner/shard_estimators.py, `calculate_pipeline_io_cost`), a half to a quarter of what real steps need: with a pipeline no
+outputs and gradients, and no copies inside the all-to-alls.
 """
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from neuroshard.core.table import Table
 
@@ -16,8 +17,59 @@ Pipeline = Literal[
 ]  # a plain loop, and TorchRec's TrainPipelineBase, SparseDist, SparseDistLite, FusedSparseDist, SemiSync and PrefetchSparseDist
 DEFAULT_PIPELINE: Pipeline = "sparse-dist"  # TorchRec's TrainPipelineSparseDist, which most trainers run
 
-LOOKUP_BYTES = 8  # the operator's row indices are int64, whatever the batch holds
-BATCHES: dict[Pipeline, int] = {"none": 1, "sparse-dist": 2, "prefetch": 3}  # of lookups on the device at a time
+LOOKUP_BYTES = 8  # of an id: the operator's row indices are int64, whatever the batch holds
+LENGTH_BYTES = 4  # of the number of lookups of a sample and feature: int32, as TorchRec's batches have it
+OFFSET_BYTES = 8  # what FBGEMM makes of it: int64
+WEIGHT_BYTES = 4
+OUTPUT_BYTES = 4  # of an element: outputs are fp32, also of tables in fp16
+BATCHES: Mapping[str, int] = {
+    "none": 1,
+    "sparse-dist": 2,
+    "prefetch": 3,
+}  # of lookups on the device, as TorchRec estimates
+
+
+class Batches(NamedTuple):
+    """Batches of which a rank has its own input, the input as it is sent, and as it is received and not yet in order."""
+
+    own: int
+    sent: int
+    received: int
+
+
+class InFlight(NamedTuple):
+    """What a pipeline keeps while ids are exchanged, while a collection runs forward, when all have, and in the backward pass."""
+
+    input: Batches
+    forward: Batches
+    outputs: Batches
+    backward: Batches
+    ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
+
+
+# Counted in real steps of TorchRec 1.8 (tests/bench/memory.py).
+IN_FLIGHT: Mapping[Pipeline, InFlight] = {
+    "none": InFlight(Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0), Batches(1, 0, 0)),
+    "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(2, 0, 0), Batches(1, 0, 0)),
+    "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 1, 1)),
+    "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
+    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2)),
+    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
+    # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
+    "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
+}
+
+
+def own_input_bytes(table: Table, samples: float) -> float:
+    """Of a rank's own batch, what is of this table: ids, lengths and weights."""
+    of_id = LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
+    return samples * (of_id * table.pooling_factor + LENGTH_BYTES * max(len(table.features), 1))
+
+
+def output_bytes(table: Table, samples: float) -> float:
+    """What a rank gets of this table for so many samples of its own."""
+    vectors = table.pooling_factor if table.pooling == "none" else max(len(table.features), 1)
+    return OUTPUT_BYTES * table.dim * vectors * samples
 
 
 def step_bytes(
@@ -27,22 +79,26 @@ def step_bytes(
     pipeline: Pipeline | None,
     row_blocks: int = 1,
     lookup_share: float | None = None,
+    *,
+    ledger: bool = False,
 ) -> int:
     """The bytes of a shard of `dim` columns of this table, for so many samples of all devices; 0 where no pipeline is given.
 
     A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts, where its
     `lookup_share` is not known. Of a pooled table it still has an output for every sample and feature, which the ranks sum up;
-    of a sequence it has one for each of its lookups.
+    of a sequence it has one for each of its lookups. With a `ledger` it is what a step needs at least for the shard: the ids that
+    it received, and its output.
     """
     if pipeline is None:
         return 0
     of_all = table.pooling_factor * samples
     lookups = math.ceil(of_all / row_blocks if lookup_share is None else of_all * lookup_share)
-    kept = BATCHES.get(pipeline, 1) * lookups * LOOKUP_BYTES
-    if pipeline != "none":
+    batches = 1 + IN_FLIGHT[pipeline].forward.received if ledger else BATCHES[pipeline]
+    kept = batches * lookups * LOOKUP_BYTES
+    if pipeline != "none" and not ledger:
         return kept
     outputs = lookups if table.pooling == "none" else math.ceil(_pooled(table) * samples)
-    return kept + outputs * dim * table.element_bytes
+    return kept + outputs * dim * (OUTPUT_BYTES if ledger else table.element_bytes)
 
 
 def _pooled(table: Table) -> float:

@@ -18,7 +18,7 @@ from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.step_memory import BATCHES, Pipeline
+from neuroshard.core.step_memory import BATCHES, IN_FLIGHT, Pipeline, output_bytes, own_input_bytes
 from neuroshard.core.table import DenseOptimizer, Table, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
@@ -79,6 +79,7 @@ class ShardingTask(Value):
     dense_ms: Annotated[float, Field(gt=0, le=MOST_STEP_MS)] | None = None
     groups: Groups | None = None
     _by_access: ByAccess = PrivateAttr(ByAccess())  # of a parted task
+    _kept_free: int = PrivateAttr(0)  # by a search, of each device, for what a step needs beyond its least
 
     @field_validator("tables")
     @classmethod
@@ -360,7 +361,7 @@ class ShardingTask(Value):
         beyond, hot, found = self.constraints.beyond_hbm, self.by_access.hot, list[Memory]()
         for part in parts:
             dense_optimizer = None if part.table.name in hot else self.dense_optimizer
-            memory = part.memory(self.batch_size, self.pipeline, dense_optimizer)
+            memory = part.memory(self.batch_size, self.pipeline, dense_optimizer, ledger=self.step_ledger is not None)
             rule = beyond.get(part.table.name)
             if rule is not None and rule.tier is not None:
                 cache = None
@@ -484,8 +485,27 @@ class ShardingTask(Value):
     @property
     def placeable_bytes(self) -> tuple[int, ...]:
         """Memory of each device for the tables that are placed."""
-        copies, mapped = self.copies_bytes, self.mapped_bytes
-        return tuple(max(usable - copies - own, 0) for usable, own in zip(self.usable_bytes, mapped, strict=True))
+        copies, mapped, step = self.copies_bytes, self.mapped_bytes, self.least_step_bytes + self._kept_free
+        return tuple(
+            max(usable - copies - own - step, 0) for usable, own in zip(self.usable_bytes, mapped, strict=True)
+        )
+
+    @property
+    def least_step_bytes(self) -> int:
+        """What a step needs of every device beyond what its parts take (`Part.memory`), whatever the plan, by the ledger: its own
+        batches, and the outputs that it gets."""
+        if self.step_ledger is None or self.pipeline is None:
+            return 0
+        samples, copied = self.batch_size / self.devices, self.constraints.data_parallel
+        own = IN_FLIGHT[self.pipeline].outputs.own * sum(own_input_bytes(table, samples) for table in self.tables)
+        outputs = sum(output_bytes(table, samples) for table in self.tables if table.name not in copied)
+        return int(own + outputs)
+
+    def keeping_free(self, nbytes: int) -> Self:
+        """The same task, on whose devices a search leaves so many bytes free."""
+        task = self.model_copy()
+        task._kept_free = nbytes
+        return task
 
     @property
     def uncut_step_bytes(self) -> int:

@@ -70,6 +70,7 @@ from neuroshard.search.rows_by_access import (
     unparted_in_blocks,
 )
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
+from neuroshard.search.step_room import with_room
 from neuroshard.search.tiers.plan import beyond_hbm, cheaper_beyond, check_host_memory, is_tight, needs_tiers
 from neuroshard.search.watch import Watch
 
@@ -131,7 +132,7 @@ def _found_plan(
     def found(one: ShardingTask, watch: Watch, settings: SearchSettings = settings) -> Plan:
         both = {} if previous is None or read is None else hot_in_both(previous.task, one, read)
         start = None if previous is None else Previous.of(previous, one, both)
-        plan = _searched(one.parted, cost_model, settings, start, trust, notes, watch)
+        plan = with_room(one.parted, lambda task: _searched(task, cost_model, settings, start, trust, notes, watch))
         try:
             plan = unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
         except ValidationError as error:  # which names a table that is dealt, but in no row blocks
@@ -517,6 +518,7 @@ def task_of(order: SearchOrder, tables: tuple[Table, ...], model: CostModel | No
         "tables": tables,
         "batch_size": model.batch_size if batch_size is None and model is not None else batch_size,
         "constraints": resolve(order.constraints, tables, "constraints"),
+        "step_ledger": None if order.task.get("pipeline") is None else 1,
     }
     return ShardingTask.parse(task, "the task")
 

@@ -1,0 +1,96 @@
+"""Room for a training step.
+
+A search adds up bytes of parts. The peak of a step is no such sum (core/step_ledger.py): it is the largest of several moments,
+and depends on what all devices hold. So a search counts what each part takes at least, keeps some bytes of every device free for the
+rest, and is repeated with more of them if the step of the plan that it found does not fit.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.plan import Plan, Shard, device_memory, parts_of, peaks_of
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import format_bytes
+
+MOST_SEARCHES = 4
+TIGHT = 0.8  # from this share of memory on that uncut tables need, room for a step is kept in the first search: a guess
+
+
+class StepDoesNotFit(Infeasible):
+    """A plan was found, and a device has `over_bytes` too few for its step."""
+
+    def __init__(self, message: str, over_bytes: int) -> None:
+        super().__init__(message)
+        self.over_bytes = over_bytes
+
+
+def check_step(task: ShardingTask, shards: Sequence[Shard]) -> None:
+    """Raise StepDoesNotFit unless every device has room for these shards of the task's tables, and a step with them."""
+    if not _counts_steps(task):
+        return
+    memory, usable = device_memory(task, shards), task.usable_bytes
+    over = [one.total - limit for one, limit in zip(memory, usable, strict=True)]
+    device = int(np.argmax(over))
+    if over[device] <= 0:
+        return
+    peak = peaks_of(task, shards)[device]
+    causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in peak.causes.items())
+    raise StepDoesNotFit(
+        f"no plan was found whose training step fits: device {device} needs {format_bytes(memory[device].total, 'up')} of "
+        f"{format_bytes(usable[device])}, {format_bytes(peak.nbytes)} of it in a step with pipeline {task.pipeline}, at its "
+        f"{peak.moment} ({causes}); give {format_bytes(over[device], 'up')} more of --memory, more devices, or a smaller batch",
+        over[device],
+    )
+
+
+def with_room(task: ShardingTask, search: Callable[[ShardingTask], Plan]) -> Plan:
+    """What `search` finds for the task, on devices that keep enough bytes free for a step of the plan found. Raises what it
+    raises."""
+    if not _counts_steps(task):
+        return search(task)
+    kept, misses = _expected_bytes(task), list[StepDoesNotFit]()
+    for _ in range(MOST_SEARCHES):
+        try:
+            plan = search(task.keeping_free(kept))
+        except StepDoesNotFit as error:
+            misses.append(error)
+            kept += error.over_bytes
+        except Infeasible:
+            if misses:
+                raise misses[0] from None
+            if not kept:
+                raise
+            kept = 0
+        else:
+            return _bounded(plan, kept)
+    raise misses[0]
+
+
+def _bounded(plan: Plan, kept_bytes: int) -> Plan:
+    """The plan; what was kept free for its step is among what its bound assumes."""
+    if not kept_bytes or plan.lower_bound_ms is None:
+        return plan
+    why = f"every device keeps {format_bytes(kept_bytes)} free for what a step needs beyond its least"
+    return Plan.model_validate({**dict(plan), "bound_assumptions": (*plan.bound_assumptions, why)})
+
+
+def _counts_steps(task: ShardingTask) -> bool:
+    return task.step_ledger is not None and task.pipeline is not None
+
+
+def _expected_bytes(task: ShardingTask) -> int:
+    """What a step of a plan needs beyond what a search counts, if lookups are balanced; 0 where memory is not tight."""
+    if task.need_bytes < TIGHT * sum(task.placeable_bytes) or not task.placed:
+        return 0
+    columns, shards = np.zeros(task.devices), list[Shard]()
+    for table in sorted(task.placed, key=lambda one: -one.dim):
+        device = int(columns.argmin())
+        columns[device] += table.dim
+        shards.append(Shard(table=table.name, rows=table.rows, dim=table.dim, device=device))
+    counted = np.zeros(task.devices)
+    for shard, part in zip(shards, parts_of(task, shards), strict=True):
+        counted[shard.device] += task.memory(part).step
+    steps = np.array([peak.nbytes for peak in peaks_of(task, shards)])
+    return max(int(np.median(steps - counted)) - task.least_step_bytes, 0)
