@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.publishing.page import print_table, publish
 from helpers.step_cases import PIPELINES, StepCase, drawn_case, peaks_of
 from neuroshard.core.plan import peaks_of as peaks_of_plan
+from neuroshard.core.step_memory import Pipeline
 
 FIRST_SEED = 9_300_000  # add to it for cases that nobody has looked at
-KINDS = (
+KINDS: tuple[tuple[str, tuple[Pipeline, ...], tuple[str | None, ...]], ...] = (
     ("plain loop", ("none",), (None,)),
     ("TrainPipelineBase", ("base",), (None,)),
     ("TrainPipelineSparseDist", ("sparse-dist",), (None,)),

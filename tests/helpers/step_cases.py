@@ -24,11 +24,12 @@ from neuroshard.client.peak_memory import peak_memory
 from neuroshard.client.torchrec import qcomms, to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.sharding import GRID, TABLE_ROW_WISE
+from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 
-PIPELINES = {
+PIPELINES: dict[Pipeline, Any] = {
     "base": train_pipelines.TrainPipelineBase,
     "sparse-dist": train_pipelines.TrainPipelineSparseDist,
     "sparse-dist-lite": train_pipelines.TrainPipelineSparseDistLite,
@@ -54,11 +55,13 @@ class StepCase(NamedTuple):
     """A plan, the pipeline that trains by it ("none" is a plain loop), and how many of its ranks share a host."""
 
     plan: Plan
-    pipeline: str
+    pipeline: Pipeline
     local: int
 
 
-def drawn_case(rng: random.Random, pipelines: Sequence[str], precisions: Sequence[str | None] = (None,)) -> StepCase:
+def drawn_case(
+    rng: random.Random, pipelines: Sequence[Pipeline], precisions: Sequence[str | None] = (None,)
+) -> StepCase:
     """Up to three collections of pooled, weighted or mean-pooled tables or sequences, held in one of WAYS, on 2 or 4 ranks."""
     pipeline, ranks = rng.choice(pipelines), rng.choice([2, 2, 4])
     local = rng.choice([2, 4]) if ranks == 4 else 2

@@ -1,8 +1,8 @@
 """What lives on each rank in a training step of TorchRec, beside weights and optimizer state: a ledger, by moment and by cause.
 
 A step's peak is the largest of its moments, and a moment is a sum of terms that follow from tables, plan, batch and pipeline.
-Nothing is fitted but how many batches a pipeline has in flight (core/step_memory.py). The terms are those of TorchRec 1.8, read in
-its source and seen in the memory events of real steps (tests/bench/memory.py; docs/benchmarks.md has how well they fit).
+Nothing is fitted but how many batches a pipeline has in flight (core/step_memory.py). The terms are those of TorchRec 1.8, read
+in its source and seen in the memory events of real steps (tests/bench/memory.py; docs/benchmarks.md has how well they fit).
 
 Sizes are bytes on one rank. `lookup` is the output of a group's lookup, for the samples of all ranks; `output` is what the rank
 gets of it after the exchange, for its own samples. Not covered: what the dense layers keep (`dense_bytes`), the temporaries of

@@ -168,8 +168,14 @@ class SearchOptions(_Needed, total=False):
     ]
     pipeline: Annotated[
         str,
-        "The trainer's pipeline, by which a step needs memory: none, sparse-dist or prefetch.",
+        "The trainer's pipeline, by which a step needs memory: none (a plain loop), or TorchRec's TrainPipelineBase (base), "
+        "sparse-dist, sparse-dist-lite, fused-sparse-dist, semi-sync or prefetch.",
         _task(partial(take.one_of, names=get_args(Pipeline)), "WORD", DEFAULT_PIPELINE, models_yaml=Pipeline),
+    ]
+    dense_memory: Annotated[
+        Amount | None,
+        "What the dense layers of a rank keep of a step at its peak: 6GiB [default: unknown, and not counted].",
+        _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=str | None),
     ]
     dense_time: Annotated[
         str | None,

@@ -53,6 +53,10 @@ def memory_counts(plan: Plan) -> str:
     what = "weights and optimizer state; not a step's inputs and outputs, since the plan names no pipeline"
     if plan.task.pipeline is not None:
         what = f"weights, optimizer state, and a step's inputs and outputs by pipeline {plan.task.pipeline}"
+        if plan.task.step_ledger is None:
+            what += " as TorchRec estimates them, which real steps exceed two to four times"
+        elif plan.task.dense_memory_bytes is None:
+            what += "; not what dense layers keep of a step, which nobody said (--dense-memory)"
     if plan.parted.constraints.beyond_hbm:
         what += "; of tables beyond HBM their caches, and what they keep in HBM"
     if plan.task.mapped:
@@ -60,6 +64,21 @@ def memory_counts(plan: Plan) -> str:
     if maps := plan.task.by_access.map_bytes:
         what += f"; {format_bytes(maps)} of the reserve are for maps of ids to rows by access"
     return what + _copies_counted(plan.parted)
+
+
+def fullest_step(plan: Plan) -> str | None:
+    """What a step's peak is made of on the device that has the smallest share of its memory left; None where it is not known."""
+    if plan.task.step_ledger is None or plan.task.pipeline is None:
+        return None
+    left = [
+        (limit - used) / limit for used, limit in zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
+    ]
+    device = left.index(min(left))
+    peak = plan.step_peaks()[device]
+    causes = ", ".join(
+        f"{cause} {format_bytes(nbytes)}" for cause, nbytes in sorted(peak.causes.items(), key=lambda one: -one[1])
+    )
+    return f"device {device} is fullest; its step peaks at the {peak.moment}: {causes}"
 
 
 HOSTS_SHOWN = 8

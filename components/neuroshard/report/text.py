@@ -14,6 +14,7 @@ from neuroshard.report.bars import bar
 from neuroshard.report.numbers import (
     against,
     cut_tables,
+    fullest_step,
     hosts_memory,
     memory_counts,
     ranges_text,
@@ -158,6 +159,8 @@ def _memory_lines(plan: Plan) -> list[str]:
         lines.append(
             " ".join([f"{device:>6}", *(f"{format_bytes(n):>11}" for n in (*parts, limit - sum(parts), limit))])
         )
+    if fullest := fullest_step(plan):
+        lines += wrapped(fullest)
     return [*lines, *wrapped(f"       (computed; it counts {memory_counts(plan)})", indent=8)]
 
 
@@ -241,6 +244,7 @@ def costs_by_device_text(plan: Plan) -> str:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """`plan_text` as JSON, of all devices. Costs are predicted ms, memory is exact."""
     shards = plan.shards_by_device()
+    peaks = None if plan.task.step_ledger is None or plan.task.pipeline is None else plan.step_peaks()
     return {
         "digest": plan.digest(),
         "tables": len(plan.task.tables),
@@ -274,6 +278,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
                 "optimizer_bytes": memory.optimizer,
                 **({"id_map_bytes": memory.id_map} if plan.task.mapped else {}),
                 "step_bytes": memory.step,
+                **({} if peaks is None else {"step_peak": peaks[device]._asdict()}),
                 "reserve_bytes": plan.task.constraints.reserved(limit),
                 "memory_limit_bytes": limit,
             }

@@ -1,8 +1,8 @@
 """Room for a training step.
 
 A search adds up bytes of parts. The peak of a step is no such sum (core/step_ledger.py): it is the largest of several moments,
-and depends on what all devices hold. So a search counts what each part takes at least, keeps some bytes of every device free for the
-rest, and is repeated with more of them if the step of the plan that it found does not fit.
+and depends on what all devices hold. So a search counts what each part takes at least, keeps some bytes of every device free for
+the rest, and is repeated with more of them if the step of the plan that it found does not fit.
 """
 
 from collections.abc import Callable, Sequence

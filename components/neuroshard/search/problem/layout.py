@@ -29,8 +29,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a placement in these shards, with what each baseline's costs, or why it has none. All are priced anew.
 
-    Raises InvalidInput where the cost model predicts a cost that is negative or not finite, and StepDoesNotFit where a device has no
-    room for a step.
+    Raises InvalidInput where the cost model predicts a cost that is negative or not finite, and StepDoesNotFit where a device has
+    no room for a step.
     """
     check_step(problem.task, shards)
     solved = {name: other for name, other in baselines.items() if isinstance(other, Placement)}
