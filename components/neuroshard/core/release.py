@@ -12,8 +12,8 @@ from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import PredictedMs
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import (
-    TIME,
     Digest,
+    Moment,
     Value,
     canonical_json,
     check_format,
@@ -159,7 +159,7 @@ class Pointer(Sealed):
     number: Number
     previous_digest: Digest | None = None
     rollback_number: Number | None = None
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
     action: str
 
     @property
@@ -235,7 +235,7 @@ class Condemned(Sealed):
 
     name: str
     digests: tuple[Digest, ...]
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
 
 
 class Refusal(Sealed):
@@ -243,5 +243,5 @@ class Refusal(Sealed):
 
     model: Annotated[str, Field(pattern=MODEL_NAME)]
     plan_digest: Digest
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
     decision: Decision

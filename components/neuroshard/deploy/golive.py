@@ -1,8 +1,8 @@
 """Makes an artifact live: release N+1 over release N. In this order:
 
-1. claim the artifact: create it under its digest, and if it was there already, swap it for the same bytes, so that it is young;
-   then list `condemned/`, and stop (Conflict) if a mark that is less than an hour old, by the store's own clock, holds its
-   digest; then read the artifact, and check its digest and rules
+1. claim the artifact, and before it the lists of hot rows that a plan needs: create it under its digest, and if it was there
+   already, swap it for the same bytes, so that it is young; then list `condemned/`, and stop (Conflict) if a mark that is less
+   than an hour old, by the store's own clock, holds its digest; then read the artifact, and check its digest and rules
 2. ask the gate (not for a rollback); if it holds the plan back, create a refusal and stop
 3. create `releases/N.json` with exactly the bytes of `live.json` that were read, if there were any
 4. swap `live.json` from those bytes to release N+1, or create it. From 1 to here takes less than an hour
@@ -26,6 +26,7 @@ from neuroshard.core.errors import (
     StoreError,
     Unreachable,
 )
+from neuroshard.core.plan import Plan
 from neuroshard.core.release import Condemned
 from neuroshard.core.value import sha256, timestamp
 from neuroshard.store.protocol import MAX_BYTES, Store
@@ -59,7 +60,12 @@ def put(store: Store, track: ReleaseTrack[R], digest: str, files: Files) -> Arti
 
 
 def claim(store: Store, track: ReleaseTrack[R], artifact: Artifact) -> Artifact:
-    """Make an artifact of the store young, so that no `gc` deletes it before it goes live. Raises Conflict where one may."""
+    """Make an artifact of the store young, after the lists of hot rows that a plan needs, so that no `gc` deletes them before it
+    goes live. Raises Conflict where one may, and InvalidInput where a list is not there or is none."""
+    if isinstance(artifact.value, Plan):
+        from neuroshard.deploy.row_orders import put_lists  # which puts by this file
+
+        put_lists(artifact.value, store, track.name)
     return put(store, track, artifact.digest, artifact.files)
 
 
