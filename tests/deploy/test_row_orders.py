@@ -183,7 +183,7 @@ def test_gc_takes_no_list_of_a_plan_that_is_about_to_go_live(store: FolderStore,
     track, live = plans_of("m"), read_live(store, "m").release
     if how == "promote":  # of a plan that no release has
         store.delete(track.release_key(1))
-    swap, collected = FolderStore.swap, []
+    swap, collected, was = FolderStore.swap, [], store.list(key_of(order))[0].modified
 
     def late(self: FolderStore, key: str, data: bytes, token: str | None) -> None:
         if key == track.live_key:
@@ -193,6 +193,7 @@ def test_gc_takes_no_list_of_a_plan_that_is_about_to_go_live(store: FolderStore,
     monkeypatch.setattr(FolderStore, "swap", late)
     go_back(store, how, plan)
     assert len(collected) == 1
+    assert store.list(key_of(order))[0].modified > was
     assert read_live(store, "m").release.number == live.number + 1
     assert read_ids(store, "m", order).tolist() == [7, 3]
 
