@@ -69,10 +69,12 @@ class Decision(Value):
     reordered: tuple[str, ...] = ()  # modules whose outputs come in another order; "" where tables name none
     drifted: tuple[str, ...] = ()  # lines on row orders of the live plan that access has drifted from
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
+    unserved: str = ""  # why the live plan, which stays, does not serve today's task
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data = without_defaults(handler(self), {"changed_state": 0, "instead": "", "deviation": None, "ids_lost": ""})
+        unsaid = {"changed_state": 0, "instead": "", "deviation": None, "ids_lost": "", "unserved": ""}
+        data = without_defaults(handler(self), unsaid)
         for name in ("reordered", "drifted"):
             if not data.get(name):
                 data.pop(name, None)
@@ -92,7 +94,10 @@ class Decision(Value):
 
     @property
     def finding(self) -> str:
-        """`why` without what makes the plan less certain."""
+        """`why` without what makes the plan less certain. Where two rules met it says which won."""
+        if self.unserved:
+            why = "; ".join(self.faults) or self.comparison
+            return clean(f"{why}; and what is live does not serve today's task: {self.unserved}")
         if self.faults:
             return clean("; ".join(self.faults))
         state = f"; {self.ids_lost}" if self.ids_lost else ""
