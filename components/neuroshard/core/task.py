@@ -188,6 +188,15 @@ class ShardingTask(Value):
 
     @property
     def plan_format(self) -> Literal[1, 2, 3, 4, 5]:
+        """The format in which plans of it are written: the oldest whose every reader knows all of its keys. Readers of format 1
+        that are as old as that know tables, devices and batch alone, and refuse as damaged what names more."""
+        misses = (table.access and table.access.stream for table in self.tables)
+        if self.dense_ms is not None or any(stream and stream.varies for stream in misses):
+            return max(3, self.least_plan_format)
+        return max(2, self.least_plan_format)
+
+    @property
+    def least_plan_format(self) -> Literal[1, 2, 3, 4, 5]:
         """The oldest format of plans whose readers do not drop what it names: 2 has host memory, tiers and access curves, 3 row
         orders, lookups by id, and rows by access, 4 groups of ranks, 5 id maps."""
         if self.mapped:

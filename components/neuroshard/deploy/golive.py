@@ -16,6 +16,7 @@ swap succeeded. A `gc` at the same time (gc.py) never deletes an artifact that i
 
 from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from neuroshard.core.errors import (
     Conflict,
@@ -28,8 +29,11 @@ from neuroshard.core.errors import (
 )
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Condemned
+from neuroshard.core.row_order import LISTS_FOLDER
+from neuroshard.core.text import first_few
 from neuroshard.core.value import sha256, timestamp
 from neuroshard.store.protocol import MAX_BYTES, Store
+from neuroshard.store.row_orders import rows_of
 from neuroshard.store.track import (
     MAX_RELEASE_BYTES,
     Artifact,
@@ -63,10 +67,37 @@ def claim(store: Store, track: ReleaseTrack[R], artifact: Artifact) -> Artifact:
     """Make an artifact of the store young, after the lists of hot rows that a plan needs, so that no `gc` deletes them before it
     goes live. Raises Conflict where one may, and InvalidInput where a list is not there or is none."""
     if isinstance(artifact.value, Plan):
-        from neuroshard.deploy.row_orders import put_lists  # which puts by this file
-
         put_lists(artifact.value, store, track.name)
     return put(store, track, artifact.digest, artifact.files)
+
+
+def put_lists(plan: Plan, store: Store, model: str, folder: Path | None = None) -> None:
+    """Put the lists of the tables that the plan holds by access into the store from the folder, and keep those that are there
+    from `gc`. Raises InvalidInput for a damaged list and for one that is in neither, and StoreError."""
+    orders = {name: order for name, order in plan.task.orders.items() if order.ids_digest}
+    if not orders:
+        return
+    from neuroshard.files.row_orders import files_of, ids_in  # NumPy, which other plans do not need
+
+    track, files, missing = rows_of(model), files_of(folder, orders.values()), []
+    for name, order in orders.items():
+        if order.ids_digest not in files:
+            try:
+                there = read_artifact(store, track, order.ids_digest)
+            except NotFound:
+                missing.append(name)
+                continue
+            (key,) = there.files
+            ids_in(there.value, order, f"{store.url}/{key}")
+            files[order.ids_digest] = there.value
+    if missing:
+        where = f"neither in {folder} nor in" if folder else "not in"
+        raise InvalidInput(
+            f"the plan holds tables by access, and the lists of hot rows of {first_few(missing)} are {where} {store.url}: no "
+            f"trainer could load it; deploy it with the folder {LISTS_FOLDER} of the tables.json beside its plan.json"
+        )
+    for digest, data in files.items():
+        put(store, track, digest, {track.keys(digest)[0]: data})
 
 
 def roll_back(store: Store, track: ReleaseTrack[R], *, now: datetime) -> R:

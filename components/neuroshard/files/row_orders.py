@@ -95,8 +95,7 @@ def files_of(folder: Path | None, orders: Iterable[RowOrder]) -> dict[str, bytes
 
 
 def ids_of(folder: Path, order: RowOrder) -> Ints:
-    """The hot ids of an order whose file is in this folder (hot_rows,), int32 or int64. Raises InvalidInput in one line.
-    """
+    """The hot ids of an order whose file is in this folder (hot_rows,), int32 or int64. Raises InvalidInput in one line."""
     if not order.ids_digest:
         return first_ids(order)
     path = ids_path(folder, order)
@@ -132,7 +131,7 @@ def first_ids(order: RowOrder) -> Ints:
     """The ids of an order without a list. Raises InvalidInput where they are more than a list could have."""
     if order.hot_rows > MOST_IN_ORDER:
         raise InvalidInput(
-            f"a row order without a list has {order.hot_rows:,} hot rows, and is compared with others only up to {MOST_IN_ORDER:,}"
+            f"a row order without a list has {order.hot_rows:,} hot rows; up to {MOST_IN_ORDER:,} are compared"
         )
     return np.arange(order.hot_rows)
 

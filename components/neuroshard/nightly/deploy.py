@@ -44,7 +44,6 @@ from neuroshard.store.releases import live_plan, plans_of
 from neuroshard.store.releases import read_plan as read_live_plan
 from neuroshard.store.track import live_or_none
 
-
 UNSERVED = "what is live does not serve today's task"
 
 
