@@ -358,3 +358,9 @@ def test_a_task_of_today_takes_over_the_parts_of_a_plan() -> None:
     again = task().with_rows_by_access({"ads": RowsByAccess(hot_rows=HOT)})
     assert again == task(IN_TWO)
     assert again.parted.with_copies(["ads/hot"]).unparted(again) == COPIED
+
+
+def test_a_table_with_the_name_of_anothers_part_has_its_rule_once() -> None:
+    of = task(tables=(ADS.model_copy(update={"row_order": None}), USER.model_copy(update={"name": "ads/hot"})))
+    tiers = of.with_tiers({"ads/hot": ("hbm", None)}).constraints.tables
+    assert [rule.table for rule in tiers] == ["ads/hot"]

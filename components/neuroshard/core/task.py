@@ -382,7 +382,7 @@ class ShardingTask(Value):
     def _with_rules(self, rules: Mapping[str, TableRule]) -> Self:
         """The same task with these rules of tables and of their parts, and no others, in the order of the tables."""
         names = (name for table in self.tables for name in (table.name, *part_names(table.name)))
-        ordered = tuple(rules[name] for name in names if name in rules)
+        ordered = tuple(rules[name] for name in dict.fromkeys(names) if name in rules)  # a table may have a part's name
         return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
 
     def held_as(self, other: "ShardingTask") -> Self:
