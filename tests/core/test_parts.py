@@ -220,7 +220,7 @@ def test_plans_by_access_are_of_a_format_that_older_programs_refuse(monkeypatch:
     by_id = plan(task(tables=(ADS.model_copy(update={"row_order": None, "lookups_by_id": (0.9, 0.1)}), USER)), *BLOCKS)
     assert by_id.format_version == 3
     unknown = task(tables=(ADS.model_copy(update={"row_order": None}), USER))
-    assert plan(unknown, *BLOCKS).format_version == 1
+    assert plan(unknown, *BLOCKS).format_version == 2
     assert b"rows_by_access" not in plan(unknown, *BLOCKS).canonical_json()
     pretends = json.loads(IN_PARTS.canonical_json()) | {"format_version": 2}
     with pytest.raises(Exception, match="rows by access, which format_version 2 lacks; it is 3"):
@@ -358,3 +358,9 @@ def test_a_task_of_today_takes_over_the_parts_of_a_plan() -> None:
     again = task().with_rows_by_access({"ads": RowsByAccess(hot_rows=HOT)})
     assert again == task(IN_TWO)
     assert again.parted.with_copies(["ads/hot"]).unparted(again) == COPIED
+
+
+def test_a_table_with_the_name_of_anothers_part_has_its_rule_once() -> None:
+    of = task(tables=(ADS.model_copy(update={"row_order": None}), USER.model_copy(update={"name": "ads/hot"})))
+    tiers = of.with_tiers({"ads/hot": ("hbm", None)}).constraints.tables
+    assert [rule.table for rule in tiers] == ["ads/hot"]

@@ -5,14 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from helpers.plans import TABLES, make_plan
 from helpers.refusals import refused
-from neuroshard.core.access import stated_curve
+from neuroshard.core.access import AccessCurve, StreamMisses, stated_curve
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.part import Part
 from neuroshard.core.plan import PLAN_FORMAT, DeviceCost, Plan, Provenance, Shard, check_tiles
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.value import canonical_json
+from neuroshard.core.value import canonical_json, sha256
 
 BY_HAND = Provenance(neuroshard_version="0", algorithm="by hand")
 
@@ -200,9 +201,64 @@ def test_a_plan_from_the_future_asks_for_an_upgrade():
         Plan.from_json(canonical_json({**whole_plan().model_dump(mode="json"), "format_version": newer}), "plan.json")
 
 
-def test_plans_that_say_nothing_of_tiers_and_access_are_of_the_format_that_older_programs_read():
+@pytest.mark.parametrize("place", [("task",), ("task", "tables", 0), ("task", "constraints"), (), ("provenance",)])
+def test_a_key_from_a_newer_version_is_ignored_and_a_changed_task_is_not(place):
+    plan = make_plan()
+    raw = plan.model_dump(mode="json")
+    raw["task"]["constraints"] = {}
+    at = raw
+    for step in place:
+        at = at[step]
+    at["of_a_newer_version"] = {"more": [1.5, "é"]}
+    raw["task_digest"] = sha256(canonical_json(raw["task"]))
+    read = Plan.from_json(canonical_json(raw), "plan.json")
+    assert (read.task, read.shards, read.task_digest) == (plan.task, plan.shards, plan.task.digest())
+    assert Plan.from_json(read.canonical_json(), "plan.json") == read
+    raw["task"]["batch_size"] += 1
+    with refused(InvalidInput, "plan.json", "task_digest"):
+        Plan.from_json(canonical_json(raw), "plan.json")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"pipeline": "none"},
+        {"dense_optimizer": "adam"},
+        {"topology": {"domain": 2, "local_world_size": 2}},
+        {"collective_precision": {"forward": "fp16"}},
+        {},
+    ],
+)
+def test_no_plan_is_of_the_format_whose_readers_do_not_know_its_keys(named):
+    """Readers of format 1 are there that know few of today's keys, and take a task with others for damaged."""
+    plan = make_plan(devices=4)
+    task = ShardingTask.parse(plan.task.model_dump(mode="json") | named, "task")
+    written = Plan(task=task, shards=plan.shards, provenance=plan.provenance)
+    assert written.format_version == 2
+    old = written.model_dump(mode="json") | {"format_version": 1}  # as it was written before
+    assert Plan.from_json(canonical_json(old), "plan.json").format_version == 1
+
+
+def test_dense_time_and_varying_streams_are_of_format_3():
+    task = make_plan().task.model_copy(update={"host_memory_bytes": 2**30, "pipeline": "prefetch"})
+    assert (task.plan_format, task.model_copy(update={"dense_ms": 1.0}).plan_format) == (2, 3)
+    for varies, written in ((0.0, 2), (0.1, 3)):
+        stream = StreamMisses(
+            order="time",
+            batches=4,
+            distinct_rows=150,
+            first_touches=10,
+            cached_rows=(10,),
+            missed_rows=(140,),
+            varies=varies,
+        )
+        curve = AccessCurve(batch_size=64, group_rows=(100, 50), lookups_per_row=(2.4, 1.6), stream=stream)
+        tables = (TABLES[0].model_copy(update={"access": curve}),)
+        assert task.model_copy(update={"tables": tables}).plan_format == written
+
+
+def test_plans_that_name_tiers_or_access_are_never_of_format_1():
     plan = whole_plan()
-    assert plan.format_version == 1
     read = plan.task.tables[0].model_copy(
         update={"access": stated_curve("zipf:1.1", plan.task.tables[0].rows, 1.0, 64)}
     )

@@ -1,9 +1,13 @@
 """What all values share: canonical bytes, digests, and faults in one line."""
 
 import pytest
+from pydantic import ValidationError
 
 from helpers.refusals import refused
+from neuroshard.core.counted import CountedAccess, CountedPointer
 from neuroshard.core.errors import InvalidInput, NewerFormat
+from neuroshard.core.release import Condemned, ModelRelease, Refusal, Release
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import canonical_json, check_format, decode_json
@@ -31,6 +35,21 @@ def test_nan_is_no_json():
 def test_a_value_has_the_digest_of_its_contents():
     assert Table(**TABLE).digest() == Table(**TABLE).digest() != Table(**{**TABLE, "rows": 11}).digest()
     assert len(Table(**TABLE).digest()) == 64
+
+
+@pytest.mark.parametrize("kind", [CountedAccess, CountedPointer, Condemned, ModelRelease, Refusal, Release, RowOrder])
+@pytest.mark.parametrize(
+    "time", ["2026-13-01T00:00:00Z", "2025-02-29T00:00:00Z", "0000-01-01T00:00:00Z", "٢٠٢٦-01-01T00:00:00Z"]
+)
+def test_a_moment_that_no_calendar_has_is_refused(kind, time):
+    assert any(one.startswith("time: ") and time in one for one in faults(kind, {"time": time}))
+    assert not any(one.startswith("time: ") for one in faults(kind, {"time": "2024-02-29T23:59:59Z"}))
+
+
+def faults(kind, data) -> list[str]:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(data)
+    return [f"{one['loc'][0]}: {one['msg']}, {one['input']}" for one in caught.value.errors() if one["loc"]]
 
 
 def test_a_value_cannot_be_changed():

@@ -309,3 +309,34 @@ def test_tables_of_a_live_plan_that_are_gone_today_have_no_tier_today():
     shrunk = tuple(table.model_copy(update={"rows": max(table.rows // 2, 1)}) for table in TABLES)
     held = today.task.model_copy(update={"tables": shrunk}).held_as(live.task)
     assert held.constraints.beyond_hbm[LARGE.name].cached_rows == LARGE.rows // 2
+
+
+TALLER = tuple(table.model_copy(update={"rows": 2 * table.rows}) for table in TABLES)
+
+
+@pytest.mark.parametrize(
+    ("live", "fact"),
+    [
+        (make_plan(tables=TALLER), "2,000 rows"),
+        (make_plan(tables=TABLES[:2]), "country"),
+        (planned(COLUMNS, **reading("mean")), "'mean'"),
+        (make_plan(devices=4), "4 devices"),
+        (planned(COLUMNS, device_memory_bytes=(2**21,) * 2), "other memory"),
+        (planned(COLUMNS, collective_precision=FP16), "collectives in"),
+    ],
+)
+def test_a_kept_live_plan_that_does_not_serve_is_said_beside_the_plan_that_stays_away(
+    live: Plan, fact: str, store: FolderStore
+) -> None:
+    """A plan that was rolled back stays away, and a live plan that does not serve is replaced: the first of the two wins."""
+    bad, release = COLUMNS, deploy(live, store, "m", now=NOW)
+    decision = decide(bad, Gate(nightly=True), release, live, rolled_back=True)
+    assert (decision.verdict, decision.goes_live) == ("kept", False)
+    assert fact in decision.unserved
+    assert decision.why.endswith(decision.unserved)
+    assert "rolled back; the live plan stays until somebody promotes" in decision.why
+    assert Decision.parse(decision.model_dump(mode="json"), "") == decision
+    assert decide(bad, Gate(nightly=True), release, live).verdict == "passed"
+    refused_too = decide(bad, Gate(nightly=True, memory_margin=0.999), release, live)
+    assert (refused_too.verdict, fact in refused_too.why) == ("refused", True)
+    assert decide(bad, Gate(nightly=True), release, bad, rolled_back=True).unserved == ""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +10,31 @@ import pytest
 
 from helpers.counted import counted_access
 from helpers.plans import NOW, TABLES, make_plan, row_wise
+from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, Provenance, Shard
-from neuroshard.core.release import Decision
+from neuroshard.core.release import Decision, Release
 from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.value import sha256
+from neuroshard.core.value import sha256, timestamp
 from neuroshard.deploy.gc import gc
-from neuroshard.deploy.run import DeploySettings, deploy, publish, run, run_publish
+from neuroshard.deploy.golive import roll_back
+from neuroshard.deploy.run import DeploySettings, deploy, promote, publish, run, run_publish
 from neuroshard.files.plan import write_plan
 from neuroshard.files.row_orders import bytes_of_ids, ids_path, write_ids
 from neuroshard.store.counted import pointer_key, put_counted
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.releases import plans_of
-from neuroshard.store.row_orders import open_ids, put_ids, rows_of
+from neuroshard.store.releases import plan_key, plans_of, read_live
+from neuroshard.store.row_orders import open_ids, put_ids, read_ids, rows_of
 
 DAY = 86400.0
+
+
+def np_header(shape: str) -> bytes:
+    header = f"{{'descr': '<i4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
 
 def list_of(*ids: int) -> bytes:
@@ -126,12 +132,94 @@ def test_a_damaged_list_is_refused_before_anything_is_written(store: FolderStore
 def test_a_plan_whose_list_is_nowhere_is_refused_with_the_way_out(store: FolderStore, tmp_path: Path, how: str) -> None:
     put = run if how == "deploy" else run_publish
     write_plan(tmp_path / "plan.json", plan_with(order_of(list_of(7, 3), 2)))
-    said = f"the lists of hot rows of user are neither in {tmp_path / LISTS_FOLDER} nor in {store.url}: no trainer could load it"
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+    with refused(InvalidInput, "user", tmp_path / LISTS_FOLDER, store.url):
         put(tmp_path / "plan.json", store.url, "m")
     assert store.list("m/") == ()
     put_ids(store, "m", list_of(7, 3))
     put(tmp_path / "plan.json", store.url, "m")
+
+
+def twice_live(store: FolderStore) -> tuple[Plan, RowOrder]:
+    """The plan of the first release, whose list is as old as the second release's plan without one."""
+    order = order_of(list_of(7, 3), 2)
+    put_ids(store, "m", list_of(7, 3))
+    plan = plan_with(order)
+    deploy(plan, store, "m", now=NOW)
+    deploy(make_plan(), store, "m", now=NOW)
+    age(store)
+    return plan, order
+
+
+def go_back(store: FolderStore, how: str, plan: Plan) -> None:
+    if how == "promote":
+        promote(store, "m", plan.digest(), now=NOW)
+    else:
+        roll_back(store, plans_of("m"), now=NOW)
+
+
+@pytest.mark.parametrize("how", ["promote", "rollback"])
+def test_a_plan_whose_list_is_gone_or_none_goes_live_by_no_way(store: FolderStore, how: str) -> None:
+    plan, order = twice_live(store)
+    store.delete(key_of(order))
+    with refused(InvalidInput, "user", store.url, LISTS_FOLDER):
+        go_back(store, how, plan)
+    other = order_of(b"PK", 2)
+    no_list = publish_unchecked(store, plan_with(other), b"PK")
+    with refused(InvalidInput, key_of(other)):
+        promote(store, "m", no_list.digest(), now=NOW)
+    assert read_live(store, "m").release.plan_digest == make_plan().digest()
+
+
+def publish_unchecked(store: FolderStore, plan: Plan, data: bytes) -> Plan:
+    """As somebody puts them there who may write to the store."""
+    put_ids(store, "m", data)
+    store.create(plan_key("m", plan.digest()), plan.canonical_json())
+    return plan
+
+
+@pytest.mark.parametrize("how", ["promote", "rollback"])
+def test_gc_takes_no_list_of_a_plan_that_is_about_to_go_live(store: FolderStore, how: str, monkeypatch: Any) -> None:
+    plan, order = twice_live(store)
+    track, live = plans_of("m"), read_live(store, "m").release
+    if how == "promote":  # of a plan that no release has
+        store.delete(track.release_key(1))
+    swap, collected, was = FolderStore.swap, [], store.list(key_of(order))[0].modified
+
+    def late(self: FolderStore, key: str, data: bytes, token: str | None) -> None:
+        if key == track.live_key:
+            collected.append(gc(store, track, keep=1, age_seconds=DAY, apply=True))
+        swap(self, key, data, token)
+
+    monkeypatch.setattr(FolderStore, "swap", late)
+    go_back(store, how, plan)
+    assert len(collected) == 1
+    assert store.list(key_of(order))[0].modified > was
+    assert read_live(store, "m").release.number == live.number + 1
+    assert read_ids(store, "m", order).tolist() == [7, 3]
+
+
+HOSTILE = {
+    "a zip": b"PK\x03\x04" + bytes(40),
+    "10^13 ids": np_header("(10000000000000,)") + bytes(8),
+    "twice": list_of(3, 3),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_a_live_plan_whose_list_is_none_does_not_keep_the_next_one_away(
+    store: FolderStore, tmp_path: Path, data: bytes, neuroshard: Any
+) -> None:
+    bad = publish_unchecked(store, plan_with(order_of(data, 2)), data)
+    release = Release(model="m", number=1, plan_digest=bad.digest(), time=timestamp(NOW))
+    for key in (plans_of("m").live_key, plans_of("m").release_key(1)):
+        store.create(key, release.canonical_json())
+    newer = order_of(list_of(7, 3), 2).model_copy(update={"time": "2026-01-06T00:00:00Z"})
+    write_ids(tmp_path / LISTS_FOLDER, [list_of(7, 3)])
+    write_plan(tmp_path / "plan.json", plan_with(newer))
+    page = neuroshard("report", "plan.json", "--live", f"{store.url}#m", "-o", "page.html", cwd=tmp_path)
+    assert page.returncode == 0, page.stderr
+    assert run(tmp_path / "plan.json", store.url, "m").release.number == 2
 
 
 def test_lists_that_a_plan_does_not_use_are_not_looked_at(store: FolderStore, tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """Files of hot ids: what is written is read, and whatever is wrong with one is said in one line with the way out."""
 
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.parts import RowsByAccess
@@ -19,6 +21,7 @@ from neuroshard.files.row_orders import (
     as_now,
     bytes_of_ids,
     drifts,
+    ids_in,
     ids_of,
     ids_path,
     kept_orders,
@@ -43,22 +46,38 @@ def written(folder: Path, ids: Any, rows: int = 100, file: bytes | None = None) 
 
 def saved(array: Any) -> bytes:
     """The array in NumPy's format, whatever it is."""
-    from io import BytesIO
-
     data = BytesIO()
     np.save(data, array)
     return data.getvalue()
 
 
-def test_ids_are_read_as_they_were_written_and_mapped(tmp_path: Path) -> None:
+def headed(shape: str, version: int = 1) -> bytes:
+    """A file with 8 bytes of ids whose header says another shape."""
+    header = ("{'descr': '<i4', 'fortran_order': False, " + shape + "}").encode()
+    return b"\x93NUMPY" + bytes([version, 0]) + len(header).to_bytes(2, "little") + header + bytes(8)
+
+
+def test_ids_are_read_as_they_were_written(tmp_path: Path) -> None:
     ids = ids_of(tmp_path / "rows", written(tmp_path / "rows", [7, 99, 0]))
     assert ids.tolist() == [7, 99, 0]
-    assert isinstance(ids, np.memmap)
     assert os.listdir(tmp_path / "rows") == [f"{order_of([7, 99, 0]).ids_digest}.npy"]
 
 
 def test_an_order_without_a_file_lists_the_first_rows(tmp_path: Path) -> None:
     assert ids_of(tmp_path, order_of([7, 99, 0], ids_digest="")).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_list_in_any_version_of_numpys_format_is_read(version: int) -> None:
+    data = BytesIO()
+    np.lib.format.write_array(data, np.array([7, 2**39], dtype="<i8"), version=(version, 0))
+    assert ids_in(data.getvalue(), order_of([7, 2**39], 2**40, data.getvalue()), "it").tolist() == [7, 2**39]
+
+
+def test_an_order_of_more_rows_than_a_list_can_have_takes_no_memory(tmp_path: Path) -> None:
+    order = order_of([1], 2**40).model_copy(update={"hot_rows": 2**40, "ids_digest": ""})
+    with refused(InvalidInput, f"{2**40:,}"):
+        ids_of(tmp_path, order)
 
 
 def test_equal_ids_are_written_once(tmp_path: Path) -> None:
@@ -75,13 +94,23 @@ def test_equal_ids_are_written_once(tmp_path: Path) -> None:
         ([1, -2, 3], None, "lists row -2, but the table had rows 0 to 99; make the order anew"),
         ([1, 2, 1], None, "lists row 1 twice; make the order anew"),
         ([1, 2], saved(np.array([1, 2, 3], dtype="<i4")), "lists 3 rows, but the row order has 2; make the order anew"),
-        ([1, 2], saved(np.array([[1, 2]], dtype="<i4")), "not int32 of shape (1, 2)"),
-        ([1, 2], saved(np.array([1, 2], dtype=">i4")), "not >i4 of shape (2,)"),
-        ([1, 2], saved(np.array([1.0, 2.0])), "not float64 of shape (2,)"),
-        ([1, 2], b"ids", "not an array in NumPy's format"),
-        ([1, 2], b"", "not an array in NumPy's format"),
-        ([1, 2], saved(np.array([1, 2], dtype="<i4"))[:-1], "not an array in NumPy's format"),
-        ([1, 2], saved(np.array([1, None])), "not an array in NumPy's format"),
+        ([1, 2], saved(np.array([[1, 2]], dtype="<i4")), "(1, 2)"),
+        ([1, 2], saved(np.array([1, 2], dtype=">i4")), ">i4"),
+        ([1, 2], saved(np.array([1.0, 2.0])), "<f8"),
+        ([1, 2], saved(np.array([1, 2], dtype="<M8[s]")), "<M8[s]"),
+        ([1, 2], saved(np.array([1, None])), "|O"),
+        ([1, 2], b"ids", "ids"),
+        ([1, 2], b"", "not a vector of little-endian int32 or int64"),
+        ([1, 2], b"PK\x03\x04" + bytes(60), "PK"),
+        ([1, 2], saved(np.array([1, 2], dtype="<i4"))[:-1], "7 bytes of ids, but its header says 2 of int32"),
+        ([1, 2], saved(np.array([1, 2], dtype="<i4")) + b"\0", "9 bytes of ids"),
+        ([1, 2], headed("'shape': (10000000000000,), "), "10000000000000"),
+        ([1, 2], headed("'shape': (999999999,), "), "999,999,999"),
+        ([1, 2], headed("'shape': (1" + "0" * 30 + ",), "), "1000000000"),
+        ([1, 2], headed("'shape': (-2,), "), "-2"),
+        ([1, 2], headed("'shape': (True,), "), "True"),
+        ([1, 2], headed("'shape': (2,), ", version=9), "not a vector"),
+        ([1, 2], headed("'shape': " + "(" * 5000 + "2,), "), "(((("),
     ],
 )
 def test_a_file_that_lists_what_it_must_not_is_refused_in_one_line(

@@ -34,6 +34,7 @@ from neuroshard.models.serving import known_models
 from neuroshard.nightly import survey as survey_module
 from neuroshard.nightly.augment import read_draws
 from neuroshard.nightly.augment import run as augment
+from neuroshard.nightly.deploy import UNSERVED
 from neuroshard.orders.nightly import Request, Verdict
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import LeaseHeld, leased
@@ -739,6 +740,35 @@ def test_a_rolled_back_plan_does_not_return_as_the_same_placement_of_another_see
     good, _ = rolled_back_place(place)
     night = place.nightly_run(seed=1)  # the seed is in the plan, so this one has another digest
     assert (night.ends, load_plan(place.store, "ads").digest()) == ({"ads": "kept"}, good.digest())
+
+
+@pytest.mark.parametrize(("change", "fact"), [("rows", "2,000 rows"), ("poolings", "'mean'"), ("devices", "not for 8")])
+def test_a_live_plan_that_does_not_serve_after_a_rollback_degrades_every_night(
+    in_use: Place, change: str, fact: str
+) -> None:
+    place = in_use
+    good = load_plan(place.store, "ads")
+    if change == "devices":
+        place.models[0]["devices"] = 8
+    else:
+        new = (
+            tables(6, 2000)
+            if change == "rows"
+            else tuple(one.model_copy(update={"pooling": "mean"}) for one in tables(6))
+        )
+        write_tables(place.folder / "six.json", new)
+    well(place.nightly_run())
+    roll_back(store_of(place), plans_of("ads"), now=datetime.now(UTC))
+    for _ in range(2):
+        night = place.nightly_run()
+        assert (night.error, night.ends) == ("", {"ads": "kept"})
+        assert night.verdicts["ads"].doubts == (UNSERVED,)
+        assert fact in night.verdicts["ads"].text
+    assert load_plan(place.store, "ads").digest() == good.digest()
+    place.models[0]["memory"] = "100KiB"
+    night = place.nightly_run()
+    assert night.ends == {"ads": "no plan"}
+    assert UNSERVED in night.verdicts["ads"].text
 
 
 def test_a_model_whose_every_plan_was_rolled_back_is_red_where_none_can_be_loaded(place: Place) -> None:

@@ -101,7 +101,7 @@ def test_a_plan_says_what_is_hidden_under_what() -> None:
     [said] = [note for note in hidden.provenance.notes if "dense layers" in note]
     assert "0.250 ms are hidden under dense layers of 0.25 ms" in said
     assert hidden.task.dense_ms == 0.25
-    assert hidden.format_version == 2
+    assert hidden.format_version == 3
 
 
 def test_where_no_time_is_hidden_a_search_is_as_without_prefetching() -> None:

@@ -8,7 +8,7 @@ from neuroshard.core.release import MODEL_NAME, Sealed
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.text import counted
-from neuroshard.core.value import TIME, Digest, Value, Whole
+from neuroshard.core.value import Digest, Moment, Value, Whole
 
 COUNTED_FORMAT: Literal[1] = 1
 Steps = Annotated[Whole, Field(ge=0, le=2**53)]
@@ -29,7 +29,7 @@ class CountedAccess(Value):
     steps: Annotated[Steps, Field(ge=1)]
     left_out_steps: Steps = 0
     batch_size: Annotated[Whole, Field(ge=1, le=2**31)]
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]
     notes: tuple[Annotated[str, Field(max_length=500)], ...] = ()
 
@@ -48,4 +48,4 @@ class CountedPointer(Sealed):
     counted_digest: Digest
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
     steps: Steps
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment

@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -18,12 +19,12 @@ from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, short_name, spanned
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, check_format, decode_json, shown, without_defaults
+from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256, shown, without_defaults
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[6] = 6  # written is the oldest that has what the task names (`ShardingTask.plan_format`)
+PLAN_FORMAT: Literal[6] = 6  # written is the oldest whose readers know what the task names (`ShardingTask.plan_format`)
 
 
 class Shard(Value):
@@ -182,7 +183,7 @@ class Plan(Value):
     def _valid(self) -> Self:
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
-        if (known := self.task.plan_format) > self.format_version:
+        if (known := self.task.least_plan_format) > self.format_version:
             named = {
                 2: "tiers, host memory or access curves",
                 4: "groups of ranks",
@@ -408,7 +409,17 @@ class Plan(Value):
         raw = check_format(decoded, PLAN_FORMAT, where)
         if "task_digest" not in raw:
             raise InvalidInput(f"{where}: task_digest is missing")
-        return cls.parse(raw, where)
+        return cls.parse(_as_known(raw), where)
+
+
+def _as_known(raw: dict[str, Any]) -> dict[str, Any]:
+    """A decoded plan whose task_digest is that of the task as it stands there, with what this version knows of that task and its
+    digest: keys from a newer version are ignored. Any other as it is."""
+    with suppress(ValueError, RecursionError):  # what is wrong with the task is said by the plan's own check
+        if raw["task_digest"] == sha256(canonical_json(raw.get("task"))):
+            task = ShardingTask.model_validate(raw.get("task"))
+            return {**raw, "task": task, "task_digest": task.digest()}
+    return raw
 
 
 def check_plan(plan: object) -> None:

@@ -12,8 +12,8 @@ from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import PredictedMs
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import (
-    TIME,
     Digest,
+    Moment,
     Value,
     canonical_json,
     check_format,
@@ -69,10 +69,12 @@ class Decision(Value):
     reordered: tuple[str, ...] = ()  # modules whose outputs come in another order; "" where tables name none
     drifted: tuple[str, ...] = ()  # lines on row orders of the live plan that access has drifted from
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
+    unserved: str = ""  # why the live plan, which stays, does not serve today's task
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data = without_defaults(handler(self), {"changed_state": 0, "instead": "", "deviation": None, "ids_lost": ""})
+        unsaid = {"changed_state": 0, "instead": "", "deviation": None, "ids_lost": "", "unserved": ""}
+        data = without_defaults(handler(self), unsaid)
         for name in ("reordered", "drifted"):
             if not data.get(name):
                 data.pop(name, None)
@@ -92,7 +94,10 @@ class Decision(Value):
 
     @property
     def finding(self) -> str:
-        """`why` without what makes the plan less certain."""
+        """`why` without what makes the plan less certain. Where two rules met it says which won."""
+        if self.unserved:
+            why = "; ".join(self.faults) or self.comparison
+            return clean(f"{why}; and what is live does not serve today's task: {self.unserved}")
         if self.faults:
             return clean("; ".join(self.faults))
         state = f"; {self.ids_lost}" if self.ids_lost else ""
@@ -159,7 +164,7 @@ class Pointer(Sealed):
     number: Number
     previous_digest: Digest | None = None
     rollback_number: Number | None = None
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
     action: str
 
     @property
@@ -235,7 +240,7 @@ class Condemned(Sealed):
 
     name: str
     digests: tuple[Digest, ...]
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
 
 
 class Refusal(Sealed):
@@ -243,5 +248,5 @@ class Refusal(Sealed):
 
     model: Annotated[str, Field(pattern=MODEL_NAME)]
     plan_digest: Digest
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
     decision: Decision

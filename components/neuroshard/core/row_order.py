@@ -16,7 +16,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from neuroshard.core.value import TIME, Digest, Number, Source, Value, Whole
+from neuroshard.core.value import Digest, Moment, Number, Source, Value, Whole
 
 LISTS_FOLDER = "rows"  # of the files of hot ids, beside a tables.json or a plan
 MOST_POINTS = 64  # of a curve; writers have one at each power of two
@@ -38,7 +38,7 @@ class RowOrder(Value):
     lookup_share: Share
     points: Annotated[tuple[tuple[RowCount, Share], ...], Field(max_length=MOST_POINTS)] = ()
     source: Source = ""
-    time: Annotated[str, Field(pattern=TIME)]
+    time: Moment
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -208,6 +208,15 @@ class ShardingTask(Value):
 
     @property
     def plan_format(self) -> Literal[1, 2, 3, 4, 5, 6]:
+        """The format in which plans of it are written: the oldest whose every reader knows all of its keys. Readers of format 1
+        that are as old as that know tables, devices and batch alone, and refuse as damaged what names more."""
+        misses = (table.access and table.access.stream for table in self.tables)
+        if self.dense_ms is not None or any(stream and stream.varies for stream in misses):
+            return max(3, self.least_plan_format)
+        return max(2, self.least_plan_format)
+
+    @property
+    def least_plan_format(self) -> Literal[1, 2, 3, 4, 5, 6]:
         """The oldest format of plans whose readers do not drop what it names: 2 has host memory, tiers and access curves, 3 row
         orders, lookups by id, and rows by access, 4 groups of ranks, 5 id maps, 6 the ledger of a step's memory."""
         if self.step_ledger is not None:
@@ -395,7 +404,7 @@ class ShardingTask(Value):
     def _with_rules(self, rules: Mapping[str, TableRule]) -> Self:
         """The same task with these rules of tables and of their parts, and no others, in the order of the tables."""
         names = (name for table in self.tables for name in (table.name, *part_names(table.name)))
-        ordered = tuple(rules[name] for name in names if name in rules)
+        ordered = tuple(rules[name] for name in dict.fromkeys(names) if name in rules)  # a table may have a part's name
         return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
 
     def held_as(self, other: "ShardingTask") -> Self:

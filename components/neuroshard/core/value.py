@@ -34,7 +34,18 @@ Number = Annotated[float, _written_as("number")]
 Switch = Annotated[bool, Strict()]  # pydantic would take "no" and 0 for false
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-TIME = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"  # of a moment in UTC, ISO 8601
+TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"
+
+
+def _of_the_calendar(time: str) -> str:
+    try:
+        datetime.fromisoformat(time)
+    except ValueError as error:
+        raise ValueError(f"is {time}, which is no moment: {error}") from None
+    return time
+
+
+Moment = Annotated[str, Field(pattern=TIME), AfterValidator(_of_the_calendar)]  # in UTC, ISO 8601
 
 
 def whole_number(name: str, value: object) -> int:

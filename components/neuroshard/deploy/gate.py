@@ -38,8 +38,9 @@ class Gate(NamedTuple):
     cannot. Without `price`, only plans of one cost model and one task are compared, by the predictions that they carry.
 
     In a `nightly` run, a plan that is too uncertain or was rolled back is not refused. Instead the live plan is kept, if it
-    fits today's task; if not, an uncertain plan is better than none. A live plan of groups of ranks is kept too. `must_copy` are
-    the tables that a live plan must have data-parallel then, by default all those that the new plan has.
+    fits today's task; if not, an uncertain plan is better than none, while one that was rolled back stays away, and the decision
+    says why the live one does not serve. A live plan of groups of ranks is kept too. `must_copy` are the tables that a live
+    plan must have data-parallel then, by default all those that the new plan has.
     """
 
     tables: tuple[Table, ...] | None = None
@@ -81,7 +82,9 @@ def decide(
     orders of the live plan that access has drifted from. `hot_in_both` is what moves are counted with (core/moves.py).
     """
     error = plan.provenance.cost_model_error
-    why_not = _why_it_cannot_serve(plan, gate, live, live_plan)
+    why_not = "the live plan cannot be read" if live else "nothing was live before"
+    if live_plan is not None:
+        why_not = why_it_cannot_serve(live_plan, plan.task, gate)
     serving = not why_not
     wide = _widths(plan)
     faults = [
@@ -97,7 +100,9 @@ def decide(
     keep = "; ".join(found) if gate.nightly and (serving or rolled_back or grouped) else ""
 
     comparison, live_cost = (
-        (f"{keep}; the live plan stays", None) if keep else _comparison(plan, gate, live_plan, why_not)
+        (f"{keep}; the live plan stays{'' if serving or grouped else ' until somebody promotes another'}", None)
+        if keep
+        else _comparison(plan, gate, live_plan, why_not)
     )
     gain = None if live_cost is None or plan.cost_ms is None else _gain(plan.cost_ms, live_cost)
     off = off_by(plan)
@@ -106,6 +111,7 @@ def decide(
     demanded = gate.min_gain is not None and serving
     better = gain > min_gain if gain is not None else not demanded
     better = better and not keep
+    stays = live_plan is not None and (faults or not better) and not gate.force
     return Decision(
         verdict="refused" if faults else "passed" if better else "kept",
         forced=gate.force,
@@ -130,6 +136,7 @@ def decide(
         reordered=tuple(module for module, *_ in reordered(live_plan, plan)) if live_plan else (),
         drifted=drifted,
         instead=plan.provenance.instead,
+        unserved=why_not if stays and not grouped else "",
     )
 
 
@@ -209,23 +216,13 @@ def _leaves_groups(plan: Plan, gate: Gate, live_plan: Plan | None) -> str | None
     )
 
 
-def _why_it_cannot_serve(plan: Plan, gate: Gate, live: Release | None, live_plan: Plan | None) -> str | None:
-    """Why no live plan could stay live today; None where one can."""
-    if live is None:
-        return "nothing was live before"
-    if live_plan is None:
-        return "the live plan cannot be read"
-    return _for_other_task(plan, live_plan, gate)
-
-
-def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
-    """Why the live plan is not for today's tables and devices, or breaks today's rules; None where it serves."""
-    fault = shape_fault(live_plan, shapes_of(gate.tables or plan.task.tables))
-    if fault:
+def why_it_cannot_serve(live_plan: Plan, today: ShardingTask, gate: Gate) -> str:
+    """Why the live plan is not for today's tables and devices, or breaks today's rules; empty where it serves."""
+    if fault := shape_fault(live_plan, shapes_of(gate.tables or today.tables)):
         return f"the live plan {fault}"
     if wide := _widths(live_plan):
         return f"in the live plan {wide}"
-    today = _with_live_copies(plan.task, live_plan.task, gate)
+    today = _with_live_copies(today, live_plan.task, gate)
     if other := _other_tables(today, live_plan.task) or _other_devices(today, live_plan.task):
         return other
     memory = zip(device_memory(today, live_plan.shards), today.usable_bytes, strict=True)
@@ -239,7 +236,7 @@ def _for_other_task(plan: Plan, live_plan: Plan, gate: Gate) -> str | None:
         Plan(task=today, shards=live_plan.shards, provenance=live_plan.provenance)
     except ValidationError as error:
         return f"the live plan breaks today's task: {explain(error)}"
-    return None
+    return ""
 
 
 def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> ShardingTask:
@@ -329,10 +326,10 @@ def _precision(task: ShardingTask) -> str:
     return (task.collective_precision or CollectivePrecision()).text
 
 
-def _comparison(plan: Plan, gate: Gate, live_plan: Plan | None, why_not: str | None) -> tuple[str, float | None]:
+def _comparison(plan: Plan, gate: Gate, live_plan: Plan | None, why_not: str) -> tuple[str, float | None]:
     """How the plans were compared, or why they were not; and the live plan's cost in ms by the same measure."""
     if live_plan is None or why_not:
-        return why_not or "nothing was live before", None
+        return why_not, None
     if plan.cost_ms is None:
         return "not compared: the plan carries no prediction", None
     if gate.price is not None:

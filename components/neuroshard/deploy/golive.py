@@ -1,8 +1,8 @@
 """Makes an artifact live: release N+1 over release N. In this order:
 
-1. claim the artifact: create it under its digest, and if it was there already, swap it for the same bytes, so that it is young;
-   then list `condemned/`, and stop (Conflict) if a mark that is less than an hour old, by the store's own clock, holds its
-   digest; then read the artifact, and check its digest and rules
+1. claim the artifact, and before it the lists of hot rows that a plan needs: create it under its digest, and if it was there
+   already, swap it for the same bytes, so that it is young; then list `condemned/`, and stop (Conflict) if a mark that is less
+   than an hour old, by the store's own clock, holds its digest; then read the artifact, and check its digest and rules
 2. ask the gate (not for a rollback); if it holds the plan back, create a refusal and stop
 3. create `releases/N.json` with exactly the bytes of `live.json` that were read, if there were any
 4. swap `live.json` from those bytes to release N+1, or create it. From 1 to here takes less than an hour
@@ -16,6 +16,7 @@ swap succeeded. A `gc` at the same time (gc.py) never deletes an artifact that i
 
 from contextlib import suppress
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from neuroshard.core.errors import (
     Conflict,
@@ -26,9 +27,13 @@ from neuroshard.core.errors import (
     StoreError,
     Unreachable,
 )
+from neuroshard.core.plan import Plan
 from neuroshard.core.release import Condemned
+from neuroshard.core.row_order import LISTS_FOLDER
+from neuroshard.core.text import first_few
 from neuroshard.core.value import sha256, timestamp
 from neuroshard.store.protocol import MAX_BYTES, Store
+from neuroshard.store.row_orders import rows_of
 from neuroshard.store.track import (
     MAX_RELEASE_BYTES,
     Artifact,
@@ -59,8 +64,40 @@ def put(store: Store, track: ReleaseTrack[R], digest: str, files: Files) -> Arti
 
 
 def claim(store: Store, track: ReleaseTrack[R], artifact: Artifact) -> Artifact:
-    """Make an artifact of the store young, so that no `gc` deletes it before it goes live. Raises Conflict where one may."""
+    """Make an artifact of the store young, after the lists of hot rows that a plan needs, so that no `gc` deletes them before it
+    goes live. Raises Conflict where one may, and InvalidInput where a list is not there or is none."""
+    if isinstance(artifact.value, Plan):
+        put_lists(artifact.value, store, track.name)
     return put(store, track, artifact.digest, artifact.files)
+
+
+def put_lists(plan: Plan, store: Store, model: str, folder: Path | None = None) -> None:
+    """Put the lists of the tables that the plan holds by access into the store from the folder, and keep those that are there
+    from `gc`. Raises InvalidInput for a damaged list and for one that is in neither, and StoreError."""
+    orders = {name: order for name, order in plan.task.orders.items() if order.ids_digest}
+    if not orders:
+        return
+    from neuroshard.files.row_orders import files_of, ids_in  # NumPy, which other plans do not need
+
+    track, files, missing = rows_of(model), files_of(folder, orders.values()), []
+    for name, order in orders.items():
+        if order.ids_digest not in files:
+            try:
+                there = read_artifact(store, track, order.ids_digest)
+            except NotFound:
+                missing.append(name)
+                continue
+            (key,) = there.files
+            ids_in(there.value, order, f"{store.url}/{key}")
+            files[order.ids_digest] = there.value
+    if missing:
+        where = f"neither in {folder} nor in" if folder else "not in"
+        raise InvalidInput(
+            f"the plan holds tables by access, and the lists of hot rows of {first_few(missing)} are {where} {store.url}: no "
+            f"trainer could load it; deploy it with the folder {LISTS_FOLDER} of the tables.json beside its plan.json"
+        )
+    for digest, data in files.items():
+        put(store, track, digest, {track.keys(digest)[0]: data})
 
 
 def roll_back(store: Store, track: ReleaseTrack[R], *, now: datetime) -> R:

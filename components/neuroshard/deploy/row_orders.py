@@ -1,19 +1,10 @@
-"""The lists of hot rows of the tables that a plan holds by access, put into the store before the plan; and how far access has
-drifted from them."""
+"""How far access has drifted from the row orders of the live plan, and how many hot rows two plans share."""
 
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.plan import Plan
-from neuroshard.core.row_order import LISTS_FOLDER
-from neuroshard.core.text import first_few
-from neuroshard.deploy.golive import claim, put
-from neuroshard.store.protocol import Store
-from neuroshard.store.row_orders import rows_of
-from neuroshard.store.track import read_artifact
 
 if TYPE_CHECKING:
     from neuroshard.files.row_orders import ReadIds
@@ -42,29 +33,3 @@ def hot_in_both(live: Plan | None, plan: Plan, read: "ReadIds") -> dict[str, int
     from neuroshard.files import row_orders
 
     return row_orders.hot_in_both(live.task, plan.task, read)
-
-
-def put_lists(plan: Plan, store: Store, model: str, folder: Path | None) -> None:
-    """Put the lists of the tables that the plan holds by access into the store from the folder, and keep those that are there
-    from `gc`. Raises InvalidInput for a damaged list and for one that is in neither, and StoreError."""
-    orders = {name: order for name, order in plan.task.orders.items() if order.ids_digest}
-    if not orders:
-        return
-    from neuroshard.files.row_orders import files_of  # NumPy, which other plans do not need
-
-    track, files = rows_of(model), files_of(folder, orders.values())
-    there = {}
-    for digest in {order.ids_digest for order in orders.values()} - files.keys():
-        with suppress(NotFound):
-            there[digest] = read_artifact(store, track, digest)
-    missing = [name for name, order in orders.items() if order.ids_digest not in files.keys() | there.keys()]
-    if missing:
-        where = f"in {folder} nor in" if folder else "given nor in"
-        raise InvalidInput(
-            f"the plan holds tables by access, and the lists of hot rows of {first_few(missing)} are neither {where} "
-            f"{store.url}: no trainer could load it; put the folder {LISTS_FOLDER} of the tables.json beside the plan.json"
-        )
-    for digest, data in files.items():
-        put(store, track, digest, {track.keys(digest)[0]: data})
-    for artifact in there.values():
-        claim(store, track, artifact)

@@ -20,9 +20,9 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
 from neuroshard.core.value import sha256, timestamp
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.golive import claim, go_live, next_number, put, remember
+from neuroshard.deploy.golive import claim, go_live, next_number, put, put_lists, remember
 from neuroshard.deploy.rolled_back import placement, rolled_back_digests, rolled_back_placements
-from neuroshard.deploy.row_orders import hot_in_both, put_lists, with_drift
+from neuroshard.deploy.row_orders import hot_in_both, with_drift
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.files.tables import read_tables
 from neuroshard.store.open import open_store

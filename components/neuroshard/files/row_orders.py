@@ -3,8 +3,8 @@
 A file is named by the sha256 of its bytes: `rows/<sha256>.npy` beside a tables.json, `<model>/rows/<sha256>.npy` in a store.
 """
 
-import hashlib
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +16,15 @@ from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import one_line
+from neuroshard.core.value import sha256, shown
 from neuroshard.files.access import Floats, Ints
-from neuroshard.files.disk import disk_errors, write_bytes
+from neuroshard.files.disk import disk_errors, read_bytes, write_bytes
 
 MOST_LIST_BYTES = 16 * 2**20  # as any object of a store may have
-NOT_NUMPY = (ValueError, EOFError, SyntaxError)  # what np.load raises
+MOST_IN_ORDER = MOST_LIST_BYTES // 4  # of the ids 0, 1, 2, … that need no list: as many as a list may have
+_HEADER = re.compile(  # of a vector of ids, as np.save writes it
+    rb"\s*\{\s*'descr':\s*'(<i[48])',\s*'fortran_order':\s*(?:False|True),\s*'shape':\s*\(([0-9]{1,9}),\),?\s*\}\s*"
+)
 # Of all lookups: an order whose hottest rows have so many less now is reported, and a new one is taken where its hottest rows
 # have so many more: a guess
 DRIFTED = 0.05
@@ -76,7 +79,7 @@ def ids_path(folder: Path, order: RowOrder) -> Path:
 def write_ids(folder: Path, files: Iterable[bytes]) -> None:
     """Write files of ids into a folder, each under its digest. One that is there already is left as it is."""
     for data in files:
-        path = folder / f"{hashlib.sha256(data).hexdigest()}.npy"
+        path = folder / f"{sha256(data)}.npy"
         if not path.exists():
             write_bytes(path, data)
 
@@ -92,10 +95,7 @@ def files_of(folder: Path | None, orders: Iterable[RowOrder]) -> dict[str, bytes
 
 
 def ids_of(folder: Path, order: RowOrder) -> Ints:
-    """The hot ids of an order whose file is in this folder (hot_rows,), int32 or int64, mapped into memory: do not write to them.
-
-    The file is read once, for its digest and its ids: all of them distinct ids of the table. Raises InvalidInput in one line.
-    """
+    """The hot ids of an order whose file is in this folder (hot_rows,), int32 or int64. Raises InvalidInput in one line."""
     if not order.ids_digest:
         return first_ids(order)
     path = ids_path(folder, order)
@@ -108,19 +108,14 @@ def ids_of(folder: Path, order: RowOrder) -> Ints:
             raise InvalidInput(
                 f"{path}: {path.stat().st_size:,} bytes, but a list has at most {MOST_LIST_BYTES:,}; {_REMADE}"
             )
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != order.ids_digest:
-            raise InvalidInput(
-                f"{path}: its bytes have the digest {digest[:12]}, the row order has {order.ids_digest[:12]}, so it was cut off "
-                f"or changed; copy it again, or {_REMADE}"
-            )
-        try:
-            ids: Ints = np.load(path, mmap_mode="r", allow_pickle=False)
-        except NOT_NUMPY as error:  # of the right digest, so another program wrote it
-            raise InvalidInput(f"{path}: not an array in NumPy's format ({one_line(error, 80)}); {_REMADE}") from None
-    check_ids(ids, order, str(path))
-    return ids
+        data = read_bytes(path, MOST_LIST_BYTES)
+    digest = sha256(data)
+    if digest != order.ids_digest:
+        raise InvalidInput(
+            f"{path}: its bytes have the digest {digest[:12]}, the row order has {order.ids_digest[:12]}, so it was cut off "
+            f"or changed; copy it again, or {_REMADE}"
+        )
+    return ids_in(data, order, str(path))
 
 
 def ids_among(folders: Sequence[Path], order: RowOrder, otherwise: ReadIds | None = None) -> Ints:
@@ -133,25 +128,40 @@ def ids_among(folders: Sequence[Path], order: RowOrder, otherwise: ReadIds | Non
 
 
 def first_ids(order: RowOrder) -> Ints:
-    """The ids of an order without a list."""
+    """The ids of an order without a list. Raises InvalidInput where they are more than a list could have."""
+    if order.hot_rows > MOST_IN_ORDER:
+        raise InvalidInput(
+            f"a row order without a list has {order.hot_rows:,} hot rows; up to {MOST_IN_ORDER:,} are compared"
+        )
     return np.arange(order.hot_rows)
 
 
 def ids_in(data: bytes, order: RowOrder, where: str) -> Ints:
-    """The hot ids of an order (hot_rows,) in a file's bytes, whose digest was checked. Raises InvalidInput in one line."""
-    try:
-        ids: Ints = np.load(io.BytesIO(data), allow_pickle=False)
-    except NOT_NUMPY as error:
-        raise InvalidInput(f"{where}: not an array in NumPy's format ({one_line(error, 80)}); {_REMADE}") from None
+    """The hot ids of an order (hot_rows,) in a file's bytes, whose digest was checked: all of them distinct ids of the table.
+
+    Another program may have written them. np.load would allocate what a header asks for, and open zips. Raises InvalidInput in
+    one line.
+    """
+    start = 12 if data[6:7] in (b"\2", b"\3") else 10  # of the header, after its length
+    begin = start + int.from_bytes(data[8:start], "little")
+    header = _HEADER.fullmatch(data, start, begin)
+    if not re.match(rb"\x93NUMPY[\1-\3]\0", data) or header is None:
+        raise InvalidInput(
+            f"{where}: not a vector of little-endian int32 or int64 as numpy.save writes it, but "
+            f"{shown(data[start:begin][:200] or data[:20], 120)}; {_REMADE}"
+        )
+    dtype, rows = np.dtype(header[1].decode()), int(header[2])
+    if len(data) - begin != rows * dtype.itemsize:
+        raise InvalidInput(
+            f"{where}: has {len(data) - begin:,} bytes of ids, but its header says {rows:,} of {dtype}; {_REMADE}"
+        )
+    ids: Ints = np.frombuffer(data, dtype, rows, begin).copy()
     check_ids(ids, order, where)
     return ids
 
 
 def check_ids(ids: Ints, order: RowOrder, where: str) -> None:
     """Raise InvalidInput unless these are the ids that an order may list."""
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.str not in ("<i4", "<i8"):
-        what = f"{ids.dtype} of shape {ids.shape}" if isinstance(ids, np.ndarray) else type(ids).__name__
-        raise InvalidInput(f"{where}: ids must be a vector of little-endian int32 or int64, not {what}; {_REMADE}")
     if len(ids) != order.hot_rows:
         raise InvalidInput(f"{where}: lists {len(ids):,} rows, but the row order has {order.hot_rows:,}; {_REMADE}")
     in_order = np.sort(ids)

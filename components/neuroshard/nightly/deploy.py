@@ -6,6 +6,7 @@ reads in the store.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -22,22 +23,28 @@ from neuroshard.core.errors import (
     Unreachable,
     Unsafe,
 )
+from neuroshard.core.plan import Plan
+from neuroshard.deploy.gate import Gate, why_it_cannot_serve
 from neuroshard.deploy.golive import delete_damaged, mended_or_why_not
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
 from neuroshard.files.constraints import resolve
 from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import read_tables
+from neuroshard.nightly.search import todays_order
 from neuroshard.nightly.sizes import put_sizes
 from neuroshard.nightly.survey import planned_after
 from neuroshard.orders.nightly import VERDICTS_FOLDER, End, Searched, Survey, Verdict
 from neuroshard.report.run import run as report
+from neuroshard.search.run import task_of
 from neuroshard.store.measuring import write_record
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, plans_of
 from neuroshard.store.releases import read_plan as read_live_plan
 from neuroshard.store.track import live_or_none
+
+UNSERVED = "what is live does not serve today's task"
 
 
 class ReleaseFiles(NamedTuple):
@@ -65,7 +72,7 @@ def run(
     except (Unreachable, Unsafe):
         raise
     except StoreError as error:  # a full disk, or a key that may not be read
-        verdict = _without_plan(store, survey, name, str(error), survey.notes)
+        verdict = _without_plan(store, survey, name, str(error), survey.notes, files)
     _draw(files, searched, f"{store_url}#{name}", verdict)
     if not files.release.exists():
         files.release.write_bytes(verdict.canonical_json())
@@ -106,7 +113,7 @@ def _verdict(
 ) -> Verdict:
     """Deploy the plan, if there is one; returns the verdict."""
     if searched.no_plan:
-        return _without_plan(store, survey, name, searched.no_plan, doubts)
+        return _without_plan(store, survey, name, searched.no_plan, doubts, files)
     instead = searched.instead or read_plan(files.plan).provenance.instead
     damaged = delete_damaged(store, plans_of(name), read_plan(files.plan).digest())
     doubts = [*doubts, *(one for one in (instead, damaged) if one)]
@@ -129,12 +136,14 @@ def _verdict(
             log(f"note: {error}")
             deployed = patiently(attempt)
     except (Refused, InvalidInput, Conflict) as error:
-        return _without_plan(store, survey, name, str(error), doubts)
+        return _without_plan(store, survey, name, str(error), doubts, files)
     decision, release = deployed.decision, deployed.release
     if decision and not decision.goes_live and live_plan(live_or_none(store, plans_of(name)), store) is None:
-        return _without_plan(store, survey, name, decision.finding, doubts)
+        return _without_plan(store, survey, name, decision.finding, doubts, files)
     end: End = "kept" if decision and not decision.goes_live else "live"
     why = decision.finding if decision else "this plan is live already"
+    if decision and decision.unserved:
+        doubts = [*doubts, UNSERVED]
     files.release.write_bytes(release.canonical_json())
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=tuple(doubts), release=release.number)
 
@@ -147,7 +156,9 @@ def _must_copy(survey: Survey, name: str, tables: Path) -> frozenset[str] | None
     return resolve(spec.rules, read_tables(tables)[0], f"constraints of model {name!r}").data_parallel
 
 
-def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Sequence[str]) -> Verdict:
+def _without_plan(
+    store: Store, survey: Survey, name: str, why: str, doubts: Sequence[str], files: ReleaseFiles
+) -> Verdict:
     """The verdict on a model without a new plan: the live plan stays, if there is one that trainers can read."""
     end: End = "no plan"
     number: int | None = None
@@ -156,7 +167,9 @@ def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Seq
         number = live.release.number if live else 0
         end = "no plan" if live else "red"
         if live:
-            read_live_plan(store, name, live.release.plan_digest)
+            there = read_live_plan(store, name, live.release.plan_digest)
+            unserved = _why_it_cannot_serve(there, survey, name, files.tables)
+            doubts = [*doubts, *([f"{UNSERVED}: {unserved}"] if unserved not in why else [])]
     except NewerFormat as error:  # newer trainers can read it
         doubts = [*doubts, str(error)]
     except Unreachable:
@@ -165,6 +178,16 @@ def _without_plan(store: Store, survey: Survey, name: str, why: str, doubts: Seq
         said = "" if str(error) == why else f": {error}"
         end, why = "red", f"{why}; and the live plan cannot be loaded{said}"
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=(*doubts, why), release=number)
+
+
+def _why_it_cannot_serve(live: Plan, survey: Survey, name: str, tables: Path) -> str:
+    """Why the live plan does not serve what the model asks for today; empty where it does, and where that is not known."""
+    with suppress(NeuroshardError):
+        listed, order = read_tables(tables)[0], todays_order(survey, survey.spec(name), 0.0)
+        gate = Gate(listed, nightly=True, must_copy=_must_copy(survey, name, tables))
+        if live.task.groups is None:  # no night plans groups
+            return why_it_cannot_serve(live, task_of(order, listed, None), gate)
+    return ""
 
 
 def _draw(files: ReleaseFiles, searched: Searched, live: str, verdict: Verdict) -> None:

@@ -75,7 +75,6 @@ def search_plan(
     pointer = _live(store, name)
     live = live_plan(pointer, store)
     searched = choose(survey, spec, store)
-    constraints, asked = spec.rules, spec.order
     # without a live plan that can be read and trains right, every table may be placed anywhere
     start = live if spec.starts_from_live else None
     if start is not None and (fault := fault_of_plan(start, device_of(survey.request.backend, searched.model))):
@@ -87,17 +86,8 @@ def search_plan(
     of_the_night = {"algorithm": algorithm, "seed": survey.request.seed}
     if start is None:
         of_the_night |= {"move_budget_bytes": None, "keep_optimizer_state": False}
-    order = SearchOrder(
-        task={
-            **asked.task,
-            "batch_size": survey.request.batch_size,
-            "topology": asked.topology or _as_the_nodes_are(survey, spec),
-        },
-        settings={**asked.settings, **of_the_night},
-        # the gate refuses a plan that leaves less of any device
-        constraints=constraints.model_copy(update={"reserve_share": max(constraints.reserve_share, memory_margin)}),
-        previous=start,
-    )
+    order = todays_order(survey, spec, memory_margin)
+    order = replace(order, settings={**order.settings, **of_the_night}, previous=start)
     # a new order of the night is taken where access has drifted from that of the live plan, and that is worth moving rows
     keeping = None if live is None else KeptOrders(live, partial(read_ids, store, name))
     search_for = partial(search, tables, searched.model, out, notes=notes, keeping=keeping)
@@ -105,6 +95,18 @@ def search_plan(
     if live is None and (barred := _rolled_back(pointer, name, store)):
         plan, searched = _another(plan, searched, barred, order, search_for)
     return plan, searched
+
+
+def todays_order(survey: Survey, spec: ModelSpec, memory_margin: float) -> SearchOrder:
+    """What a model asks of tonight's plan, on its hardware and batch. Raises InvalidInput for invalid constraints."""
+    asked, rules = spec.order, spec.rules
+    topology = asked.topology or _as_the_nodes_are(survey, spec)
+    return replace(
+        asked,
+        task={**asked.task, "batch_size": survey.request.batch_size, "topology": topology},
+        # the gate refuses a plan that leaves less of any device
+        constraints=rules.model_copy(update={"reserve_share": max(rules.reserve_share, memory_margin)}),
+    )
 
 
 def _as_counted(spec: ModelSpec, store: Store, tables: Path) -> tuple[str, ...]:

@@ -37,8 +37,8 @@ def put_ids(store: Store, model: str, data: bytes) -> None:
 
 
 def open_ids(store: Store, model: str, order: RowOrder, folder: Path) -> "Ints":
-    """The hot ids of an order (hot_rows,), mapped from a file in the folder, into which they are copied from the store unless
-    they are there; processes may do so at once. Raises NotFound, InvalidInput, StoreError."""
+    """The hot ids of an order (hot_rows,) from the folder, into which they are copied from the store unless they are there;
+    processes may do so at once. Raises NotFound, InvalidInput, StoreError."""
     from neuroshard.files.row_orders import ids_of, ids_path, write_ids  # NumPy, which a deployer does not need
 
     if order.ids_digest and not ids_path(folder, order).exists():
