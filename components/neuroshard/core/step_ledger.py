@@ -359,7 +359,7 @@ class _Step:
             yield Counter[Cause]({"exchange": group.output, "outputs": group.output})
 
     def _backward(self, late: Counter[Cause]) -> Iterator[tuple[Moment, Counter[Cause]]]:
-        """All collections send their gradients, the last first, before what the last gets goes to its operators."""
+        """Collections send their gradients, the last first, before what the last gets goes to its operators."""
         kept = sum(
             one.sum("order") * (not self.pipelined)
             + sum(map(one.sum, ("mean", "weights", "lengths_in_order")))
@@ -370,28 +370,30 @@ class _Step:
         freed = (
             0.0 if self.flight.ahead else 1.0
         )  # where the forward pass runs ahead, gradients of outputs stay to the end
-        for now in reversed(self.collections):
-            own, several = now.sum("output"), len(now.groups) > 1
-            if now.reordered:
-                yield "backward order", base + Counter[Cause]({"gradients": own})
-            for group in reversed(now.groups):
-                for moment, more in self._returned(group, several):
-                    yield moment, base + more
-                    if (
-                        group.sequences and moment == "backward order"
-                    ):  # each output's gradient went into one of the group
-                        base -= Counter[Cause]({"gradients": freed * group.output})
-                        own -= group.output
-                base += self._returning(group)
-            if not now.copied:
-                base -= Counter[Cause]({"gradients": freed * own})
-        for now in reversed(self.collections):
-            for group in reversed(now.groups):
-                base -= self._returning(group)
-                for more in self._arrived(group):
-                    yield "backward exchange", base + more
-            if now.copied:
-                base -= Counter[Cause]({"gradients": freed * now.sum("output")})
+        # where the forward pass runs ahead, each collection has a backward pass of its own, in their order
+        for at_once in [[one] for one in self.collections] if self.flight.ahead else [self.collections]:
+            for now in reversed(at_once):
+                own, several = now.sum("output"), len(now.groups) > 1
+                if now.reordered:
+                    yield "backward order", base + Counter[Cause]({"gradients": own})
+                for group in reversed(now.groups):
+                    for moment, more in self._returned(group, several):
+                        yield moment, base + more
+                        if (
+                            group.sequences and moment == "backward order"
+                        ):  # each output's gradient went into one of the group
+                            base -= Counter[Cause]({"gradients": freed * group.output})
+                            own -= group.output
+                    base += self._returning(group)
+                if not now.copied:
+                    base -= Counter[Cause]({"gradients": freed * own})
+            for now in reversed(at_once):
+                for group in reversed(now.groups):
+                    base -= self._returning(group)
+                    for more in self._arrived(group):
+                        yield "backward exchange", base + more
+                if now.copied:
+                    base -= Counter[Cause]({"gradients": freed * now.sum("output")})
 
     def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the start of the exchange of gradients adds to the gradients of all outputs."""
