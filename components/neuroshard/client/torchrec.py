@@ -133,7 +133,8 @@ def to_torchrec(
 
     Device d of the plan is rank d, on host d // `local_world_size` (by default as the launcher says: LOCAL_WORLD_SIZE, or
     variables of MPI or SLURM); with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default
-    torch.distributed's, if initialised. `device_type` (cpu, cuda) is by default cuda if torch.distributed has NCCL or, where it is not initialised, torch finds a GPU.
+    torch.distributed's, if initialised. `device_type` (cpu, cuda) is by default cuda if torch.distributed has NCCL or, where it
+    is not initialised, torch finds a GPU.
     `optimizer` (sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, partial_rowwise_lamb, lars_sgd) is the fused one
     of the sharders' `fused_params`; what apply_optimizer_in_backward has put on a table is found there. The memory check then
     counts its state instead of what the plan's tables say, and a ShardingWarning is issued if a column split changes the
