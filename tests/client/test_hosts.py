@@ -17,7 +17,15 @@ from neuroshard.core.topology import Topology
 
 RANKS = 8
 TABLES = tuple(
-    Table(name=f"t{rank}", module="m", rows=100, dim=8, features=({"name": f"f{rank}", "pooling_factor": 1.0},))
+    Table.model_validate(
+        {
+            "name": f"t{rank}",
+            "module": "m",
+            "rows": 100,
+            "dim": 8,
+            "features": [{"name": f"f{rank}", "pooling_factor": 1.0}],
+        }
+    )
     for rank in range(RANKS)
 )
 SRUN = {"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}
