@@ -210,7 +210,7 @@ def to_torchrec(
     warn_of_id_maps(places, collections, optimizers, plan.task.devices)
     priced = Priced(trained, shards, kinds, places)
     check_caches(settings, trained)
-    warn_of_settings(settings, priced)
+    warn_of_settings(settings, priced, device_type)
     warn_of_sharders(by_path, module, priced)
     warn_of_configs(collections, module, priced)
     outputs = outputs_of(settings, priced, by_path, module, device_type)
