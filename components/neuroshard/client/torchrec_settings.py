@@ -21,7 +21,7 @@ READ_BY = {
     "max_norm": ("rowwise_adagrad",),
 }
 # What the operator for CPUs does not read with row-wise Adagrad either (weights after 3 steps are the same to the bit)
-NOT_READ_ON_CPUS = ("weight_decay", "max_norm", "counter_based_regularization", "global_weight_decay")
+NOT_READ_ON_CPUS = ("weight_decay", "max_norm", "counter_based_regularization")
 
 
 class Setting(NamedTuple):
@@ -86,8 +86,8 @@ SETTINGS = (
         ("output_dtype",),
         "FP16 and BF16 halve outputs, their gradients and what is sent of them; the operator's own reads of rows stay",
         "what is sent is priced, with `--collective-precision` of the same name and without codecs; else warned of in bytes. "
-        "Refused on CPUs (BF16), and where a rank has no table of a sharding type of the module: it receives fp32, and "
-        "ranks fail or wait for each other; codecs cure that",
+        "Refused on CPUs (BF16, and FP16 of weighted means, which FBGEMM does not divide), and where a rank has no table of a "
+        "sharding type of the module: it receives fp32, and ranks fail or wait for each other; codecs cure that",
     ),
     Setting(
         FUSED,
