@@ -351,9 +351,9 @@ def in_folders(rank: int, folder: Path) -> dict[str, Any]:
         "other keys": (state, "two/model"),
     }
     before = numbers(state)
-    for name, (given, where) in refused.items():
+    for name, (given, inside) in refused.items():
         with pytest.raises(InvalidInput) as caught:
-            load_resharded(given, folder / where)
+            load_resharded(given, folder / inside)
         found[name] = str(caught.value)
     assert before == numbers(state)
     return found

@@ -261,7 +261,13 @@ def of_failing_configs() -> None:
 
 
 def of_idle_configs() -> None:
-    idle = {"weight_init_min": -0.1, "weight_init_max": 0.1, "need_pos": True, "input_dim": 9, "total_num_buckets": 5}
+    idle: dict[str, Any] = {
+        "weight_init_min": -0.1,
+        "weight_init_max": 0.1,
+        "need_pos": True,
+        "input_dim": 9,
+        "total_num_buckets": 5,
+    }
     assert said(module=model(init_fn=nn.init.zeros_, **idle)) == []
 
 
