@@ -100,9 +100,12 @@ def gpus_of_host(plan: Plan, local_world_size: int | None) -> int:
         return hosts.ranks
     if topology is not None and topology.domains(ranks) > 1:  # else it may be of any hosts
         return topology.local_world_size
-    seen = torch.cuda.device_count() if dist.is_available() and dist.is_initialized() else 0
+    trains = dist.is_available() and dist.is_initialized()
+    seen = torch.cuda.device_count() if trains else 0
     if seen and not ranks % min(seen, ranks):
         return min(seen, ranks)
+    if not trains and hosts.ranks == ranks:  # a plan that is only looked at, on one host
+        return ranks
     warn(
         f"nothing says how many ranks a host has: {READ_BY_TORCHREC[0]} is not set, and TorchRec then takes {hosts.ranks} of "
         f"these {ranks}, so rank {ranks - 1} is on GPU {(ranks - 1) % hosts.ranks} of its host; set {READ_BY_TORCHREC[0]} "
