@@ -387,6 +387,14 @@ def test_what_the_api_refuses_is_one_line(kfp_stub: KfpStub, status: int, facts:
         Kubeflow(Server(kfp_stub.url))
 
 
+def test_an_api_of_several_users_needs_the_namespace_of_one_and_says_how_to_give_it(kfp_stub: KfpStub) -> None:
+    kfp_stub.several_users = True
+    with refused(NeuroshardError, kfp_stub.url, "several users", "--namespace"):
+        Kubeflow(Server(kfp_stub.url))
+    assert kfp_stub.changes() == []
+    Kubeflow(Server(kfp_stub.url, namespace="team-a"))
+
+
 def test_a_page_that_is_no_api_is_one_line(kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kfp_stub, "answer", lambda *_: (200, ["a login page"]))
     with refused(NeuroshardError, "Kubeflow Pipelines 2.17"):
