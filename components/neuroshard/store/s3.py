@@ -2,7 +2,7 @@
 
 Endpoint, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_PROFILE, a web identity … So does the
 region, except that AWS_REGION comes first, as in AWS's other clients; boto3 reads AWS_DEFAULT_REGION only. Objects are encrypted
-as the bucket's default says. Where a bucket's policy requires every write to name a key, NEUROSHARD_SSE_KMS_KEY is the key's id,
+as the bucket's default says. The bucket of Kubeflow Pipelines is in its own object store, unless AWS_ACCESS_KEY_ID is given. Where a bucket's policy requires every write to name a key, NEUROSHARD_SSE_KMS_KEY is the key's id,
 ARN or alias.
 """
 
@@ -61,8 +61,16 @@ CHATTY = {
 T = TypeVar("T")
 
 
-def _client() -> Any:
-    return Session(region_name=os.environ.get("AWS_REGION") or None).client("s3", config=CONFIG)
+# Kubeflow Pipelines 2.17: its bucket, where that is, and under which names the pipeline gives a step the keys
+KUBEFLOW_BUCKET, KUBEFLOW_ENDPOINT = "mlpipeline", "http://seaweedfs.kubeflow:9000"
+KUBEFLOW_KEYS = {"aws_access_key_id": "KUBEFLOW_ACCESS_KEY", "aws_secret_access_key": "KUBEFLOW_SECRET_KEY"}
+
+
+def _client(bucket: str) -> Any:
+    own = {name: os.environ.get(variable) for name, variable in KUBEFLOW_KEYS.items()}
+    if bucket != KUBEFLOW_BUCKET or os.environ.get("AWS_ACCESS_KEY_ID") or not all(own.values()):
+        return Session(region_name=os.environ.get("AWS_REGION") or None).client("s3", config=CONFIG)
+    return Session(region_name="us-east-1", **own).client("s3", config=CONFIG, endpoint_url=KUBEFLOW_ENDPOINT)
 
 
 class S3Store:
@@ -81,7 +89,7 @@ class S3Store:
         kms_key = os.environ.get("NEUROSHARD_SSE_KMS_KEY")
         self.encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
         try:
-            self.client: Any = within(REQUEST_SECONDS, self.url, _client, place="credentials")
+            self.client: Any = within(REQUEST_SECONDS, self.url, partial(_client, bucket), place="credentials")
         except (BotoCoreError, ValueError, OSError) as error:  # the text may quote an endpoint with a password in it
             raise StoreError(
                 f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_REGION, "
