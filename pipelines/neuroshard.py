@@ -26,7 +26,10 @@ RUN = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 # Keys of the secret with the credentials for S3. Without the secret, the pod's service account is used.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
 # The secret of Kubeflow's own object store, where the default store is
-KUBEFLOW_SECRET, KUBEFLOW_KEYS = "mlpipeline-minio-artifact", {"accesskey": "KUBEFLOW_ACCESS_KEY", "secretkey": "KUBEFLOW_SECRET_KEY"}
+KUBEFLOW_SECRET, KUBEFLOW_KEYS = (
+    "mlpipeline-minio-artifact",
+    {"accesskey": "KUBEFLOW_ACCESS_KEY", "secretkey": "KUBEFLOW_SECRET_KEY"},
+)
 
 
 def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: str = "") -> None:

@@ -16,7 +16,6 @@ from neuroshard.doctor.machine import GIB, disk_check, memory_check, operator_ch
 from neuroshard.doctor.services import FOLDER, check_kfp, check_store
 
 
-
 def healthy(body: str) -> bytes:
     return f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 

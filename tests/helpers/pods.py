@@ -1,6 +1,6 @@
 """The compiled pipeline as pods run it: each step a process with the limits, the secrets and the rights of its pod.
 
-    python -m helpers.pods POD.json PARAMETERS.json      from tests/; POD.json maps `measure`, and `step` for all others, to environments
+python -m helpers.pods POD.json PARAMETERS.json      POD.json maps `measure`, and `step` for all others, to environments
 """
 
 import json
@@ -17,7 +17,9 @@ TOKEN = "var/run/secrets/kubernetes.io/serviceaccount/token"
 GIB = 2**30
 
 
-def machine(folder: Path, *, memory_bytes: int, cores: int = 2, cpu: str = "AMD EPYC 7763", node_bytes: int = 64 * GIB) -> Path:
+def machine(
+    folder: Path, *, memory_bytes: int, cores: int = 2, cpu: str = "AMD EPYC 7763", node_bytes: int = 64 * GIB
+) -> Path:
     """A root folder as a pod with these limits sees it, for NEUROSHARD_SYSTEM_ROOT; it has a token of its service account."""
     files = {
         TOKEN: "a token",
@@ -39,14 +41,18 @@ def secrets_of(there: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The environment that the package gives every step, by its defaults, where these are the namespace's secrets."""
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
     defaults = spec["root"]["inputDefinitions"]["parameters"]
-    given = {}
+    given: dict[str, str] = {}
     for executor in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values():
         for entry in executor["secretAsEnv"]:
             source = entry["secretNameParameter"]
             parameter = source.get("componentInputParameter", "").removeprefix("pipelinechannel--")
             name = defaults[parameter]["defaultValue"] if parameter else source["runtimeValue"]["constant"]
             assert name in there or entry["optional"]
-            given |= {one["envVar"]: there[name][one["secretKey"]] for one in entry["keyToEnv"] if one["secretKey"] in there.get(name, {})}
+            given |= {
+                one["envVar"]: there[name][one["secretKey"]]
+                for one in entry["keyToEnv"]
+                if one["secretKey"] in there.get(name, {})
+            }
     return given
 
 

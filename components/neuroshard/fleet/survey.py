@@ -23,9 +23,9 @@ class SurveySettings:
     """What a nightly run asks of its survey.
 
     `nodes` is a file that `kubectl get nodes -o json` wrote, "" for asking the cluster; only nodes with the labels of
-    `node_selector` count, and pods have these `tolerations`; a measuring pod has `pod_memory_bytes`. At most `most_pods` pods measure one kind at once. A cost
-    model that is older than `max_age_seconds`, or whose error on unseen tables is above `max_error`, is measured again; None
-    allows any.
+    `node_selector` count, and pods have these `tolerations`; a measuring pod has `pod_memory_bytes`. At most `most_pods` pods
+    measure one kind at once. A cost model that is older than `max_age_seconds`, or whose error on unseen tables is above
+    `max_error`, is measured again; None allows any.
     """
 
     request: Request

@@ -135,11 +135,13 @@ def _guessed(survey: Survey, spec: ModelSpec) -> str:
     names, said = sorted({kind.name for kind in survey.kinds.values()}), []
     if not spec.hardware and len(names) > 1:
         said.append(
-            f"the model names no hardware, and of {', '.join(names)} this plan is for {hardware.name}: name it (hardware of the model)"
+            f"the model names no hardware, and of {', '.join(names)} this plan is for {hardware.name}: name it (hardware)"
         )
     if spec.most_memory > hardware.memory_bytes:
         asked, has = format_bytes(spec.most_memory), format_bytes(hardware.memory_bytes)
-        said.append(f"this plan may take {asked} of a device, and {hardware.name} has {has} (memory of the model)")
+        said.append(
+            f"this plan may take {asked} of a device, and {hardware.name} has {has}: correct the model's memory"
+        )
     return "; ".join(said)
 
 
@@ -161,7 +163,8 @@ def _hardware(survey: Survey, fingerprint: str, live: Mapping[str, Known]) -> Ha
 def _neighbours(
     hardware: Hardware | None, spec: ModelSpec, live: Mapping[str, Known], fingerprint: str, backend: str
 ) -> list[Known]:
-    """Live cost models of other hardware of the same kind, or of the kind that the `backend` measures, the most similar first, and of equals the newest first."""
+    """Live cost models of other hardware of the same kind, or of that which the `backend` measures, the most similar first, and
+    of equals the newest first."""
 
     def similarity(one: Known) -> tuple[bool, bool, str]:
         of = _of(one)

@@ -37,9 +37,9 @@ def run(
     """Survey the fleet for the `models` (a JSON list), and report on stderr how each kind of hardware is covered. What was found
     is put into the store, under the name of the run, `owner`.
 
-    GPUs are found at the cluster's API, or in the file `settings.nodes`; CPUs in a cluster are those of measuring pods. Where there
-    is no cluster, all hardware is this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError, and NeuroshardError where no
-    model can be planned and one of them has no live plan.
+    GPUs are found at the cluster's API, or in the file `settings.nodes`; CPUs in a cluster are those of measuring pods. Where
+    there is no cluster, all hardware is this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError,
+    and NeuroshardError where no model can be planned and one of them has no live plan.
     """
     specs, store = read_specs(models), open_patiently(store_url, single_writer=single_writer)
     fleet, notes = _fleet(settings)

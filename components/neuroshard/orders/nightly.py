@@ -41,10 +41,11 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]  # as in a duration: thirty year
 class _Model(Value):
     """A model that needs a plan: its name, where its tables come from, and options of the search, as text where they have units.
 
-    `hardware` is the devices' name, or a part of it (H200); where it is empty it is taken from the fleet, and of several kinds guessed. `constraints` has the
-    fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched from the live one. Ranks are
-    joined as the nodes are where the model names no `domain` and no `local_world_size`. With `counted_access` its tables are read
-    as its trainers counted, where they did; else as `tables` says. With `size` a page of sizes is put beside its release.
+    `hardware` is the devices' name, or a part of it (H200); where it is empty it is the fleet's, of several kinds a likely
+    one. `constraints` has the fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched
+    from the live one. Ranks are joined as the nodes are where the model names no `domain` and no `local_world_size`. With
+    `counted_access` its tables are read as its trainers counted, where they did; else as `tables` says. With `size` a page of
+    sizes is put beside its release.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -82,7 +83,7 @@ class _Model(Value):
     @property
     def most_memory(self) -> int:
         """Bytes that its plan may take of a device, of the one of which it may take most."""
-        return max(self.order.task["device_memory_bytes"])
+        return int(max(self.order.task["device_memory_bytes"]))
 
     @property
     def _options(self) -> dict[str, Any]:

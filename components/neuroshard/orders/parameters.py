@@ -21,7 +21,11 @@ MAX_LABEL = 63  # of a name in Kubernetes
 FINGERPRINT_LENGTH = 17  # with the dash before it
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
 # what its suffixes stand for; an exponent may stand in their place
-FACTORS = {"m": 1e-3} | {p: 1000**n for n, p in enumerate("kMGTPE", 1)} | {f"{p}i": 1024**n for n, p in enumerate("KMGTPE", 1)}
+FACTORS = (
+    {"m": 1e-3}
+    | {p: 1000**n for n, p in enumerate("kMGTPE", 1)}
+    | {f"{p}i": 1024**n for n, p in enumerate("KMGTPE", 1)}
+)
 MOST_QUANTITY = 2**62
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")

@@ -2,8 +2,9 @@
 
 Endpoint, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_PROFILE, a web identity … So does the
 region, except that AWS_REGION comes first, as in AWS's other clients; boto3 reads AWS_DEFAULT_REGION only. Objects are encrypted
-as the bucket's default says. The bucket of Kubeflow Pipelines is in its own object store, unless AWS_ACCESS_KEY_ID is given. Where a bucket's policy requires every write to name a key, NEUROSHARD_SSE_KMS_KEY is the key's id,
-ARN or alias.
+as the bucket's default says. Where a bucket's policy requires every write to name a key, NEUROSHARD_SSE_KMS_KEY is the key's id,
+ARN or alias. In a step of the pipeline the bucket of Kubeflow Pipelines is in its own object store, unless AWS_ACCESS_KEY_ID is
+set.
 """
 
 import base64
@@ -26,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unsafe
-from neuroshard.core.store_url import check_key, is_key
+from neuroshard.core.store_url import KUBEFLOW_BUCKET, check_key, is_key
 from neuroshard.store.deadline import too_late, within
 from neuroshard.store.protocol import MAX_BYTES, ObjectInfo
 from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, request_errors
@@ -61,8 +62,8 @@ CHATTY = {
 T = TypeVar("T")
 
 
-# Kubeflow Pipelines 2.17: its bucket, where that is, and under which names the pipeline gives a step the keys
-KUBEFLOW_BUCKET, KUBEFLOW_ENDPOINT = "mlpipeline", "http://seaweedfs.kubeflow:9000"
+# Where the object store of Kubeflow Pipelines 2.17 is, and under which names the pipeline gives a step its keys
+KUBEFLOW_ENDPOINT = "http://seaweedfs.kubeflow:9000"
 KUBEFLOW_KEYS = {"aws_access_key_id": "KUBEFLOW_ACCESS_KEY", "aws_secret_access_key": "KUBEFLOW_SECRET_KEY"}
 
 

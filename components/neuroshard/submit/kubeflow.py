@@ -106,7 +106,7 @@ class Kubeflow:
             of_users = self.client._healthz_api.healthz_service_get_healthz().multi_user
         if of_users and not self.namespace:
             raise NeuroshardError(
-                f"{self.endpoint}: this Kubeflow has several users, and runs go into a profile's namespace: give it with --namespace"
+                f"{self.endpoint}: this Kubeflow has several users, and runs go into a profile's namespace: give --namespace"
             )
 
     def runs(self) -> list[Run]:
