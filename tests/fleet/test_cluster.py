@@ -108,8 +108,8 @@ def test_a_file_that_is_no_list_of_nodes_is_reported_by_its_name(tmp_path: Path,
 def test_a_pod_is_known_by_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NEUROSHARD_SYSTEM_ROOT", str(tmp_path))
     assert not cluster.in_cluster()
-    (tmp_path / cluster.TOKEN[1:]).parent.mkdir(parents=True)
-    (tmp_path / cluster.TOKEN[1:]).write_text("t")
+    (tmp_path / cluster.ACCOUNT[1:]).mkdir(parents=True)
+    (tmp_path / cluster.ACCOUNT[1:] / "token").write_text("t")
     assert cluster.in_cluster()
 
 

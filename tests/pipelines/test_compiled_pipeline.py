@@ -177,7 +177,7 @@ def test_secrets_come_from_the_secret_of_the_store_and_that_of_kubeflows_own_whi
         assert [entry["optional"] for entry in secret] == [True, True]
         names = [{one["envVar"] for one in entry["keyToEnv"]} for entry in secret]
         assert names[0].isdisjoint(names[1])  # the store's own keys win, and an account's are not hidden
-        assert names[1] == set(KUBEFLOW_KEYS.values())
+        assert names[1] == set(KUBEFLOW_KEYS)
 
 
 def test_every_step_has_the_secret_of_the_store_where_steps_meet() -> None:

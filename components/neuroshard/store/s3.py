@@ -64,14 +64,15 @@ T = TypeVar("T")
 
 # Where the object store of Kubeflow Pipelines 2.17 is, and under which names the pipeline gives a step its keys
 KUBEFLOW_ENDPOINT = "http://seaweedfs.kubeflow:9000"
-KUBEFLOW_KEYS = {"aws_access_key_id": "KUBEFLOW_ACCESS_KEY", "aws_secret_access_key": "KUBEFLOW_SECRET_KEY"}
+KUBEFLOW_KEYS = ("KUBEFLOW_ACCESS_KEY", "KUBEFLOW_SECRET_KEY")
 
 
 def _client(bucket: str) -> Any:
-    own = {name: os.environ.get(variable) for name, variable in KUBEFLOW_KEYS.items()}
-    if bucket != KUBEFLOW_BUCKET or os.environ.get("AWS_ACCESS_KEY_ID") or not all(own.values()):
+    key, secret = map(os.environ.get, KUBEFLOW_KEYS)
+    if bucket != KUBEFLOW_BUCKET or os.environ.get("AWS_ACCESS_KEY_ID") or not (key and secret):
         return Session(region_name=os.environ.get("AWS_REGION") or None).client("s3", config=CONFIG)
-    return Session(region_name="us-east-1", **own).client("s3", config=CONFIG, endpoint_url=KUBEFLOW_ENDPOINT)
+    session = Session(region_name="us-east-1", aws_access_key_id=key, aws_secret_access_key=secret)
+    return session.client("s3", config=CONFIG, endpoint_url=KUBEFLOW_ENDPOINT)
 
 
 class S3Store:
