@@ -390,6 +390,11 @@ class Plan(Value):
         less_certain = [f"less certain: {by.instead}"] if by.instead else []
         return html_table(what, columns, [cost, *less_certain, *(f"note: {note}" for note in by.notes)])
 
+    def read_back(self, where: str = "the plan") -> Self:
+        """The plan as its file gives it back. Raises InvalidInput where no reader would take it: a copy made in memory (model_copy)
+        is not checked."""
+        return type(self).from_json(self.canonical_json(), where)
+
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
         """A plan from the bytes of a plan.json. Raises InvalidInput or NewerFormat in one line that names `where`."""
