@@ -133,7 +133,7 @@ bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md; a be
 
 submit: .venv/run.done ## run the compiled pipeline on the cluster at KFP_ENDPOINT; ARGS="store=s3://bucket/prefix"
 	@: "$${KFP_ENDPOINT:?give the address of the Kubeflow Pipelines API, as in KFP_ENDPOINT=http://localhost:8888 make submit}"
-	@$(BIN)/kfp run submit -e $(EXPERIMENT) -f pipelines/neuroshard.yaml $(ARGS)
+	@$(BIN)/kfp run create -e $(EXPERIMENT) -f pipelines/neuroshard.yaml $(ARGS)
 
 lock: .venv/dev.done ## renew requirements/*.txt from pyproject.toml
 	@$(BIN)/python requirements/lock.py

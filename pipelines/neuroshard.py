@@ -25,6 +25,11 @@ RUN = dsl.PIPELINE_JOB_ID_PLACEHOLDER
 
 # Keys of the secret with the credentials for S3. Without the secret, the pod's service account is used.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
+# The secret of Kubeflow's own object store, where the default store is
+KUBEFLOW_SECRET, KUBEFLOW_KEYS = (
+    "mlpipeline-minio-artifact",
+    {"accesskey": "KUBEFLOW_ACCESS_KEY", "secretkey": "KUBEFLOW_SECRET_KEY"},
+)
 
 
 def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: str = "") -> None:
@@ -38,6 +43,7 @@ def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: st
         kubernetes.add_pod_label(step, key, value)
     if secret:
         kubernetes.use_secret_as_env(step, secret, {key: key for key in STORE_KEYS}, optional=True)
+        kubernetes.use_secret_as_env(step, KUBEFLOW_SECRET, KUBEFLOW_KEYS, optional=True)
     step.set_caching_options(False)  # every step reads what changes: the fleet, the store, a model's tables
 
 
@@ -116,8 +122,8 @@ def neuroshard(
     Args:
         models: The models that need a plan, as JSON: [{"name", "tables", "devices", "memory", "hardware"}, …]. Tables are a
             preset's name, a file that the pod sees, or s3://bucket/tables.json. Memory is 80GiB, or one amount for each device,
-            with commas. Hardware (H200) is needed where the fleet has several kinds.
-        store: Where plans and cost models live: s3://bucket/prefix.
+            with commas. Hardware (H200) is guessed where the fleet has several kinds and a model names none.
+        store: Where plans and cost models live: s3://bucket/prefix. The bucket mlpipeline is Kubeflow's own.
         backend: What to measure with: cuda (FBGEMM and NCCL), cpu (FBGEMM and gloo) or synthetic (a formula).
         batch_size: Samples a step over all devices.
         compute_cases: Table sets to measure on one device, for each kind of hardware.

@@ -11,6 +11,19 @@ GIB = 2**30
 _Answer = TypeVar("_Answer")
 
 
+POD_CPU = "CPU of measuring pods"
+
+
+def pod_cpu(memory_bytes: int) -> Hardware:
+    """The CPU of pods with so much memory, as who asks for such pods knows it: which one it is, they alone can see."""
+    return Hardware(
+        kind="cpu",
+        name=POD_CPU,
+        memory_bytes=max(whole_gib(memory_bytes), GIB),
+        interconnect="gloo over loopback",
+    )
+
+
 def cpu() -> Hardware:
     """This machine's CPU, with as many cores and as much memory as this process may use: less than there is, in a container."""
     return Hardware(

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from tensordict import TensorDict
 from torch._C._distributed_c10d import HashStore
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
     EmbeddingConfig,
+    JaggedTensor,
     KeyedJaggedTensor,
 )
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -28,6 +30,7 @@ from helpers.gloo import on_ranks
 from helpers.limits import HANGS
 from helpers.refusals import refused
 from helpers.streams import zipf
+from helpers.tensor_dicts import as_tensor_dict
 from neuroshard.client.access import AccessCounts, AccessWarning
 from neuroshard.client.access_merge import MOST_QUEUED, Background, Step, Write
 from neuroshard.client.access_sample import Reading, Sampler, ends_on_device, limits_of, sample_on_device
@@ -605,6 +608,17 @@ def test_batches_by_module_and_of_several_sizes(sampler: Sampler) -> None:
     assert ends_on_device(varied).tolist() == varied.offset_per_key()[1:]
 
 
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_tensor_dict_is_counted_as_the_batch_that_torchrec_makes_of_it(sampler: Sampler, by_path: bool) -> None:
+    sampler.shares = (0.5, 1.0, 0.25)
+    batches = {"x": jagged(("h", "g", "f"), 2), "y": jagged(("f",), 3)} if by_path else {"": jagged(("h", "g", "f"), 2)}
+    dicts = {path: as_tensor_dict(one) for path, one in batches.items()}
+    ours, truth = (sampler.draw(one if by_path else one[""]).sample() for one in (dicts, batches))
+    assert [some.tolist() for some in ours.rows] == [some.tolist() for some in truth.rows]
+    assert [some.tolist() for some in ours.lookups] == [some.tolist() for some in truth.lookups]
+    assert ours.samples == truth.samples == 256
+
+
 def test_what_is_no_batch_of_the_tables_is_refused_by_name(sampler: Sampler) -> None:
     with pytest.raises(InvalidInput, match="feature 'h' of table 'b' is not in the batch"):
         sampler.draw(jagged(("f", "g"), 0))
@@ -612,6 +626,11 @@ def test_what_is_no_batch_of_the_tables_is_refused_by_name(sampler: Sampler) -> 
         InvalidInput, match="feature 'f' of table 'a' is there 2 times: give a dict by the paths of modules"
     ):
         sampler.draw([jagged(("f", "g", "h"), 0), jagged(("f",), 0)])
+    with refused(InvalidInput, "'h'", "TensorDict", "'Tensor'"):
+        sampler.draw(TensorDict({"h": torch.zeros(4, 2)}))
+    sizes = {name: JaggedTensor(torch.arange(4), lengths=torch.ones(n).long()) for name, n in (("f", 4), ("h", 2))}
+    with refused(InvalidInput, "'f'", "'h'", "2 samples", 4):
+        sampler.draw(TensorDict(sizes))
     with pytest.raises(InvalidInput, match="KeyedJaggedTensors of 100, 256 samples"):
         sampler.draw({"x": jagged(("f", "g", "h"), 0), "y": jagged(("f",), 0, samples=100)})
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -324,6 +325,58 @@ def test_optimizers_may_have_names_and_the_state_may_be_one_object(tmp_path):
     for (estimated, moments), (estimated_by_name, by_names) in on_ranks(2, tmp_path, by_name, tmp_path / "saved"):
         assert estimated == estimated_by_name != ()
         assert all(np.array_equal(moments[name], by_names[name]) for name in moments)
+
+
+def in_folders(rank: int, folder: Path) -> dict[str, Any]:
+    """Weights and moments of a checkpoint in one folder and of the same in two, and what is said where they are read apart."""
+    old, new = Trainer(CUT, "rowwise_adagrad"), Trainer(WIDER, "rowwise_adagrad")
+    old.train(0, 2)
+    state = old.state()
+    save(state, checkpoint_id=folder / "one")
+    for name, values in {**state, "meta": {"plan": CUT.digest()}}.items():
+        save(values, checkpoint_id=folder / "two" / name)
+    found: dict[str, Any] = {}
+    readers: dict[str, Any] = {"one": None, "two": None, "by fsspec": FsspecReader(folder / "two")}
+    for name, reader in readers.items():
+        loaded = Trainer(WIDER, "rowwise_adagrad").state()
+        where = folder / ("one" if name == "one" else "two")
+        inexact = load_resharded(loaded, where, old_plan=CUT, new_plan=WIDER, storage_reader=reader)
+        found[name] = inexact, numbers(loaded)
+    state = new.state()
+    refused: dict[str, tuple[dict[str, Any], str]] = {
+        "moments alone": (state["optimizer"], "two/optimizer"),
+        "no moments": ({"model": state["model"]}, "two"),
+        "other names": ({"dense": state["model"], "optim": state["optimizer"]}, "two"),
+        "one other name": ({"model": state["model"], "optim": state["optimizer"]}, "two"),
+        "other keys": (state, "two/model"),
+    }
+    before = numbers(state)
+    for name, (given, inside) in refused.items():
+        with pytest.raises(InvalidInput) as caught:
+            load_resharded(given, folder / inside)
+        found[name] = str(caught.value)
+    assert before == numbers(state)
+    return found
+
+
+def numbers(state: dict[str, Any]) -> dict[str, list[Any]]:
+    """The weights and moments of this rank, by table."""
+    moments = {k: v for of in state["optimizer"]["state"].values() for k, v in of.items()}
+    values = (state["model"] | moments).items()
+    return {name: [shard.tensor.tolist() for shard in value.local_shards()] for name, value in values}
+
+
+def test_weights_and_moments_in_folders_of_their_own_are_read_together(tmp_path):
+    for found in on_ranks(2, tmp_path, in_folders, tmp_path / "saved"):
+        assert found["one"] == found["two"] == found["by fsspec"]
+        for name, words in {
+            "moments alone": ("without the weights", "together", "folder"),
+            "no moments": ("momentum1", "the state lacks"),
+            "other names": ("no checkpoint here", "meta/, model/, optimizer/"),
+            "one other name": ("'optim.state", "it has 'optimizer.state"),
+            "other keys": ("has no 'model.", "it has 'first.embedding_bags"),
+        }.items():
+            assert all(word in found[name] for word in words), found[name]
 
 
 def by_torch_alone(rank: int, old: Plan, new: Plan, folder: Path) -> str | bool:

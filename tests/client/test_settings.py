@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, MultiPassPrefetchConfig
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    EmbeddingLocation,
+    MultiPassPrefetchConfig,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     CounterBasedRegularizationDefinition,
@@ -48,6 +52,7 @@ from neuroshard.client.torchrec_settings import (
     FUSED,
     HELD,
     NO_EFFECT,
+    NOT_READ_ON_CPUS,
     READ_BY,
     SETTINGS,
     SHARDER,
@@ -69,6 +74,7 @@ SEQUENCE = Table(name="s", rows=100, dim=8, pooling_factor=5.0, pooling="none")
 SEQUENCES = cut_plan([SEQUENCE], 2, {"s": [(8, 0)]}, batch_size=64)
 
 
+ON_GPUS: dict[str, Any] = {"device_type": "cuda", "local_world_size": 2}
 MEMBERS: dict[str, Any] = {  # of settings that take nothing else
     "weight_decay_mode": WeightDecayMode.L2,
     "bounds_check_mode": BoundsCheckMode.FATAL,
@@ -77,7 +83,7 @@ MEMBERS: dict[str, Any] = {  # of settings that take nothing else
 }
 
 
-def model(tables: Any = TABLES, **config: Any) -> nn.Module:
+def model(tables: Any = TABLES, *, weighted: bool = False, **config: Any) -> nn.Module:
     kind, collection = (
         (EmbeddingConfig, EmbeddingCollection)
         if tables[0].pooling == "none"
@@ -86,7 +92,8 @@ def model(tables: Any = TABLES, **config: Any) -> nn.Module:
     configs = [
         kind(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], **config) for t in tables
     ]
-    return nn.ModuleDict({"sparse": collection(tables=configs, device=torch.device("meta"))})
+    more = {"is_weighted": True} if weighted else {}
+    return nn.ModuleDict({"sparse": collection(tables=configs, device=torch.device("meta"), **more)})
 
 
 def in_precision(plan: Plan, words: str) -> Plan:
@@ -144,6 +151,16 @@ def of_output_dtype() -> None:
         of({"output_dtype": DataType.BF16})
     with refused(InvalidInput, "sparse", "int8"):
         of({"output_dtype": SparseType.INT8}, device_type="cuda")
+    weighted = Plan(
+        task=WHOLE.task.model_copy(update={"tables": tuple(t.model_copy(update={"weighted": True}) for t in TABLES)}),
+        shards=WHOLE.shards,
+        provenance=WHOLE.provenance,
+    )
+    means = {"module": model(pooling=PoolingType.MEAN, weighted=True)}
+    with refused(InvalidInput, "sparse", "user", "mean with weights", "fp16", "does not divide"):
+        of(half, weighted, **means)
+    assert any("fp16" in each for each in of(half, weighted, **means, **ON_GPUS))
+    assert not any("divide;" in each for each in of(half, weighted, module=model(weighted=True)))
     coded = in_precision(ON_ONE, "fp16")
     sharder = EmbeddingBagCollectionSharder(fused_params=half, qcomm_codecs_registry=qcomms(coded, "cpu"))
     assert said(coded, sharders=[sharder]) == []
@@ -152,8 +169,11 @@ def of_output_dtype() -> None:
 def of_state_of_rows() -> None:
     adagrad = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
     definition = CounterBasedRegularizationDefinition()
-    more = of({**adagrad, "counter_based_regularization": definition, "weight_decay_mode": WeightDecayMode.COUNTER})
-    has(more, "user", "counter_based_regularization", "8 bytes", "rank 0", "--reserve")
+    counting = {**adagrad, "counter_based_regularization": definition, "weight_decay_mode": WeightDecayMode.COUNTER}
+    has(of(counting, **ON_GPUS), "user", "counter_based_regularization", "8 bytes", "rank 0", "--reserve")
+    ignored, more = of(counting)
+    has([ignored], "user", "counter_based_regularization", "no effect", "CPUs")
+    has([more], "8 bytes")
 
 
 def of_elements_in_host_memory() -> None:
@@ -178,9 +198,13 @@ def of_ignored() -> None:
     rowwise = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
     has(of({"momentum": 0.9}), "'user'", "2 more", "momentum", "no effect", "sgd", "lars_sgd")
     has(of({"weight_decay": 0.1}), "'user'", "weight_decay", "sgd")
-    has(of(rowwise | {"weight_decay": 0.1}), "weight_decay", "weight_decay_mode")
-    assert of(rowwise | {"weight_decay": 0.1, "weight_decay_mode": WeightDecayMode.L2}) == []
-    assert of(rowwise | {"max_norm": 0.1}) == of({"optimizer": EmbOptimType.ADAM, "weight_decay": 0.1}) == []
+    has(of(rowwise | {"weight_decay": 0.1}, **ON_GPUS), "weight_decay", "weight_decay_mode")
+    for mode in (WeightDecayMode.L2, WeightDecayMode.DECOUPLE):
+        decays = rowwise | {"weight_decay": 0.1, "weight_decay_mode": mode}
+        assert of(decays, **ON_GPUS) == []
+        has(of(decays), "weight_decay", "no effect", "CPUs", "rowwise_adagrad")
+    assert of(rowwise | {"max_norm": 0.1}, **ON_GPUS) == of({"optimizer": EmbOptimType.ADAM, "weight_decay": 0.1}) == []
+    has(of(rowwise | {"max_norm": 0.1}), "max_norm", "no effect", "CPUs")
     has(of({"max_norm": 0.1}), "max_norm", "rowwise_adagrad")
     has(of({"max_gradient": 0.1}), "max_gradient", "gradient_clipping")
     has(of({"max_gradient": 0.1, "gradient_clipping": True}), "gradient_clipping makes")
@@ -237,7 +261,13 @@ def of_failing_configs() -> None:
 
 
 def of_idle_configs() -> None:
-    idle = {"weight_init_min": -0.1, "weight_init_max": 0.1, "need_pos": True, "input_dim": 9, "total_num_buckets": 5}
+    idle: dict[str, Any] = {
+        "weight_init_min": -0.1,
+        "weight_init_max": 0.1,
+        "need_pos": True,
+        "input_dim": 9,
+        "total_num_buckets": 5,
+    }
     assert said(module=model(init_fn=nn.init.zeros_, **idle)) == []
 
 
@@ -401,6 +431,55 @@ def test_fbgemm_ignores_what_is_said_to_have_no_effect(optimizer: str) -> None:
     lookup = import_module(f"fbgemm_gpu.split_embedding_codegen_lookup_invokers.lookup_{optimizer}")
     read = set(re.findall(r"optimizer_args\.(\w+)", inspect.getsource(lookup)))
     assert {key for key, optimizers in READ_BY.items() if optimizer in optimizers} == read & READ_BY.keys()
+
+
+def on_the_cpu(weights: torch.Tensor | None = None, **settings: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first outputs, and the rows after three steps, of FBGEMM's operator with one bag of three lookups."""
+    given = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.5, **settings}
+    where = (10, 8, EmbeddingLocation.HOST, ComputeDevice.CPU)
+    operator = SplitTableBatchedEmbeddingBagsCodegen([where], device=torch.device("cpu"), **given)
+    (rows,) = operator.split_embedding_weights()
+    rows.detach().copy_(torch.arange(80).view(10, 8) / 10)
+    ids, offsets, outputs = torch.tensor([1, 2, 3]), torch.tensor([0, 3]), []
+    for _ in range(3):
+        outputs.append(operator(ids, offsets, weights))
+        outputs[-1].float().sum().backward()
+    return outputs[0].detach().float(), rows.detach()
+
+
+def test_fbgemm_on_cpus_ignores_what_is_said_to_have_no_effect_there() -> None:
+    """Where this fails, FBGEMM reads it, and the setting can leave NOT_READ_ON_CPUS."""
+    counter = {"counter_based_regularization": CounterBasedRegularizationDefinition()}
+    for settings in (
+        *({"weight_decay": 0.3, "weight_decay_mode": mode} for mode in (WeightDecayMode.L2, WeightDecayMode.DECOUPLE)),
+        {"max_norm": 0.01},
+        {"weight_decay": 0.3, "weight_decay_mode": WeightDecayMode.COUNTER, **counter},
+    ):
+        assert settings.keys() & {*NOT_READ_ON_CPUS}
+        assert torch.equal(on_the_cpu(**settings)[1], on_the_cpu()[1])
+    assert not torch.equal(on_the_cpu(eps=10.0)[1], on_the_cpu()[1])
+
+
+def test_fbgemm_on_cpus_still_does_not_divide_weighted_means_of_fp16() -> None:
+    for output, divided in ((SparseType.FP32, True), (SparseType.FP16, False)):
+        of_mean, of_sum = (
+            on_the_cpu(torch.ones(3), output_dtype=output, pooling_mode=mode)[0]
+            for mode in (PoolingMode.MEAN, PoolingMode.SUM)
+        )
+        assert torch.allclose(of_mean, of_sum / 3 if divided else of_sum)
+
+
+@pytest.mark.parametrize("tables", [TABLES, [SEQUENCE]])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_type_that_sharding_undoes_is_warned_of(tables: Any, kind: torch.dtype) -> None:
+    plan = WHOLE if tables is TABLES else SEQUENCES
+    has(said(plan, model(tables).to(kind)), tables[0].name, "sparse", "data_type", ".half()")
+    half = Plan(
+        task=plan.task.model_copy(update={"tables": tuple(t.model_copy(update={"element_bytes": 2}) for t in tables)}),
+        shards=plan.shards,
+        provenance=plan.provenance,
+    )
+    assert said(half, model(tables, data_type=DataType.FP16)) == []
 
 
 def test_every_setting_of_this_fbgemm_s_operator_is_in_a_row() -> None:

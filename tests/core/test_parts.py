@@ -152,6 +152,19 @@ def test_a_task_is_told_by_the_table_why_it_cannot_be_held_so() -> None:
             "'ads/cold' is a sequence",
         ),
         ((ADS.model_copy(update={"pooling": "mean", "weighted": True}),), [DEALT], "pooled by mean with weights"),
+        *(
+            ((ADS, USER), [IN_TWO.model_copy(update=said), rule("ads/hot", data_parallel=True)], f"'ads/hot' .* {word}")
+            for said, word in (
+                ({"devices": (0, 1)}, "pinned"),
+                ({"row_wise": True}, "row-wise"),
+                ({"tier": "host"}, "'host'"),
+            )
+        ),
+        (
+            (ADS, USER),
+            [IN_TWO.model_copy(update={"row_wise": True}), rule("ads/hot", max_shards=1)],
+            "'ads/hot' .* 1 shard",
+        ),
     ):
         with pytest.raises(ValidationError, match=words):
             task(*rules, tables=tables_)

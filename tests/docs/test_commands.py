@@ -73,6 +73,7 @@ NOT_RUN = {
     r"neuroshard --(install|show)-completion|eval": "changes the reader's shell; tests/cli asks for completions",
     r"kubectl kustomize": "YOURS is the reader's; `make manifests-check` does it to the overlays that are shipped",
     r"kubectl": "needs a cluster; `make apiserver-test` has a real API server without one",
+    r"kfp ": "needs a cluster; tests/submit runs it against a server that answers as one does, tests/pipelines the steps",
     r"docker": "needs a registry; `make images-check` builds the same files without one",
     r"pip (uninstall|install --no-deps)": "is for nodes with GPUs; `make images-check` installs the same locks in the gpu image",
     r"pip": "changes the reader's Python; `make extras-check` installs every extra in a fresh one",

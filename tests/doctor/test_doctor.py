@@ -15,7 +15,9 @@ from neuroshard.doctor.checks import Check, check_lines, last_line
 from neuroshard.doctor.machine import GIB, disk_check, memory_check, operator_check
 from neuroshard.doctor.services import FOLDER, check_kfp, check_store
 
-HEALTHY = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n{"multi_user":false}'
+
+def healthy(body: str) -> bytes:
+    return f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
 def test_a_folder_is_an_honest_store_and_keeps_no_object(tmp_path):
@@ -73,7 +75,12 @@ def test_kubeflow_is_asked_only_where_an_address_is_given():
 @pytest.mark.parametrize(
     ("answer", "verdict", "words"),
     [
-        (HEALTHY, "ok", "Kubeflow Pipelines answers at"),
+        (healthy('{"multi_user":false}'), "ok", "Kubeflow Pipelines answers at"),
+        (healthy('{"tag_name":"2.17.3"}'), "ok", "Kubeflow Pipelines answers at"),
+        (healthy('{"tag_name":"2.5.0"}'), "warn", "of version 2.5.0, not 2.17"),
+        (healthy('{"tag_name":"2.170.0"}'), "warn", "of version 2.170.0, not 2.17"),
+        (healthy('{"tag_name":"2.17.0","multi_user":true}'), "warn", "of several users"),
+        (healthy("[1]"), "fail", "not like Kubeflow Pipelines"),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "ok", "requires a login (401)"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "fail", "is it Kubeflow Pipelines 2?"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "fail", "not like Kubeflow Pipelines"),

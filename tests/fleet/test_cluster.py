@@ -11,7 +11,7 @@ from helpers.refusals import refused
 from helpers.servers import nobody
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.fleet import cluster
-from neuroshard.fleet.run import kubernetes_fleet
+from neuroshard.fleet.run import TOLERATIONS, kubernetes_fleet, pods_fleet
 
 
 @pytest.fixture
@@ -106,10 +106,18 @@ def test_a_file_that_is_no_list_of_nodes_is_reported_by_its_name(tmp_path: Path,
 
 
 def test_a_pod_is_known_by_its_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cluster, "TOKEN", tmp_path / "token")
+    monkeypatch.setenv("NEUROSHARD_SYSTEM_ROOT", str(tmp_path))
     assert not cluster.in_cluster()
-    (tmp_path / "token").write_text("t")
+    (tmp_path / cluster.ACCOUNT[1:]).mkdir(parents=True)
+    (tmp_path / cluster.ACCOUNT[1:] / "token").write_text("t")
     assert cluster.in_cluster()
+
+
+def test_cpus_of_measuring_pods_are_on_the_nodes_that_a_run_names_but_not_on_those_of_gpus_alone() -> None:
+    dedicated = {"key": "dedicated", "operator": "Exists"}
+    [kind] = pods_fleet(2**32, {"pool": "cpu"}, [*TOLERATIONS, dedicated]).kinds
+    assert (kind.node_selector, kind.tolerations, kind.resource) == ({"pool": "cpu"}, (dedicated,), "")
+    assert (kind.hardware.kind, kind.hardware.memory_bytes) == ("cpu", 2**32)
 
 
 def test_a_recording_and_the_api_tell_the_same(api: FakeApiServer, tmp_path: Path) -> None:

@@ -135,11 +135,29 @@ def test_hardware_that_is_out_of_service_is_planned_for_and_not_measured() -> No
     assert (got.hardware, got.campaigns) == ({"ads": hardware().fingerprint}, ())
 
 
-def test_hardware_that_is_not_named_is_fine_until_there_are_two_kinds() -> None:
-    assert found(fleet(node("a")), {}, spec(hardware="")).hardware
-    got = found(fleet(node("a"), node("b", product="NVIDIA-L40S")), {}, spec(hardware=""), spec(name="feed"))
-    assert "hardware '' may be any of NVIDIA-H200; NVIDIA-L40S; name one" in got.no_plan["ads"]
-    assert list(got.hardware) == ["feed"]  # which loses nothing by it
+L4: dict[str, Any] = {"product": "NVIDIA-L4", "memory_mib": 23034}
+H100: dict[str, Any] = {"product": "NVIDIA-H100", "memory_mib": 81559}
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        ([], {}),
+        ([node("a", **L4)], L4),
+        ([node("a"), node("b", **H100), node("c", **H100)], H100),  # most nodes
+        (
+            [node("a", **H100), node("b", **L4), node("c", **L4)],
+            H100,
+        ),  # whose devices have the memory that is asked for
+        ([node("a", ready=False), node("b", **L4)], L4),  # in service
+    ],
+    ids=["no nodes", "one kind", "two kinds", "too little memory", "out of service"],
+)
+def test_a_model_that_names_no_hardware_is_planned_for_what_is_likely(
+    there: list[dict[str, Any]], taken: dict[str, Any]
+) -> None:
+    got = found(fleet(*there), {}, spec(hardware=""))
+    assert (got.hardware, got.no_plan) == ({"ads": hardware(**taken).fingerprint if there else ""}, {})
 
 
 def test_constraints_that_are_none_lose_their_own_plan_alone() -> None:

@@ -67,6 +67,7 @@ class KfpStub:
     logs: dict[str, str] = field(default_factory=dict)
     workflow: dict[str, Any] = field(default_factory=dict)
     lost: bool = False
+    several_users: bool = False
     runs: list[dict[str, Any]] = field(default_factory=list)
     recurring: list[dict[str, Any]] = field(default_factory=list)
     experiments: list[dict[str, Any]] = field(default_factory=list)
@@ -80,7 +81,7 @@ class KfpStub:
             return status, {"error": f"fault {status}", "code": 13, "message": f"fault {status}"}
         match method, path.removeprefix(f"{API}/").split("/"):
             case "GET", ["healthz"]:
-                return 200, {"multi_user": False}
+                return 200, {"multi_user": self.several_users}
             case "GET", ["experiments"]:
                 return 200, {"experiments": self.experiments} if self.experiments else {}
             case "POST", ["experiments"]:

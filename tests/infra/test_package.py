@@ -5,8 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from infra import package
+from infra.extras import VERSIONS
 from neuroshard import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -42,6 +44,17 @@ def test_the_project_says_who_made_it_what_it_is_and_where_to_read_more() -> Non
 def test_what_a_reader_looks_for_is_there_and_shipped(name: str) -> None:
     assert (ROOT / name).stat().st_size > 500
     assert name in package.SHIPPED
+
+
+def test_pip_and_make_take_the_same_pythons_which_are_those_that_are_tried() -> None:
+    asked = SpecifierSet(PROJECT["requires-python"])
+    taken = [version for version in (f"3.{minor}" for minor in range(8, 20)) if asked.contains(f"{version}.1")]
+    assert taken == list(VERSIONS)
+    least, past = re.findall(r"\(3, (\d+)\) <= sys.version_info < \(3, (\d+)\)", (ROOT / "Makefile").read_text())[0]
+    assert taken == [f"3.{minor}" for minor in range(int(least), int(past))]
+    assert taken == [one.split()[-1] for one in PROJECT["classifiers"] if "Python :: 3." in one]
+    for page in ("README.md", "CONTRIBUTING.md"):
+        assert f"Python {taken[0]} to {taken[-1]}," in (ROOT / page).read_text()
 
 
 def test_every_place_that_names_the_version_names_the_packages() -> None:

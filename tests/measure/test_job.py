@@ -9,6 +9,7 @@ from helpers.refusals import names, refused
 from helpers.servers import KEY, SECRET, rclone
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
+from neuroshard.devices import cpu, pod_cpu
 from neuroshard.files.costs import read_costs
 from neuroshard.measure.bench import wanted_hardware
 from neuroshard.measure.shares import job as job_module
@@ -206,6 +207,16 @@ def test_a_pod_on_other_hardware_than_its_job_is_for_says_so() -> None:
     assert wanted_hardware(inside, None) == inside
     with refused(MeasureError, "NVIDIA-H200", f"driver {h200.driver}", "driver 580.2"):
         wanted_hardware(inside.model_copy(update={"driver": "580.2"}), h200)
+
+
+def test_a_pod_whose_cpu_only_it_can_see_measures_it_whatever_its_limits_are() -> None:
+    asked = pod_cpu(4 * 2**30)
+    inside = cpu().model_copy(update={"name": "AMD EPYC, 64 cores", "memory_bytes": 3 * 2**30})
+    assert wanted_hardware(inside, asked) == asked
+    with refused(MeasureError, "AMD EPYC, 64 cores", "Intel Xeon, 2 cores"):
+        wanted_hardware(inside, inside.model_copy(update={"name": "Intel Xeon, 2 cores"}))
+    with refused(MeasureError, asked.name):
+        wanted_hardware(inside.model_copy(update={"kind": "cuda"}), asked)
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from helpers.memory_store import MemoryStore
+from neuroshard.core.cost import Hardware
 from neuroshard.models.published import Listed
-from neuroshard.models.serving import known_models
+from neuroshard.models.serving import Known, known_models
 from neuroshard.nightly import fallbacks
 from neuroshard.nightly.fallbacks import candidates, choose
 from neuroshard.orders.nightly import ModelSpec, Request, Survey
@@ -68,3 +69,54 @@ def test_a_broken_pointer_is_a_reason_for_its_own_hardware_alone() -> None:
 
     assert why[HARDWARE] in instead
     assert why[other] not in instead
+
+
+H200 = Hardware(kind="cuda", name="NVIDIA-H200", memory_bytes=140 * 2**30)
+L4 = Hardware(kind="cuda", name="NVIDIA-L4", memory_bytes=22 * 2**30)
+CANNOT_LIST = "no hardware can be measured in this run: the Kubernetes API answered 403"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "there", "taken", "memory", "notes", "facts"),
+    [
+        ("", [], None, "80GiB", [CANNOT_LIST], ["analytic:h100", "names no hardware", CANNOT_LIST]),
+        ("", [], None, "80GiB", [], ["analytic:h100", "names no hardware", "backend cuda"]),
+        ("h200", [], None, "80GiB", [CANNOT_LIST], ["analytic:h200", "no cost model of h200", CANNOT_LIST]),
+        ("", [H200, L4], H200, "80GiB", [], ["of NVIDIA-H200, NVIDIA-L4", "for NVIDIA-H200", "name it"]),
+        ("", [L4], L4, "80GiB", [], ["80.0 GiB", "NVIDIA-L4 has 22.0 GiB"]),
+        ("l4", [H200, L4], L4, "1GiB,80GiB", [], ["80.0 GiB", "NVIDIA-L4 has 22.0 GiB"]),
+    ],
+)
+def test_a_plan_says_what_is_not_known_of_its_hardware(
+    hardware: str, there: list[Hardware], taken: Hardware | None, memory: str, notes: list[str], facts: list[str]
+) -> None:
+    model = ModelSpec(name="ads", tables="t.json", devices=memory.count(",") + 1, memory=memory, hardware=hardware)
+    survey = Survey(
+        request=REQUEST,
+        models=(model,),
+        hardware={"ads": taken.fingerprint if taken else ""},
+        kinds={one.fingerprint: one for one in there},
+        campaigns=(),
+        notes=tuple(notes),
+    )
+    instead = choose(survey, model, MemoryStore()).instead
+    assert [fact for fact in facts if fact not in instead] == [], instead
+
+
+def test_a_plan_for_hardware_that_is_known_and_large_enough_guesses_nothing() -> None:
+    for model in (SPEC, ModelSpec(name="ads", tables="t.json", devices=1, memory="140GiB", hardware="h200")):
+        kinds = {H200.fingerprint: H200} if not model.hardware else {one.fingerprint: one for one in (H200, L4)}
+        survey = Survey(request=REQUEST, models=(model,), hardware={"ads": H200.fingerprint}, kinds=kinds, campaigns=())
+        assert fallbacks._guessed(survey, model) == ""
+
+
+def test_hardware_that_is_not_known_is_not_taken_for_the_cpu_of_another_backends_nights() -> None:
+    release: Any = SimpleNamespace(
+        fingerprint="c" * 16, time="2026-01-01T00:00:00Z", bundle_digest="d" * 64, device_name="EPYC"
+    )
+    hardware = Hardware(kind="cpu", name="EPYC", memory_bytes=2**30)
+    model: Any = SimpleNamespace(manifest=SimpleNamespace(bench=SimpleNamespace(hardware=hardware)))
+    survey = Survey(request=REQUEST, models=(SPEC,), hardware={"ads": ""}, campaigns=())
+    known: Any = Known(release, model)
+    found = list(candidates(survey, SPEC, MemoryStore(), {release.fingerprint: known}))
+    assert [one.cost_model for one in found] == ["analytic:h100"]

@@ -12,7 +12,7 @@ from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import UsageError
 from neuroshard.measure.backends import BACKENDS as MEASURED
 from neuroshard.orders.options import ALGORITHMS, LOCAL_SEARCH, PUBLISHED
-from neuroshard.orders.parameters import CHECKS, check_parameters, faults
+from neuroshard.orders.parameters import CHECKS, check_parameters, faults, quantity
 from neuroshard.search.proposers.baselines import KEYS
 
 YAML = Path(__file__).parents[2] / "pipelines" / "neuroshard.yaml"
@@ -117,3 +117,23 @@ def test_what_is_right_passes() -> None:
             "measure_image": "localhost:5000/a/b@sha256:0123",
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        *(
+            ("16", 16),
+            ("500m", 0),
+            ("2500m", 2),
+            ("128Gi", 128 * 2**30),
+            ("1.5G", 15 * 10**8),
+            (".5Ki", 512),
+            ("8.", 8),
+        ),
+        *(("7k", 7000), ("3E", 3 * 10**18), ("3Ei", 3 * 2**60), ("1e9", 10**9), ("1E9", 10**9), ("1e999999999", 2**62)),
+    ],
+)
+def test_an_amount_is_what_kubernetes_takes_it_for(text: str, amount: int) -> None:
+    CHECKS["measure_memory"]("measure_memory", text)
+    assert quantity(text) == amount

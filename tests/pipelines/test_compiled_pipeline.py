@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from neuroshard import __version__
+from neuroshard.store.s3 import KUBEFLOW_KEYS
 from pipelines.diagram import diagram
 
 ROOT = Path(__file__).parents[2]
@@ -167,11 +168,16 @@ def test_nothing_is_installed_at_run_time() -> None:
     assert "pip install" not in TEXT
 
 
-def test_secrets_come_from_a_secret() -> None:
+def test_secrets_come_from_the_secret_of_the_store_and_that_of_kubeflows_own_which_may_both_be_absent() -> None:
     assert list(values(SPEC, "env")) == []
     for secret in values(PLATFORM, "secretAsEnv"):
-        [name] = [entry["secretNameParameter"]["componentInputParameter"] for entry in secret]
-        assert name.removeprefix("pipelinechannel--") == "store_secret"
+        store, kubeflows = (entry["secretNameParameter"] for entry in secret)
+        assert store["componentInputParameter"].removeprefix("pipelinechannel--") == "store_secret"
+        assert kubeflows == {"runtimeValue": {"constant": "mlpipeline-minio-artifact"}}
+        assert [entry["optional"] for entry in secret] == [True, True]
+        names = [{one["envVar"] for one in entry["keyToEnv"]} for entry in secret]
+        assert names[0].isdisjoint(names[1])  # the store's own keys win, and an account's are not hidden
+        assert names[1] == set(KUBEFLOW_KEYS)
 
 
 def test_every_step_has_the_secret_of_the_store_where_steps_meet() -> None:

@@ -366,7 +366,7 @@ def test_blocks_unlike_all_that_the_cost_model_saw_are_reported(make_task):
     assert there is not None
     by_hand = Provenance(neuroshard_version="0", algorithm="by hand")
     plans = [Plan(task=task, shards=lay_out(first_plans(one, 1)[0]), provenance=by_hand) for one in (problem, there)]
-    said = [[note for note in caveats(plan, problem) if "have 15,000 rows" in note] for plan in plans]
+    said = [[note for note in caveats(plan, model) if "have 15,000 rows" in note] for plan in plans]
     assert [len(notes) for notes in said] == [0, 1]
     assert said[1][0].startswith("2 of 8 tables have 15,000 rows")
 

@@ -94,6 +94,39 @@ def test_aws_region_is_the_region_and_wins_over_the_default_one(aws, moto, monke
     assert s3.S3Store("bucket").client.meta.region_name == region
 
 
+KEYS_OF_KUBEFLOW = {"KUBEFLOW_ACCESS_KEY": "minio", "KUBEFLOW_SECRET_KEY": "minio123"}
+
+
+@pytest.mark.parametrize(
+    ("bucket", "variables", "endpoint"),
+    [
+        ("mlpipeline", KEYS_OF_KUBEFLOW, "http://seaweedfs.kubeflow:9000"),
+        # an account's role, as in a cluster of AWS, does not reach it
+        (
+            "mlpipeline",
+            KEYS_OF_KUBEFLOW | {"AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/r"},
+            "http://seaweedfs.kubeflow:9000",
+        ),
+        ("mlpipeline", KEYS_OF_KUBEFLOW | {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}, None),
+        ("mlpipeline", {}, None),
+        ("plans", KEYS_OF_KUBEFLOW, None),
+    ],
+)
+def test_kubeflows_bucket_is_in_its_own_store_unless_the_secret_of_the_store_has_keys(
+    aws, moto, monkeypatch, bucket, variables, endpoint
+):
+    aws(moto)
+    without_keys(monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    client = s3.S3Store(bucket).client
+
+    assert client.meta.endpoint_url == (endpoint or moto)
+    if endpoint:
+        assert client._request_signer._credentials.access_key == "minio"
+
+
 @pytest.fixture
 def log(caplog, monkeypatch):
     """All that is logged, the root logger being at DEBUG, and nobody having said a word about boto3's."""

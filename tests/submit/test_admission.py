@@ -1,5 +1,6 @@
 """Whether a cluster takes a run's pods, asked of a fake of the Kubernetes API before there are any; and what doctor says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,13 @@ def test_a_pod_that_is_admitted_is_only_rehearsed(api: FakeApiServer) -> None:
 def test_a_secret_that_is_not_there_is_noted_where_it_may_be_asked_for(
     api: FakeApiServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = run_admission(RunSettings({"store_secret": "keys"}, "neuroshard-runner"), None)
+    kubeflows_own, asked = (
+        run_admission(RunSettings({"store_secret": "keys", **store}, "neuroshard-runner"), None)
+        for store in ({}, {"store": "s3://plans/prod"})
+    )
     assert asked().note == ""  # it may not ask
     api.allowed += ("get secrets",)
+    assert kubeflows_own().note == ""  # its keys are in a secret of its own
     admitted(asked)
     assert "namespace kubeflow: the pods use the store by what their service account neuroshard-runner may do" in (
         capsys.readouterr().err
@@ -114,6 +119,6 @@ def test_secrets_come_by_key_and_never_in_a_command_line() -> None:
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
     steps = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for step in steps.values():
-        for secret in step.get("secretAsEnv", ()):
-            assert {one["secretKey"] for one in secret["keyToEnv"]} == {one["envVar"] for one in secret["keyToEnv"]}
-    assert "AWS_SECRET" not in yaml.safe_dump(spec)  # commands, arguments and parameters
+        [stores, _] = step["secretAsEnv"]
+        assert {one["secretKey"] for one in stores["keyToEnv"]} == {one["envVar"] for one in stores["keyToEnv"]}
+    assert not re.search("AWS_SECRET|KUBEFLOW_SECRET", yaml.safe_dump(spec))  # commands, arguments and parameters

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -385,6 +386,30 @@ def test_what_the_api_refuses_is_one_line(kfp_stub: KfpStub, status: int, facts:
     kfp_stub.faults = [status] * 20
     with refused(NeuroshardError, kfp_stub.url, *facts):
         Kubeflow(Server(kfp_stub.url))
+
+
+def test_an_api_of_several_users_needs_the_namespace_of_one_and_says_how_to_give_it(kfp_stub: KfpStub) -> None:
+    kfp_stub.several_users = True
+    with refused(NeuroshardError, kfp_stub.url, "several users", "--namespace"):
+        Kubeflow(Server(kfp_stub.url))
+    assert kfp_stub.changes() == []
+    Kubeflow(Server(kfp_stub.url, namespace="team-a"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["create", "submit"])
+def test_the_plain_commands_that_readme_shows_submit_the_pipeline_with_its_defaults(
+    kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    [command] = re.findall(r"^ +(kfp run create .*?) +#.* kfp run submit,", (ROOT / "README.md").read_text(), re.M)
+    monkeypatch.setenv("KFP_ENDPOINT", kfp_stub.url)
+    kfp, *words = command.replace("create", verb).split()
+    kfp = Path(sys.executable).with_name(kfp)
+    ended = subprocess.run([kfp, *words], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
+    assert ended.returncode == 0, ended.stderr
+    body, [spec, _] = kfp_stub.submitted(), yaml.safe_load_all(PACKAGE.read_text())
+    assert body["pipeline_spec"]["pipeline_spec"]["root"] == spec["root"]
+    assert body["runtime_config"] == {"parameters": {}}
 
 
 def test_a_page_that_is_no_api_is_one_line(kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch) -> None:

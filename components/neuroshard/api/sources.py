@@ -60,12 +60,12 @@ def tables(
     where the source does not say, `dim` for .pt files, which have no dims. Notes on what was assumed go to stderr unless `quiet`,
     and stay in `.notes`.
 
-    How rows are read may be counted, as may pooling factors then: on `batches` of a model, any number of KeyedJaggedTensors (or
-    lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces` wrote, cut into
-    batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A mapping as
-    `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a store, such
-    as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted. With `row_orders`, a folder, tables also
-    have orders of their rows by what is counted, whose lists of hot rows are written there.
+    How rows are read may be counted, as may pooling factors then: on `batches` of a model, any number of KeyedJaggedTensors or
+    TensorDicts (or lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces`
+    wrote, cut into batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A
+    mapping as `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a
+    store, such as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted. With `row_orders`, a folder,
+    tables also have orders of their rows by what is counted, whose lists of hot rows are written there.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
 
@@ -165,7 +165,10 @@ def _counted(
     from neuroshard.files.importers.table_access import check_order, with_batches
     from neuroshard.files.importers.torchrec_model import features_of, make_on_meta
 
-    if not isinstance(batches, Iterable) or _is_a("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor", batches):
+    one = _is_a("torchrec.sparse.jagged_tensor", "KeyedJaggedTensor", batches) or _is_a(
+        "tensordict", "TensorDict", batches
+    )
+    if one or not isinstance(batches, Iterable):
         raise UsageError(
             f"batches is a list of KeyedJaggedTensors, or what yields them, not {shown(type(batches).__name__)}"
         )

@@ -37,6 +37,7 @@ from neuroshard.store.open import open_store
 from neuroshard.store.releases import check_model
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
     from torch.distributed import ProcessGroup
     from torchrec import KeyedJaggedTensor
 
@@ -99,10 +100,10 @@ class AccessCounts:
         )
 
     def add(
-        self, features: "KeyedJaggedTensor | Sequence[KeyedJaggedTensor] | Mapping[str, KeyedJaggedTensor]"
+        self, features: "KeyedJaggedTensor | TensorDict | Sequence[KeyedJaggedTensor] | Mapping[str, KeyedJaggedTensor]"
     ) -> None:
-        """Count this rank's batch of a step: a KeyedJaggedTensor with the features of all tables, several, or a dict of them
-        by the paths of their modules, which is needed where two modules have features of one name.
+        """Count this rank's batch of a step: a KeyedJaggedTensor or a TensorDict with the features of all tables, several, or a
+        dict of them by the paths of their modules, which is needed where two modules have features of one name.
 
         The values are row numbers. Call it once a step on every rank, with what the collections are given.
         """

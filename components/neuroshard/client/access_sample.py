@@ -9,7 +9,7 @@ are to be.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from neuroshard.core.text import first_few
 from neuroshard.core.value import shown
 from neuroshard.files.access import Ints
 from neuroshard.files.count_access import BY_PRODUCT, GOLDEN, MIXING, sampled_places
+from neuroshard.files.importers.table_access import as_keyed
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
     from torchrec import KeyedJaggedTensor
 
 SAMPLED_A_STEP = 512  # distinct rows of a table in a global step, about; docs/cache.md has the errors of that
@@ -118,18 +120,19 @@ class Sampler:
         self._paths = {reading.path for reading in readings}
 
     def draw(
-        self, features: "KeyedJaggedTensor | Sequence[KeyedJaggedTensor] | Mapping[str, KeyedJaggedTensor]"
+        self, features: "KeyedJaggedTensor | TensorDict | Sequence[KeyedJaggedTensor] | Mapping[str, KeyedJaggedTensor]"
     ) -> Batch:
-        """Begin the sample of a batch: a KeyedJaggedTensor, several, or by the path of their module."""
-        several: list[tuple[str | None, KeyedJaggedTensor]]
-        if isinstance(features, Mapping):
-            several = [(name if name in self._paths else None, one) for name, one in features.items()]
+        """Begin the sample of a batch: a KeyedJaggedTensor or a TensorDict, several, or by the path of their module."""
+        given: Any = as_keyed(features)  # a TensorDict is a Mapping too
+        if isinstance(given, Mapping):
+            several = [(name if name in self._paths else None, one) for name, one in given.items()]
         else:
-            several = [(None, one) for one in (features if isinstance(features, list | tuple) else [features])]
+            several = [(None, one) for one in (given if isinstance(given, list | tuple) else [given])]
+        several = [(path, as_keyed(one)) for path, one in several]
         for _, one in several:
             if not all(hasattr(one, name) for name in ("keys", "values", "offsets", "stride_per_key")):
                 raise InvalidInput(
-                    f"a batch is a KeyedJaggedTensor, or a list or dict of them, not {shown(type(one).__name__)}"
+                    f"a batch is a KeyedJaggedTensor or TensorDict, or a list or dict of them, not {shown(type(one).__name__)}"
                 )
         samples = {_samples(one) for _, one in several}
         if len(samples) != 1:

@@ -32,6 +32,7 @@ from neuroshard.client.rows_map import Part, RowMap
 from neuroshard.client.torchrec_module import Collection
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.text import first_few
+from neuroshard.files.importers.table_access import as_keyed
 from neuroshard.files.importers.torchrec_collections import weight_of
 from neuroshard.files.importers.torchrec_tables import configs_of
 
@@ -112,7 +113,8 @@ class Rows(nn.Module):
         return [each.output for each in self.readings]
 
     def split(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, list[Joining]]:
-        """The features of the collection inside, and what is needed to join its outputs."""
+        """The features of the collection inside, and what is needed to join its outputs. A TensorDict is taken too."""
+        features = cast(KeyedJaggedTensor, as_keyed(features))
         if features.variable_stride_per_key():
             raise InvalidInput(
                 "features have batch sizes of their own (stride_per_key_per_rank), and tables held by access cannot be read so; "

@@ -14,7 +14,6 @@ from neuroshard.client import torchrec_versions  # noqa: F401, isort: skip
 import torch
 import torch.distributed as dist
 from torch import nn
-from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -44,6 +43,7 @@ from neuroshard.client.torchrec_fused import (
     warn_of_split_state,
 )
 from neuroshard.client.torchrec_groups import check_averaged, check_groups, dmp_collection
+from neuroshard.client.torchrec_hosts import check_hosts, check_topology, gpus_of_host
 from neuroshard.client.torchrec_id_maps import check_id_maps, warn_of_id_maps
 from neuroshard.client.torchrec_module import (
     TablePlace,
@@ -58,8 +58,6 @@ from neuroshard.client.torchrec_options import options_of
 from neuroshard.client.torchrec_order import keep_output_order, output_order, warn_of_order
 from neuroshard.client.torchrec_shards import (
     check_held,
-    check_hosts,
-    check_topology,
     check_widths,
     parameter_sharding,
     sharding_named,
@@ -133,9 +131,10 @@ def to_torchrec(
     """The `plan` for DistributedModelParallel, for the embedding collections in `module` (the whole model); for DMPCollection
     where ranks train in groups.
 
-    Device d of the plan is rank d, on host d // `local_world_size` (by default as LOCAL_WORLD_SIZE says, which torchrun sets);
-    with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default torch.distributed's, if initialised.
-    `device_type` (cpu, cuda) is by default cuda if torch.distributed has NCCL or, where it is not initialised, torch finds a GPU.
+    Device d of the plan is rank d, on host d // `local_world_size` (by default as the launcher says: LOCAL_WORLD_SIZE, or
+    variables of MPI or SLURM); with `device_type` cuda it is GPU d % `local_world_size`. `world_size` is by default
+    torch.distributed's, if initialised. `device_type` (cpu, cuda) is by default cuda if torch.distributed has NCCL or, where it
+    is not initialised, torch finds a GPU.
     `optimizer` (sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, partial_rowwise_lamb, lars_sgd) is the fused one
     of the sharders' `fused_params`; what apply_optimizer_in_backward has put on a table is found there. The memory check then
     counts its state instead of what the plan's tables say, and a ShardingWarning is issued if a column split changes the
@@ -211,7 +210,7 @@ def to_torchrec(
     warn_of_id_maps(places, collections, optimizers, plan.task.devices)
     priced = Priced(trained, shards, kinds, places)
     check_caches(settings, trained)
-    warn_of_settings(settings, priced)
+    warn_of_settings(settings, priced, device_type)
     warn_of_sharders(by_path, module, priced)
     warn_of_configs(collections, module, priced)
     outputs = outputs_of(settings, priced, by_path, module, device_type)
@@ -224,7 +223,7 @@ def to_torchrec(
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
     held = kernels(trained, compute_kernel or IN_DEVICE_MEMORY, device_type)
-    local = local_world_size or (get_local_size(plan.task.ranks) if device_type == "cuda" else 1)
+    local = gpus_of_host(plan, local_world_size) if device_type == "cuda" else 1
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for name, kind in kinds.items():
         module_plan = modules.setdefault(places[name].path, EmbeddingModuleShardingPlan())

@@ -7,30 +7,42 @@ Unsharded collections read a batch's features by name, and its weights where the
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar, cast
 
 import torch
+from tensordict import TensorDict
 from torch import nn
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingType
 
 from neuroshard.client.rows_sharded import ShardedCollectionByAccess
-from neuroshard.client.torchrec_order import SHARDED, collections_in, inner_of
+from neuroshard.client.torchrec_order import SHARDED, SHARDED_MAPPED, collections_in, inner_of
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.sharding import SHARDINGS
+from neuroshard.core.value import shown, whole_number
+from neuroshard.files.importers.table_access import as_keyed
 
 M = TypeVar("M", bound=nn.Module)
 
 
-def check_batches(model: M) -> M:
+def check_batches(model: M, *, values_of_first: int = 0, values_every: int = 0) -> M:
     """Let the sharded collections of a model refuse batches that TorchRec would read otherwise than the unsharded ones. Returns
     the model.
 
     Call it on what DistributedModelParallel returns, before the first batch, on every rank. From then on a forward raises
     InvalidInput, on the rank that has such a batch: features in other places than in the module's first batch; weights for a
-    collection that is not weighted, or none for one that is; weights with a gradient, unless every rank has a copy of all tables.
-    Values are not looked at, so nothing waits for a device. Raises UsageError for a model without a sharded collection.
+    collection that is not weighted, or none for one that is; weights with a gradient, unless every rank has a copy of all tables;
+    KeyedJaggedTensors and TensorDicts in turns, where TorchRec then stops reordering features; what is neither.
+
+    Values are looked at on request only, since a GPU is waited for then: in the first `values_of_first` batches of each module,
+    and in every `values_every`-th. They are refused where a table lacks an id (-1 too), with what TorchRec does by the plan;
+    where a weight is no number; and where a batch without samples fails. Raises UsageError for a model without a sharded
+    collection.
     """
+    of_first, every = whole_number("values_of_first", values_of_first), whole_number("values_every", values_every)
     kinds = (*SHARDED, ShardedCollectionByAccess)
     sharded = [(path, each) for path, each in collections_in(model) if isinstance(each, kinds)]
     if not sharded:
@@ -39,8 +51,11 @@ def check_batches(model: M) -> M:
             "DistributedModelParallel returns"
         )
     for path, collection in sharded:
-        if not any(isinstance(hook, _Checked) for hook in collection._forward_pre_hooks.values()):
-            collection.register_forward_pre_hook(_Checked(path), with_kwargs=True)
+        found = [hook for hook in collection._forward_pre_hooks.values() if isinstance(hook, _Checked)]
+        if not found:
+            found = [_Checked(path)]
+            collection.register_forward_pre_hook(found[0], with_kwargs=True)
+        found[0].of_first, found[0].every = of_first, every
     return model
 
 
@@ -49,18 +64,52 @@ class _Checked:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.of_first = self.every = self.batches = 0
         self.first: list[str] | None = None  # features of the first batch
+        self.kind: type = KeyedJaggedTensor  # of the first batch
 
     def __call__(self, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        features = [*given, *named.values()][0]
-        if isinstance(module, ShardedCollectionByAccess):  # it reads features by name
-            inner = module.inner
-        else:
-            inner = inner_of(module)
+        features: Any = next(iter((*given, *named.values())), None)
+        by_access = isinstance(module, ShardedCollectionByAccess)
+        inner: Any = module.inner if isinstance(module, ShardedCollectionByAccess) else inner_of(module)
+        self._check_kind(features, module)
+        if not by_access:  # which reads features by name
+            self._check_turns(features, inner)
             self._check_places(list(features.keys()), inner)
         makes_weights = isinstance(module, ShardedFeatureProcessedEmbeddingBagCollection)
+        weights = (
+            None if isinstance(features, TensorDict) else features.weights_or_none()
+        )  # TorchRec drops those of the former
         if not makes_weights and not isinstance(inner, ShardedEmbeddingCollection):  # sequences use none
-            self._check_weights(features.weights_or_none(), inner)
+            self._check_weights(weights, inner)
+        self.batches += 1
+        if self.batches <= self.of_first or (self.every and not self.batches % self.every):
+            self._check_values(cast(KeyedJaggedTensor, as_keyed(features)), module, inner)
+
+    def _check_kind(self, features: object, module: nn.Module) -> None:
+        """Raise InvalidInput for what is no batch of this module."""
+        row_wise = getattr(
+            module, "_row_wise_sharded", False
+        )  # of feature processors, which then weigh before ids are sent
+        no_dicts = row_wise or isinstance(module, SHARDED_MAPPED)
+        keyed = all(hasattr(features, name) for name in ("keys", "values", "weights_or_none"))  # or it waits for one
+        if no_dicts if isinstance(features, TensorDict) else not keyed:
+            takes = "a KeyedJaggedTensor" if no_dicts else "a KeyedJaggedTensor or a TensorDict"
+            raise InvalidInput(
+                f"module {self.path!r} gets {shown(type(features).__name__)}, and TorchRec takes {takes} here"
+            )
+
+    def _check_turns(self, features: object, inner: Any) -> None:
+        """Raise InvalidInput where TorchRec would no longer put the features of pooled tables in order."""
+        kind = TensorDict if isinstance(features, TensorDict) else KeyedJaggedTensor
+        if self.first is None:
+            self.kind = kind
+        elif kind is not self.kind and inner._features_order and not isinstance(inner, ShardedEmbeddingCollection):
+            raise InvalidInput(
+                f"module {self.path!r} gets a {kind.__name__}, and its first batch was a {self.kind.__name__}: once TorchRec has "
+                "read a TensorDict it takes features of KeyedJaggedTensors as they come, so tables would get the ids of others; "
+                f"give all batches as {self.kind.__name__}"
+            )
 
     def _check_places(self, keys: list[str], inner: Any) -> None:
         if self.first is None:
@@ -85,15 +134,66 @@ class _Checked:
                 "them is not trained; let a FeatureProcessedEmbeddingBagCollection make them, or detach them"
             )
 
+    def _check_values(self, features: KeyedJaggedTensor, module: nn.Module, inner: Any) -> None:
+        """Raise InvalidInput for values that TorchRec reads otherwise than the unsharded collection, or that no table has."""
+        held = {name: parameter.sharding_type for name, parameter in inner.module_sharding_plan.items()}
+        sequences = isinstance(inner, ShardedEmbeddingCollection)
+        if not features.stride() and (sequences or any(map(_splits_rows, held.values()))):
+            fails = "sequences without samples" if sequences else "one rank without samples where rows are split"
+            raise InvalidInput(
+                f"module {self.path!r} gets a batch without samples: TorchRec fails on {fails}, and the other ranks wait; leave "
+                "the step out on every rank"
+            )
+        weights = features.weights_or_none()
+        if weights is not None and not bool(weights.isfinite().all()):
+            raise InvalidInput(
+                f"module {self.path!r} gets a batch with weights that are no numbers (nan or inf), and so become the rows that "
+                "they weigh"
+            )
+        if isinstance(module, SHARDED_MAPPED):  # any id is given a row
+            return
+        read = {}
+        for name, (first, end) in zip(features.keys(), pairwise(features.offset_per_key()), strict=True):
+            if first < end:
+                read[name] = torch.stack(features.values()[first:end].aminmax())
+        if not read:
+            return
+        bounds = dict(zip(read, torch.stack([*read.values()]).tolist(), strict=True))  # one copy from the device
+        configs = module.rows.configs.values() if isinstance(module, ShardedCollectionByAccess) else _configs_of(inner)
+        for config in configs:
+            for feature in (name for name in config.feature_names if name in bounds):
+                least, most = (int(one) for one in bounds[feature])
+                if least < 0 or most >= config.num_embeddings:
+                    wrong = most if least >= 0 else least
+                    raise InvalidInput(
+                        f"module {self.path!r} gets a batch with id {wrong} of feature {feature!r}, and table {config.name!r} "
+                        f"has rows 0 to {config.num_embeddings - 1}: {_what_becomes_of(wrong, held.get(config.name, ''))}; leave "
+                        "out ids that are missing (a sample may have none), or give them a row"
+                    )
+
+
+def _splits_rows(sharding_type: str) -> bool:
+    return sharding_type in (one.torchrec for one in SHARDINGS if one.splits_rows)
+
+
+def _what_becomes_of(wrong: int, sharding_type: str) -> str:
+    """What TorchRec does with an id that a table lacks, by how the plan holds it (seen on CPUs with torchrec 1.8)."""
+    if _splits_rows(sharding_type):
+        return "its rows are split, so TorchRec reads and trains the first row of a block for it, without an error"
+    if sharding_type == ShardingType.DATA_PARALLEL.value:
+        return "every rank has a copy, and on CPUs raises an error"
+    if wrong == -1:
+        return "on CPUs the ranks that hold it raise an error, and the others lose their connection"
+    return "TorchRec reads and trains row 0 for it" if sharding_type else "TorchRec reads and trains another row for it"
+
 
 def _moved(first: Sequence[str], keys: Sequence[str], inner: Any) -> str:
     """How the features of a batch, that a collection reads, are in other places than in the first one, in words; empty where all
     are in theirs. Others may come after them, if some came in the first one: else TorchRec takes all to be the collection's."""
-    configs = (
-        inner._embedding_configs if isinstance(inner, ShardedEmbeddingCollection) else inner._embedding_bag_configs
-    )
     read = [
-        name for name in dict.fromkeys(name for config in configs for name in config.feature_names) if name in first
+        name
+        for name in dict.fromkeys(name for config in _configs_of(inner) for name in config.feature_names)
+        if name in first
     ]
     for name in read:
         if name not in keys:
@@ -108,3 +208,10 @@ def _sends(inner: Any) -> bool:
     """Whether a collection sends lookups to other ranks."""
     held = inner.module_sharding_plan.values()
     return any(parameter.sharding_type != ShardingType.DATA_PARALLEL.value for parameter in held)
+
+
+def _configs_of(inner: Any) -> Sequence[Any]:
+    found: Sequence[Any] = (
+        inner._embedding_configs if isinstance(inner, ShardedEmbeddingCollection) else inner._embedding_bag_configs
+    )
+    return found

@@ -55,6 +55,12 @@ def outputs_of(
         if one not in OUTPUT_BYTES or (device_type == "cpu" and one not in ON_CPUS):
             of = "FBGEMM's CPU operator has none" if one in OUTPUT_BYTES else "TorchRec's collectives send none of it"
             raise InvalidInput(f"{where}: {of}; use {' or '.join(ON_CPUS)}")
+        weighted = [priced.places[name] for name in names if priced.places[name].weighted]
+        if device_type == "cpu" and (mean := next((place for place in weighted if place.pooling == "mean"), None)):
+            raise InvalidInput(
+                f"{where}, and table {mean.config.name!r} is pooled by mean with weights, whose outputs of {one} FBGEMM's CPU "
+                "operator does not divide; leave output_dtype out, or pool by sum and divide the weights"
+            )
         for kind in dict.fromkeys(priced.kinds[name] for name in names):
             here = [name for name in names if priced.kinds[name] == kind]
             holders = {shard.device for name in here for shard in priced.shards[name]}

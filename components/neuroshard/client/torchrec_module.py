@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import DATA_TYPE_NUM_BITS, EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_configs import (
+    DATA_TYPE_NUM_BITS,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+    data_type_to_dtype,
+)
 
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -317,9 +323,10 @@ def _other_blocks(
 
 def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -> None:
     """Warn of tables that TorchRec trains otherwise than the model says, or fails on, by any plan: those that torch does not see,
-    frozen ones, means of weighted rows, those with hooks, and those on the meta device whose collection says another."""
+    frozen ones, means of weighted rows, those with hooks, those of another type than their config says, and those on the meta
+    device whose collection says another."""
     _warn_of(unseen_collections(module), UNSEEN)
-    frozen, means, no_weights, hooked = [], [], [], []
+    frozen, means, no_weights, hooked, cast = [], [], [], [], []
     for path, collection in collections.items():
         weighted = is_weighted(collection)
         if any(map(_has_hooks, {module.get_submodule(path), *collection.modules()})):
@@ -329,6 +336,7 @@ def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -
             weight = weight_of(collection, config.name)
             frozen += [where] if not weight.requires_grad else []
             no_weights += [where] if weight.is_meta and getattr(inner_of(collection), "device", META) != META else []
+            cast += [where] if weight.dtype != data_type_to_dtype(config.data_type) else []
             means += [where] if weighted and config.pooling is PoolingType.MEAN else []
     _warn_of(
         frozen,
@@ -336,6 +344,11 @@ def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -
         "learning rate of 0 (apply_optimizer_in_backward)",
     )
     _warn_of(means, WEIGHTED_MEAN)
+    _warn_of(
+        cast,
+        "of another type in the model than its data_type says (.half(), .bfloat16(), .double(), .to()), which sharding undoes: "
+        "TorchRec trains it as data_type; give the config data_type=DataType.FP16, or leave it as it is",
+    )
     _warn_of(
         hooked,
         "hooks on the module, or on a table in it, are dropped by TorchRec, which puts a sharded module in its place, and never "

@@ -28,7 +28,6 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -48,12 +47,13 @@ from torch.distributed.tensor import DTensor
 from neuroshard.client.load import check_world_size
 from neuroshard.client.torchrec_saved_maps import SavedMaps
 from neuroshard.client.torchrec_saved_order import SavedOrders
+from neuroshard.client.torchrec_saved_parts import METADATA_FILE, Together, is_there, parts_of
 from neuroshard.client.torchrec_warnings import sharded_tensors_allowed, warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted, one_line, spanned
+from neuroshard.core.text import counted, first_few, one_line, spanned
 from neuroshard.core.value import shown
 from neuroshard.files.importers.torchrec_tables import INSIDE, INSIDE_MAPPED
 
@@ -61,7 +61,6 @@ __all__ = ["load_resharded", "saved_plan"]
 
 PARTS = re.compile(r"/(hot|cold|dealt)-(sorted|[0-9a-f]{8})-\d+(\.weight)?$")  # as client/rows.py names them
 PLAN = "plan"  # key of a checkpoint, under which a trainer puts its plan's digest
-METADATA_FILE = ".metadata"  # that torch.distributed.checkpoint writes last
 
 
 def load_resharded(
@@ -77,7 +76,8 @@ def load_resharded(
 
     `state` is what was saved, of the new model: {"model": model.state_dict(), "optimizer": model.fused_optimizer.state_dict(),
     "output_order": output_order(model)} and what else there was. Its tensors are the model's own, so the model has the weights
-    and moments afterwards. What has a state_dict may be given itself, as torch allows: {"model": model}. Returns the tables of
+    and moments afterwards. What has a state_dict may be given itself, as torch allows: {"model": model}. Where `checkpoint` is a
+    folder with a checkpoint in each of its folders, `model/` and `optimizer/`, they are read as these keys. Returns the tables of
     this rank whose moments are not exactly the old ones, in order, as plans name them: a row's moment under other column cuts is
     estimated, and moments start anew where only one of the plans copies the table.
 
@@ -107,8 +107,7 @@ def load_resharded(
     # a module's tensors are its own, and TorchRec's load_state_dict fails where a rank has two shards of a table
     read = {key: value.state_dict() if isinstance(value, nn.Module) else value for key, value in state.items()}
     try:
-        if storage_reader is None:
-            _check_there(checkpoint, group)
+        storage_reader = _reader(checkpoint, storage_reader, read, group)
         orders = SavedOrders(f"checkpoint {checkpoint}", old_plan, new_plan)
         planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders)
         with sharded_tensors_allowed():
@@ -127,53 +126,98 @@ def load_resharded(
 
 
 def saved_plan(checkpoint: str | os.PathLike[str], *, storage_reader: StorageReader | None = None) -> str | None:
-    """The digest of the plan that a checkpoint was trained under: what its trainer saved as "plan" beside "model". None where it
-    saved none.
+    """The digest of the plan that a checkpoint was trained under: what its trainer saved as "plan" beside "model", or one level
+    down, as in {"app": {"plan": …}} or in a folder of its own. None where it saved none.
 
     It needs no process group, and is for `load_plan_on_all_ranks(digest=…)`: a job that starts again goes on under the plan of
-    its checkpoint, whatever is live by then. Raises InvalidInput where there is no checkpoint, or "plan" is no digest.
+    its checkpoint, whatever is live by then. Raises InvalidInput where there is no checkpoint, where "plan" is no digest, and
+    where there are several.
     """
-    whose = f"checkpoint {checkpoint}"
-    if storage_reader is None:
-        if not (Path(checkpoint) / METADATA_FILE).is_file():
+    whose, reader = f"checkpoint {checkpoint}", storage_reader or FileSystemReader(checkpoint)
+    if isinstance(reader, FileSystemReader) and not is_there(reader):
+        if not (parts := parts_of(reader)):
             raise InvalidInput(f"{checkpoint}: there is no checkpoint here ({METADATA_FILE} is missing)")
-        storage_reader = FileSystemReader(checkpoint)
-    found = _Digest()
+        reader = Together(reader, parts)
+    found = _Digests()
     try:
-        if PLAN not in storage_reader.read_metadata().state_dict_metadata:
+        metadata = reader.read_metadata()
+        paths = dict(metadata.planner_data or {})
+        asked = [key for key in metadata.state_dict_metadata if _may_be_plan(paths.get(key, (key,)))]
+        if not asked:
             return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of no process group
-            load({PLAN: ""}, storage_reader=storage_reader, planner=found, no_dist=True)
+            load(dict.fromkeys(asked, ""), storage_reader=reader, planner=found, no_dist=True)
     except CheckpointException as error:
         raise InvalidInput(fault_of(whose, error)) from None
     except (OSError, pickle.UnpicklingError, EOFError) as error:
         raise InvalidInput(f"{whose} cannot be read: {one_line(error)}") from None
-    if not isinstance(found.value, str) or not re.fullmatch(r"[0-9a-f]{64}", found.value):
-        raise InvalidInput(f"{whose}: {PLAN!r} is {shown(found.value)}, not a plan's digest; save plan.digest()")
-    return found.value
+    plans = {key: value for key, value in found.values.items() if _is_digest(value) or key == PLAN}
+    for key, value in plans.items():
+        if not _is_digest(value):
+            raise InvalidInput(f"{whose}: {key!r} is {shown(value)}, not a plan's digest; save plan.digest()")
+        if value != (other := next(iter(plans.values()))):
+            raise InvalidInput(
+                f"{whose}: {next(iter(plans))!r} is plan {str(other)[:12]}, and {key!r} plan {str(value)[:12]}; give the "
+                "folder of one checkpoint"
+            )
+    return str(next(iter(plans.values()))) if plans else None
 
 
-class _Digest(DefaultLoadPlanner):
-    """Reads one value, and runs no code that a file may hold."""
+def _may_be_plan(path: Sequence[object]) -> bool:
+    return path[-1] == PLAN and len(path) <= 3  # a folder, and a level down
 
-    value: object = None
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+
+
+class _Digests(DefaultLoadPlanner):
+    """Reads values, and runs no code that a file may hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[str, object] = {}
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        self.value = torch.load(value, weights_only=True)
+        self.values[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
 
 
-def _check_there(checkpoint: str | os.PathLike[str], group: dist.ProcessGroup | None) -> None:
-    """Raise InvalidInput on all ranks where some see no checkpoint: torch would log a traceback for each of them."""
-    there = [(Path(checkpoint) / METADATA_FILE).is_file()]
+def _reader(
+    checkpoint: str | os.PathLike[str],
+    reader: StorageReader | None,
+    state: Mapping[str, object],
+    group: dist.ProcessGroup | None,
+) -> StorageReader:
+    """The reader of a checkpoint, or of those in its folders, of which one has a name that the state has too. Raises InvalidInput
+    on all ranks where some see no checkpoint: torch would log a traceback for each of them."""
+    if reader is None:
+        reader = FileSystemReader(checkpoint)
+    elif not isinstance(reader, FileSystemReader):
+        return reader
+    else:
+        reader.reset(checkpoint)  # as torch's load does
+    try:
+        mine = [METADATA_FILE] if is_there(reader) else parts_of(reader)
+    except Exception:  # of a store, which reading names again; no rank must wait for this one
+        mine = [METADATA_FILE]
+    every = [mine]
     if dist.is_available() and dist.is_initialized():
-        mine, there = there[0], [False] * dist.get_world_size(group)
-        dist.all_gather_object(there, mine, group=group)
-    if not all(there):
-        raise InvalidInput(
-            f"{checkpoint}: rank {there.index(False)} finds no checkpoint here ({METADATA_FILE} is missing); give the folder "
-            "that torch.distributed.checkpoint.save wrote, which all ranks must see"
-        )
+        every = [mine] * dist.get_world_size(group)
+        dist.all_gather_object(every, mine, group=group)
+    for rank, found in enumerate(every):
+        if found != every[0] or (found != [METADATA_FILE] and not state.keys() & set(found)):
+            beside = (
+                f", but in {first_few([f'{name}/' for name in found])}: give the state under these names"
+                if found
+                else ""
+            )
+            beside = "; the ranks see different ones" if found != every[0] else beside
+            raise InvalidInput(
+                f"{checkpoint}: rank {rank} finds no checkpoint here ({METADATA_FILE} is missing){beside}; give the folder that "
+                "torch.distributed.checkpoint.save wrote, or the one that model/ and optimizer/ are in, which all ranks must see"
+            )
+    return reader if mine == [METADATA_FILE] else Together(reader, mine)
 
 
 def fault_of(whose: str, error: CheckpointException) -> str:
@@ -233,6 +277,7 @@ class _Resharding(DefaultLoadPlanner):
             _check_goes_on(str(path[-1]), self.state_dict[key])
         orders = self.orders.of_state(self.state_dict, self.mappings)
         tables = self._tables(saved)
+        self._check_with_weights(tables)
         weights = {name: key for name, key in tables.items() if isinstance(self.state_dict[key], ShardedTensor)}
         copies = set(tables.values()) - set(weights.values())
         self._check_groups(weights)
@@ -398,6 +443,17 @@ class _Resharding(DefaultLoadPlanner):
                     self.inexact.add(weight)
                 yield item
 
+    def _check_with_weights(self, tables: Collection[str]) -> None:
+        """Raise InvalidInput for moments without the weights of their table: only the weights say which shards they are of."""
+        for key, path in self.mappings.items():
+            if len(path) > 1 and _is_fused_moment(str(path[-2]), str(path[-1])) and not _weight_of(path[-2], tables):
+                raise InvalidInput(
+                    f"the state has {key!r} without the weights of table {_table_of(str(path[-2]))!r}, whose shards say what "
+                    'moments are of: give both together, as {"model": model.state_dict(), "optimizer": '
+                    "model.fused_optimizer.state_dict()}, and of checkpoints in folders (model/, optimizer/) the folder that "
+                    "these are in"
+                )
+
     def _check_groups(self, weights: Collection[str]) -> None:
         """Raise InvalidInput where the state has groups of fused parameters, by name: a checkpoint has those of rank 0 alone."""
         for key, path in self.mappings.items():
@@ -416,9 +472,11 @@ class _Resharding(DefaultLoadPlanner):
             if not saved.has(key) and key not in self.anew and key not in orders:
                 known = self.old is not None or is_key_of_table(key)
                 or_copied = "" if known else ", or of a plan that copied the table to every rank (then give old_plan)"
-                raise InvalidInput(
-                    f"{self.whose} has no {key!r}, which the state has: it is of another model or optimizer{or_copied}"
-                )
+                so = f"it is of another model or optimizer{or_copied}"
+                name = str(self.mappings[key][-1])
+                if "." in name and (at := next((k for k, p in saved.paths.items() if str(p[-1]).endswith(name)), None)):
+                    so = f"it has {at!r}; give the state under the keys that it was saved under"
+                raise InvalidInput(f"{self.whose} has no {key!r}, which the state has: {so}")
         for key in weights:
             if (there := saved.shape(key)) != (here := tuple(self.state_dict[key].size())):
                 raise InvalidInput(

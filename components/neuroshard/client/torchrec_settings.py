@@ -20,6 +20,8 @@ READ_BY = {
     "momentum": ("lars_sgd",),
     "max_norm": ("rowwise_adagrad",),
 }
+# What the operator for CPUs does not read with row-wise Adagrad either (weights after 3 steps are the same to the bit)
+NOT_READ_ON_CPUS = ("weight_decay", "max_norm", "counter_based_regularization")
 
 
 class Setting(NamedTuple):
@@ -69,7 +71,8 @@ SETTINGS = (
         FUSED,
         ("weight_decay", "momentum", "max_norm", "max_gradient"),
         "what is learned, if FBGEMM reads it: no decay with SGD, Adagrad, and row-wise Adagrad without a `weight_decay_mode`; "
-        "momentum with LARS alone, `max_norm` with row-wise Adagrad; `max_gradient` with `gradient_clipping`",
+        "momentum with LARS alone, `max_norm` with row-wise Adagrad; on CPUs neither decay nor `max_norm`; `max_gradient` with "
+        "`gradient_clipping`",
         "warned of where FBGEMM ignores it",
     ),
     Setting(
@@ -83,8 +86,8 @@ SETTINGS = (
         ("output_dtype",),
         "FP16 and BF16 halve outputs, their gradients and what is sent of them; the operator's own reads of rows stay",
         "what is sent is priced, with `--collective-precision` of the same name and without codecs; else warned of in bytes. "
-        "Refused on CPUs (BF16), and where a rank has no table of a sharding type of the module: it receives fp32, and "
-        "ranks fail or wait for each other; codecs cure that",
+        "Refused on CPUs (BF16, and FP16 of weighted means, which FBGEMM does not divide), and where a rank has no table of a "
+        "sharding type of the module: it receives fp32, and ranks fail or wait for each other; codecs cure that",
     ),
     Setting(
         FUSED,

@@ -14,20 +14,19 @@ refused here, by table, rank and value:
 import dataclasses
 from collections.abc import Mapping
 
-import torch.distributed as dist
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
-from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingType
 
+from neuroshard.client.torchrec_hosts import hosts_of
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import Device, fault_of_shards
 from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted, spanned
+from neuroshard.core.text import spanned
 from neuroshard.core.value import shown
 
 # fields of a ParameterSharding: the ones that shards are made of, of caches over host memory, and of the operator
@@ -40,7 +39,7 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     """The shards of each table in TorchRec's order: from left to right, or from the first row down.
 
     Rows may be split over the ranks of a domain, as the plan's topology has it. Without one a domain is a host: of
-    `local_world_size` ranks, by default as many as TorchRec takes it to have, which LOCAL_WORLD_SIZE says. Raises InvalidInput
+    `local_world_size` ranks, by default as many as the launcher says (client/torchrec_hosts.py). Raises InvalidInput
     for what TorchRec cannot hold.
     """
     tables, devices, topology = {table.name: table for table in plan.task.tables}, plan.task.devices, plan.task.topology
@@ -54,7 +53,7 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
         )
         found[name] = shards
         if kind.over_domains and local_world_size is None:
-            local_world_size = get_local_size(devices)
+            local_world_size = hosts_of(devices).ranks
         local = local_world_size or devices
         if kind.splits_rows and kind.splits_columns:
             check_grid(tables[name], shards, local, whose)
@@ -132,48 +131,6 @@ def check_row_wise(table: Table, shards: list[Shard], devices: int, local_world_
                 f"{kind} sharding has rows {spanned(first, rows)} on rank {rank}; {whose} must split rows over all {devices} "
                 f"ranks in order, {table.block_rows(devices):,} each{in_domains}"
             )
-
-
-def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], devices: int) -> None:
-    """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will assume another size of hosts."""
-    split = [name for name, kind in kinds.items() if kind.over_domains]
-    parts = [shard for shard in shards[split[0]] if shard.column_offset == 0] if split else []
-    if split and len(parts) != (hosts := get_topology_group_world_size(devices)):
-        raise InvalidInput(
-            f"table {split[0]!r} is split row-wise over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
-            f"TorchRec takes a host to have {hosts}: LOCAL_WORLD_SIZE must be what local_world_size is (torchrun sets it)"
-        )
-
-
-def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None:
-    """Raise InvalidInput unless TorchRec takes hosts and domains of this trainer to be those that the plan was searched for.
-
-    For a plan of one domain, or without a topology, it does not matter. Where no process group is up, only `local_world_size`
-    is known.
-    """
-    topology, devices = plan.task.topology_of_all, plan.task.ranks
-    if topology is None or topology.domains(devices) == 1:
-        return
-    known = dist.is_available() and dist.is_initialized()
-    local = local_world_size or (get_local_size(devices) if known else topology.local_world_size)
-    if local != topology.local_world_size:
-        raise InvalidInput(
-            f"{whose} is for hosts of {counted(topology.local_world_size, 'rank')}, but here a host has {local}: start that many "
-            "ranks a host (torchrun --nproc-per-node sets LOCAL_WORLD_SIZE), or search a plan with --local-world-size "
-            f"{local}"
-        )
-    if not known or plan.task.groups is not None:  # in groups, `node_group_size` says what a domain is
-        return
-    try:
-        domain = get_topology_group_world_size(devices)
-    except ValueError as error:
-        raise InvalidInput(f"TORCHREC_RESOLVED_POD_SIZE does not fit this trainer: {error}") from None
-    if domain != topology.domain:
-        raise InvalidInput(
-            f"{whose} is for domains of {counted(topology.domain, 'rank')} that share fast links, but here TorchRec takes "
-            f"them to have {domain}: set TORCHREC_RESOLVED_POD_SIZE={topology.domain // local}, or search a plan with "
-            f"--domain {domain}"
-        )
 
 
 def _rows(shard: Shard) -> str:

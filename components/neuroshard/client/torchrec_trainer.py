@@ -23,7 +23,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
 
 from neuroshard.client.torchrec_module import Collection, TablePlace
-from neuroshard.client.torchrec_settings import FUSED, READ_BY, SETTINGS, STATE_OF_A_ROW
+from neuroshard.client.torchrec_settings import FUSED, NOT_READ_ON_CPUS, READ_BY, SETTINGS, STATE_OF_A_ROW
 from neuroshard.client.torchrec_tiers import cached
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -257,7 +257,7 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
     return plan.model_copy(update={"task": task})
 
 
-def warn_of_settings(settings: Settings, priced: Priced) -> None:
+def warn_of_settings(settings: Settings, priced: Priced, device_type: str) -> None:
     """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec_codecs.py."""
     by_key: dict[str, list[str]] = {}
     ignored: dict[tuple[str, str], list[str]] = {}  # by setting, and by why
@@ -265,7 +265,7 @@ def warn_of_settings(settings: Settings, priced: Priced) -> None:
         for key, value in settings[name].items():
             if value or key not in _ANSWERED:
                 by_key.setdefault(key, []).append(name)
-            if value and (why := _ignored(key, settings[name])):
+            if value and (why := _ignored(key, settings[name], device_type)):
                 ignored.setdefault((key, why), []).append(name)
     for (key, why), names in ignored.items():
         warn(f"{_first(names, priced)}: {key} has no effect, since FBGEMM's operator {why}")
@@ -274,9 +274,13 @@ def warn_of_settings(settings: Settings, priced: Priced) -> None:
             warn(f"{_first(names, priced)}: {key} {what}")
 
 
-def _ignored(key: str, settings: Mapping[str, Any]) -> str:
+def _ignored(key: str, settings: Mapping[str, Any], device_type: str) -> str:
     """Why the operator does not read a setting of a table; empty if it does."""
     optimizer = NAMES.get(_optimizer(settings))
+    if device_type == "cpu" and key in NOT_READ_ON_CPUS and optimizer == "rowwise_adagrad":
+        return (
+            "for CPUs does not read it with rowwise_adagrad, in any weight_decay_mode; leave it out, or train on GPUs"
+        )
     if key in READ_BY and optimizer and optimizer not in READ_BY[key]:
         return f"does not read it with {optimizer}; leave it out, or take {' or '.join(READ_BY[key])}"
     no_mode = settings.get("weight_decay_mode") in (None, WeightDecayMode.NONE)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.parts import RowsByAccess, part_names
@@ -13,7 +13,7 @@ from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import Tier
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, Whole, without_defaults
+from neuroshard.core.value import Value, Whole, explain, without_defaults
 
 LeastDim = Annotated[Whole, Field(ge=DIM_STEP, le=2**31, multiple_of=DIM_STEP)]
 MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
@@ -68,7 +68,8 @@ class TableRule(Value):
         return few or pinned or self.row_wise is False or bool(self.data_parallel) or self.rows_by_access is not None
 
     def over(self, other: "TableRule") -> Self:
-        """This rule of a part, and where it says nothing what the rule of its table says. A tier comes with its cached rows."""
+        """This rule of a part, and where it says nothing what the rule of its table says. A tier comes with its cached rows.
+        Whether both together contradict each other is not checked."""
         unsaid = {name for name in type(self).model_fields if getattr(self, name) is None}
         unsaid -= {*_OF_TABLES, "cached_rows"} if self.tier is not None else _OF_TABLES
         return self.model_copy(update={name: getattr(other, name) for name in unsaid})
@@ -176,6 +177,12 @@ class Constraints(Value):
             if rule.table in ruled:
                 raise ValueError(f"table {rule.table!r} has two rules; write one")
             ruled.add(rule.table)
+            try:
+                TableRule(**dict(rule))
+            except ValidationError as error:  # of a part, whose own rule was valid
+                raise ValueError(
+                    f"{explain(error)}; what the rule of a table says holds for both of its parts: say it of one, by its name"
+                ) from None
             if rule.devices is not None and max(rule.devices) >= devices:
                 raise ValueError(
                     f"table {rule.table!r} is pinned to device {max(rule.devices)}, but there are {devices}"

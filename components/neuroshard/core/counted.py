@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from neuroshard.core.release import MODEL_NAME, Sealed
-from neuroshard.core.table import Table
+from neuroshard.core.table import Tables
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.text import counted
 from neuroshard.core.value import Digest, Moment, Value, Whole
@@ -30,7 +30,7 @@ class CountedAccess(Value):
     left_out_steps: Steps = 0
     batch_size: Annotated[Whole, Field(ge=1, le=2**31)]
     time: Moment
-    tables: Annotated[tuple[Table, ...], Field(min_length=1)]
+    tables: Annotated[Tables, Field(min_length=1)]
     notes: tuple[Annotated[str, Field(max_length=500)], ...] = ()
 
     @property

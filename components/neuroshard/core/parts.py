@@ -72,7 +72,7 @@ class ByAccess(NamedTuple):
     and in a step `kernels`, which pass over so many lookups of a sample (`passed`), such as are `compared` with so many ids of a
     list in a binary search, and with more of a long list (`far`), and `columns` of a sample that it copies to join outputs: of a
     collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts, `dealt` those of tables
-    and parts whose row blocks are dealt, if there are any."""
+    and parts whose row blocks are dealt, if there are any; `in_blocks` those of the tables that a search must hold in such."""
 
     map_bytes: int = 0
     passed: float = 0.0
@@ -82,6 +82,7 @@ class ByAccess(NamedTuple):
     columns: float = 0.0
     hot: frozenset[str] = frozenset()
     dealt: frozenset[str] = frozenset()
+    in_blocks: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, tables: Sequence[Table], held: Mapping[str, RowsByAccess]) -> Self:

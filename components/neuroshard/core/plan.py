@@ -106,7 +106,7 @@ class Improvement(Value):
 class Provenance(Value):
     """Where a plan comes from. No clock: the same inputs give the same plan, byte for byte.
 
-    A search improved its plan for `rounds` rounds, or for as many as fit into `time_budget_s` seconds.
+    A search was asked to improve its plan for `rounds` rounds, or for as many as fit into `time_budget_s` seconds.
     """
 
     neuroshard_version: str
@@ -399,6 +399,11 @@ class Plan(Value):
         by = self.provenance
         less_certain = [f"less certain: {by.instead}"] if by.instead else []
         return html_table(what, columns, [cost, *less_certain, *(f"note: {note}" for note in by.notes)])
+
+    def read_back(self, where: str = "the plan") -> Self:
+        """The plan as its file gives it back. Raises InvalidInput where no reader would take it: a copy that was made in memory
+        (model_copy) is not checked."""
+        return type(self).from_json(self.canonical_json(), where)
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:

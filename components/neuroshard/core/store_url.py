@@ -9,6 +9,7 @@ from neuroshard.core.errors import UsageError
 
 StoreUrl: TypeAlias = str | os.PathLike[str]
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+KUBEFLOW_BUCKET = "mlpipeline"  # of the object store that Kubeflow Pipelines comes with
 
 
 class StorePlace(NamedTuple):

@@ -1,9 +1,11 @@
 """An embedding table: its shape, how it is read, and the memory that it occupies."""
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
@@ -415,6 +417,23 @@ def _with_pooling_factor_of_features(data: dict[str, Any]) -> dict[str, Any]:
     # where one is invalid, its own check has the better message
     numbers = [one for one in each if isinstance(one, int | float)]
     return {**data, "pooling_factor": math.fsum(numbers)}
+
+
+def _as_read(tables: Any) -> Any:
+    return (
+        [one.model_dump() if isinstance(one, Table) else one for one in tables]
+        if isinstance(tables, tuple | list)
+        else tables
+    )
+
+
+# What is made of tables holds them as their file gives them back: a copy that was made in memory (model_copy) is not checked
+Tables = Annotated[tuple[Table, ...], BeforeValidator(_as_read)]
+
+
+def read_back(tables: Iterable[Table]) -> tuple[Table, ...]:
+    """The tables as their file gives them back. Raises InvalidInput where it would not."""
+    return tuple(Table.parse(table.model_dump(), f"table {shown(table.name)}") for table in tables)
 
 
 def check_distinct(tables: tuple[Table, ...]) -> tuple[Table, ...]:

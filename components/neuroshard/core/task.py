@@ -19,7 +19,7 @@ from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_nam
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.step_memory import BATCHES, IN_FLIGHT, Pipeline, output_bytes, own_input_bytes
-from neuroshard.core.table import DenseOptimizer, Table, check_distinct
+from neuroshard.core.table import DenseOptimizer, Table, Tables, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
 from neuroshard.core.units import MOST_STEP_MS
@@ -65,7 +65,7 @@ class ShardingTask(Value):
     priced, whose tables a plan's shards are of.
     """
 
-    tables: tuple[Table, ...]
+    tables: Tables
     device_memory_bytes: tuple[Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)], ...]
     batch_size: Annotated[int, Field(gt=0, le=2**31)]
     constraints: Constraints = Field(default_factory=Constraints)  # built at its first use: see core/value.py
@@ -250,6 +250,21 @@ class ShardingTask(Value):
         parted = self.model_copy(update={"tables": tuple(tables), "constraints": self.constraints.parted})
         parted._by_access = self.by_access
         return parted
+
+    def in_blocks(self, names: Collection[str]) -> Self:
+        """The same parted task, of which a search holds these tables in row blocks: rules deal them."""
+        task = self.model_copy()
+        task._by_access = self.by_access._replace(in_blocks=frozenset(names))
+        return task
+
+    @property
+    def splitting_rows(self) -> Self:
+        """The same, with permission to split the rows of these tables where no rule of theirs forbids it."""
+        rules = dict(self.constraints.rules())
+        for name in self.by_access.in_blocks:
+            rule = rules.get(name, TableRule(table=name))
+            rules[name] = rule if rule.row_wise is not None else rule.model_copy(update={"row_wise": True})
+        return self._with_rules(rules) if self.by_access.in_blocks else self
 
     def unparted(self, whole: "ShardingTask") -> Self:
         """The task of which this is the parted one, or that with other rules and settings, such as a search makes of it: with the

@@ -258,9 +258,9 @@ def price_shards(
         of_table.setdefault(shard.table, []).append(shard)
     copied = task.constraints.data_parallel & of_table.keys()
     vectors, sent = _vectors_and_sent(model, parts_of(task, shards))
-    sends = np.array([shard.table not in copied for shard in shards])
+    sends = np.array([shard.table not in copied for shard in shards], dtype=bool)
     sent *= sends
-    holders = np.array([shard.device for shard in shards])
+    holders = np.array([shard.device for shard in shards], dtype=np.int64)
     sums, device_dims = np.zeros((devices, vectors.shape[1])), np.zeros(devices)
     np.add.at(sums, holders, vectors * sends[:, None])
     np.add.at(device_dims, holders, sent)

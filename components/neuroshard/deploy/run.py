@@ -76,7 +76,8 @@ def deploy(plan: Plan, store: Store, model: str, *, now: datetime, gate: Gate = 
 
 def publish(plan: Plan, store: Store, model: str, row_orders: Path | None = None) -> Artifact:
     """Write the plan under its digest, and read it back; before it the lists of hot rows that are in the folder `row_orders`. It
-    does not go live."""
+    does not go live. Raises InvalidInput for one that no reader would take, as a copy that was made in memory may be."""
+    plan = plan.read_back()
     put_lists(plan, store, model, row_orders)
     track, data = plans_of(model), plan.canonical_json()
     (key,) = track.keys(sha256(data))

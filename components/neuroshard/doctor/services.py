@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import shutil
 import urllib.error
 import urllib.request
@@ -21,6 +22,7 @@ from neuroshard.store.protocol import Store
 FOLDER = "neuroshard-doctor"  # in the store; everything written there is deleted again
 KFP_SECONDS = 15
 HEALTH = "/apis/v2beta1/healthz"
+KFP_VERSION = "2.17"  # the pipeline's, as docs/operating.md says
 MEND_KFP = (
     "give the API's address; from outside: kubectl -n kubeflow port-forward svc/ml-pipeline 8888; --kfp localhost:8888"
 )
@@ -105,12 +107,12 @@ def check_kfp(host: str | None, version: str | None) -> Check:
         return Check(
             "kfp", "fail", f"{host!r} is not an address of http or https", "give one as in --kfp http://localhost:8888"
         )
-    reached, says = _health(url)
+    reached, says, mend = _health(url)
     if not reached:
         return Check("kfp", "fail", says, MEND_KFP)
     if not version:
         return Check("kfp", "warn", f"{says}, but {client}", install_command("pipeline"))
-    return Check("kfp", "ok", f"{client}; {says}")
+    return Check("kfp", "warn" if mend else "ok", f"{client}; {says}", mend)
 
 
 def check_runs(namespace: str, account: str, context: str | None = None) -> Check:
@@ -123,22 +125,30 @@ def check_runs(namespace: str, account: str, context: str | None = None) -> Chec
     return Check("runs", "ok", answer.says)
 
 
-def _health(url: str) -> tuple[bool, str]:
-    """Whether Kubeflow Pipelines answers at the URL, and a sentence about it."""
+def _health(url: str) -> tuple[bool, str, str]:
+    """Whether Kubeflow Pipelines answers at the URL, a sentence about it, and what to heed."""
     where = url.removesuffix(HEALTH)  # of http or https
     try:
         with urllib.request.urlopen(url, timeout=KFP_SECONDS) as answer:  # nosec B310
-            json.loads(answer.read(65536))
+            found = dict(json.loads(answer.read(65536)))
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            return True, f"{where} answers, and requires a login ({error.code})"
-        return False, f"{where} answers {error.code} to {HEALTH}: is it Kubeflow Pipelines 2?"
-    except (OSError, ValueError, http.client.HTTPException) as error:
+            return True, f"{where} answers, and requires a login ({error.code})", ""
+        return False, f"{where} answers {error.code} to {HEALTH}: is it Kubeflow Pipelines 2?", ""
+    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         kind = (
             "answers, but not like Kubeflow Pipelines"
-            if isinstance(error, ValueError)
+            if isinstance(error, ValueError | TypeError)
             else f"cannot be reached: {reason}"
         )
-        return False, f"{where} {kind}"
-    return True, f"Kubeflow Pipelines answers at {where}"
+        return False, f"{where} {kind}", ""
+    version = re.match(r"v?(\d+\.\d+)[.\w-]*", str(found.get("tag_name")))  # a build of somebody's own has none
+    users = "of several users" if found.get("multi_user") else ""
+    other = f"of version {version[0]}, not {KFP_VERSION}" if version and version[1] != KFP_VERSION else ""
+    heed = [
+        "give submit and schedule the profile's namespace: --namespace" if users else "",
+        f"the pipeline was tried with Kubeflow Pipelines {KFP_VERSION} alone" if other else "",
+    ]
+    which = ", ".join(filter(None, (users, other)))
+    return True, f"Kubeflow Pipelines answers at {where}{which and f', {which}'}", "; ".join(filter(None, heed))

@@ -12,5 +12,6 @@ def read_plan(path: Path) -> Plan:
 
 
 def write_plan(path: Path, plan: Plan) -> None:
-    """The plan as canonical JSON, whole or not at all: the bytes that its digest is of."""
-    write_bytes(path, plan.canonical_json())
+    """The plan as canonical JSON, whole or not at all: the bytes that its digest is of. Raises InvalidInput where no reader would
+    take it."""
+    write_bytes(path, plan.read_back().canonical_json())

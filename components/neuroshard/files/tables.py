@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.table import Table, check_distinct
+from neuroshard.core.table import Table, check_distinct, read_back
 from neuroshard.core.value import canonical_json, check_format, decode_json, shown
 from neuroshard.files.disk import read_bytes, write_bytes
 
@@ -54,6 +54,6 @@ def _refuse_imports(entry: Mapping[str, Any], where: str, path: str) -> None:
 
 
 def write_tables(path: Path, tables: tuple[Table, ...]) -> None:
-    """Write tables.json, whole or not at all."""
-    data = {"format_version": TABLES_FORMAT, "tables": [table.model_dump(mode="json") for table in tables]}
+    """Write tables.json, whole or not at all. Raises InvalidInput for tables that it would not give back."""
+    data = {"format_version": TABLES_FORMAT, "tables": [table.model_dump(mode="json") for table in read_back(tables)]}
     write_bytes(path, canonical_json(data))

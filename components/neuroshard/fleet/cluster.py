@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from neuroshard import system
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.value import decode_json
 from neuroshard.files.disk import read_bytes
@@ -12,7 +13,7 @@ from neuroshard.kube import kubernetes_api
 GPU_NODES = "nvidia.com/gpu.present=true"
 PAGE = 500  # nodes; 1,000 with their labels are 10 MB of JSON
 TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of an answer
-TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its token
 EXPIRED = 410  # the status for a page's token that is older than the server's snapshots
 LISTINGS = 3  # attempts at a whole listing
 WAYS_OUT = {
@@ -23,7 +24,7 @@ WAYS_OUT = {
 
 def in_cluster() -> bool:
     """Whether this process runs in a pod with access to the API."""
-    return TOKEN.exists()
+    return bool(system.read(f"{ACCOUNT}/token"))
 
 
 def recorded_nodes(path: Path) -> list[Node]:

@@ -35,6 +35,19 @@ def local_fleet() -> Fleet:
     return Fleet(source="this machine", kinds=tuple(kinds))
 
 
+def pods_fleet(memory_bytes: int, node_selector: Mapping[str, str], tolerations: Sequence[Mapping[str, Any]]) -> Fleet:
+    """The CPU of measuring pods with so much memory, on nodes with these labels, which are not those of GPUs alone."""
+    others = tuple(dict(one) for one in tolerations if one not in TOLERATIONS)
+    kind = Kind(
+        hardware=devices.pod_cpu(memory_bytes),
+        nodes=1,
+        devices=1,
+        node_selector=dict(node_selector),
+        tolerations=others,
+    )
+    return Fleet(source="measuring pods", kinds=(kind,))
+
+
 def kubernetes_fleet(
     *,
     recorded: Path | None = None,

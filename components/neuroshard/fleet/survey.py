@@ -23,9 +23,9 @@ class SurveySettings:
     """What a nightly run asks of its survey.
 
     `nodes` is a file that `kubectl get nodes -o json` wrote, "" for asking the cluster; only nodes with the labels of
-    `node_selector` count, and pods have these `tolerations`. At most `most_pods` pods measure one kind at once. A cost
-    model that is older than `max_age_seconds`, or whose error on unseen tables is above `max_error`, is measured again; None
-    allows any.
+    `node_selector` count, and pods have these `tolerations`; a measuring pod has `pod_memory_bytes`. At most `most_pods` pods
+    measure one kind at once. A cost model that is older than `max_age_seconds`, or whose error on unseen tables is above
+    `max_error`, is measured again; None allows any.
     """
 
     request: Request
@@ -33,6 +33,7 @@ class SurveySettings:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = TOLERATIONS
     most_pods: int = 1
+    pod_memory_bytes: int = 0
     max_age_seconds: float | None = None
     max_error: float | None = None
 
@@ -128,29 +129,28 @@ def measurable(kind: Kind, ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def hardware_of(spec: ModelSpec, kinds: Sequence[KindCoverage], live: Mapping[str, Known]) -> str:
-    """The fingerprint of the hardware that a model is trained on; "" where only its name is known. Raises UsageError.
+    """The fingerprint of the hardware that a model is trained on; "" where only its name is known, or not even that. Raises
+    UsageError for a name that several kinds have a part of.
 
-    Of several kinds with one name (two drivers, say) it is the kind with the most nodes in service. A kind that has left the
-    fleet is found among the live cost models, the newest first.
+    Of several kinds with one name (two drivers, say), and for a model that names none, it is a kind whose devices have the
+    memory that the model asks for, and of those the one with the most nodes in service. A kind that has left the fleet is found
+    among the live cost models, the newest first.
     """
     named = [one for one in kinds if not spec.hardware or is_part_of_name(spec.hardware, one.kind.hardware.name)]
     usable = [one for one in named if one.bundle or one.can_be_measured] or named
     # A100-SXM4-80GB is also the beginning of the names of its MIG slices
     usable = [one for one in usable if is_same_name(spec.hardware, one.kind.hardware.name)] or usable
-    if len({one.kind.hardware.name for one in usable}) > 1:
+    if spec.hardware and len({one.kind.hardware.name for one in usable}) > 1:
         names = "; ".join(sorted({one.kind.hardware.name for one in usable}))
         raise UsageError(f"model {spec.name!r}: hardware {spec.hardware!r} may be any of {names}; name one")
+
+    def likelihood(one: KindCoverage) -> tuple[bool, int, str]:
+        return spec.most_memory <= one.kind.hardware.memory_bytes, one.kind.nodes, one.kind.fingerprint
+
     if usable:
-        return max(usable, key=lambda one: (one.kind.nodes, one.kind.fingerprint)).kind.fingerprint
+        return max(usable, key=likelihood).kind.fingerprint
     releases = [one.release for one in live.values() if is_part_of_name(spec.hardware, one.release.device_name)]
-    if releases:
-        return max(releases, key=lambda release: (release.time, release.fingerprint)).fingerprint
-    if spec.hardware:
-        return ""
-    there = "; ".join(f"{one.kind.hardware.name} ({one.state}, {one.kind.nodes} nodes in service)" for one in kinds)
-    raise UsageError(
-        f"model {spec.name!r}: names no hardware, and the fleet has {there or 'none that this backend measures'}; name it"
-    )
+    return max(releases, key=lambda release: (release.time, release.fingerprint)).fingerprint if releases else ""
 
 
 def _check_spelling(

@@ -6,6 +6,7 @@ from neuroshard.core.cost import Bench, Hardware
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.units import format_bytes
 from neuroshard.core.versions import Installed
+from neuroshard.devices import POD_CPU
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.machine import Machine
 from neuroshard.measure.rowcap import capped_tables, least_cap
@@ -24,9 +25,11 @@ def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: B
     limit = settings.memory_limit_bytes or (
         machine.memory_limit(settings.budget_seconds) if begun is None else begun.memory_limit_bytes
     )
+    found = machine.hardware()
+    hardware = wanted_hardware(found, settings.hardware)
     return Bench(
         backend=machine.kind,
-        hardware=wanted_hardware(machine.hardware(), settings.hardware),
+        hardware=hardware,
         batch_size=settings.batch_size,
         warmup=settings.warmup,
         repeats=settings.repeats,
@@ -37,7 +40,7 @@ def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: B
         row_cap_bytes=least_cap(cases.compute, settings.optimizer, limit),
         capped_tables=capped_tables(cases.compute, settings.optimizer, limit),
         versions=installed_versions(),
-        facts=machine.facts(),
+        facts=machine.facts() | ({"cpu": found.name} if hardware.name == POD_CPU else {}),
         notes=(
             *machine.notes(),
             machine.label_note(settings.repeats),
@@ -65,7 +68,9 @@ def wanted_hardware(found: Hardware, wanted: Hardware | None) -> Hardware:
 
 def with_hidden_facts(found: Hardware, known: Hardware) -> Hardware:
     """The hardware found here, with what is `known` otherwise: the machine's name, which a container hides, and the sharing,
-    which is invisible from inside."""
+    which is invisible from inside. Of pods' CPUs only what was asked for is known: which one is here is a fact of the bench."""
+    if found.kind == "cpu" and known.name == POD_CPU:
+        return known
     return found.model_copy(update={"machine": found.machine or known.machine, "sharing": known.sharing})
 
 

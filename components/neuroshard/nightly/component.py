@@ -50,7 +50,7 @@ def survey(
     from neuroshard.fleet.survey import SurveySettings
     from neuroshard.nightly import survey as night
     from neuroshard.orders.nightly import Request
-    from neuroshard.orders.parameters import check_parameters
+    from neuroshard.orders.parameters import check_parameters, quantity
     from neuroshard.store.night import recorded
 
     request = {
@@ -68,6 +68,7 @@ def survey(
             node_selector=json_option(node_selector, dict, "node_selector"),
             tolerations=json_option(tolerations, list, "tolerations"),
             most_pods=pods,
+            pod_memory_bytes=quantity(measure_memory),
             max_age_seconds=parse_duration(max_age) if max_age else None,
             max_error=max_error or None,
         )

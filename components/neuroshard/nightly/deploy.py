@@ -116,7 +116,7 @@ def _verdict(
         return _without_plan(store, survey, name, searched.no_plan, doubts, files)
     instead = searched.instead or read_plan(files.plan).provenance.instead
     damaged = delete_damaged(store, plans_of(name), read_plan(files.plan).digest())
-    doubts = [*doubts, *(one for one in (instead, damaged) if one)]
+    doubts = [*(one for one in doubts if one not in instead), *(one for one in (instead, damaged) if one)]
     gated = replace(
         settings,
         tables=files.tables,

@@ -5,7 +5,7 @@
 3. the live cost model of similar hardware (another driver, another device) at the same batch size
 4. the analytic cost model
 
-With any but the first, the plan says so.
+With any but the first, the plan says so; and where it guesses which hardware it is for.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,6 +16,7 @@ from neuroshard.core.clean import log
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, StoreError, Unreachable
 from neuroshard.core.hardware_names import is_part_of_name, is_same_name
+from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.models.open import open_cost_model
@@ -49,7 +50,8 @@ def choose(survey: Survey, spec: ModelSpec, store: Store) -> Searched:
         if not predicts(model, _ranks(survey, spec)):
             continue
         said = [candidate.what, *([why] if why else [])]
-        instead = f"this plan is by {': '.join(said)}" if candidate.what else ""
+        by = f"this plan is by {': '.join(said)}" if candidate.what else ""
+        instead = "; ".join(filter(None, (by, _guessed(survey, spec))))
         if instead:
             log(f"note: {spec.name}: {instead}")
         return Searched(model=candidate.cost_model, instead=instead)
@@ -68,7 +70,7 @@ def candidates(survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str,
             yield Candidate(_named(store, own.release.fingerprint, own.release.bundle_digest), what)
     yield from _not_live(survey, fingerprint, store)
     hardware = _hardware(survey, fingerprint, live)
-    for neighbour in _neighbours(hardware, spec, live, fingerprint):
+    for neighbour in _neighbours(hardware, spec, live, fingerprint, survey.request.backend):
         release, of = neighbour.release, _of(neighbour)
         what = f"the cost model of {release.device_name}" + (f", driver {of.driver}" if of and of.driver else "")
         yield Candidate(_named(store, release.fingerprint, release.bundle_digest), what)
@@ -112,14 +114,35 @@ def _why_not_own(
     if own is not None:
         why = "; ".join(one.why for one in serves(own, _wanted(survey, spec), datetime.now(UTC)) if not one.usable)
         whys = [f"the live one of its hardware cannot be used, as {why}"] if why else []
-    else:
+    elif fingerprint or spec.hardware:
         called = spec.hardware or "its hardware"
         whys = [f"no cost model of {called} is live for {survey.request.batch_size:,} samples a step"]
+    else:
+        whys = [f"the model names no hardware, and the fleet shows none that backend {survey.request.backend} measures"]
+    whys += survey.notes
     whys += [unreadable[fingerprint]] if fingerprint in unreadable else []
     if fingerprint:
         failed = read_record(store, f"{campaign_folder(fingerprint, survey.request)}/{FAILED}")
         whys += [f"{failed.get('step')}: {failed.get('why')}"] if failed else []
     return "; ".join(whys)
+
+
+def _guessed(survey: Survey, spec: ModelSpec) -> str:
+    """What a plan takes for granted of the devices that it is for; "" if nothing."""
+    hardware = survey.kinds.get(survey.hardware.get(spec.name, ""))
+    if hardware is None or hardware.kind == "cpu":
+        return ""
+    names, said = sorted({kind.name for kind in survey.kinds.values()}), []
+    if not spec.hardware and len(names) > 1:
+        said.append(
+            f"the model names no hardware, and of {', '.join(names)} this plan is for {hardware.name}: name it (hardware)"
+        )
+    if spec.most_memory > hardware.memory_bytes:
+        asked, has = format_bytes(spec.most_memory), format_bytes(hardware.memory_bytes)
+        said.append(
+            f"this plan may take {asked} of a device, and {hardware.name} has {has}: correct the model's memory"
+        )
+    return "; ".join(said)
 
 
 def _named(store: Store, fingerprint: str, digest: str) -> str:
@@ -137,8 +160,11 @@ def _hardware(survey: Survey, fingerprint: str, live: Mapping[str, Known]) -> Ha
     return survey.kinds.get(fingerprint) or next(iter(kinds), None)
 
 
-def _neighbours(hardware: Hardware | None, spec: ModelSpec, live: Mapping[str, Known], fingerprint: str) -> list[Known]:
-    """Live cost models of other hardware of the same kind, the most similar first, and of equals the newest first."""
+def _neighbours(
+    hardware: Hardware | None, spec: ModelSpec, live: Mapping[str, Known], fingerprint: str, backend: str
+) -> list[Known]:
+    """Live cost models of other hardware of the same kind, or of that which the `backend` measures, the most similar first, and
+    of equals the newest first."""
 
     def similarity(one: Known) -> tuple[bool, bool, str]:
         of = _of(one)
@@ -148,7 +174,7 @@ def _neighbours(hardware: Hardware | None, spec: ModelSpec, live: Mapping[str, K
         return same, driver, one.release.time
 
     others = [one for one in live.values() if one.release.fingerprint != fingerprint and (of := _of(one))
-              and (hardware is None or of.kind == hardware.kind)]  # fmt: skip
+              and of.kind == (hardware.kind if hardware else backend)]  # fmt: skip
     return sorted(others, key=similarity, reverse=True)
 
 

@@ -16,7 +16,7 @@ from neuroshard.core.text import agreeing
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
 from neuroshard.fleet.kinds import Fleet
-from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet
+from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet, pods_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
 from neuroshard.nightly.augment import finished, lacking, left_over, read_draws, renamed, tables_of
@@ -37,9 +37,9 @@ def run(
     """Survey the fleet for the `models` (a JSON list), and report on stderr how each kind of hardware is covered. What was found
     is put into the store, under the name of the run, `owner`.
 
-    GPUs are found at the cluster's API, or in the file `settings.nodes`. CPUs, and all hardware where there is no cluster, are
-    this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError, and NeuroshardError where no
-    model can be planned and one of them has no live plan.
+    GPUs are found at the cluster's API, or in the file `settings.nodes`; CPUs in a cluster are those of measuring pods. Where
+    there is no cluster, all hardware is this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError,
+    and NeuroshardError where no model can be planned and one of them has no live plan.
     """
     specs, store = read_specs(models), open_patiently(store_url, single_writer=single_writer)
     fleet, notes = _fleet(settings)
@@ -107,7 +107,9 @@ def _fleet(settings: SurveySettings) -> tuple[Fleet, list[str]]:
     """The hardware that the backend measures. Where the cluster does not answer: no hardware, and a note."""
     backend, recorded = settings.request.backend, settings.nodes
     try:
-        if backend != "cpu" and (recorded or in_cluster()):
+        if backend == "cpu" and in_cluster():
+            there = pods_fleet(settings.pod_memory_bytes, settings.node_selector, settings.tolerations)
+        elif backend != "cpu" and (recorded or in_cluster()):
             path = Path(recorded) if recorded else None
             there = kubernetes_fleet(
                 recorded=path, node_selector=settings.node_selector, tolerations=settings.tolerations

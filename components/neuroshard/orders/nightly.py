@@ -41,10 +41,11 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]  # as in a duration: thirty year
 class _Model(Value):
     """A model that needs a plan: its name, where its tables come from, and options of the search, as text where they have units.
 
-    `hardware` is the devices' name, or a part of it (H200); it may be empty where the fleet has one kind. `constraints` has the
-    fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched from the live one. Ranks are
-    joined as the nodes are where the model names no `domain` and no `local_world_size`. With `counted_access` its tables are read
-    as its trainers counted, where they did; else as `tables` says. With `size` a page of sizes is put beside its release.
+    `hardware` is the devices' name, or a part of it (H200); where it is empty it is the fleet's, of several kinds a likely
+    one. `constraints` has the fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched
+    from the live one. Ranks are joined as the nodes are where the model names no `domain` and no `local_world_size`. With
+    `counted_access` its tables are read as its trainers counted, where they did; else as `tables` says. With `size` a page of
+    sizes is put beside its release.
     """
 
     name: Annotated[str, Field(pattern=MODEL_NAME)]
@@ -78,6 +79,11 @@ class _Model(Value):
     def order(self) -> SearchOrder:
         """What it asks of the search but its constraints. Raises UsageError for an invalid option."""
         return SearchOrder.of(self._options)
+
+    @property
+    def most_memory(self) -> int:
+        """Bytes that its plan may take of a device, of the one of which it may take most."""
+        return int(max(self.order.task["device_memory_bytes"]))
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -162,7 +168,7 @@ class Job(Value):
 class Survey(Value):
     """What the nightly run `owner` found.
 
-    `models` are all that need a plan. `hardware` maps a model to the fingerprint of its hardware, "" where only a name is known;
+    `models` are all that need a plan. `hardware` maps a model to the fingerprint of its hardware, "" where that is not known;
     `kinds` maps fingerprints to the hardware of the fleet, and `topologies` to how its nodes are joined, where that is known.
     `no_plan` maps each model that cannot be planned to the reason. `campaigns` are those of the kinds to measure or learn.
     `notes` are faults of the run that degrade every plan.

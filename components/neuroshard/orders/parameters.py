@@ -20,11 +20,24 @@ from neuroshard.orders.options import LOCAL_SEARCH, OPTIONS
 MAX_LABEL = 63  # of a name in Kubernetes
 FINGERPRINT_LENGTH = 17  # with the dash before it
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
+# what its suffixes stand for; an exponent may stand in their place
+FACTORS = (
+    {"m": 1e-3}
+    | {p: 1000**n for n, p in enumerate("kMGTPE", 1)}
+    | {f"{p}i": 1024**n for n, p in enumerate("KMGTPE", 1)}
+)
+MOST_QUANTITY = 2**62
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"{LABEL.pattern}(\.{LABEL.pattern})*")
 IMAGE = re.compile(r"[A-Za-z0-9][\w.:/@-]*")
 
 Check = Callable[[str, Any], object]  # of how a line on the value begins, and the value; raises a NeuroshardError
+
+
+def quantity(text: str) -> int:
+    """A valid amount as Kubernetes writes it (128Gi, 500m, 1e9), as a whole number."""
+    number, suffix = text.rstrip("".join(FACTORS)), text.lstrip("0123456789.")
+    return int(min(float(number) * FACTORS[suffix] if suffix in FACTORS else float(text), MOST_QUANTITY))
 
 
 def check_parameters(given: Mapping[str, Any]) -> None:

@@ -30,14 +30,13 @@ class Given:
     notes: tuple[str, ...]
 
     def provenance(self, notes: Sequence[str]) -> Provenance:
-        """Of a plan that was found, with these notes."""
+        """Of a plan that was found, with these notes on how, and without what is said of the one that is returned."""
         settings, model = self.settings, self.cost_model
         is_ours = settings.algorithm == LOCAL_SEARCH
         return Provenance(
             neuroshard_version=__version__,
             algorithm=settings.algorithm,
             seed=settings.seed,
-            rounds=settings.most_rounds if is_ours and settings.time_budget_s is None else None,
             time_budget_s=settings.time_budget_s if is_ours else None,
             cost_model=model.name,
             cost_model_backend=model.backend,

@@ -13,8 +13,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
-from neuroshard.search import notes as say
-from neuroshard.search.copies import STAY, copies_note
+from neuroshard.search.copies import STAY
 from neuroshard.search.given import Given
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of
@@ -58,6 +57,7 @@ def blocks_only(given: Given, copied: frozenset[str] = frozenset()) -> Plan:
     shards = [*blocks_over_all(task.mapped, task.devices), *copies_of(task.copied, task.devices)]
     order = {table.name: place for place, table in enumerate(task.tables)}
     shards.sort(key=lambda shard: order[shard.table])
+    changed = () if given.previous is None else compare(task, given.previous.plan)
     prices = price_shards(model, task, shards)
     assert prices is not None
     each = (prices.compute_ms, prices.forward_collective_ms, prices.backward_collective_ms)
@@ -67,19 +67,15 @@ def blocks_only(given: Given, copied: frozenset[str] = frozenset()) -> Plan:
         DeviceCost(compute_ms=compute, forward_collective_ms=forward, backward_collective_ms=backward)
         for compute, forward, backward in zip(*(ms.tolist() for ms in each), strict=True)
     ]
-    plan = Plan(
+    return Plan(
         task=task,
         shards=tuple(shards),
         predicted_ms=tuple(cost.total_ms for cost in costs),
         predicted=tuple(costs),
         lower_bound_ms=max(cost.total_ms for cost in costs),
         bound_assumptions=(STAY if copied else "no table can be held otherwise",),
-        provenance=given.provenance(given.notes),
+        provenance=given.provenance((*given.notes, *changed)),
     )
-    if task.densely_trained:
-        plan = say.with_notes(plan, copies_note(plan, model, assumed=given.task.dense_optimizer is None))
-    changed = () if given.previous is None else compare(task, given.previous.plan)
-    return say.with_notes(plan, *changed, *say.of_plan_without_choice(plan, model))
 
 
 def _check_room(task: ShardingTask) -> None:

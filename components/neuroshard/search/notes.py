@@ -7,19 +7,20 @@ from typing import cast
 import numpy as np
 
 from neuroshard.core.moves import changed_state
+from neuroshard.core.operator_limits import widest_shard
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, device_memory, host_memory, parts_of, shardings_of
-from neuroshard.core.sharding import GRID
+from neuroshard.core.sharding import COLUMN_WISE, GRID
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.cache import miss_curve
 from neuroshard.costmodel.network import CODEC_BYTES, for_task, knows_tasks
 from neuroshard.costmodel.pricing import price_shards
-from neuroshard.costmodel.protocol import CostModel
+from neuroshard.costmodel.protocol import CostModel, trains_on
 from neuroshard.costmodel.tiers import InTiers, KnowsTiers
-from neuroshard.search.problem.kept_cuts import KeptCuts
-from neuroshard.search.problem.problem import Problem
+from neuroshard.search.copies import copies_note
+from neuroshard.search.groups import averaging_notes
 from neuroshard.search.problem.state import State
 
 # of a datasheet's rate: 47 of 188 GB/s between two racks of GB300, the slowest network of docs/benchmarks.md
@@ -33,17 +34,15 @@ def with_notes(plan: Plan, *notes: str) -> Plan:
     return plan.model_copy(update={"provenance": provenance})
 
 
-def of_plan(plan: Plan, problem: Problem, cost_model: CostModel) -> list[str]:
-    """What lies beyond HBM, what was not measured, and what a precision saves. The `problem` may be of some of the plan's tables,
-    the others data-parallel."""
-    said = [*in_tiers(plan, cost_model), *caveats(plan, problem)]
-    return [*said, *precision_saves(plan, cost_model), *network_doubt(plan, cost_model)]
-
-
-def of_plan_without_choice(plan: Plan, model: CostModel) -> list[str]:
-    """The same of a plan whose every table is held in the only way that it can be."""
-    said = [*beyond_measured(plan, model), *row_givers(plan)]
-    return [*said, *precision_saves(plan, model), *network_doubt(plan, model)]
+def of_plan(plan: Plan, task: ShardingTask, cost_model: CostModel, keeping: Plan | None) -> list[str]:
+    """What copies take, what lies beyond HBM, what was not measured, what a precision saves and groups cost, and whose state is
+    not kept of the plan whose state is to be (`keeping`). All of it follows from the plan: it is said last, of the plan that a
+    search of the `task` returns."""
+    model = for_task(cost_model, plan.parted)
+    said = [copies_note(plan, model, assumed=task.dense_optimizer is None)] if plan.task.densely_trained else []
+    said += [*in_tiers(plan, cost_model), *caveats(plan, model), *precision_saves(plan, cost_model)]
+    said += [*network_doubt(plan, cost_model), *averaging_notes(plan, cost_model)]
+    return said if keeping is None else [*said, *state_changed(plan, keeping)]
 
 
 def row_givers(plan: Plan) -> list[str]:
@@ -59,34 +58,34 @@ def row_givers(plan: Plan) -> list[str]:
     ]
 
 
-def caveats(plan: Plan, problem: Problem) -> list[str]:
-    """A line for each thing that the plan asks of the cost model and that was not measured for it."""
-    model = problem.model
+def caveats(plan: Plan, model: CostModel) -> list[str]:
+    """A line for each thing that the plan asks of the cost model, which is that of its task, and that was not measured for it."""
+    task, kinds, may = plan.parted, shardings_of(plan), {*plan.parted.may_split_rows}
     notes = beyond_measured(plan, model) + row_givers(plan)
-    if wide_tables := problem.too_wide_for_row_wise:
+    cut = [table for table in task.tables if table.name in may and kinds[table.name] is COLUMN_WISE]
+    held = [table for table in cut if table.dim <= (widest_shard(table, trains_on(model)) or table.dim)]
+    if wide_tables := [table for table in held if table.dim > model.max_dim]:
         widest = max(table.dim for table in wide_tables)
         notes.append(
             f"{counted(len(wide_tables), 'table')} that may be split row-wise stayed column-wise: wider (up to {widest} columns) "
             f"than the {model.max_dim} that the cost model has seen; augment with --max-dim {widest}, measure and pretrain again"
         )
-    asked = problem.task.constraints.sharding_types or ()
-    if "table-row-wise" in asked and not problem.options.over_domains and problem.task.devices > 1:
-        topology = problem.task.topology
+    asked, topology = task.constraints.sharding_types or (), task.topology
+    in_domains = topology is not None and 1 < topology.domain < task.devices
+    if "table-row-wise" in asked and not in_domains and task.devices > 1:
         alone = topology is not None and topology.domain == 1
         why = "domains have one device each" if alone else "all devices are one domain"
         notes.append(f"no table can be table-row-wise: {why} (--domain says how many share fast links)")
-    task = problem.task
     untrained = [table.name for table in task.tables if not GRID.trains(table.optimizer_bytes_per_row, task.topology)]
     if "grid" in asked and untrained:
         notes.append(
             f"{counted(len(untrained), 'table')} cannot be in a grid ({first_few(untrained)}): where a domain is several hosts, "
             "TorchRec cannot train grids with optimizer state per row"
         )
-    kinds = shardings_of(plan)
     counts = Counter(kind.over.format(plan.task.devices) for kind in kinds.values() if kind.splits_rows)
     if counts:
         ways = [f"{counts[way]} {way}" for way in counts] if len(counts) > 1 else list(counts)
-        split = [table for table in plan.parted.tables if kinds[table.name].splits_rows]
+        split = [table for table in task.tables if kinds[table.name].splits_rows]
         pooled = any(table.pooling != "none" for table in split)
         known = sum(table.lookup_share(0, 1) is not None for table in split)
         where = "" if not known else f", but {known} of them by their lookups by id"
@@ -154,7 +153,7 @@ def fewer_cuts_cost(best: State, simple: State) -> tuple[str, ...]:
 
 def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
     """What lies beyond HBM, what that takes, and what was assumed."""
-    rules, task = plan.task.constraints.beyond_hbm, plan.task
+    task, rules = plan.parted, plan.parted.constraints.beyond_hbm
     if not rules:
         return []
     tables = {table.name: table for table in task.tables}
@@ -232,42 +231,37 @@ def network_doubt(plan: Plan, cost_model: CostModel) -> tuple[str, ...]:
     )
 
 
-def state_changed(plan: Plan, previous: Plan, kept: KeptCuts) -> tuple[str, ...]:
-    """A line about tables whose cuts were kept and whose state changes all the same: neighbouring shards of unequal widths on one
-    device are one shard to TorchRec."""
-    changed = [name for name in changed_state(previous, plan) if name in kept.tables]
-    if not changed:
-        return ()
-    return (
-        f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) does not carry over exactly though its "
-        "cuts are kept: neighbouring shards of unequal widths lie on one device, where TorchRec joins them",
+def state_changed(plan: Plan, previous: Plan) -> list[str]:
+    """Lines about tables whose state changes though it is to be kept. Parts of a table have its state where both are cut at the
+    same columns; of copies it is the dense optimizer's; and neighbouring shards of unequal widths on one device are one shard to
+    TorchRec."""
+    were, are = previous.task.constraints, plan.task.constraints
+    by_access, copied = {**were.rows_by_access, **are.rows_by_access}, are.data_parallel ^ were.data_parallel
+    joined, parts, copies = list[str](), list[str](), list[str]()
+    for name in changed_state(previous, plan):
+        (parts if name in by_access else copies if name in copied else joined).append(name)
+    inexactly = "does not carry over exactly"
+    said = (
+        (
+            joined,
+            f"{inexactly} though its cuts are kept: neighbouring shards of unequal widths lie on one device, where TorchRec "
+            "joins them",
+        ),
+        (
+            parts,
+            f"{inexactly}: a hot and a cold part are not cut at the same columns as each other, or as the table was",
+        ),
+        (
+            copies,
+            "starts anew: data-parallel in only one of the plan to start from and this one; --data-parallel NAME keeps a table "
+            "so",
+        ),
     )
-
-
-def state_of_parts_changed(plan: Plan, previous: Plan) -> tuple[str, ...]:
-    """A line about tables held by access in one of the plans whose state changes though it is to be kept: parts of a table have
-    its state where both are cut at the same columns."""
-    by_access = {**previous.task.constraints.rows_by_access, **plan.task.constraints.rows_by_access}
-    changed = [name for name in changed_state(previous, plan) if name in by_access]
-    if not changed:
-        return ()
-    return (
-        f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) does not carry over exactly: a hot and "
-        "a cold part are not cut at the same columns as each other, or as the table was",
-    )
-
-
-def state_of_copies_changed(plan: Plan, previous: Plan) -> tuple[str, ...]:
-    """A line about tables that only one of the plans copies to every device, and whose state is to be kept: of copies it is the
-    dense optimizer's."""
-    copied = plan.task.constraints.data_parallel ^ previous.task.constraints.data_parallel
-    changed = [name for name in changed_state(previous, plan) if name in copied]
-    if not changed:
-        return ()
-    return (
-        f"the optimizer state of {counted(len(changed), 'table')} ({first_few(changed)}) starts anew: data-parallel in only one "
-        "of the plan to start from and this one; --data-parallel NAME keeps a table so",
-    )
+    return [
+        f"the optimizer state of {counted(len(names), 'table')} ({first_few(names)}) {what}"
+        for names, what in said
+        if names
+    ]
 
 
 def no_row_orders(task: ShardingTask) -> tuple[str, ...]:

@@ -110,7 +110,8 @@ def unparted_in_blocks(plan: Plan, task: ShardingTask, ruled: Collection[str], m
     held, in_blocks = task.constraints.rows_by_access, _in_blocks(plan)
     kept = {name: how for name, how in held.items() if not how.dealt or name in ruled or name in in_blocks}
     found = unparted(plan, task.with_rows_by_access(kept))
-    return found if len(kept) == len(held) else _anew(found, found.task, model) or found
+    less = None if len(kept) == len(held) else _anew(found, found.task, model)
+    return found if less is None else _bounded(less, plan, _dropped_ms(task, less.task, model))
 
 
 def choose(
@@ -144,18 +145,14 @@ def choose(
     if tried is None or _held(tried) == _held(plan):
         return as_it_is
     dealt = [name for name, how in _held(tried).items() if how.dealt and name not in _held(plan)]
-    holding = _holding(task, in_two, dealt)
-    searched = _found(search, holding, model)
+    searched = _found(search, _holding(task, in_two, dealt), model)
     if not searched:
         return as_it_is
     best = min((tried, *(_fewer_dealt(one, dealt, model) for one in searched)), key=_ms)
     if _held(best) == _held(plan) or _ms(best) >= cost_ms * (1 - WORTH):
         return as_it_is
-    bound_ms = searched[0].lower_bound_ms
-    if bound_ms is not None:
-        bound_ms = min(max(bound_ms - _dropped_ms(holding, best.task, model), 0.0), _ms(best))
-    bounded = {"lower_bound_ms": bound_ms, "bound_assumptions": searched[0].bound_assumptions}
-    return with_notes(assuming(best.model_copy(update=bounded), AS_HELD), _saves(best, plan))
+    bounded = _bounded(best, searched[0], _dropped_ms(searched[0].task, best.task, model))
+    return with_notes(assuming(bounded, AS_HELD), _saves(best, plan))
 
 
 class _InTwo(NamedTuple):
@@ -400,6 +397,14 @@ def _dropped_ms(searched: ShardingTask, held: ShardingTask, model: CostModel) ->
     columns = max(searched.by_access.columns - held.by_access.columns, 0.0)
     joining = LaunchPrices.of(model, held.devices).ms(0, 0, 0, columns).total_ms
     return max(map_ms(model, searched) - map_ms(model, held), 0.0) + joining
+
+
+def _bounded(plan: Plan, searched: Plan, dropped_ms: float) -> Plan:
+    """The plan with the bound of another that was `searched`, of which every plan takes so much more."""
+    bound_ms = searched.lower_bound_ms
+    if bound_ms is not None:
+        bound_ms = min(max(bound_ms - dropped_ms, 0.0), _ms(plan))
+    return plan.model_copy(update={"lower_bound_ms": bound_ms, "bound_assumptions": searched.bound_assumptions})
 
 
 def _even_ms(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> float:

@@ -40,10 +40,9 @@ from neuroshard.orders.search import SearchOrder
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, Found, find
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.copies import check_copies, copies_note, may_be_copied, with_dense_optimizer
+from neuroshard.search.copies import check_copies, may_be_copied, with_dense_optimizer
 from neuroshard.search.given import Given
 from neuroshard.search.groups import (
-    averaging_notes,
     cheapest,
     less_memory,
     may_average_less,
@@ -97,11 +96,16 @@ def search(
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
+    settings.check(from_a_plan=previous is not None)
+    watch = watch or Watch(settings.time_budget_s)
     plan = _found_plan(task, cost_model, settings, previous, trust, notes, watch, read)
-    if trust.instead:  # ranges are of the hardware that was measured
-        return plan
-    provenance = plan.provenance.model_copy(update={"cost_ranges": cost_ranges(cost_model, plan)})
-    return plan.model_copy(update={"provenance": provenance})
+    own = say.of_plan(plan, task, cost_model, previous if settings.keep_optimizer_state else None)
+    ranges = None if trust.instead else cost_ranges(cost_model, plan)  # of the hardware that was measured
+    by_rounds = settings.algorithm == LOCAL_SEARCH and settings.time_budget_s is None
+    said = {"cost_ranges": ranges, "rounds": settings.most_rounds if by_rounds else None}
+    provenance = plan.provenance.model_copy(update=said)
+    plan = say.with_notes(plan.model_copy(update={"provenance": provenance}), *own, *[say.STOPPED] * watch.stopped)
+    return plan.read_back("the plan found")
 
 
 def _found_plan(
@@ -111,18 +115,22 @@ def _found_plan(
     previous: Plan | None,
     trust: Trust,
     notes: tuple[str, ...],
-    watch: Watch | None,
+    watch: Watch,
     read: ReadIds | None,
 ) -> Plan:
-    """As `search`, without what the plan may take when it is measured."""
-    settings.check(from_a_plan=previous is not None)
+    """As `search`, without what it says of the plan that it returns."""
     if previous is not None and (differ := other_groups(previous.task, task)):
         raise UsageError(
             f"the plan to start from and the one to search are for {differ}, so devices of one are other ranks in the other; "
             "leave out --from, or give --devices and --group-size as of that plan"
         )
-    watch = watch or Watch(settings.time_budget_s)
     ruled, chooses = task.constraints.rows_by_access, settings.try_rows_by_access and may_be_held(task)
+    in_blocks = [name for name, how in ruled.items() if how.dealt]
+    if in_blocks and (settings.algorithm != LOCAL_SEARCH or not cost_model.prices_rows):
+        raise UsageError(
+            f"only {LOCAL_SEARCH}, with a cost model that prices rows, splits rows, and those of table {in_blocks[0]!r} are "
+            "to be dealt over row blocks (rows_by_access); leave out dealt"
+        )
     if chooses and (settings.algorithm != LOCAL_SEARCH or not cost_model.prices_rows):
         raise UsageError(
             f"only {LOCAL_SEARCH}, with a cost model that prices rows, chooses tables by access; leave out --rows-by-access, or "
@@ -132,16 +140,12 @@ def _found_plan(
     def found(one: ShardingTask, watch: Watch, settings: SearchSettings = settings) -> Plan:
         both = {} if previous is None or read is None else hot_in_both(previous.task, one, read)
         start = None if previous is None else Previous.of(previous, one, both)
-        plan = with_room(one.parted, lambda task: _searched(task, cost_model, settings, start, trust, notes, watch))
+        parted = one.parted.in_blocks(in_blocks) if in_blocks else one.parted
+        plan = with_room(parted, lambda task: _searched(task, cost_model, settings, start, trust, notes, watch))
         try:
-            plan = unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
+            return unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
         except ValidationError as error:  # which names a table that is dealt, but in no row blocks
             raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
-        if previous is None or not settings.keep_optimizer_state:
-            return plan
-        return say.with_notes(
-            plan, *say.state_of_parts_changed(plan, previous), *say.state_of_copies_changed(plan, previous)
-        )
 
     if not chooses:
         plan = found(task, watch)
@@ -233,24 +237,22 @@ def _in_hbm(given: Given) -> Plan:
         except Infeasible:
             break
         plan = min(plan, evener, key=lambda one: one.cost_ms or 0.0)
-    return say.with_notes(plan, *averaging_notes(plan, given.cost_model))
+    return plan
 
 
 def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
     """As `_in_hbm`, on devices with so many bytes (D,) less."""
     task, settings, previous, watch = given.task, given.settings, given.previous, given.watch
-    model, said = problem.model, [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
+    said = [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
     found, start, shards = _found(problem, settings, previous, watch, less, tries_row_wise=not task.may_split_rows)
     said += [*start.notes, *found.notes]
     if settings.algorithm == LOCAL_SEARCH:
         said += say.mean_pooled(task, settings.try_row_wise)
     problem = _as_planned(problem, found.best, task, start.kept)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
-    if watch.stopped:
-        said.append(say.STOPPED)
     bound = lower_bound(problem, found.best)
     check_host_memory(problem.task, shards)
-    plan = make_plan(
+    return make_plan(
         problem,
         placement_of(problem, shards, found.best),
         shards,
@@ -260,12 +262,6 @@ def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
         improvements=found.improvements,
         provenance=given.provenance(said),
     )
-    if problem.task.densely_trained:
-        plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
-    plan = say.with_notes(plan, *say.of_plan(plan, problem, given.cost_model))
-    if start.kept is None or previous is None:
-        return plan
-    return say.with_notes(plan, *say.state_changed(plan, previous.plan, start.kept))
 
 
 def _permitted(
@@ -286,7 +282,7 @@ def _permitted(
         assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
         check_copies(task, device, assumed=assumed)
     tries_rows = settings.try_row_wise and is_ours and model.prices_rows
-    return (tries_rows and _trying_row_wise(task)) or task, {DATA_PARALLEL: may_copy}
+    return ((tries_rows and _trying_row_wise(task)) or task).splitting_rows, {DATA_PARALLEL: may_copy}
 
 
 def _as_planned(problem: Problem, best: State, task: ShardingTask, kept: KeptCuts | None) -> Problem:
@@ -533,4 +529,5 @@ def read_listed(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables of a tables.json, and notes for the plan. Raises InvalidInput in one line."""
     tables, notes = read_tables(path)
     # The folder's name would make the digests of equal plans differ
-    return tables, tuple(note.replace(str(path), path.name) for note in notes)
+    notes = tuple(note.replace(str(path), path.name) for note in notes)
+    return tables, tuple(note.encode(errors="replace").decode() for note in notes)  # such a name may be no text

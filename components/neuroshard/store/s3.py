@@ -3,7 +3,8 @@
 Endpoint, profile and credentials come from boto3's own chain: AWS_ENDPOINT_URL, AWS_PROFILE, a web identity … So does the
 region, except that AWS_REGION comes first, as in AWS's other clients; boto3 reads AWS_DEFAULT_REGION only. Objects are encrypted
 as the bucket's default says. Where a bucket's policy requires every write to name a key, NEUROSHARD_SSE_KMS_KEY is the key's id,
-ARN or alias.
+ARN or alias. In a step of the pipeline the bucket of Kubeflow Pipelines is in its own object store, unless AWS_ACCESS_KEY_ID is
+set.
 """
 
 import base64
@@ -26,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, NotFound, StoreError, Unsafe
-from neuroshard.core.store_url import check_key, is_key
+from neuroshard.core.store_url import KUBEFLOW_BUCKET, check_key, is_key
 from neuroshard.store.deadline import too_late, within
 from neuroshard.store.protocol import MAX_BYTES, ObjectInfo
 from neuroshard.store.s3_errors import ATTEMPTS, BROKEN_OFF, Busy, request_errors
@@ -61,8 +62,17 @@ CHATTY = {
 T = TypeVar("T")
 
 
-def _client() -> Any:
-    return Session(region_name=os.environ.get("AWS_REGION") or None).client("s3", config=CONFIG)
+# Where the object store of Kubeflow Pipelines 2.17 is, and under which names the pipeline gives a step its keys
+KUBEFLOW_ENDPOINT = "http://seaweedfs.kubeflow:9000"
+KUBEFLOW_KEYS = ("KUBEFLOW_ACCESS_KEY", "KUBEFLOW_SECRET_KEY")
+
+
+def _client(bucket: str) -> Any:
+    key, secret = map(os.environ.get, KUBEFLOW_KEYS)
+    if bucket != KUBEFLOW_BUCKET or os.environ.get("AWS_ACCESS_KEY_ID") or not (key and secret):
+        return Session(region_name=os.environ.get("AWS_REGION") or None).client("s3", config=CONFIG)
+    session = Session(region_name="us-east-1", aws_access_key_id=key, aws_secret_access_key=secret)
+    return session.client("s3", config=CONFIG, endpoint_url=KUBEFLOW_ENDPOINT)
 
 
 class S3Store:
@@ -81,7 +91,7 @@ class S3Store:
         kms_key = os.environ.get("NEUROSHARD_SSE_KMS_KEY")
         self.encryption = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key} if kms_key else {}
         try:
-            self.client: Any = within(REQUEST_SECONDS, self.url, _client, place="credentials")
+            self.client: Any = within(REQUEST_SECONDS, self.url, partial(_client, bucket), place="credentials")
         except (BotoCoreError, ValueError, OSError) as error:  # the text may quote an endpoint with a password in it
             raise StoreError(
                 f"{self.url}: boto3 cannot be set up ({type(error).__name__}); check AWS_PROFILE, AWS_REGION, "

@@ -103,7 +103,11 @@ class Kubeflow:
         rest = self.client._run_api.api_client.rest_client  # of all its APIs; by itself it waits for ever
         rest.request = partial(_in_time, rest.request)
         with self._asking(health=True):
-            self.client._healthz_api.healthz_service_get_healthz()
+            of_users = self.client._healthz_api.healthz_service_get_healthz().multi_user
+        if of_users and not self.namespace:
+            raise NeuroshardError(
+                f"{self.endpoint}: this Kubeflow has several users, and runs go into a profile's namespace: give --namespace"
+            )
 
     def runs(self) -> list[Run]:
         """The newest runs of the experiment, the newest first."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 from neuroshard.core.errors import NeuroshardError
+from neuroshard.core.store_url import KUBEFLOW_BUCKET, parse_store_url
 from neuroshard.core.units import format_duration
 from neuroshard.kube import Admission, admission, missing_secret
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run, Server
@@ -152,10 +153,11 @@ def run_admission(settings: RunSettings, namespace: str | None) -> Callable[[], 
     """Asks whether the cluster admits a run's pods, without an account under Kubeflow's default one, and has their secret."""
     account = settings.service_account or (RUNS_ACCOUNT if namespace is None else PROFILE_ACCOUNT)
     where, secret = namespace or RUNS_NAMESPACE, str(parameter(settings.parameters, "store_secret"))
+    kubeflows_own = parse_store_url(str(parameter(settings.parameters, "store"))).bucket == KUBEFLOW_BUCKET
 
     def asked() -> Admission:
         answer = admission(where, account)
-        if answer.verdict == "refused" or not secret or not missing_secret(where, secret):
+        if answer.verdict == "refused" or not secret or kubeflows_own or not missing_secret(where, secret):
             return answer
         role = f"the pods use the store by what their service account {account} may do, as no secret {secret} is there"
         return answer._replace(note=f"namespace {where}: {role} (store_secret)")

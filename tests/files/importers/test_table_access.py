@@ -33,6 +33,8 @@ with warnings.catch_warnings():
         KeyedJaggedTensor,
     )
 
+    from helpers.tensor_dicts import as_tensor_dict
+
 BATCH = 200
 USER = Table.parse({"name": "user", "rows": 3000, "dim": 16, "pooling_factor": 1.0}, "t")
 ITEM = Table.parse({"name": "item", "rows": 500, "dim": 16, "pooling_factor": 1.0}, "t")
@@ -178,7 +180,8 @@ def odd(change: Callable[[torch.Tensor], torch.Tensor]) -> KeyedJaggedTensor:
 
 def test_row_numbers_of_any_type_and_features_that_come_twice_alike_are_counted() -> None:
     plain = ns.tables(Model(), batches=[next(kjts(1))] * 4, quiet=True)
-    for batch in (odd(torch.Tensor.int), odd(torch.Tensor.float), [next(kjts(1)), next(kjts(1))]):
+    dicts = [as_tensor_dict(next(kjts(1))), {"bags": as_tensor_dict(next(kjts(1)))}]
+    for batch in (odd(torch.Tensor.int), odd(torch.Tensor.float), [next(kjts(1)), next(kjts(1))], *dicts):
         assert ns.tables(Model(), batches=[batch] * 4, quiet=True) == plain
 
 
@@ -189,6 +192,7 @@ def test_row_numbers_of_any_type_and_features_that_come_twice_alike_are_counted(
         ([3], "batch 0 is 'int', not a KeyedJaggedTensor"),
         (list(kjts(1, keys="ab")), "batch 0 has no feature 'c' of table"),
         (next(kjts(1)), "batches is a list of KeyedJaggedTensors"),
+        (as_tensor_dict(next(kjts(1))), "batches is a list of KeyedJaggedTensors"),
         ([[next(kjts(1, keys="ab")), next(kjts(1, 3, keys="c"))]], "of 200 and 3 samples"),
         ([odd(lambda ids: ids / 0.0)], "batch 0 looks up a row that is no number"),
         ([odd(lambda ids: ids.to("meta"))], "batch 0 is on the meta device"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from neuroshard.core.access import access_exponent
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, MOST_FEATURES, OPTIMIZER_BYTES, Table
+from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, MOST_FEATURES, OPTIMIZER_BYTES, Table, read_back
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import parse_number
 from neuroshard.core.value import check_format, decode_json, shown
@@ -28,11 +28,14 @@ ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "wei
 
 @dataclass(frozen=True)
 class Imported:
-    """Tables with distinct names, their lookups if the source has them, and notes for the user."""
+    """Tables with distinct names, as their file gives them back, their lookups if the source has them, and notes for the user."""
 
     tables: tuple[Table, ...]
     traces: Traces | None = None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", read_back(self.tables))
 
 
 class TableEntry(NamedTuple):

@@ -1,5 +1,6 @@
 """How the rows of tables are read: tables -> the same with access curves, stated in words, or counted on traces or batches."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -312,15 +313,42 @@ def _notes_on(tables: Sequence[Table]) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def as_keyed(batch: object) -> object:
+    """A TensorDict of jagged features as the KeyedJaggedTensor that TorchRec makes of it; anything else as it is. Raises
+    InvalidInput for a TensorDict that TorchRec cannot read."""
+    tensordict = sys.modules.get("tensordict")
+    if tensordict is None or not isinstance(batch, tensordict.TensorDict):
+        return batch
+    from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+    samples: dict[str, int] = {}
+    for name in batch.keys():  # noqa: SIM118
+        one: Any = batch[name]  # items() gives what holds a JaggedTensor
+        if not hasattr(one, "_offsets"):
+            raise InvalidInput(
+                f"feature {name!r} of a TensorDict is {shown(type(one).__name__)}, without lengths; TorchRec reads nested "
+                "tensors (layout torch.jagged) and JaggedTensors"
+            )
+        samples[name] = len(one._offsets) - 1 if one._lengths is None else len(one._lengths)
+    if len({*samples.values()}) > 1:
+        (first, some), (other, more) = sorted(samples.items(), key=lambda item: item[1])[:: len(samples) - 1]
+        raise InvalidInput(
+            f"a TensorDict has {some:,} samples of feature {first!r} and {more:,} of {other!r}, where TorchRec takes all to have "
+            "equally many"
+        )
+    return maybe_td_to_kjt(batch, None)
+
+
 def _features(batch: object, where: str) -> tuple[dict[str, Ints], int]:
     """Row numbers by feature, and the samples of a batch. Raises InvalidInput."""
+    batch = as_keyed(batch)
     several = [*batch.values()] if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
     ids: dict[str, Ints] = {}
     samples = None
-    for one in several:
+    for one in map(as_keyed, several):
         if not all(hasattr(one, name) for name in ("keys", "values", "offset_per_key", "stride")):
             raise InvalidInput(
-                f"{where} is {shown(type(one).__name__)}, not a KeyedJaggedTensor, or a list or dict of them"
+                f"{where} is {shown(type(one).__name__)}, not a KeyedJaggedTensor or TensorDict, or a list or dict of them"
             )
         kjt: Any = one
         if kjt.variable_stride_per_key():

@@ -14,10 +14,8 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.orders.options import LOCAL_SEARCH
-from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.copies import copies_note
 from neuroshard.search.given import Given
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.kept_cuts import KeptCuts
@@ -111,7 +109,7 @@ def beyond_hbm(given: Given) -> Plan:
     check_host_memory(planned, shards)
     kept = None if before is None else before.kept
     problem = Problem(planned, model, settings.tuning, cut_before=() if kept is None else kept.cut)
-    plan = make_plan(
+    return make_plan(
         problem,
         placement_of(problem, shards, found.plan.state),
         shards,
@@ -121,13 +119,6 @@ def beyond_hbm(given: Given) -> Plan:
         improvements=watch.improvements,
         provenance=given.provenance((*given.notes, *found.notes)),
     )
-    if problem.task.densely_trained:
-        plan = say.with_notes(plan, copies_note(plan, model, assumed=task.dense_optimizer is None))
-    more = (say.STOPPED,) if watch.stopped else ()
-    plan = say.with_notes(plan, *say.of_plan(plan, problem, given.cost_model), *more)
-    if before is None or kept is None:
-        return plan
-    return say.with_notes(plan, *say.state_changed(plan, before.previous.plan, kept))
 
 
 def cheaper_beyond(given: Given, in_hbm: Plan) -> Plan:

@@ -1,0 +1,164 @@
+"""How many ranks a host of this trainer has: what its launcher says, and what TorchRec takes it to be. Needs torch and torchrec.
+
+TorchRec (1.8, 1.9) reads the first of `READ_BY_TORCHREC` that is there, and takes 8 without a word where none is, as under srun.
+Where that number does not divide the ranks, it takes all ranks to be on one host.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
+
+from neuroshard.client.torchrec_warnings import warn
+from neuroshard.core.errors import InvalidInput
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.sharding import Sharding
+from neuroshard.core.text import counted
+from neuroshard.core.value import shown
+
+READ_BY_TORCHREC = (
+    "LOCAL_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
+UNSAID = 8  # what TorchRec takes then
+# Of launchers that TorchRec does not ask: variables of all their processes, which must be the ranks (they may be a process for
+# each host, which starts the ranks), and of those of a host.
+LAUNCHERS = (
+    (
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+    ),
+    (("PMI_SIZE",), ("PMI_LOCAL_SIZE",)),  # MPICH and what is made of it
+    (("MVP_COMM_WORLD_SIZE",), ("MVP_COMM_WORLD_LOCAL_SIZE",)),  # MVAPICH 3
+    (("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_LOCAL_SIZE",)),  # jsrun
+)
+
+
+class Hosts(NamedTuple):
+    """The ranks of a host, and the variable that says so; none where nothing does."""
+
+    ranks: int
+    said_by: str
+
+    @property
+    def unread(self) -> str:
+        """Why TorchRec takes another number, and the way out, for the end of a message; empty where it reads this one."""
+        if self.said_by in READ_BY_TORCHREC:
+            return ""
+        if not self.said_by:
+            return f" ({READ_BY_TORCHREC[0]} is not set, so TorchRec takes {UNSAID}, or all where that does not divide them)"
+        return (
+            f" ({self.said_by} says {self.ranks}, but TorchRec reads {READ_BY_TORCHREC[0]}, which is not set: set "
+            f"{READ_BY_TORCHREC[0]}={self.ranks} on every rank)"
+        )
+
+
+def hosts_of(ranks: int) -> Hosts:
+    """What this trainer's launcher says of `ranks`; where it says nothing, what TorchRec takes.
+
+    Raises InvalidInput for a variable that is no number of ranks, or that does not divide `ranks`.
+    """
+    for name, text in _said(ranks):
+        slurms = re.fullmatch(r"(\d+)(?:\(x\d+\))?", text.strip())  # SLURM's `4(x2)`: two hosts of 4
+        if slurms is None or not (local := int(slurms[1])):
+            raise InvalidInput(
+                f"{name} is {shown(text)}, and not a number, the ranks of every host; start as many ranks on each host, or set "
+                f"{READ_BY_TORCHREC[0]} to it"
+            )
+        if local >= ranks:
+            return Hosts(ranks, name)
+        if ranks % local:
+            raise InvalidInput(
+                f"{name} is {local}, which does not divide the {ranks} ranks of this trainer, and TorchRec then takes all to be "
+                "on one host; start as many ranks on each host"
+            )
+        return Hosts(local, name)
+    return Hosts(get_local_size(ranks), "")
+
+
+def _said(ranks: int) -> Iterator[tuple[str, str]]:
+    """The variables that say the ranks of a host, by their names, those first that TorchRec reads."""
+    there: Mapping[str, str] = os.environ
+    yield from ((name, there[name]) for name in READ_BY_TORCHREC if name in there)
+    for every, local in LAUNCHERS:
+        if next((there[name] for name in every if name in there), "") == str(ranks):
+            yield from ((name, there[name]) for name in local if name in there)
+
+
+def gpus_of_host(plan: Plan, local_world_size: int | None) -> int:
+    """By how many ranks GPUs are numbered anew: rank r has GPU r modulo that many of its host."""
+    if local_world_size is not None:
+        return local_world_size
+    hosts, ranks, topology = hosts_of(plan.task.ranks), plan.task.ranks, plan.task.topology_of_all
+    if hosts.said_by or ranks == 1:
+        return hosts.ranks
+    if topology is not None and topology.domains(ranks) > 1:  # else it may be of any hosts
+        return topology.local_world_size
+    trains = dist.is_available() and dist.is_initialized()
+    seen = torch.cuda.device_count() if trains else 0
+    if seen and not ranks % min(seen, ranks):
+        return min(seen, ranks)
+    if not trains and hosts.ranks == ranks:  # a plan that is only looked at, on one host
+        return ranks
+    warn(
+        f"nothing says how many ranks a host has: {READ_BY_TORCHREC[0]} is not set, and TorchRec then takes {hosts.ranks} of "
+        f"these {ranks}, so rank {ranks - 1} is on GPU {(ranks - 1) % hosts.ranks} of its host; set {READ_BY_TORCHREC[0]} "
+        "(torchrun does), or give local_world_size="
+    )
+    return hosts.ranks
+
+
+def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], devices: int) -> None:
+    """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will assume another size of hosts."""
+    split = [name for name, kind in kinds.items() if kind.over_domains]
+    parts = [shard for shard in shards[split[0]] if shard.column_offset == 0] if split else []
+    if split and len(parts) != (hosts := get_topology_group_world_size(devices)):
+        raise InvalidInput(
+            f"table {split[0]!r} is split row-wise over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
+            f"TorchRec takes a host to have {hosts}{hosts_of(devices).unread}: LOCAL_WORLD_SIZE must be what local_world_size is "
+            "(torchrun sets it)"
+        )
+
+
+def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None:
+    """Raise InvalidInput unless TorchRec takes hosts and domains of this trainer to be those that the plan was searched for.
+
+    For a plan of one domain, or without a topology, it does not matter. Where no process group is up, only `local_world_size`
+    is known.
+    """
+    topology, devices = plan.task.topology_of_all, plan.task.ranks
+    if topology is None or topology.domains(devices) == 1:
+        return
+    known, local, said = dist.is_available() and dist.is_initialized(), local_world_size, ""
+    if local is None and known:
+        local, said = (hosts := hosts_of(devices)).ranks, hosts.unread
+    local = local or topology.local_world_size
+    if local != topology.local_world_size:
+        raise InvalidInput(
+            f"{whose} is for hosts of {counted(topology.local_world_size, 'rank')}, but here a host has {local}{said}: start "
+            "that many ranks a host (torchrun --nproc-per-node sets LOCAL_WORLD_SIZE), or search a plan with --local-world-size "
+            f"{local}"
+        )
+    if not known or plan.task.groups is not None:  # in groups, `node_group_size` says what a domain is
+        return
+    if (taken := get_local_size(devices)) != local:
+        raise InvalidInput(
+            f"{whose} is for hosts of {counted(local, 'rank')}, but here TorchRec takes them to have {taken}"
+            f"{hosts_of(devices).unread or f': set LOCAL_WORLD_SIZE={local} on every rank'}"
+        )
+    try:
+        domain = get_topology_group_world_size(devices)
+    except ValueError as error:
+        raise InvalidInput(f"TORCHREC_RESOLVED_POD_SIZE does not fit this trainer: {error}") from None
+    if domain != topology.domain:
+        raise InvalidInput(
+            f"{whose} is for domains of {counted(topology.domain, 'rank')} that share fast links, but here TorchRec takes "
+            f"them to have {domain}: set TORCHREC_RESOLVED_POD_SIZE={topology.domain // local}, or search a plan with "
+            f"--domain {domain}"
+        )

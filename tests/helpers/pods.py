@@ -1,0 +1,78 @@
+"""The compiled pipeline as pods run it: each step a process with the limits, the secrets and the rights of its pod.
+
+python -m helpers.pods POD.json PARAMETERS.json      POD.json maps `measure`, and `step` for all others, to environments
+"""
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PACKAGE = Path(__file__).parents[2] / "pipelines" / "neuroshard.yaml"
+TOKEN = "var/run/secrets/kubernetes.io/serviceaccount/token"
+GIB = 2**30
+
+
+def machine(
+    folder: Path, *, memory_bytes: int, cores: int = 2, cpu: str = "AMD EPYC 7763", node_bytes: int = 64 * GIB
+) -> Path:
+    """A root folder as a pod with these limits sees it, for NEUROSHARD_SYSTEM_ROOT; it has a token of its service account."""
+    files = {
+        TOKEN: "a token",
+        "proc/cpuinfo": f"model name\t: {cpu}\n",
+        "proc/meminfo": f"MemTotal: {node_bytes // 1024} kB\nMemAvailable: {node_bytes // 1024} kB\n",
+        "proc/self/cgroup": "0::/",
+        "sys/fs/cgroup/memory.max": str(memory_bytes),
+        "sys/fs/cgroup/memory.current": str(2**20),
+        "sys/fs/cgroup/memory.stat": "inactive_file 0\n",
+        "sys/fs/cgroup/cpu.max": f"{cores * 100_000} 100000",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def secrets_of(there: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The environment that the package gives every step, by its defaults, where these are the namespace's secrets."""
+    spec, platform = yaml.safe_load_all(PACKAGE.read_text())
+    defaults = spec["root"]["inputDefinitions"]["parameters"]
+    given: dict[str, str] = {}
+    for executor in platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"].values():
+        for entry in executor["secretAsEnv"]:
+            source = entry["secretNameParameter"]
+            parameter = source.get("componentInputParameter", "").removeprefix("pipelinechannel--")
+            name = defaults[parameter]["defaultValue"] if parameter else source["runtimeValue"]["constant"]
+            assert name in there or entry["optional"]
+            given |= {
+                one["envVar"]: there[name][one["secretKey"]]
+                for one in entry["keyToEnv"]
+                if one["secretKey"] in there.get(name, {})
+            }
+    return given
+
+
+def main() -> None:
+    from kfp import components, local
+
+    from pipelines.steps import Children, use_own_steps
+
+    pods, parameters = (json.loads(Path(path).read_text()) for path in sys.argv[1:])
+
+    class Pods(Children):
+        def run(self, command: Sequence[str | Path], environment: Mapping[str, str], output: Any) -> int:
+            step = command[command.index("--function_to_execute") + 1]
+            return super().run(command, {**environment, **pods["measure" if step == "measure" else "step"]}, output)
+
+    with tempfile.TemporaryDirectory() as folder:
+        use_own_steps(Pods())
+        local.init(local.SubprocessRunner(use_venv=False), pipeline_root=folder, workspace_root=f"{folder}/workspace")
+        components.load_component_from_file(str(PACKAGE))(**parameters)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`kfp run create -e neuroshard -f pipelines/neuroshard.yaml`, without a parameter, on a Kubeflow as it is installed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from helpers import nodes, servers
+from helpers.limits import HANGS
+from helpers.nightly import tables
+from helpers.nodes import FakeApiServer, node
+from helpers.pods import GIB, machine, secrets_of
+from neuroshard.client import load_plan
+from neuroshard.core.plan import Plan
+from neuroshard.core.store_url import KUBEFLOW_BUCKET
+from neuroshard.devices import pod_cpu
+from neuroshard.files.tables import write_tables
+from neuroshard.store.s3 import KUBEFLOW_ENDPOINT
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+KUBEFLOW = {"mlpipeline-minio-artifact": {"accesskey": "minio", "secretkey": "minio123"}}  # as it is installed
+
+
+@pytest.fixture
+def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kubeflow's own, under its own name: this process and those that it starts reach it through a proxy."""
+    for name in list(os.environ):
+        if name.upper().startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("S3_IGNORE_SUBDOMAIN_BUCKETNAME", "true")  # moto would take `seaweedfs` for a bucket
+    with servers.moto() as url:
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("no_proxy", "127.0.0.1,::1")
+        for name, value in secrets_of(KUBEFLOW).items():
+            monkeypatch.setenv(name, value)
+        keys = {"aws_access_key_id": "minio", "aws_secret_access_key": "minio123", "region_name": "us-east-1"}
+        boto3.client("s3", endpoint_url=KUBEFLOW_ENDPOINT, **keys).create_bucket(Bucket=KUBEFLOW_BUCKET)
+        yield
+
+
+def run(folder: Path, parameters: Mapping[str, Any], **pods: Mapping[str, str]) -> str:
+    """Run the compiled pipeline; what its steps printed."""
+    (folder / "pods.json").write_text(json.dumps(pods))
+    (folder / "parameters.json").write_text(json.dumps(parameters))
+    ended = subprocess.run(
+        [sys.executable, "-m", "helpers.pods", folder / "pods.json", folder / "parameters.json"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'components'}:{ROOT}"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HANGS,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+H200 = node("h200-0")
+AWAY = [node(name, product=f"NVIDIA-{name}", cordoned=True) for name in ("H100", "H200", "L4")]  # none is measured
+
+
+@pytest.mark.usefixtures("object_store")
+@pytest.mark.parametrize(
+    ("may_list", "there", "facts"),
+    [
+        (False, [H200], ["analytic:h100", "names no hardware", "403", "ClusterRole neuroshard-fleet"]),
+        (True, [], ["analytic:h100", "names no hardware", "shows none that backend cuda measures"]),
+        (True, [H200], ["analytic:h200", "no cost model of its hardware is live", "torch sees none here"]),
+        (True, AWAY, ["names no hardware", "of NVIDIA-H100, NVIDIA-H200, NVIDIA-L4", "name it"]),
+    ],
+    ids=["may not list nodes", "no GPUs", "one kind", "several kinds"],
+)
+def test_it_ends_with_a_live_plan_that_says_first_what_is_not_known(
+    tmp_path: Path, may_list: bool, there: list[dict[str, Any]], facts: list[str]
+) -> None:
+    """The nodes' GPUs are not in this machine, so nothing can be measured of them."""
+    with nodes.serving(FakeApiServer(there)) as api:
+        pod = {
+            "KUBECONFIG": str(api.kubeconfig(tmp_path / "kubeconfig", token=None if may_list else "pipeline-runner")),
+            "NEUROSHARD_SYSTEM_ROOT": str(machine(tmp_path / "pod", memory_bytes=8 * GIB)),
+        }
+        printed = run(tmp_path, {}, step=pod, measure=pod)
+    plan = load_plan(f"s3://{KUBEFLOW_BUCKET}/neuroshard", "mlperf-dlrm-dcnv2")
+    assert isinstance(plan, Plan)
+    first = plan.provenance.instead
+    assert [fact for fact in facts if fact not in first] == [], first
+    assert "mlperf-dlrm-dcnv2 has today's plan (release 1 is live): degraded: " in printed
+
+
+def test_what_pods_with_other_limits_measure_is_what_the_plan_is_by(tmp_path: Path) -> None:
+    """The steps' pods have less memory and fewer cores than measuring pods, and here another CPU: one node is not another."""
+    write_tables(tmp_path / "tables.json", tables(6))
+    model = {"name": "ads", "tables": str(tmp_path / "tables.json"), "devices": 1, "memory": "8GiB"}
+    given = {
+        "models": json.dumps([model]),
+        "store": str(tmp_path / "store"),
+        "backend": "cpu",
+        "batch_size": 512,
+        "compute_cases": 24,
+        "collective_cases": 0,
+        "measure_memory": "4Gi",
+        "max_error": 0.0,
+    }
+    limits = {
+        "step": machine(tmp_path / "step", memory_bytes=2 * GIB, cores=1, cpu="AMD EPYC 7763"),
+        "measure": machine(tmp_path / "measure", memory_bytes=4 * GIB, cores=2, cpu="Intel Xeon 8488C"),
+    }
+    run(tmp_path, given, **{pod: {"NEUROSHARD_SYSTEM_ROOT": str(root)} for pod, root in limits.items()})
+    plan = load_plan(str(tmp_path / "store"), "ads")
+    assert isinstance(plan, Plan)
+    assert plan.provenance.cost_model_backend == "cpu"
+    assert (tmp_path / "store" / "hardware" / pod_cpu(4 * GIB).fingerprint / "512" / "live.json").exists()
+    [costs] = (tmp_path / "store").rglob("costs.json")
+    assert json.loads(costs.read_bytes())["bench"]["facts"] == {"cpu": "Intel Xeon 8488C, 2 cores"}
