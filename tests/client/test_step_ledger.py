@@ -1,0 +1,43 @@
+"""The ledger of a step's memory beside live bytes of real steps of TorchRec on gloo ranks, for plans drawn by seed; many more are
+in `make bench-memory`."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from helpers.step_cases import PIPELINES, drawn_case, peaks_of
+from neuroshard.client.peak_memory import peak_memory
+from neuroshard.core.plan import peaks_of as peaks_said
+from neuroshard.core.step_memory import Pipeline
+
+torch = pytest.importorskip("torch")
+
+OFF = 0.1  # gloo's own thread may let go of a copy sooner or later
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("pipeline", ["none", *PIPELINES])
+def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_path: Path) -> None:
+    case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"])
+    said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, pipeline, gloo=True)]
+    assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
+def test_the_peak_is_of_what_lives_at_once() -> None:
+    with peak_memory() as peak:
+        first = torch.empty(1000, dtype=torch.uint8)
+        del first
+        second, third = (torch.empty(2000, dtype=torch.uint8) for _ in range(2))
+        del second, third
+    assert peak.nbytes == 4000
+
+
+def test_what_was_made_before_does_not_count_when_it_is_freed() -> None:
+    before = torch.empty(1000, dtype=torch.uint8)
+    with peak_memory() as peak:
+        del before
+        after = torch.empty(500, dtype=torch.uint8)
+        del after
+    assert peak.nbytes == 500
