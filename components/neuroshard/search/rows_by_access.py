@@ -411,7 +411,7 @@ def _even_ms(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> f
 
 def _hbm(task: ShardingTask, shards: Sequence[Shard]) -> int:
     """Bytes of HBM of all devices that the shards and maps take."""
-    return sum(memory.total for memory in device_memory(task, shards)) + task.devices * task.by_access.map_bytes
+    return sum(memory.total for memory in device_memory(task, shards))
 
 
 def _held(plan: Plan) -> Held:
