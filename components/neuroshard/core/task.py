@@ -463,7 +463,9 @@ class ShardingTask(Value):
     def placeable_bytes(self) -> tuple[int, ...]:
         """Memory of each device for the tables that are placed."""
         taken = self.copies_bytes + self.by_access.map_bytes
-        return tuple(max(usable - taken - own, 0) for usable, own in zip(self.usable_bytes, self.mapped_bytes, strict=True))
+        return tuple(
+            max(usable - taken - own, 0) for usable, own in zip(self.usable_bytes, self.mapped_bytes, strict=True)
+        )
 
     @property
     def uncut_step_bytes(self) -> int:

@@ -110,7 +110,7 @@ def unparted_in_blocks(plan: Plan, task: ShardingTask, ruled: Collection[str], m
     held, in_blocks = task.constraints.rows_by_access, _in_blocks(plan)
     kept = {name: how for name, how in held.items() if not how.dealt or name in ruled or name in in_blocks}
     found = unparted(plan, task.with_rows_by_access(kept))
-    return found if len(kept) == len(held) else _anew(found, found.task, model) or found
+    return found if len(kept) == len(held) else anew(found, found.task, model) or found
 
 
 def choose(
@@ -323,7 +323,7 @@ def _found(
         plan = search(task)
     except Infeasible:
         return []
-    other = plan if as_task is None else _anew(plan, as_task(plan.task), model)
+    other = plan if as_task is None else anew(plan, as_task(plan.task), model)
     return [] if other is None else [other]
 
 
@@ -374,12 +374,12 @@ def _fewer_dealt(plan: Plan, dealt: Sequence[str], model: CostModel) -> Plan:
     for name in dealt:
         rest = {other: how for other, how in _held(plan).items() if other != name}
         if len(rest) < len(_held(plan)):
-            less = _anew(plan, plan.task.with_rows_by_access(rest), model)
+            less = anew(plan, plan.task.with_rows_by_access(rest), model)
             plan = less if less is not None and _ms(less) <= _ms(plan) else plan
     return plan
 
 
-def _anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
+def anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
     """The plan's shards as a plan of this task, priced anew; None where they are none."""
     prices = price_shards(model, task, plan.shards)
     if prices is None:

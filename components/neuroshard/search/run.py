@@ -39,6 +39,7 @@ from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.orders.search import SearchOrder
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, Found, find
+from neuroshard.search.as_it_is import or_as_it_is
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.copies import check_copies, copies_note, may_be_copied, with_dense_optimizer
 from neuroshard.search.given import Given
@@ -96,7 +97,17 @@ def search(
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
-    plan = _found_plan(task, cost_model, settings, previous, trust, notes, watch, read)
+    watch = watch or Watch(settings.time_budget_s)
+
+    def found() -> Plan:
+        return _found_plan(task, cost_model, settings, previous, trust, notes, watch, read)
+
+    def given(start: Plan) -> Given:
+        before = Previous.of(start, task)
+        permitted, may = _permitted(task.parted, cost_model, settings, before)
+        return Given(task, permitted, may, cost_model, settings, watch, before, trust, notes)
+
+    plan = found() if previous is None else or_as_it_is(found, given, previous)
     if trust.instead:  # ranges are of the hardware that was measured
         return plan
     provenance = plan.provenance.model_copy(update={"cost_ranges": cost_ranges(cost_model, plan)})
@@ -110,7 +121,7 @@ def _found_plan(
     previous: Plan | None,
     trust: Trust,
     notes: tuple[str, ...],
-    watch: Watch | None,
+    watch: Watch,
     read: ReadIds | None,
 ) -> Plan:
     """As `search`, without what the plan may take when it is measured."""
@@ -120,7 +131,6 @@ def _found_plan(
             f"the plan to start from and the one to search are for {differ}, so devices of one are other ranks in the other; "
             "leave out --from, or give --devices and --group-size as of that plan"
         )
-    watch = watch or Watch(settings.time_budget_s)
     ruled, chooses = task.constraints.rows_by_access, settings.try_rows_by_access and may_be_held(task)
     if chooses and (settings.algorithm != LOCAL_SEARCH or not cost_model.prices_rows):
         raise UsageError(
