@@ -144,7 +144,7 @@ def cheaper_beyond(given: Given, in_hbm: Plan) -> Plan:
         beyond = beyond_hbm(given)
     except Infeasible:  # hosts have too little memory
         return in_hbm
-    if beyond.cost_ms is not None and beyond.cost_ms < cost_ms * (1 - WORTH):
+    if beyond.cost_ms is not None and beyond.cost_ms < cost_ms * (1 - max(WORTH, given.settings.simplicity)):
         return beyond
     bound_ms = None if beyond.lower_bound_ms is None else min(beyond.lower_bound_ms, cost_ms)
     return in_hbm.model_copy(update={"lower_bound_ms": bound_ms, "bound_assumptions": beyond.bound_assumptions})
