@@ -49,7 +49,7 @@ def drawn(seed: int, *, host: bool, domain: int | None, grouped: bool, by_access
         )
         for number in range(int(rng.integers(4, 7)))
     ]
-    rules = ()
+    rules: tuple[TableRule, ...] = ()
     if by_access:
         rows = tables[0].rows
         order = RowOrder(rows=rows, hot_rows=9_000, points=((3_000, 0.6),), **ORDER)
