@@ -299,7 +299,7 @@ class Plan(Value):
         return tuple(counts[device] for device in range(self.task.devices))
 
     def memory_bytes(self) -> tuple[int, ...]:
-        """Weights, optimizer state and what a step needs on each device, in bytes."""
+        """Weights, optimizer state, maps of ids and what a step needs on each device, in bytes."""
         return tuple(memory.total for memory in self.device_memory())
 
     def device_memory(self) -> tuple[Memory, ...]:
@@ -480,11 +480,11 @@ def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
 
 
 def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, ...]:
-    """What takes the memory of each device that holds these shards."""
+    """What takes the memory of each device that holds these shards, beside what is reserved."""
     used = [[0] * len(Memory._fields) for _ in range(task.devices)]
     for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
         used[shard.device] = [sum(pair) for pair in zip(used[shard.device], memory, strict=True)]
-    return tuple(Memory(*parts) for parts in used)
+    return tuple(Memory(*parts)._replace(row_maps=task.by_access.map_bytes) for parts in used)
 
 
 def host_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[int, ...]:

@@ -281,7 +281,7 @@ class SearchOptions(_Needed, total=False):
     ]
     simplicity: Annotated[
         Amount,
-        "Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.",
+        "Most that a plan may cost above the cheapest to have fewer cuts, or tables beyond HBM; 0 takes the cheapest.",
         _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=str),
     ]
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
