@@ -17,8 +17,8 @@ None of it was tried on a GPU here, a plan does not know which FBGEMM a trainer 
 kinds. So 1,024 holds for all kinds and versions: a search loses little, since it cuts wider tables.
 
 On CPUs (tried with 1.8): all kinds of 512 to 16,384 columns in fp32, and up to 4,096 in fp16, give what torch gives, with all
-three optimizers; sequences and data-parallel tables up to 65,536. The code of pooled tables is made for the processor at run time,
-and may end the process far above, so 16,384 is the limit.
+three optimizers; sequences and data-parallel tables up to 65,536. The code of pooled tables is made for the processor when it
+runs, and may end the process far above, so 16,384 is the limit.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -30,6 +30,7 @@ BURSTS = 2  # for each repeat of a table set; only 1 for an all-to-all that take
 MOST_BURSTS = 4  # … and up to so many while the fastest of them differ by more than AGREEMENT
 AGREEMENT = 0.1
 LONG_SECONDS = 1.0
+BUFFERS = 5  # that a rank has for an all-to-all, none larger than its widest device's columns of the whole batch
 REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
 # Of the reference all-to-all when a run begins. Labels are scaled to the median trial: what was scaled to the fastest one was a
 # quarter shorter than in a trainer.
