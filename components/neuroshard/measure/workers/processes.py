@@ -26,7 +26,6 @@ from typing import IO, Any, TypeVar
 
 from neuroshard import system
 from neuroshard.core.errors import MeasureError, NeuroshardError
-from neuroshard.measure.timing.harness import out_of_memory
 
 # Importing torch from a cold disk takes a minute, writing a 4 GiB buffer in a new virtual machine 10 s.
 STARTUP_SECONDS = 300.0
@@ -303,6 +302,16 @@ def first_line(error: BaseException) -> str:
     """Type and first line of an exception: `RuntimeError: CUDA error: an illegal memory access was encountered`."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether this error of torch, CUDA or Python means that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text or "bad_alloc" in text
+    )
 
 
 if __name__ == "__main__":
