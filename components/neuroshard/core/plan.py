@@ -4,10 +4,13 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.part import Memory, Part
@@ -389,6 +392,20 @@ class Plan(Value):
         by = self.provenance
         less_certain = [f"less certain: {by.instead}"] if by.instead else []
         return html_table(what, columns, [cost, *less_certain, *(f"note: {note}" for note in by.notes)])
+
+    def save(self, path: "str | PathLike[str]") -> None:
+        """Write plan.json, as `neuroshard search -o` does. Raises NeuroshardError for a path that cannot be written.
+
+        The lists of hot rows that a plan with row orders names are not in it, which a note says: `neuroshard.search(..., out=)`
+        writes both.
+        """
+        from neuroshard.files.plan import write_plan
+
+        write_plan(Path(path), self)
+        if self.task.orders:
+            log(
+                f"note: {path} names lists of hot rows, which are not in it: search with out=, or put their folder beside it"
+            )
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
