@@ -83,7 +83,8 @@ class _Room(ModuleType):
         """The signature, an argument a line."""
         from inspect import Parameter, formatannotation
 
-        lines, star = [], False
+        lines: list[str] = []
+        star = False
         for name, one in self.__signature__.parameters.items():
             if one.kind is Parameter.KEYWORD_ONLY and not star:
                 lines, star = [*lines, "*"], True
