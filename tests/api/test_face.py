@@ -3,6 +3,8 @@
 import inspect
 import json
 import os
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +84,17 @@ def test_help_shows_the_signature_and_the_docstring_of_the_verb(room: str) -> No
     verb = getattr(api, room)
 
     assert inspect.signature(getattr(ns, room)) == inspect.signature(verb)
-    assert inspect.getdoc(getattr(ns, room)) == inspect.getdoc(verb)
+    shown = pydoc.plain(pydoc.render_doc(getattr(ns, room)))
+    first, *more = (inspect.getdoc(verb) or "").splitlines()
+    assert first in shown
+    assert "\n".join(f"    {line}" for line in more[1:]) in shown
+    call = shown[shown.index(f"    {room}(\n") :].partition("    ) -> ")[0]
+    for name, parameter in inspect.signature(verb).parameters.items():
+        assert re.search(rf"^ +{name}: .*" + re.escape(usual(parameter)) + ",$", call, re.M), name
+
+
+def usual(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
 
 
 @pytest.mark.parametrize("verb", ["search", "report", "deploy", "diff", "price"])

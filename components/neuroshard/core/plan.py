@@ -5,10 +5,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.part import Memory, Part
@@ -395,6 +398,20 @@ class Plan(Value):
         """The plan as its file gives it back. Raises InvalidInput where no reader would take it: a copy that was made in memory
         (model_copy) is not checked."""
         return type(self).from_json(self.canonical_json(), where)
+
+    def save(self, path: "str | PathLike[str]") -> None:
+        """Write plan.json, as `neuroshard search -o` does. Raises NeuroshardError for a path that cannot be written.
+
+        The lists of hot rows that a plan with row orders names are not in it, which a note says: `neuroshard.search(..., out=)`
+        writes both.
+        """
+        from neuroshard.files.plan import write_plan
+
+        write_plan(Path(path), self)
+        if self.task.orders:
+            log(
+                f"note: {path} names lists of hot rows, which are not in it: search with out=, or put their folder beside it"
+            )
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
