@@ -172,8 +172,8 @@ def test_unknown_columns_of_a_frame_are_named(capsys: pytest.CaptureFixture[str]
 
     tables = ns.tables(pd.DataFrame([{**TABLES[0], "owner": "ads"}]))
 
-    assert tables.notes == ("the DataFrame: unknown columns were ignored: owner",)
-    assert capsys.readouterr().err == "note: the DataFrame: unknown columns were ignored: owner\n"
+    assert tables.notes == ("the DataFrame: unknown keys were ignored: owner",)
+    assert capsys.readouterr().err == "note: the DataFrame: unknown keys were ignored: owner\n"
 
 
 @pytest.mark.slow
