@@ -245,6 +245,16 @@ def test_csv_at_fault_is_named_by_line_and_column(tmp_path, text, message):
     assert str(caught.value) == f"{path}: {message}"
 
 
+def test_text_in_another_encoding_and_an_object_a_line_say_the_way_out(tmp_path):
+    for name, text in (("t.csv", "name,rows,dim,pooling_factor\n"), ("t.json", json.dumps([ROW]))):
+        (tmp_path / name).write_text(text, encoding="utf-16")
+        with refused(InvalidInput, name, "UTF-8"):
+            import_tables(tmp_path / name)
+    (tmp_path / "t.json").write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)}\n")
+    with refused(InvalidInput, "t.json", "line 2", "list"):
+        import_tables(tmp_path / "t.json")
+
+
 def test_csv_may_have_quotes_spaces_a_byte_order_mark_and_windows_line_ends(tmp_path):
     path = tmp_path / "t.CSV"
     path.write_bytes('\ufeffname, rows ,dim,pooling_factor\r\n"a, b", 1e3 ,8,.5\r\n,,,\r\n'.encode())
@@ -273,6 +283,51 @@ def test_text_in_a_number_column_of_parquet_is_named(tmp_path):
     message = fault(tmp_path, "parquet", [{**ROW, "rows": None}, {**ROW, "rows": "12"}])
     assert message == "row 1: column 'rows' is '12', not a number"
     assert fault(tmp_path, "parquet", [{"name": "a"}]) == "column 'rows' is missing; there are 'name'"
+
+
+DELTAS = {"name": "DELTA_BYTE_ARRAY", "rows": "DELTA_BINARY_PACKED", "features.list.element.name": "DELTA_BYTE_ARRAY"}
+LENGTHS = {"name": "DELTA_LENGTH_BYTE_ARRAY", "rows": "BYTE_STREAM_SPLIT"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"data_page_version": "2.0"},
+        {
+            "data_page_version": "2.0",
+            "use_dictionary": False,
+            "column_encoding": DELTAS,
+        },  # as parquet-mr and parquet-rs
+        {"use_dictionary": False, "column_encoding": LENGTHS, "compression": "snappy"},  # as DuckDB
+        {"use_dictionary": ["pooling"], "column_encoding": DELTAS, "row_group_size": 7, "compression": "brotli"},
+    ],
+)
+def test_parquet_of_other_writers_is_read(tmp_path, written):
+    features = [{"name": "viewed", "pooling_factor": 2.0}, {"name": "bought", "pooling_factor": 0.5}]
+    rows = [{**ROW, "name": f"table_{i}", "rows": 1000 + i, "pooling": "mean", "features": features} for i in range(50)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", **written)
+    assert import_tables(tmp_path / "t.parquet").tables == tuple(Table(**row) for row in rows)
+
+
+def test_what_is_not_read_of_parquet_is_said_as_that(tmp_path, monkeypatch):
+    path = as_parquet(tmp_path / "t.parquet", [ROW])
+    whole = path.read_bytes()
+    for damaged, words in ((b"PARE" + whole[4:-4] + b"PARE", "encrypted"), (b"name,rows\n", "not a Parquet file")):
+        path.write_bytes(damaged)
+        with pytest.raises(InvalidInput, match=words):
+            import_tables(path)
+    path.write_bytes(whole)
+
+    def unwritten(*_, **__):
+        raise OSError("Not yet implemented: a new encoding")
+
+    monkeypatch.setattr(pq, "ParquetFile", unwritten)
+    with refused(InvalidInput, "t.parquet", "new encoding", "version 1") as caught:
+        import_tables(path)
+    assert "whole" not in str(caught.value)
+    (tmp_path / "folder.parquet").mkdir()
+    with refused(InvalidInput, "folder.parquet", "folder"):
+        import_tables(tmp_path / "folder.parquet")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])

@@ -78,7 +78,7 @@ def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); if it is CSV, save it as UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     entries: list[TableEntry] = []
     columns: list[str] = []

@@ -31,7 +31,9 @@ FAILS_SHARDED = {  # fields of TorchRec's configs with which sharding fails in t
     "use_virtual_table": "virtual tables, whose key-value stores no public FBGEMM package has (managed collisions are planned)",
 }
 OWN_OPERATOR = ("stash_weights", "enable_embedding_update")  # fields that put a table into another operator
-APART = "stash_weights or enable_embedding_update, for which TorchRec runs operators apart; costs count neither these nor what they copy"
+APART = (
+    "stash_weights or enable_embedding_update, which TorchRec runs apart; costs count neither these nor what they copy"
+)
 OF_CONFIGS = "need_pos"  # which every config of TorchRec has, and an EmbeddingConfig has no pooling beside it
 KNOWN = Table.model_fields.keys() | {"sequence", "num_features", "feature_names", OF_CONFIGS}
 KNOWN |= {*DATA_TYPES, *FAILS_SHARDED, *OWN_OPERATOR}
