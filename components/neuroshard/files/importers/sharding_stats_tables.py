@@ -15,6 +15,7 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
             table.where,
             {
                 "name": table.name,
+                "module": table.module,
                 "rows": table.rows,
                 "dim": table.dim,
                 "pooling_factor": table.lookups,
