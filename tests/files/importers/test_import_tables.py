@@ -277,6 +277,14 @@ def test_decimals_of_parquet_are_numbers(tmp_path):
     pq.write_table(table, tmp_path / "t.parquet")
     (read,) = import_tables(tmp_path / "t.parquet").tables
     assert (read.rows, read.pooling_factor) == (40, 2.5)
+    features = [
+        {"name": "viewed", "pooling_factor": Decimal("2.5")},
+        {"name": "bought", "pooling_factor": Decimal("0.5")},
+    ]
+    table = pa.Table.from_pylist([{"name": "a", "rows": 40, "dim": 8, "features": features}])
+    pq.write_table(table, tmp_path / "t.parquet")
+    (read,) = import_tables(tmp_path / "t.parquet").tables
+    assert (read.pooling_factor, [feature.pooling_factor for feature in read.features]) == (3.0, [2.5, 0.5])
 
 
 def test_text_in_a_number_column_of_parquet_is_named(tmp_path):

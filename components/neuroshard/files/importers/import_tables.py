@@ -116,11 +116,7 @@ def frame_entries(
     """A row a table, as pandas has them; None, NaN and NaT count as absent. Raises InvalidInput."""
     columns = _columns(header, where)
     named = [
-        {
-            name: _plain(value)
-            for name, value in zip(columns, row, strict=True)
-            if name in KNOWN and not _is_absent(value)
-        }
+        {name: value for name, value in zip(columns, row, strict=True) if name in KNOWN and not _is_absent(value)}
         for row in rows
     ]
     return _row_entries(named, where), set(columns) - KNOWN
@@ -133,20 +129,18 @@ def _is_absent(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A cell without NumPy's arrays and numbers, which pandas keeps in lists and structs."""
+    """A cell without decimals, and without NumPy's arrays and numbers, in lists and structs too."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
-    value = value.tolist() if hasattr(value, "tolist") else value
+    value = float(value) if isinstance(value, Decimal) else value.tolist() if hasattr(value, "tolist") else value
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _row_entries(rows: Iterable[Mapping[str, Any]], path: str) -> list[TableEntry]:
     """Rows as entries. Raises InvalidInput for a cell that should be a number."""
-    entries = [TableEntry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
+    entries = [TableEntry.of(f"{path}: row {index}", _plain(row)) for index, row in enumerate(rows)]
     for where, fields in entries:
         for name in NUMBERS & fields.keys():
-            if isinstance(fields[name], Decimal):
-                fields[name] = float(fields[name])
             if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
                 raise _not_a_number(where, name, fields[name])
     return entries
