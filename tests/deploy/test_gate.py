@@ -413,6 +413,9 @@ def test_the_live_plan_is_priced_again_as_the_search_would_price_it(store):
     assert decision.verdict == "passed"
     assert decision.gain == pytest.approx(1 - best.cost_ms / other.cost_ms)
     assert decision.comparison.startswith("the live plan was priced again")
+    assert "other" not in decision.comparison
+    larger = search(task.model_copy(update={"batch_size": 8192}), model, SearchSettings(algorithm="size"))
+    assert "other batch sizes" in decision_of(store, larger, Gate(price=lambda live, today: 1.0)).comparison
 
 
 def plan_like(plan: Plan, **provenance: Any) -> Plan:
