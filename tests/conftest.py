@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import resource
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,12 @@ settings.register_profile(
 )
 settings.load_profile("facts")
 
+
+# No process of a test takes more: where a kernel refuses nothing (vm.overcommit_memory=1), one that did would end others.
+MOST_BYTES = 8 * 2**30
+_, most = resource.getrlimit(resource.RLIMIT_DATA)
+if most == resource.RLIM_INFINITY or most > MOST_BYTES:
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
 
 # What is imported stays: looking through torch and kfp for garbage, again and again, takes a quarter of the collection.
 gc.disable()

@@ -14,6 +14,7 @@ import pytest
 from neuroshard import system
 
 MIB, GIB = 2**20, 2**30
+PAGE = os.sysconf("SC_PAGE_SIZE")
 Write = Callable[..., None]
 
 
@@ -200,6 +201,25 @@ def test_a_ulimit_of_address_space_below_the_machine_counts(write: Write, monkey
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * GIB, resource.RLIM_INFINITY))
     assert system.available_bytes() == 3 * GIB
     assert system.memory_bytes() == 4 * GIB
+
+
+@pytest.mark.parametrize(
+    ("statm", "hard", "limit"),
+    [
+        ("900 300 44 1 0 256 0", resource.RLIM_INFINITY, GIB + 256 * PAGE),
+        ("900 300 44 1 0 256 0", MIB, MIB),  # the user's own
+        ("nonsense", resource.RLIM_INFINITY, None),
+    ],
+)
+def test_what_a_process_may_take_is_what_it_holds_and_no_more_than_is_given_to_it(
+    write: Write, monkeypatch: pytest.MonkeyPatch, statm: str, hard: int, limit: int | None
+) -> None:
+    given: list[tuple[int, int]] = []
+    write(**{"/proc/self/statm": statm})
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (7, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: given.append(limits))
+    system.take_no_more(GIB)
+    assert given == ([] if limit is None else [(limit, hard)])
 
 
 def test_of_a_machine_that_says_nothing_the_kernel_is_asked(write: Write) -> None:

@@ -75,7 +75,24 @@ class _Room(ModuleType):
 
     @property
     def __doc__(self) -> str | None:  # type: ignore[override]  # nobody writes it
-        return str(self.__wrapped__.__doc__)
+        """The verb's, after its signature, which `help` shows of functions alone."""
+        first, _, more = str(self.__wrapped__.__doc__).partition("\n\n")
+        return f"{first}\n\n{self._call()}\n\n{more}"
+
+    def _call(self) -> str:
+        """The signature, an argument a line."""
+        from inspect import Parameter, formatannotation
+
+        lines: list[str] = []
+        star = False
+        for name, one in self.__signature__.parameters.items():
+            if one.kind is Parameter.KEYWORD_ONLY and not star:
+                lines, star = [*lines, "*"], True
+            usual = "" if one.default is Parameter.empty else f" = {one.default!r}"
+            lines.append(f"{name}: {formatannotation(one.annotation).strip(chr(39))}{usual}")
+        arguments = "".join(f"        {line},\n" for line in lines)
+        returned = formatannotation(self.__signature__.return_annotation).strip(chr(39))
+        return f"    {self.__name__.rpartition('.')[2]}(\n{arguments}    ) -> {returned}"
 
     @property
     def __signature__(self) -> Any:

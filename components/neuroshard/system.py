@@ -56,6 +56,20 @@ def available_bytes() -> int:
     return max(min([available, *left]), 0)
 
 
+def take_no_more(room: int) -> None:
+    """Let this process take `room` bytes more than it has, and no more: an allocation beyond is refused (RLIMIT_DATA).
+
+    A kernel that promises more than it has (vm.overcommit_memory=1, which the kubelet sets) refuses nothing by itself. It kills
+    whoever writes to what it lacks; in a pod all processes at once (memory.oom.group). Address space would be no measure: CUDA
+    reserves far more than it takes. Linux only.
+    """
+    pages = read("/proc/self/statm").split()
+    if len(pages) > 5 and pages[5].isdecimal():
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = int(pages[5]) * os.sysconf("SC_PAGE_SIZE") + room
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
 def memory_bytes() -> int:
     """Bytes that a process here can use: the machine's memory, or a lower limit, as for `available_bytes`."""
     meminfo = _meminfo()

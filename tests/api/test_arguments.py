@@ -80,6 +80,52 @@ def test_what_can_mean_one_thing_is_taken(plan: ns.Plan) -> None:
     assert shards(sharding_types=["column-wise", "row-wise"]) == shards(sharding_types="column-wise,row-wise")
     assert shards(network=("43GB/s", "0.06ms"), domain=1) == shards(network="43GB/s,0.06ms", domain=1)
     assert shards(reserve=2**20) == shards(reserve="1MiB")
+    rules = {"min_dim": 8, "tables": [{"match": "t0", "devices": [0, 1]}, {"match": "t1", "devices": (0,)}]}
+    assert shards(constraints=rules) == shards(min_dim=8, pin=["t0=0,1", "t1=0"])
+    assert shards(min_dim=8, pin={"t0": [0, 1], "t1": 0}) == shards(min_dim=8, pin={"t0": "0,1", "t1": np.int64(0)})
+    assert shards(pin={"t*": "host:1"}, local_world_size=1) == shards(pin=["t*=host:1"], local_world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory": 80}, ("memory", "80 bytes", "80GiB")),
+        ({"memory": ["1GiB", "80"]}, ("memory", "80 bytes", "80GiB")),
+        ({"host_memory": 64.0}, ("host_memory", "64.0 bytes")),
+        ({"reserve": "2"}, ("reserve", "2 bytes", "2GiB")),
+        ({"move_budget": 50}, ("move_budget", "50 bytes")),
+        ({"constraints": {"reserve": 2}}, ("constraints", "reserve", "2 bytes")),
+        ({"pin": {"t0": True}}, ("pin", "{'t0': True}", "devices")),
+        ({"pin": {"t0": []}}, ("pin", "t0")),
+        ({"pin": {0: 1}}, ("pin", "{0: 1}")),
+        ({"constraints": {"min_dim": len}}, ("constraints", "constraints.json")),
+        ({"constraints": {"tables": [{"devices": [0]}]}}, ("constraints", "tables[0].match")),
+        ({"network": "1GB/s"}, ("domain=8",)),
+        ({"dense_time": "1ms"}, ("host_memory='1TiB'", "dense_time")),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_words_of_the_arguments(
+    plan: ns.Plan, options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with refused(NeuroshardError, *words) as raised:
+        ns.search(TABLES, MODEL, **SEARCH | options | ({"previous": plan} if "move_budget" in options else {}))
+    assert "--" not in str(raised.value)
+
+
+def test_keys_of_a_mapping_that_constrain_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    ns.search(TABLES, MODEL, **SEARCH | {"quiet": False}, constraints={"min_dims": 8})
+    assert "min_dims" in capsys.readouterr().err
+
+
+def test_a_saved_plan_is_what_search_writes(plan: ns.Plan, tmp_path: Path) -> None:
+    ns.search(TABLES, MODEL, **SEARCH, out=tmp_path / "out.json")
+    plan.save(tmp_path / "saved.json")
+    plan.save(str(tmp_path / "again.json"))
+    for name in ("saved.json", "again.json"):
+        assert (tmp_path / name).read_bytes() == (tmp_path / "out.json").read_bytes()
+    assert ns.load_plan(tmp_path / "saved.json") == plan
+    with refused(NeuroshardError, "out.json"):
+        plan.save(tmp_path / "out.json" / "plan.json")
 
 
 def test_what_cannot_is_refused_by_the_name_of_the_argument(plan: ns.Plan) -> None:

@@ -3,6 +3,8 @@
 import inspect
 import json
 import os
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +84,17 @@ def test_help_shows_the_signature_and_the_docstring_of_the_verb(room: str) -> No
     verb = getattr(api, room)
 
     assert inspect.signature(getattr(ns, room)) == inspect.signature(verb)
-    assert inspect.getdoc(getattr(ns, room)) == inspect.getdoc(verb)
+    shown = pydoc.plain(pydoc.render_doc(getattr(ns, room)))
+    first, *more = (inspect.getdoc(verb) or "").splitlines()
+    assert first in shown
+    assert "\n".join(f"    {line}" for line in more[1:]) in shown
+    call = shown[shown.index(f"    {room}(\n") :].partition("    ) -> ")[0]
+    for name, parameter in inspect.signature(verb).parameters.items():
+        assert re.search(rf"^ +{name}: .*" + re.escape(usual(parameter)) + ",$", call, re.M), name
+
+
+def usual(parameter: inspect.Parameter) -> str:
+    return "" if parameter.default is inspect.Parameter.empty else f" = {parameter.default!r}"
 
 
 @pytest.mark.parametrize("verb", ["search", "report", "deploy", "diff", "price"])
@@ -172,8 +184,8 @@ def test_unknown_columns_of_a_frame_are_named(capsys: pytest.CaptureFixture[str]
 
     tables = ns.tables(pd.DataFrame([{**TABLES[0], "owner": "ads"}]))
 
-    assert tables.notes == ("the DataFrame: unknown columns were ignored: owner",)
-    assert capsys.readouterr().err == "note: the DataFrame: unknown columns were ignored: owner\n"
+    assert tables.notes == ("the DataFrame: unknown keys were ignored: owner",)
+    assert capsys.readouterr().err == "note: the DataFrame: unknown keys were ignored: owner\n"
 
 
 @pytest.mark.slow
@@ -241,13 +253,39 @@ def test_the_command_prices_several_plans_as_the_verb_does(plan: ns.Plan, tmp_pa
     as_text, as_json = (CliRunner().invoke(app, [*words, *more]).stdout for more in ([], ["--json"]))
 
     prices = [ns.price(one, "analytic:h100") for one in (plan, other, larger)]
-    assert json.loads(as_json) == [{"file": file, **price.data} for file, price in zip(files, prices, strict=True)]
+    apart = [None, None, "the predictions are for other batch sizes"]
+    assert json.loads(as_json) == [
+        {"file": file, **price.data, "not_compared": why} for file, price, why in zip(files, prices, apart, strict=True)
+    ]
     assert [str(price) in as_text for price in prices] == [True] * 3
     first, worse, of_other_work = as_text.splitlines()[-3:]
     assert first.split() == [f"{prices[0].cost_ms:.3f}", "ms", files[0]]
     assert f"{prices[1].cost_ms / prices[0].cost_ms - 1:.1%} higher" in worse
-    assert "batch 8,192" in of_other_work
+    assert "not compared" in of_other_work
+    assert "%" not in of_other_work
+    said = " ".join(as_text.split("\n\n")[0].split())
+    assert said.startswith(f"{files[2]} is not compared with {files[0]}: ")
+    assert "batch sizes" in said
     assert CliRunner().invoke(app, [words[0], files[0], *words[4:]]).stdout == f"{prices[0]}\n"
+
+
+def test_plans_for_other_hosts_are_not_compared_by_any_verb(plan: ns.Plan, tmp_path: Path) -> None:
+    apart = ns.search(TABLES, "analytic:h100", **{**OPTIONS, "local_world_size": 1})
+    files = [str(tmp_path / f"{name}.json") for name in ("plan", "apart")]
+    for file, one in zip(files, (plan, apart), strict=True):
+        Path(file).write_bytes(one.canonical_json())
+
+    priced = CliRunner().invoke(app, ["price", *files, "--model", "analytic:h100"]).stdout
+    found = [ns.diff(plan, apart), ns.diff(plan, apart, "analytic:h100")]
+
+    said = [priced, *map(str, found), ns.report(plan, model="analytic:h100", live=files[1]).html]
+    assert all("for other topologies" in " ".join(text.split()) for text in said)
+    assert [one.gain_ms for one in found] == [None, None]
+    assert "%" not in priced
+    ns.deploy(apart, str(tmp_path / "store"), "ads")
+    decision = ns.deploy(plan, str(tmp_path / "store"), "ads", model="analytic:h100").decision
+    assert decision is not None
+    assert (decision.gain, "3 hosts of 1 rank" in decision.comparison) == (None, True)
 
 
 def test_the_slowest_device_is_the_one_that_the_others_wait_for(plan: ns.Plan) -> None:

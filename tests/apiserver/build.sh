@@ -23,7 +23,7 @@ tree=$GOPATH/src/k8s.io/kubernetes
 mkdir -p "$(dirname "$tree")"
 dpkg-source --no-check -x "$work"/source/*.dsc "$tree"
 
-# the vendored reflect2 1.0.1 crashes on Go 1.18 and later
+# the vendored reflect2 1.0.1 is not for Go 1.18 and later
 rm -rf "$tree/vendor/github.com/modern-go/reflect2"
 cp -r /usr/share/gocode/src/github.com/modern-go/reflect2 "$tree/vendor/github.com/modern-go/reflect2"
 

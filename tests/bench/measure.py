@@ -23,6 +23,7 @@ from neuroshard.measure.timing.clocks import Cpu
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import publish
+from helpers.restart import restart_with
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import ComputeCase
@@ -83,9 +84,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.publish and asked.quick:
         parser.error("--publish is for whole runs, not for --quick")
-    memory = kept_memory(os.environ)
-    if not memory.items() <= os.environ.items():  # workers have these settings; glibc reads them when a process begins
-        os.execve(sys.executable, sys.orig_argv, {**os.environ, **memory})
+    restart_with(kept_memory(os.environ))  # workers have these settings; glibc reads them when a process begins
     warnings.simplefilter("ignore")  # FBGEMM's, while it is imported
 
     drawn = augment(

@@ -31,6 +31,7 @@ from bench.searching.jobs import Job, answers
 from bench.searching.methods import OTHER_SEED, SWITCHES, Figures, run
 from bench.searching.nets import trained
 from bench.searching.tables import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO, percent, times, verdict
+from helpers.restart import restart_with
 from neuroshard.files.disk import write_bytes
 from neuroshard.gpu_day.compare import gain
 
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     parser.add_argument("--only", help=f"sections, of {', '.join(SECTIONS)}")
     asked = parser.parse_args()
+    restart_with({"PYTHONHASHSEED": "0"})  # as TorchRec's planner needs it (searching/peers_torchrec.py)
     sections = asked.only.split(",") if asked.only else list(SECTIONS) if asked.tables_dir else ["named"]
     if unknown := set(sections) - SECTIONS.keys():
         parser.error(f"unknown section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")

@@ -25,6 +25,7 @@ import numpy as np
 from bench.publishing.page import print_table, publish
 from bench.searching.peers_tiers import MissedBytes, WithoutCollectives, least_ms, recshard
 from bench.searching.tier_tasks import SHARES, drawn
+from helpers.restart import restart_with
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.part import Part
@@ -256,6 +257,7 @@ def main() -> None:
     parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     parser.add_argument("--only", help=f"sections, of {', '.join(SECTIONS)}")
     asked = parser.parse_args()
+    restart_with({"PYTHONHASHSEED": "0"})  # as TorchRec's planner needs it (searching/peers_torchrec.py)
     sections = asked.only.split(",") if asked.only else list(SECTIONS)
     if unknown := set(sections) - SECTIONS.keys():
         parser.error(f"unknown section {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")

@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import print_table, publish
 from helpers.gloo import on_ranks
+from helpers.restart import restart_with
 from neuroshard.core.table import Table
 from neuroshard.core.value import decode_json
 from neuroshard.costmodel.protocol import Floats
@@ -88,10 +89,8 @@ def main() -> None:
     if options.only not in "trainer":
         return
     # As `neuroshard measure` does, and as a GPU's allocator: by default half of a step on a CPU goes into new pages of memory.
-    # glibc reads it when a process starts.
-    keeping = kept_memory(os.environ)
-    if keeping.items() - os.environ.items():
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **keeping})
+    # glibc reads it when a process starts. The planner's plan is the same in every run (bench/searching/peers_torchrec.py).
+    restart_with({**kept_memory(os.environ), "PYTHONHASHSEED": "0"})
     effort = QUICK if options.quick else FULL
     with tempfile.TemporaryDirectory() as named:
         folder = Path(named)

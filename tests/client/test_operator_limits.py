@@ -86,6 +86,11 @@ def test_a_gpu_holds_1024_columns_of_every_kind(fields: dict[str, object]) -> No
     assert "1,028 columns" in fault_of_tables([table(1024), table(1028, **fields)], "cuda")
 
 
+def test_a_cpu_is_given_16384_columns_of_pooled_tables_and_any_of_sequences() -> None:
+    assert "16,388 columns" in fault_of_tables([table(16_384), table(16_388)], "cpu")
+    assert not fault_of_tables([table(16_384), table(16_388, pooling="none")], "cpu")
+
+
 def test_only_costs_of_cpus_are_for_cpus() -> None:
     assert {device_of("cpu", "digest"), device_of("analytic", "analytic:cpu")} == {"cpu"}
     others = [

@@ -4,6 +4,7 @@ TorchRec groups tables on CPUs as on GPUs, but its operators then have no cache;
 meta device.
 """
 
+import inspect
 import random
 import warnings
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -495,8 +497,6 @@ def taken_over(host_memory_bytes: int | None = 2**30, pipeline: str | None = Non
 @pytest.mark.parametrize(
     ("fields", "facts"),
     [
-        ({"cache_params": None}, ["no load factor"]),
-        ({"cache_params": CacheParams(algorithm=CacheAlgorithm.LRU)}, ["no load factor"]),
         ({"cache_params": CacheParams(load_factor=0.0)}, ["0", "above 0"]),
         ({"cache_params": CacheParams(load_factor=1.5)}, ["1.5", "at most 1"]),
         ({"cache_params": CacheParams(load_factor=cast(Any, "0.2"))}, ["'0.2'", "a number above 0"]),
@@ -523,6 +523,16 @@ def test_a_cache_of_torchrec_s_is_taken_with_its_rows() -> None:
     assert full.task.constraints.beyond_hbm["user"].cached_rows == 400
 
 
+@pytest.mark.parametrize("params", [None, CacheParams(algorithm=CacheAlgorithm.LRU)])
+def test_a_cache_without_a_load_factor_is_as_large_as_fbgemm_makes_it(params: CacheParams | None) -> None:
+    default = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters["cache_load_factor"].default
+    plan = taken_over(cache_params=params)
+    said = taken_over(cache_params=CacheParams(load_factor=default, algorithm=CacheAlgorithm.LRU))
+    assert plan.task.constraints.beyond_hbm == said.task.constraints.beyond_hbm
+    [note] = plan.provenance.notes
+    assert all(names(note, fact) for fact in ("user", default, "cache_load_factor"))
+
+
 def test_tables_that_share_a_cache_in_torchrec_are_noted() -> None:
     def notes(*params: CacheParams) -> tuple[str, ...]:
         plan = cut_plan(LEARNED, 2, {table.name: [(table.dim, 0)] for table in LEARNED}, batch_size=12)
@@ -534,6 +544,8 @@ def test_tables_that_share_a_cache_in_torchrec_are_noted() -> None:
             theirs, model(), device_memory_bytes=[2**20] * 2, host_memory_bytes=2**30, batch_size=12
         ).provenance.notes
 
+    with refused(InvalidInput, "user", "shop", "no load factor"):
+        notes(CacheParams(), CacheParams(load_factor=0.5))
     [note] = notes(CacheParams(load_factor=0.1), CacheParams(load_factor=0.5))
     assert all(names(note, fact) for fact in ("one cache", "user"))
     assert notes(CacheParams(load_factor=0.1, reserved_memory=1.0), CacheParams(load_factor=0.1)) == ()

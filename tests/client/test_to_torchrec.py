@@ -355,19 +355,18 @@ def test_rows_over_all_ranks_are_row_wise_as_torchrecs_own_planner_makes_it(rows
     )
 
 
-def test_fewer_blocks_than_ranks_are_taken_over_but_not_given_to_trainers():
+def test_fewer_blocks_than_ranks_are_neither_taken_over_nor_given_to_trainers():
     """FBGEMM's operator fails on a rank that has no row of any table (`weights[0] must be a GPU or MTIA tensor`, on the CPU)."""
     table = change(ITEM, rows=5)
     module = collection(table)
     theirs = construct_module_sharding_plan(module, {"item": row_wise()}, world_size=4, local_size=4, device_type="cpu")
-    plan = taken_over(ShardingPlan(plan={"": theirs}), module, devices=4)
-
-    assert [(s.row_offset, s.rows, s.device) for s in plan.shards] == [(0, 2, 0), (2, 2, 1), (4, 1, 2)]
     with refused(InvalidInput, "item", "5 rows", "rank 3"):
-        to_torchrec(plan, module)
+        taken_over(ShardingPlan(plan={"": theirs}), module, devices=4)
+    with refused(InvalidInput, "item", "5 rows", "rank 3"):
+        to_torchrec(item_in((0, 2, 0), (2, 2, 1), (4, 1, 2), devices=4, table=table), module)
 
 
-def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused_and_in_torchrecs_own_plan_warned_of():
+def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused_in_torchrecs_own_plan_too():
     plan = row_plan().model_copy(update={"task": row_plan().task.model_copy(update={"tables": MEANS})})
     plan = plan.model_copy(update={"task_digest": plan.task.digest()})
     configs = collection(*MEANS).embedding_bag_configs()
@@ -383,8 +382,8 @@ def test_means_of_split_rows_beside_a_table_whose_rows_are_whole_are_refused_and
     assert given.plan["0"]["user"].sharding_type == "row_wise"
     assert set(taken_over(given, apart).shards) == set(plan.shards)
     theirs = ShardingPlan(plan={"0": EmbeddingModuleShardingPlan({**given.plan["0"], **given.plan["1"]})})
-    with warned(ShardingWarning, "'user'", "module '0'", "mean", "row-wise", "'item'"):
-        assert set(taken_over(theirs, together).shards) == set(plan.shards)
+    with refused(InvalidInput, "'user'", "module '0'", "mean", "row-wise", "'item'"):
+        taken_over(theirs, together)
 
 
 def all_row_wise(*tables: tuple[str, str, str], weighted: bool = False) -> tuple[Plan, EmbeddingBagCollection]:
@@ -415,14 +414,14 @@ def all_row_wise(*tables: tuple[str, str, str], weighted: bool = False) -> tuple
     ],
     ids=["sums", "sums, the mean first", "a mean and a sum"],
 )
-def test_sums_that_share_a_feature_beside_means_of_split_rows_are_refused_and_in_torchrecs_own_plan_warned_of(tables):
+def test_sums_that_share_a_feature_beside_means_of_split_rows_are_refused_in_torchrecs_own_plan_too(tables):
     plan, module = all_row_wise(*tables)
     with refused(InvalidInput, "module ''", "mean", "row-wise", "'a'", "'b'", "feature"):
         to_torchrec(plan, module)
     theirs = construct_module_sharding_plan(
         module, {name: row_wise() for name, *_ in tables}, world_size=2, local_size=2, device_type="cpu"
     )
-    with warned(ShardingWarning, "module ''", "mean", "row-wise", "'a'", "'b'", "feature"):
+    with refused(InvalidInput, "module ''", "mean", "row-wise", "'a'", "'b'", "feature"):
         taken_over(ShardingPlan(plan={"": theirs}), module)
 
 
@@ -440,7 +439,7 @@ def test_weighted_means_are_warned_of_and_of_split_rows_refused():
     ):
         to_torchrec(plan, module)
     theirs = construct_module_sharding_plan(module, {"a": row_wise()}, world_size=2, local_size=2, device_type="cpu")
-    with warned(ShardingWarning, "'a'", "mean", "row-wise", "weights"):
+    with refused(InvalidInput, "'a'", "mean", "row-wise", "weights"):
         taken_over(ShardingPlan(plan={"": theirs}), module)
 
 
@@ -861,7 +860,7 @@ def fused(sharding_plan: ShardingPlan) -> ShardingPlan:
     return sharding_plan
 
 
-def test_a_grid_of_a_table_pooled_by_mean_is_refused_and_warned_of():
+def test_a_grid_of_a_table_pooled_by_mean_is_refused():
     """TorchRec adds up the means of its row blocks."""
     config = EmbeddingBagConfig(
         name="a", embedding_dim=256, num_embeddings=1001, feature_names=["a"], pooling=PoolingType.MEAN
@@ -869,11 +868,8 @@ def test_a_grid_of_a_table_pooled_by_mean_is_refused_and_warned_of():
     module = EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
     makers = {"a": grid_shard([0, 1])}
     theirs = construct_module_sharding_plan(module, makers, world_size=8, local_size=4, device_type="cpu")
-    with warned(ShardingWarning, "'a'", "mean", "grid"):
-        given = fused(ShardingPlan(plan={"": theirs}))
-        plan = from_torchrec(given, module, device_memory_bytes=(2**40,) * 8, batch_size=4)
     with refused(InvalidInput, "'a'", "mean", "grid"):
-        to_torchrec(plan, module, local_world_size=4)
+        from_torchrec(fused(ShardingPlan(plan={"": theirs})), module, device_memory_bytes=(2**40,) * 8, batch_size=4)
 
 
 def test_a_grid_is_taken_over_and_said_and_given_back():
@@ -920,6 +916,49 @@ def test_what_torchrecs_planner_splits_over_the_ranks_of_a_host_comes_back_as_it
     assert {of.ranks[0] for of in given.plan[""].values()} == {0, 2}
     for name, of in theirs.plan[""].items():
         assert (given.plan[""][name].ranks, given.plan[""][name].sharding_spec) == (of.ranks, of.sharding_spec)
+
+
+@pytest.mark.parametrize("ranks", [8, 16])
+@pytest.mark.parametrize("full", [0.6, 0.9, 0.98, 0.995])
+def test_what_is_taken_over_of_a_nearly_full_fleet_is_given_back(ranks, full):
+    """By TorchRec's planner with its defaults; a table of 177 rows has blocks of 12 on 16 ranks, which leave one without rows."""
+    rows = (177, 90_000, 700_000, 2_000_000, 9_000_000)
+    tables = [Table(name=f"t{n}", rows=rows, dim=64, pooling_factor=1) for n, rows in enumerate(rows)]
+    module, memory = collection(*tables), round(sum(table.memory_bytes for table in tables) / full / ranks)
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(world_size=ranks, local_world_size=8, compute_device="cuda", hbm_cap=memory, ddr_cap=2**33),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        batch_size=64,
+    )
+    theirs = planner.plan(module, [EmbeddingBagCollectionSharder()])
+    options: dict[str, Any] = {"device_memory_bytes": [memory * 2] * ranks, "batch_size": 64 * ranks}
+    options |= {"host_memory_bytes": 2**36, "local_world_size": 8}
+    if theirs.plan[""]["t0"].sharding_type == "row_wise" and ranks == 16:
+        with refused(InvalidInput, "'t0'", 177, "rank 15", "whole"):
+            from_torchrec(theirs, module, **options)
+        return
+    plan = from_torchrec(theirs, module, **options)
+    given = to_torchrec(plan, module, device_type="cuda", local_world_size=8, any_output_order=True)
+    for name, of in theirs.plan[""].items():
+        assert (given.plan[""][name].compute_kernel, given.plan[""][name].sharding_spec) == (
+            of.compute_kernel,
+            of.sharding_spec,
+        )
+
+
+def test_hosts_of_a_torchrec_plan_are_those_that_it_is_priced_for():
+    module = collection(*TABLES)
+    theirs = to_torchrec(row_plan(4), module, device_type="cuda", local_world_size=4)
+
+    def taken(**hosts: Any) -> Plan:
+        return from_torchrec(theirs, module, device_memory_bytes=[2**30] * 4, batch_size=64, **hosts)
+
+    assert taken().task.topology is None
+    plan = taken(local_world_size=2, network="1GB/s")
+    assert plan.task.topology == Domains(domain=2, local_world_size=2, network_bytes_per_s=1e9)
+    assert ns.price(plan, "analytic:h100").cost_ms > ns.price(taken(), "analytic:h100").cost_ms
+    with refused(UsageError, 4, 3):
+        taken(local_world_size=3)
 
 
 @pytest.mark.parametrize(

@@ -40,5 +40,13 @@ def test_costs_of_other_work_cannot_be_compared(other: Plan, why: str) -> None:
     assert why_not_comparable(priced(), other) == why_not_comparable(other, priced()) == f"the predictions {why}"
 
 
+def test_all_that_is_not_alike_is_said_and_hosts_of_one_domain_are_alike() -> None:
+    other = priced("b", batch_size=128, topology=topology_of(2, 1, 1, ""))
+    assert why_not_comparable(priced(), other) == (
+        "the predictions are of other cost models, and for other batch sizes and topologies"
+    )
+    assert why_not_comparable(priced(), priced(topology=topology_of(2, 2, 1, ""))) == ""
+
+
 def test_costs_by_an_unknown_cost_model_cannot_be_compared() -> None:
     assert why_not_comparable(priced(None), priced(None)) == "the predictions are of other cost models"

@@ -20,6 +20,7 @@ from neuroshard.core.plan import Plan, Provenance, Shard, parts_of, shardings_of
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Feature, Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.features import distinct_rows
 
 ROWS, HOT, DIM = 100_000, 1_000, 16
@@ -191,19 +192,25 @@ def test_a_sequences_hot_part_may_be_copied_with_the_state_of_its_table_and_one_
 
 
 def test_the_map_of_listed_ids_takes_memory_of_every_device_unless_they_are_in_order() -> None:
-    assert task().usable_bytes == (2**24,) * 2
+    def room(of: ShardingTask) -> tuple[int, ...]:
+        return tuple(have + of.copies_bytes for have in of.placeable_bytes)
+
+    assert room(task()) == (2**24,) * 2
     # of a table in two parts the hot ids alone are needed
-    assert COPIED.usable_bytes == COPIED.parted.usable_bytes == (2**24 - 8 * HOT,) * 2
-    assert task(DEALT).usable_bytes == (2**24 - 8 * 5_000,) * 2
+    assert room(COPIED) == room(COPIED.parted) == (2**24 - 8 * HOT,) * 2
+    assert room(task(DEALT)) == (2**24 - 8 * 5_000,) * 2
     in_order = ADS.model_copy(update={"row_order": ORDER.model_copy(update={"ids_digest": ""})})
-    assert task(DEALT, tables=(in_order, USER)).usable_bytes == (2**24,) * 2
+    assert room(task(DEALT, tables=(in_order, USER))) == (2**24,) * 2
     huge = ADS.model_copy(update={"rows": 2**31})
     assert task(DEALT, tables=(huge, USER)).by_access.map_bytes == 16 * 5_000
     long = huge.model_copy(update={"row_order": ORDER.model_copy(update={"rows": 2**31, "hot_rows": 2**19})})
     of_long = task(DEALT, tables=(long, USER)).by_access
     assert (of_long.compared, of_long.far) == pytest.approx((15 * ADS.pooling_factor, 4 * ADS.pooling_factor), rel=1e-5)
-    full = IN_PARTS.memory_bytes()[0]
-    fits, lacks = (COPIED.model_copy(update={"device_memory_bytes": (full + 8 * HOT - less, 2**24)}) for less in (0, 1))
+    full, held = IN_PARTS.memory_bytes()[0], IN_PARTS.device_memory()[0]
+    assert full == held.weights + held.optimizer + held.step + 8 * HOT
+    assert IN_PARTS.to_frame("devices")["memory_bytes"][0] == full
+    assert f"device 0 is fullest, {format_bytes(full)} of" in str(IN_PARTS)
+    fits, lacks = (COPIED.model_copy(update={"device_memory_bytes": (full - less, 2**24)}) for less in (0, 1))
     Plan(task=fits, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)
     with pytest.raises(ValidationError, match=r"device 0 needs .* \(1 bytes too many\)"):
         Plan(task=lacks, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)

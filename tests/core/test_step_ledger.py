@@ -75,7 +75,9 @@ def test_half_precision_needs_more_at_its_peak_than_fp32() -> None:
     assert fp16.nbytes - fp32.nbytes == 1.5 * LOOKUPS * RANKS * X - LOOKUPS * X
 
 
-@pytest.mark.parametrize("pipeline", ["base", "sparse-dist", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"])
+@pytest.mark.parametrize(
+    "pipeline", ["base", "sparse-dist", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"]
+)
 def test_no_pipeline_needs_less_than_a_plain_loop(pipeline: Pipeline) -> None:
     one, other = table(), table("o", pooling="none", module="n")
     shards = [whole(one, 0), *blocks(other)]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from helpers.refusals import refused
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import (
+    FEWEST_BARE,
     format_bytes,
     parse_bytes,
     parse_counts,
@@ -46,7 +47,17 @@ def test_what_is_no_amount_of_memory_is_quoted(text):
     assert shown(text) in str(caught.value)
 
 
-@given(st.integers(1, 2**53))
+@pytest.mark.parametrize(
+    ("text", "ways_out"),
+    [("80", ("80GiB", "80B")), ("80.0", ("80.0GiB",)), ("81559", ("81559MiB", "81559B")), ("1", ("1GiB", "1B"))],
+)
+def test_a_small_number_without_a_unit_is_no_number_of_bytes(text, ways_out):
+    with refused(UsageError, "--memory", f"'{text}'", "read as", "bytes", *ways_out):
+        parse_bytes(text, "--memory")
+    assert parse_bytes(ways_out[-1])
+
+
+@given(st.integers(FEWEST_BARE, 2**53))
 def test_plain_bytes_are_exact(count):
     assert parse_bytes(str(count)) == count
 

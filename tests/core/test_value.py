@@ -87,7 +87,7 @@ def test_broken_json_is_reported_by_place():
         assert broken(b'{"a": ' + comment + b"\n1}").endswith("JSON has no comments: take them out")
     for last in (b'{"a": 1, }', b"[1,\n]"):
         assert "comma" in broken(last)  # from Python 3.13 on by itself
-    assert broken(b"[\xff]") == "x.json: not UTF-8 text (byte 1); is it a JSON file?"
+    assert broken(b"[\xff]") == "x.json: not UTF-8 text (byte 1); if it is JSON, save it as UTF-8"
     assert broken(b"[" * 100_000) == "x.json: not usable JSON: nested too deep"
     assert "digits" in broken(b"1" * 5000)
 

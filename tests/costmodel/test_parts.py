@@ -162,7 +162,7 @@ def test_every_command_reads_a_plan_with_parts(tmp_path: Path, neuroshard: Any) 
     )
     assert "ads: in two parts, 20,000 of 1,000,000 rows hot, with" in shown
     assert "(ads/hot data-parallel and ads/cold row-wise)" in shown
-    assert "156.2 KiB of the reserve are for maps of ids to rows by access" in shown
+    assert "156.2 KiB for maps of ids to rows by access" in shown
     assert "for copies of hot rows, with a gradient" in shown
     assert "ads: rows dealt over its blocks by access" in neuroshard("show", tmp_path / "dealt.json").stdout
     assert f"{parts.cost_ms:.3f} ms" in neuroshard("price", tmp_path / "parts.json", "--model", "analytic:h100").stdout

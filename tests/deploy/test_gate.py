@@ -11,12 +11,14 @@ from helpers.plans import NOW, TABLES, make_plan, row_plan
 from helpers.refusals import refused
 from helpers.trainers import cut_plan
 from neuroshard.client import load_plan
-from neuroshard.core.constraints import Constraints
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import Refused, UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.moves import moved_bytes
+from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import MOST_PREDICTED_MS, Plan, Shard
 from neuroshard.core.release import Decision
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import SPREAD, analytic_model
@@ -173,6 +175,21 @@ def test_a_plan_must_leave_the_margin_of_memory(store, margin, fits):
         fits
         or f"device 1 needs 49.6 KiB of 58.6 KiB, which leaves less than the margin of {margin:.1%}" in decision.why
     )
+
+
+def test_maps_of_ids_count_for_the_margin_of_memory():
+    """8 bytes of every rank for each of 1,000 listed rows of USER, in 60,000."""
+    order = {"rows": USER.rows, "hot_rows": USER.rows, "lookup_share": 1.0, "points": ((9, 0.5),)}
+    user = USER.model_copy(update={"row_order": RowOrder(ids_digest="a" * 64, time="2025-11-20T12:00:00Z", **order)})
+    rule = TableRule(table=USER.name, rows_by_access=RowsByAccess(dealt=True))
+    fields = {"tables": (user, ITEM, COUNTRY), "device_memory_bytes": (60_000,) * 2}
+    task = row_plan().task.model_copy(update={**fields, "constraints": Constraints(tables=(rule,))})
+    plan = Plan(task=task, shards=row_plan().shards, provenance=row_plan().provenance)
+    left = 1 - (max(row_plan().memory_bytes()) + 8 * USER.rows) / 60_000
+
+    for margin, verdict in ((left - 0.001, "passed"), (left + 0.001, "refused")):
+        decision = decide(plan, Gate(memory_margin=margin), None, None)
+        assert (decision.memory_left, decision.verdict) == (pytest.approx(left), verdict)
 
 
 @pytest.mark.parametrize(("error", "word"), [(0.2, "is 20.0%, more than the 10.0%"), (None, "not known"), (0.05, None)])
@@ -396,6 +413,9 @@ def test_the_live_plan_is_priced_again_as_the_search_would_price_it(store):
     assert decision.verdict == "passed"
     assert decision.gain == pytest.approx(1 - best.cost_ms / other.cost_ms)
     assert decision.comparison.startswith("the live plan was priced again")
+    assert "other" not in decision.comparison
+    larger = search(task.model_copy(update={"batch_size": 8192}), model, SearchSettings(algorithm="size"))
+    assert "other batch sizes" in decision_of(store, larger, Gate(price=lambda live, today: 1.0)).comparison
 
 
 def plan_like(plan: Plan, **provenance: Any) -> Plan:

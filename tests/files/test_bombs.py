@@ -69,6 +69,16 @@ def long_text(path: Path) -> None:
     pq.write_table(pa.table({"name": name, **numbers}), path, compression="zstd", store_schema=False)
 
 
+def delta_text(path: Path) -> None:
+    """Long names that are each the one before it."""
+    numbers = {key: pa.array(np.full(50, 4)) for key in ("rows", "dim", "pooling_factor")}
+    table = pa.table({"name": ["x" * 2**20] * 50, **numbers})
+    said = {"use_dictionary": False, "column_encoding": {"name": "DELTA_BYTE_ARRAY"}, "compression": "zstd"}
+    with pq.ParquetWriter(path, table.schema, **said) as writer:
+        for _ in range(20):
+            writer.write_table(table)
+
+
 def nested(path: Path) -> None:
     """One row whose list has all the values."""
     lists = pa.ListArray.from_arrays(pa.array([0, MANY], pa.int32()), pa.array(np.zeros(MANY)))
@@ -93,7 +103,7 @@ def expanded(path: Path) -> None:
     torch.save((one.expand(10**9), torch.zeros(3, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64)), path)
 
 
-@pytest.mark.parametrize("make", [constant_rows, long_text, nested, nulls], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [constant_rows, long_text, delta_text, nested, nulls], ids=lambda make: make.__name__)
 @pytest.mark.parametrize("name", ["tables.parquet", "compute-00000.parquet"])
 def test_a_parquet_bomb_is_one_line_and_little_memory(tmp_path, make, name):
     make(tmp_path / name)

@@ -44,11 +44,18 @@ def test_a_fault_is_reported_by_its_place_in_plain_words(tmp_path, data, message
     assert str(caught.value) == f"{path}: {message}"
 
 
-@pytest.mark.parametrize(("written", "reserve"), [(0, 0), (1e9, 10**9), ("2GiB", 2 * 2**30), ("1024", 1024)])
+@pytest.mark.parametrize(
+    ("written", "reserve"), [(0, 0), (1e9, 10**9), ("2GiB", 2 * 2**30), ("1048576", 2**20), ("64B", 64)]
+)
 def test_an_amount_to_reserve_is_bytes_or_a_text(tmp_path, written, reserve):
     path = tmp_path / "constraints.json"
     path.write_text(json.dumps({"reserve": written}))
-    assert read_constraints(path)[0].reserve == reserve
+    given = read_constraints(path)[0]
+    assert given.reserve == reserve
+    assert ConstraintsFile.parse(given.model_dump(), "what it writes") == with_flags(given) == given
+    for few in (80, "80", 1024.0):
+        with refused(InvalidInput, "reserve", "bytes", "write"):
+            ConstraintsFile.parse({"reserve": few}, "constraints")
 
 
 def test_a_percentage_to_reserve_is_of_each_device_and_a_flag_replaces_it(tmp_path):

@@ -60,14 +60,27 @@ def test_a_file_of_format_1_stays_readable():
     )
 
 
-@pytest.mark.parametrize(("key", "value"), [("sequence", True), ("num_features", 4), ("is_weighted", True)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sequence", True),
+        ("num_features", 4),
+        ("is_weighted", True),
+        ("num_embeddings", 10),
+        ("data_type", "FP16"),
+        ("bytes_per_element", 2),
+        ("use_virtual_table", True),
+        ("feature_names", ["u", "v"]),
+    ],
+)
 def test_words_of_other_programs_that_change_a_table_are_refused(tmp_path, key, value):
     path = tmp_path / "tables.json"
     table = {"name": "a", "rows": 10, "dim": 8, "pooling_factor": 2.0}
     path.write_text(json.dumps({"tables": [table | {"name": "b"}, table | {key: value}]}))
-    with refused(InvalidInput, "tables[1]", f"{key} = {value}", "neuroshard tables --from"):
+    with refused(InvalidInput, "tables[1]", f"{key} = {value!r}", "neuroshard tables --from"):
         read_tables(path)
-    path.write_text(json.dumps({"tables": [table | {"sequence": False, "num_features": 1, "is_weighted": None}]}))
+    usual = {"sequence": False, "num_features": 1, "is_weighted": None, "data_type": "FP32", "feature_names": ["u"]}
+    path.write_text(json.dumps({"tables": [table | usual]}))
     assert len(read_tables(path)[0]) == 1
 
 

@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import pytest
 
@@ -53,12 +55,22 @@ def test_the_peer_that_asks_one_set_at_a_time_finds_the_plan_of_neuroshard_2023(
     assert fault(task, found[1]) is None
 
 
-def test_torchrecs_planner_gives_a_plan_that_counts_memory_as_everybody_does(task):
+@pytest.mark.parametrize("seed", ["0", "random"])
+def test_torchrecs_planner_gives_a_plan_that_counts_memory_as_everybody_does(task, seed, monkeypatch):
+    """In a process whose sets have an order: with any other its plan would differ from run to run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torchrec's, as it is imported
         from bench.searching import peers_torchrec
-    for types in (peers_torchrec.COLUMN_TYPES, ("row_wise",)):
-        rows, own_ms = peers_torchrec.plan(task, 16, types)
+    monkeypatch.setenv("PYTHONHASHSEED", seed)
+    kinds = (peers_torchrec.COLUMN_TYPES, ("row_wise",))
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        asked = [pool.submit(peers_torchrec.plan, task, 16, types) for types in kinds]
+        if seed != "0":
+            with pytest.raises(AssertionError, match="PYTHONHASHSEED=0"):
+                asked[0].result()
+            return
+        answers = [one.result() for one in asked]
+    for rows, own_ms in answers:
         assert rows is not None
         assert own_ms > 0
         assert fault(task, rows) is None

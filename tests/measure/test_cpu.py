@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import pytest
 
 from helpers.limits import HANGS
 from helpers.refusals import names, refused
+from neuroshard import system
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import SLOWDOWN_EXPONENTS
 from neuroshard.core.errors import MeasureError
@@ -35,12 +37,12 @@ from neuroshard.measure.timing.all_to_all import Rank, RankTiming, TimeAllToAll
 from neuroshard.measure.timing.fbgemm import MOMENT, WEIGHT, TableBatchedEmbedding
 from neuroshard.measure.timing.harness import Timing
 from neuroshard.measure.timing.table_sets import TimeTableSets
-from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
+from neuroshard.measure.workers.processes import Worker, WorkerLost, WorkerPool
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 
 
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 SETTINGS = MeasureSettings(batch_size=256, warmup=1, repeats=5, memory_limit_bytes=64 * MIB, timeout_seconds=HANGS)
 MakeTable = Callable[..., Table]
 
@@ -317,12 +319,38 @@ def test_of_long_table_sets_fewer_are_measured_together(backend: RealDevices, mo
     assert together == [CpuMachine().in_turns(), TURNS_SECONDS, 1]
 
 
-def test_a_set_that_runs_out_of_memory_leaves_the_others_in_its_request_intact(backend: RealDevices) -> None:
-    endless = ComputeCase(tables=(table("endless", pooling_factor=1e9),))
-    costs = backend.compute_many([(FEW, 0), (endless, 0), (FEW, 1)])
-    assert [(cost.case_id, cost.round) for cost in costs] == [(FEW.case_id, 0), (endless.case_id, 0), (FEW.case_id, 1)]
+ENDLESS = ComputeCase(tables=(table("endless", pooling_factor=1e6),))  # lookups of 2 GiB
+
+
+def test_a_set_that_runs_out_of_memory_leaves_the_others_in_its_request_intact(
+    backend: RealDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GiB free, whatever the kernel promises."""
+    monkeypatch.setattr(system, "available_bytes", lambda: GIB)
+    costs = backend.compute_many([(FEW, 0), (ENDLESS, 0), (FEW, 1)])
+    assert [(cost.case_id, cost.round) for cost in costs] == [(FEW.case_id, 0), (ENDLESS.case_id, 0), (FEW.case_id, 1)]
     assert [bool(cost.error) for cost in costs] == [False, True, False]
     assert (costs[1].error or "").startswith("out of memory")
+    assert len(backend.set_workers.workers) == 1  # which goes on
+
+
+def test_a_set_whose_worker_the_kernel_kills_is_a_row_and_the_others_of_its_request_are_measured_again(
+    backend: RealDevices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Worker.send
+
+    def too_large(self: Worker, message: Any, room: int) -> None:
+        send(self, message, room)
+        if isinstance(message, TimeTableSets) and ENDLESS in [case for case, _ in message.cases]:
+            os.kill(self.process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Worker, "send", too_large)
+    monkeypatch.setattr(system, "available_bytes", lambda: GIB)
+    monkeypatch.setattr(backend, "seconds_a_set", 0.001)  # so that all are asked together
+    steps = [Step(FEW, 0), Step(ENDLESS, 0), Step(MANY, 0), Step(FEW, 1)]
+    costs = dict(measure(steps, backend))
+    assert (costs.pop(steps[1]).error or "").startswith("out of memory")
+    assert [cost.error for cost in costs.values()] == [None] * 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of FBGEMM
@@ -414,7 +442,7 @@ print([new_pages() for _ in range(8)])
 
 def test_other_glibc_settings_of_the_user_reach_the_workers() -> None:
     (ours,) = real_devices.kept_memory({}).values()
-    theirs = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=1::glibc.malloc.top_pad=0:glibc.rtld.nns=8"}
+    theirs = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=1::glibc.malloc.top_pad=0:glibc.rtld.nns=8"}
     merged = real_devices.kept_memory(theirs)
-    assert merged == {"GLIBC_TUNABLES": f"glibc.malloc.arena_max=1:glibc.rtld.nns=8:{ours}"}
+    assert merged == {"GLIBC_TUNABLES": f"glibc.malloc.tcache_count=1:glibc.rtld.nns=8:{ours}"}
     assert real_devices.kept_memory(merged) == merged

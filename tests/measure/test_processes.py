@@ -18,11 +18,13 @@ import pytest
 from helpers.limits import HANGS
 from helpers.processes import needs_proc
 from helpers.refusals import refused
+from neuroshard import system
 from neuroshard.core.errors import MeasureError
 from neuroshard.measure.workers import processes
 from neuroshard.measure.workers.processes import WorkerLost, WorkerPool
 
 FOR_EVER = 10 * HANGS
+MIB = 2**20
 
 
 def pool(function: object, *arguments: object, count: int = 1, timeout: float = HANGS) -> WorkerPool:
@@ -87,7 +89,12 @@ def test_modules_of_the_working_directory_do_not_take_the_place_of_pythons(
 @pytest.mark.parametrize(
     ("function", "message", "reasons"),
     [
-        (signal.raise_signal, signal.SIGKILL, ["SIGKILL"]),
+        (signal.raise_signal, signal.SIGKILL, ["out of memory", "SIGKILL"]),  # as the kernel kills
+        (
+            functools.partial(exec),
+            "import os; os.write(2, b'std::bad_alloc'); os.abort()",
+            ["out of memory", "SIGABRT"],
+        ),
         (os._exit, 3, ["exit code 3"]),
         (os.listdir, "/nowhere", ["FileNotFoundError", "/nowhere"]),
         (functools.partial(exec), "import os; os.write(2, b'the reason'); os.abort()", ["SIGABRT", "the reason"]),
@@ -104,12 +111,40 @@ def test_a_dead_worker_is_an_error_with_its_reason(
 
 
 @pytest.mark.slow
+@needs_proc
+def test_a_worker_takes_no_more_than_its_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the kernel would promise more; nothing is written, so this takes no memory."""
+    free = [1024 * MIB]
+    monkeypatch.setattr(system, "available_bytes", lambda: free[0])
+    workers = pool(functools.partial(exec), count=2)
+    try:
+        workers.ask(f"bytearray({400 * MIB})")
+        with refused(WorkerLost, "out of memory", "MemoryError"):
+            workers.ask(f"bytearray({600 * MIB})")
+        workers.ask(f"bytearray({600 * MIB})", count=1)  # alone
+        free[0] = 256 * MIB
+        with refused(WorkerLost, "out of memory", "MemoryError"):
+            workers.ask(f"bytearray({400 * MIB})", count=1)
+    finally:
+        workers.close()
+
+
+@pytest.mark.slow
+def test_of_ranks_that_lose_one_the_error_is_how_that_one_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "ENDS_SECONDS", HANGS)
+    ranks = pool(functools.partial(exec), count=2)
+    with refused(WorkerLost, "out of memory", "SIGKILL"):
+        ranks.ask_each(["raise OSError('connection reset')", "import os; os.kill(os.getpid(), 9)"])
+
+
+@pytest.mark.slow
 def test_a_hung_worker_is_killed_when_its_time_is_up_and_replaced() -> None:
     sleeper = pool(time.sleep, timeout=0.5)
     sleeper.start()
     first = process_ids(sleeper)
-    with refused(WorkerLost, "0.5 s"):
+    with refused(WorkerLost, "0.5 s") as raised:
         sleeper.ask(FOR_EVER)
+    assert "memory" not in str(raised.value)
     assert not any(map(exists, first))
     sleeper.timeout_seconds = HANGS
     try:
@@ -141,8 +176,9 @@ time.sleep(FOR_EVER)
 def test_garbage_for_an_answer_is_a_lost_worker(monkeypatch: pytest.MonkeyPatch, written: bytes, reason: str) -> None:
     monkeypatch.setattr(processes, "CLOSE_SECONDS", 1.0)
     babbling = pool(functools.partial(exec), timeout=HANGS if reason != "killed" else 2.0)
-    with refused(WorkerLost, reason):
+    with refused(WorkerLost, reason) as raised:
         babbling.ask(BABBLE.replace("WRITTEN", repr(written)).replace("FOR_EVER", repr(FOR_EVER)))
+    assert "memory" not in str(raised.value)  # killed by us
     assert babbling.workers == []
 
 

@@ -55,10 +55,10 @@ BAD: dict[str, list[object]] = {
     "pods": [0, -1, 2.5],
     "training_runtime": ["Not A Name", "a" * 60, "-a", "a-"],
     "measure_cpus": ["", "many", "-1", "16 "],
-    "measure_memory": ["", "128GiB", "lots"],
+    "measure_memory": ["", "128GiB", "lots", "128"],
     "measure_image": ["", "two words", "-x"],
     "step_cpus": ["", "two"],
-    "step_memory": ["8 Gi", ""],
+    "step_memory": ["8 Gi", "", "8192"],
     "step_image": ["", "a\nb"],
     "store_secret": ["Not A Secret", "a_b"],
 }

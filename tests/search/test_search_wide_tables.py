@@ -62,8 +62,8 @@ def test_tables_of_3000_and_4096_columns_are_in_shards_that_the_operator_holds(d
 
 def test_a_plan_by_costs_of_a_cpu_may_have_wide_shards() -> None:
     assert widths(search(task((table("a", 3000), table("c", 64)), 1), CPU, FEW), "a") == [3000]
-    tables = (table("a", 32_768), table("c", 64))  # where row-wise Adagrad ends the process
-    assert widths(search(task(tables, 1), CPU, FEW), "a") == [16_384, 16_384]
+    tables = (table("a", 20_000), table("c", 64))  # wider than the limit for CPUs
+    assert widths(search(task(tables, 1), CPU, FEW), "a") == [10_000, 10_000]
 
 
 def test_columns_without_equal_shards_are_one_shard_a_device() -> None:

@@ -11,11 +11,15 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import Tier
+from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.algorithms import Asked
+from neuroshard.search.notes import more_in_hbm_cost
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
+from neuroshard.search.tiers import search as tiers_search
+from neuroshard.search.tiers import toggle
 from neuroshard.search.tiers.options import DIVIDED
 from neuroshard.search.tiers.search import search_tiers
 from neuroshard.search.watch import Watch
@@ -168,3 +172,46 @@ def test_devices_may_have_different_memory(factors):
     in_level = plan.choice > DIVIDED  # which may cache more or less once devices divide what they have
     assert 0.97 * plan.cost <= plan.state.cost
     assert in_level.any() or plan.state.cost <= plan.cost * (1 + 1e-6)
+
+
+def one_large(seed: int) -> ShardingTask:
+    """A table that HBM does not hold, beside small ones that are read by other devices, which have room."""
+    rng = np.random.default_rng(seed)
+    tables = tuple(
+        Table(
+            name=f"t{number}",
+            rows=int(10 ** (rng.uniform(1, 4.5) if number else rng.uniform(6, 7.5))),
+            dim=int(rng.choice([16, 64, 128])),
+            pooling_factor=float(rng.integers(1, 20)),
+            access=f"zipf:{rng.uniform(0.6, 1.3):.2f}",
+        )
+        for number in range(7)
+    )
+    return ShardingTask(
+        tables=tables,
+        device_memory_bytes=(int(sum(table.memory_bytes for table in tables) * rng.choice([0.5, 0.2, 0.1])),) * 8,
+        host_memory_bytes=2**40,
+        batch_size=8192,
+        pipeline="sparse-dist",
+        topology=Topology(domain=1, local_world_size=1),
+        constraints=Constraints(tables=(TableRule(table="t0", max_shards=1),)),
+    )
+
+
+@pytest.mark.parametrize("simplicity", [0.0, 0.005])
+@pytest.mark.parametrize("seed", [6, 10])
+def test_small_tables_off_the_critical_path_are_in_hbm_where_it_has_room(seed, simplicity, monkeypatch):
+    monkeypatch.setattr(toggle, "MOST_TOGGLES", 24)
+    task = one_large(seed)
+    model, settings = analytic_model("h100", task.batch_size), replace(FEW, rounds=1, simplicity=simplicity)
+    plan = search(task, model, settings)
+    assert plan.task.constraints.beyond_hbm.keys() == {"t0"}
+    monkeypatch.setattr(tiers_search, "fewest_beyond", lambda problems, found, *_: found)
+    assert plan.cost_ms <= search(task, model, settings).cost_ms * (1 + simplicity)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0, False), (0.5, True)])
+def test_what_more_tables_in_hbm_cost_is_said(share, said):
+    lines = more_in_hbm_cost(5, 2.0, 3, 2.0 * (1 + share))
+    assert bool(lines) == said
+    assert all("3 tables beyond HBM instead of 5" in line and "50.00%" in line for line in lines)

@@ -16,8 +16,8 @@ from neuroshard.orders.options import OPTIONS, Option, with_options
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Flags of the command line, outside of the commands that a message quotes.
-_FLAG_OR_COMMAND = re.compile(r"`neuroshard [^`]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
+# Flags of the command line, with an amount if one follows, outside of the commands that a message quotes.
+_FLAG_OR_COMMAND = re.compile(r"`neuroshard [^`]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ([0-9][\w.%/@]*))?")
 _RENAMED = {option.flag.removeprefix("--"): name for name, option in OPTIONS.items() if option.flag}
 
 
@@ -47,8 +47,11 @@ def _argument(found: re.Match[str], parameters: Set[str], switches: Set[str]) ->
     """A flag as the argument that it is in Python; other commands and their flags as they are."""
     name = (found[1] or "").replace("-", "_")
     name = _RENAMED.get(name, name)
+    name = f"{name}s" if f"{name}s" in parameters else name  # `size` takes a list of what --model names
     if name not in parameters:
         return found[0]
+    if found[2]:
+        return f"{name}={found[2] if found[2].isdecimal() else repr(found[2])}"
     return f"{name}=True" if name in switches else name
 
 

@@ -42,7 +42,8 @@ def search(
     written there as plan.json. Progress goes to stderr unless `quiet`. Once `stop` is set, the best plan so far is returned.
 
     The options are those of the command. A SIZE is text as in "80GiB", or a number of bytes; a TIME "30s" or seconds, a SHARE
-    "0.5%" or 0.005, a RATE "400Gb/s". A list stands for what may be repeated, and for text with commas.
+    "0.5%" or 0.005, a RATE "400Gb/s". A list stands for what may be repeated, and for text with commas. `constraints` also takes
+    what is in a constraints.json, as a mapping, and `pin` a mapping such as {"user_*": [0, 1]}.
 
     OPTIONS
 

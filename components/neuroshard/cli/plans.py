@@ -9,6 +9,7 @@ from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
 from neuroshard.cli.options import AsJson, PlanFile, Seed, out_file, with_search_options
 from neuroshard.core.errors import UsageError
+from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes, parse_bytes
 
 
@@ -175,20 +176,33 @@ def price(
 ) -> None:
     """Price plans by one cost model: compute and all-to-all of every device in ms, and the slowest device."""
     from neuroshard import api
+    from neuroshard.core.comparable import other_groups, other_work
+    from neuroshard.files.plan import read_plan
     from neuroshard.report.numbers import against
 
-    priced = [(str(plan), api.price(plan, model)) for plan in plans]
+    read = [read_plan(plan) for plan in plans]
+    priced = [(str(file), api.price(plan, model)) for file, plan in zip(plans, read, strict=True)]
+    tasks = [plan.task for plan in read]
+    apart = [other_work(tasks[0], task) or other_groups(tasks[0], task) for task in tasks]
     if as_json:
-        say_json([{"file": file, **price.data} for file, price in priced])
+        several = len(priced) > 1
+        rows = zip(priced, apart, strict=True)
+        say_json(
+            [
+                {"file": file, **price.data} | ({"not_compared": why or None} if several else {})
+                for (file, price), why in rows
+            ]
+        )
         return
     if len(priced) == 1:
         say_text(str(priced[0][1]))
         return
+    for (file, _), why in zip(priced, apart, strict=True):
+        if why:
+            say_text("\n".join(wrapped(f"{file} is not compared with {priced[0][0]}: {why}")))
     say_text("\n\n".join(f"{file}:\n{price}" for file, price in priced))
     say_text("\npredicted, slowest device")
     reference = priced[0][1]
-    for file, price in priced:
-        change = against(price.cost_ms, reference.cost_ms, "{:.1%}".format)
-        if price.batch_size != reference.batch_size:
-            change = f"batch {price.batch_size:,}"  # other work, so the costs cannot be compared
+    for (file, price), why in zip(priced, apart, strict=True):
+        change = "not compared" if why else against(price.cost_ms, reference.cost_ms, "{:.1%}".format)
         say(f"{price.cost_ms:10.3f} ms  {'' if price is reference else change:<16} {file}")

@@ -9,6 +9,7 @@ from neuroshard.cli.app import command, note, say, say_text
 from neuroshard.cli.options import out_file, was_typed
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted
+from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import format_bytes, parse_bytes
 
 
@@ -55,6 +56,15 @@ def tables(
     ] = None,
     memory: Annotated[
         str | None, typer.Option(help="With --plan-out: memory of a device [default: what the planner planned with].")
+    ] = None,
+    local_world_size: Annotated[
+        int | None, typer.Option(help="With --plan-out: ranks of a host [default: all are on one].")
+    ] = None,
+    domain: Annotated[
+        int | None, typer.Option(help="With --plan-out: ranks that share fast links [default: those of a host].")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="With --plan-out: the network between domains, as for search: 50GB/s,0.06ms.")
     ] = None,
     check: Annotated[
         bool,
@@ -140,6 +150,9 @@ def tables(
         ("--plan-out", plan_out, "--from-stats", stats),
         ("--costs-out", costs_out, "--from-stats", stats),
         ("--memory", memory, "--plan-out", plan_out),
+        ("--local-world-size", local_world_size is not None, "--plan-out", plan_out),
+        ("--domain", domain is not None, "--plan-out", plan_out),
+        ("--network", network, "--plan-out", plan_out),
         ("--batch-size", batch_size is not None, "--access-from FILE", traces),
         ("--order", was_typed(context, "order"), "--access-from FILE", traces),
         ("--row-orders", row_orders, "--access-from", access_from),
@@ -190,7 +203,11 @@ def tables(
         with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
             if found.printed is not None and plan_out is not None:
                 memory_bytes = None if memory is None else parse_bytes(memory, "--memory")
-                plan = stats_plan(found.printed, imported.tables, found.where, memory_bytes)
+
+                def hosts(ranks: int) -> Topology | None:
+                    return topology_of(ranks, domain, local_world_size, network)
+
+                plan = stats_plan(found.printed, imported.tables, found.where, memory_bytes, hosts)
                 note(f"{plan_out}: {line}" for line in plan.provenance.notes)
                 write_plan(plan_out, plan)
             if found.printed is not None and costs_out is not None:

@@ -59,12 +59,22 @@ from neuroshard.client.torchrec_order import keep_output_order, output_order, wa
 from neuroshard.client.torchrec_shards import (
     check_held,
     check_widths,
+    on_gpus,
     parameter_sharding,
+    ranks_of_host,
     sharding_named,
     shards_by_table,
     shards_of,
 )
-from neuroshard.client.torchrec_tiers import check_caches, check_no_kernel, kernels, sharing_caches, tier_of
+from neuroshard.client.torchrec_tiers import (
+    DEFAULT_LOAD_FACTOR,
+    check_caches,
+    check_no_kernel,
+    kernels,
+    sharing_caches,
+    tier_of,
+    without_load_factor,
+)
 from neuroshard.client.torchrec_trainer import (
     Priced,
     as_trained,
@@ -87,6 +97,7 @@ from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing
+from neuroshard.core.topology import topology_of
 from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import tables_of
@@ -384,19 +395,25 @@ def from_torchrec(
     tables: Iterable[Table] | None = None,
     pipeline: str | None = None,
     host_memory_bytes: int | None = None,
+    local_world_size: int | None = None,
+    domain: int | None = None,
+    network: str | None = None,
 ) -> Plan:
     """A TorchRec plan for the embedding collections in `module` (which may be on the meta device), as a Plan.
 
-    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. With the trainer's `pipeline` (none,
-    sparse-dist, prefetch) memory counts what a step needs. With `host_memory_bytes`, what each host has for tables, tables may
-    be cached or in host memory; all ranks are taken to be on one host. TorchRec's plan says nothing about lookups: give `tables`
-    (from a tables.json, say) for the pooling factors; by default a table has one uniform lookup a feature. The plan carries no
-    predicted cost. Its notes name table-row-wise and grid tables, and cached ones that share a cache. A ShardingWarning names a
-    shard wider than the operator of GPUs holds.
+    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. `local_world_size` ranks are on a host, and
+    `domain` share fast links, by default those of a host; between domains is a `network` ("50GB/s,0.06ms"). Without any, all
+    ranks are taken to be on one host. With the trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step
+    needs. With `host_memory_bytes`, what each host has for tables, tables may be cached or in host memory. TorchRec's plan says
+    nothing about lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform
+    lookup a feature. The plan carries no predicted cost. Its notes name table-row-wise and grid tables, cached ones that share a
+    cache, and those that have FBGEMM's load factor, since the plan says none. A ShardingWarning names a shard on CPUs that is
+    wider than the operator of GPUs holds.
 
     Raises InvalidInput, which names table, rank and value, for missing or unknown tables, for other kernels and whatever else a
-    plan cannot keep of a ParameterSharding, for row blocks that TorchRec would place on other ranks, and for anything that makes
-    a plan invalid: a gap, an overlap, a rank beyond the devices, too little memory.
+    plan cannot keep of a ParameterSharding, for what `to_torchrec` would not give back (row blocks on other ranks or without
+    rows, means that TorchRec computes wrongly), and for anything that makes a plan invalid: a gap, an overlap, a rank beyond the
+    devices, too little memory. Raises UsageError for hosts, domains or a network that cannot be.
     """
     if not isinstance(sharding_plan, ShardingPlan):
         raise UsageError(f"{shown(sharding_plan)} is no ShardingPlan of TorchRec; give what its planner returned")
@@ -452,6 +469,7 @@ def from_torchrec(
         "constraints": {"tables": [*({"table": name, "data_parallel": True} for name in copied), *tiers]},
         "pipeline": pipeline,
         "host_memory_bytes": host_memory_bytes,
+        "topology": topology_of(len(device_memory_bytes), domain, local_world_size, network),
     }
     parsed = ShardingTask.parse(task, "the sharding plan's task")
     plan = Plan.parse(
@@ -461,19 +479,38 @@ def from_torchrec(
             "provenance": Provenance(
                 neuroshard_version=__version__,
                 algorithm="torchrec",
-                notes=tuple(_notes(kinds, left_out, sharing_caches(in_tiers))),
+                notes=tuple(_notes(kinds, left_out, sharing_caches(in_tiers), without_load_factor(in_tiers))),
             ),
         },
         "the sharding plan",
     )
-    if wide := fault_of_plan(plan, "cuda"):
-        warn(f"{wide}: on GPUs a trainer with this plan may learn nothing of these columns; on CPUs it is right")
-    if wrong := wrong_means(kinds, places):
-        warn(f"{wrong[0]}: a trainer with this plan computes other values than the model")
+    _check_comes_back(plan, module, places, ranks_of_host(sharding_plan), on_gpus(sharding_plan))
     return plan
 
 
-def _notes(kinds: Mapping[str, Sharding], left_out: Mapping[str, Sequence[str]], sharing: Sequence[str]) -> list[str]:
+def _check_comes_back(
+    plan: Plan, module: nn.Module, places: Mapping[str, TablePlace], host: int | None, on_gpus: bool
+) -> None:
+    """Raise InvalidInput for what `to_torchrec` would not give back of a TorchRec plan on hosts of so many ranks."""
+    whose = "the sharding plan"
+    shards = shards_by_table(plan, whose, host or plan.task.devices)
+    kinds = _sharding_types(plan, shards, places)
+    check_sequences(shards, kinds, places, whose)
+    check_processors(module, shards, kinds, places, whose)
+    if wrong := wrong_means(kinds, places):
+        raise InvalidInput(f"{wrong[0]}: a trainer with this plan computes other values than the model")
+    if on_gpus:
+        check_widths(plan, shards, "cuda", whose)
+    elif wide := fault_of_plan(plan, "cuda"):
+        warn(f"{wide}: on GPUs a trainer with this plan may learn nothing of these columns; on CPUs it is right")
+
+
+def _notes(
+    kinds: Mapping[str, Sharding],
+    left_out: Mapping[str, Sequence[str]],
+    sharing: Sequence[str],
+    by_default: Sequence[str],
+) -> list[str]:
     notes: dict[str, Sequence[str]] = {
         f"{one.on_hosts} ({one}): {{}}; to_torchrec accepts such tables for trainers whose hosts have as many ranks": [
             name for name, kind in kinds.items() if kind is one
@@ -484,6 +521,10 @@ def _notes(kinds: Mapping[str, Sharding], left_out: Mapping[str, Sequence[str]],
     notes["one cache for several tables, among them {}: the plan has a cache of its own for each, and is priced so"] = (
         sharing
     )
+    notes[
+        f"no load factor said of {{}}: {DEFAULT_LOAD_FACTOR}, which FBGEMM takes where the sharders' fused_params have no "
+        "cache_load_factor; if they do, set CacheParams(load_factor=…)"
+    ] = by_default
     notes |= {
         f"{field} of {{}} left out: it has no effect on tables in device memory": of for field, of in left_out.items()
     }

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.sharding_plan import placement
-from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingType
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan, ShardingType
 
 from neuroshard.client.torchrec_hosts import hosts_of
 from neuroshard.core.errors import InvalidInput
@@ -192,6 +192,25 @@ def sharding_named(parameter: ParameterSharding) -> Sharding:
     if parameter.sharding_type not in known:
         raise InvalidInput(f"a table is sharded {parameter.sharding_type!r}, which is none of {', '.join(known)}")
     return known[parameter.sharding_type]
+
+
+def ranks_of_host(plan: ShardingPlan) -> int | None:
+    """The ranks of a host, or of a domain, as a TorchRec plan shows them; None where it splits no table over those."""
+    found = [
+        sum(shard.shard_offsets[1] == 0 for shard in parameter.sharding_spec.shards)
+        for tables in plan.plan.values()
+        for parameter in tables.values()
+        if isinstance(parameter.sharding_spec, EnumerableShardingSpec) and sharding_named(parameter).over_domains
+    ]
+    return max(found, default=None)
+
+
+def on_gpus(plan: ShardingPlan) -> bool:
+    """Whether a TorchRec plan places shards on GPUs."""
+    specs = (parameter.sharding_spec for tables in plan.plan.values() for parameter in tables.values())
+    shards = (shard for spec in specs if isinstance(spec, EnumerableShardingSpec) for shard in spec.shards)
+    devices = (shard.placement.device() for shard in shards if shard.placement)
+    return any(device is not None and device.type == "cuda" for device in devices)
 
 
 def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[Shard]:

@@ -24,6 +24,7 @@ from neuroshard.core.text import counted, first_few
 from neuroshard.core.tiers import KERNELS, Cache, Tier, load_factor
 from neuroshard.core.value import shown
 
+DEFAULT_LOAD_FACTOR = 0.2  # of FBGEMM's caches (`cache_load_factor` of SplitTableBatchedEmbeddingBagsCodegen, 1.8)
 TIERS: Mapping[str, Tier] = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
@@ -102,8 +103,8 @@ def _other_cache(key: str, value: Any, table: Table, pipeline: Pipeline | None) 
 def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) -> dict[str, Any]:
     """The fields of a TableRule that say where a table of a TorchRec plan lies, in a trainer with this pipeline; none for HBM.
 
-    Raises InvalidInput for a cache that is no plan's: without a load factor (TorchRec then gives it that of other tables of its
-    operator), with one out of range, not LRU, in another precision, or with other prefetching than the pipeline's.
+    Raises InvalidInput for a cache that is no plan's: with a load factor out of range, not LRU, in another precision, or with
+    other prefetching than the pipeline's.
     """
     tier = TIERS.get(parameter.compute_kernel, "hbm")
     if tier == "hbm":
@@ -115,13 +116,10 @@ def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) ->
         )
     if tier != "cached":
         return {"tier": tier}
-    params = parameter.cache_params
-    if params is None or params.load_factor is None:
-        raise InvalidInput(
-            f"table {table.name!r} has kernel {parameter.compute_kernel} and no load factor: TorchRec gives it the one of other "
-            "tables of its operator; set CacheParams(load_factor=…)"
-        )
-    factor: object = params.load_factor  # TorchRec checks no types
+    params = parameter.cache_params or CacheParams()
+    factor: object = (
+        DEFAULT_LOAD_FACTOR if params.load_factor is None else params.load_factor
+    )  # TorchRec checks no types
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise InvalidInput(
             f"table {table.name!r} has load factor {shown(factor)}; it must be a number above 0 and at most 1"
@@ -140,7 +138,7 @@ def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) ->
             f"table {table.name!r} has prefetch_pipeline {params.prefetch_pipeline} in its cache_params, and the pipeline is "
             f"{pipeline}; say pipeline='prefetch' where the trainer prefetches, and set prefetch_pipeline accordingly"
         )
-    return {"tier": tier, "cached_rows": min(Cache(params.load_factor).slots(table.rows), table.rows)}
+    return {"tier": tier, "cached_rows": min(Cache(factor).slots(table.rows), table.rows)}
 
 
 def same_precision(said: object, element_bytes: int) -> bool:
@@ -152,16 +150,38 @@ def same_precision(said: object, element_bytes: int) -> bool:
 def sharing_caches(parameters: Mapping[str, tuple[object, ParameterSharding]]) -> list[str]:
     """Cached tables of a TorchRec plan that share one operator, and so one cache, with another. Of each table: what else tells
     its operator, and its parameters."""
-    operators = {
-        name: (kind, *_of_the_group(parameter.cache_params))
-        for name, (kind, parameter) in parameters.items()
-        if TIERS.get(parameter.compute_kernel) == "cached"
-    }
+    operators = _operators(parameters)
     tables = Counter(operators.values())
     return [name for name, operator in operators.items() if tables[operator] > 1]
 
 
+def without_load_factor(parameters: Mapping[str, tuple[object, ParameterSharding]]) -> list[str]:
+    """Cached tables of a TorchRec plan that have FBGEMM's load factor, as the plan says none.
+
+    Raises InvalidInput where another table of the operator has one, which TorchRec then gives both (`group_tables`)."""
+    operators = _operators(parameters)
+    said = {name: (of.cache_params.load_factor if of.cache_params else None) for name, (_, of) in parameters.items()}
+    stating = {operator: name for name, operator in operators.items() if said[name] is not None}
+    found = [name for name in operators if said[name] is None]
+    if mixed := next((name for name in found if operators[name] in stating), None):
+        raise InvalidInput(
+            f"table {mixed!r} has kernel {KERNELS['cached']} and no load factor: TorchRec gives it the one of other tables of "
+            f"its operator, as of {stating[operators[mixed]]!r}; set CacheParams(load_factor=…)"
+        )
+    return found
+
+
+def _operators(parameters: Mapping[str, tuple[object, ParameterSharding]]) -> dict[str, object]:
+    """The operator of each cached table."""
+    return {
+        name: (kind, *_of_the_group(parameter.cache_params))
+        for name, (kind, parameter) in parameters.items()
+        if TIERS.get(parameter.compute_kernel) == "cached"
+    }
+
+
 def _of_the_group(params: CacheParams | None) -> Collection[object]:
     """What TorchRec groups tables by, of cache parameters: all but the load factor, and statistics, which it does not read."""
-    fields = () if params is None else dataclasses.fields(params)
+    params = params or CacheParams()
+    fields = dataclasses.fields(params)
     return tuple(str(getattr(params, field.name)) for field in fields if field.name not in ("load_factor", "stats"))

@@ -1,33 +1,46 @@
 """When the predicted costs of two plans can be compared: one cost model predicted both, of the same work."""
 
+from collections.abc import Callable
+
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.topology import Topology
 
 # What changes a step's cost whatever the plan. The number of devices does too, but a step does the same work on more of them.
-WORK = {
-    "tables": "tables",
-    "global_batch_size": "batch sizes",
-    "topology_of_all": "topologies",
-    "collective_precision": "collective precisions",
-    "waits_for_input": "pipelines",
-    "hidden_ms": "dense times",
+WORK: dict[str, Callable[[ShardingTask], object]] = {
+    "tables": lambda task: task.tables,
+    "batch sizes": lambda task: task.global_batch_size,
+    "topologies": lambda task: _domains(task),
+    "collective precisions": lambda task: task.collective_precision,
+    "pipelines": lambda task: task.waits_for_input,
+    "dense times": lambda task: task.hidden_ms,
+    "steps between averagings": lambda task: task.groups and task.groups.sync_every,
 }
 
 
 def why_not_comparable(plan: Plan, other: Plan) -> str:
     """Why the costs that two plans carry cannot be compared; "" where they can."""
-    by = plan.provenance.cost_model
-    if by is None or by != other.provenance.cost_model:
-        return "the predictions are of other cost models"
-    return other_work(plan.task, other.task)
+    by, work = plan.provenance.cost_model, other_work(plan.task, other.task)
+    if by is not None and by == other.provenance.cost_model:
+        return work
+    models = "the predictions are of other cost models"
+    return f"{models}, and {work.removeprefix('the predictions are ')}" if work else models
 
 
 def other_work(task: ShardingTask, other: ShardingTask) -> str:
-    """Why costs of one cost model on two tasks cannot be compared; "" where they can."""
-    differing = next((noun for field, noun in WORK.items() if getattr(task, field) != getattr(other, field)), "")
-    if task.groups and other.groups and task.groups.sync_every != other.groups.sync_every:
-        differing = differing or "steps between averagings"
-    return f"the predictions are for other {differing}" if differing else ""
+    """Why costs of one cost model on two tasks cannot be compared; "" where they can. Who compares plans says it first."""
+    nouns = [noun for noun, of in WORK.items() if of(task) != of(other)]
+    if not (task.groups and other.groups):
+        nouns = [noun for noun in nouns if noun != "steps between averagings"]
+    if task.pipeline == other.pipeline:  # which waits in one topology, and not in another
+        nouns = [noun for noun in nouns if noun != "pipelines"]
+    return f"the predictions are for other {' and '.join(nouns)}" if nouns else ""
+
+
+def _domains(task: ShardingTask) -> Topology | None:
+    """The topology of all ranks; None where all are one domain, whatever their hosts."""
+    topology = task.topology_of_all
+    return None if topology is None or topology.domains(task.ranks) == 1 else topology
 
 
 def other_groups(task: ShardingTask, other: ShardingTask) -> str:

@@ -16,9 +16,9 @@ On CUDA, above 1,024 columns (read in v1.0 to v1.8, and in August 2026):
 None of it was tried on a GPU here, a plan does not know which FBGEMM a trainer has, and the guard takes 1,024 for all fused
 kinds. So 1,024 holds for all kinds and versions: a search loses little, since it cuts wider tables.
 
-On CPUs (tried with 1.8): all kinds of 512 to 65,536 columns in fp32, and up to 4,096 in fp16, give what torch gives, with all
-three optimizers; but pooled tables in row-wise Adagrad end the process with a segmentation fault in backward from 32,680 on.
-That is code made for the processor, so half of it is the limit.
+On CPUs (tried with 1.8): all kinds of 512 to 16,384 columns in fp32, and up to 4,096 in fp16, give what torch gives, with all
+three optimizers; sequences and data-parallel tables up to 65,536. The code of pooled tables is made for the processor when it
+runs, and may end the process far above, so 16,384 is the limit.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -69,7 +69,7 @@ NARROW_DIM = (
 MOST_ROWS_OF_INT32 = 2**31 - 1
 WHY: Mapping[Device, str] = {
     "cuda": "FBGEMM's CUDA operator holds {:,} columns (above, lookups may come back as zeros)",
-    "cpu": "FBGEMM's CPU operator holds {:,} columns (much wider ones end the process in row-wise Adagrad)",
+    "cpu": "FBGEMM's CPU operator holds {:,} columns (far above, it may end the process)",
 }
 
 

@@ -13,18 +13,25 @@ GRADIENTS = 2
 
 class Memory(NamedTuple):
     """Bytes of parts of tables. In HBM: weights, or their cache, the optimizer's state, and what a step needs for them; and what
-    they take of the `host`'s memory; and the `id_map` of tables that give rows to ids as they train."""
+    they take of the `host`'s memory; and the `id_map` of tables that give rows to ids as they train. Of a device also `row_maps`:
+    of ids to rows by access (core/parts.py)."""
 
     weights: int
     optimizer: int
     step: int
     host: int = 0
     id_map: int = 0
+    row_maps: int = 0
+
+    @property
+    def maps(self) -> int:
+        """All maps of ids."""
+        return self.id_map + self.row_maps
 
     @property
     def total(self) -> int:
         """In HBM."""
-        return self.weights + self.optimizer + self.step + self.id_map
+        return self.weights + self.optimizer + self.step + self.maps
 
 
 class Part(NamedTuple):

@@ -5,10 +5,13 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.part import Memory, Part
@@ -304,7 +307,7 @@ class Plan(Value):
         return tuple(counts[device] for device in range(self.task.devices))
 
     def memory_bytes(self) -> tuple[int, ...]:
-        """Weights, optimizer state and what a step needs on each device, in bytes."""
+        """Weights, optimizer state, maps of ids and what a step needs on each device, in bytes."""
         return tuple(memory.total for memory in self.device_memory())
 
     def device_memory(self) -> tuple[Memory, ...]:
@@ -405,6 +408,20 @@ class Plan(Value):
         (model_copy) is not checked."""
         return type(self).from_json(self.canonical_json(), where)
 
+    def save(self, path: "str | PathLike[str]") -> None:
+        """Write plan.json, as `neuroshard search -o` does. Raises NeuroshardError for a path that cannot be written.
+
+        The lists of hot rows that a plan with row orders names are not in it, which a note says: `neuroshard.search(..., out=)`
+        writes both.
+        """
+        from neuroshard.files.plan import write_plan
+
+        write_plan(Path(path), self)
+        if self.task.orders:
+            log(
+                f"note: {path} names lists of hot rows, which are not in it: search with out=, or put their folder beside it"
+            )
+
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
         """A plan from the bytes of a plan.json. Raises InvalidInput or NewerFormat in one line that names `where`."""
@@ -489,11 +506,11 @@ def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
 
 
 def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, ...]:
-    """What takes the memory of each device that holds these shards."""
+    """What takes the memory of each device that holds these shards, beside what is reserved."""
     used = [[0] * len(Memory._fields) for _ in range(task.devices)]
     for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
         used[shard.device] = [sum(pair) for pair in zip(used[shard.device], memory, strict=True)]
-    found = tuple(Memory(*parts) for parts in used)
+    found = tuple(Memory(*parts)._replace(row_maps=task.by_access.map_bytes) for parts in used)
     if task.step_ledger is None or task.pipeline is None:
         return found
     return tuple(memory._replace(step=peak.nbytes) for memory, peak in zip(found, peaks_of(task, shards), strict=True))

@@ -371,9 +371,8 @@ class ShardingTask(Value):
 
     @property
     def usable_bytes(self) -> tuple[int, ...]:
-        """Memory of each device that is for tables: beside what is reserved, and maps of ids to rows by access."""
-        maps = self.by_access.map_bytes
-        return tuple(max(memory - self.constraints.reserved(memory) - maps, 0) for memory in self.device_memory_bytes)
+        """Memory of each device that is not reserved: for tables, and for maps of ids to rows by access."""
+        return tuple(max(memory - self.constraints.reserved(memory), 0) for memory in self.device_memory_bytes)
 
     def memory(self, part: Part) -> Memory:
         """What a part of one of its tables takes of a device, and of its host."""
@@ -509,9 +508,9 @@ class ShardingTask(Value):
     @property
     def placeable_bytes(self) -> tuple[int, ...]:
         """Memory of each device for the tables that are placed."""
-        copies, mapped, step = self.copies_bytes, self.mapped_bytes, self.least_step_bytes + self._kept_free
+        taken = self.copies_bytes + self.by_access.map_bytes + self.least_step_bytes + self._kept_free
         return tuple(
-            max(usable - copies - own - step, 0) for usable, own in zip(self.usable_bytes, mapped, strict=True)
+            max(usable - taken - own, 0) for usable, own in zip(self.usable_bytes, self.mapped_bytes, strict=True)
         )
 
     @property

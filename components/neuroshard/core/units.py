@@ -16,13 +16,14 @@ _FACTORS = {
     **{f"{p}B": 1000**i for i, p in enumerate("KMGTP", 1)},
 }
 _ROUNDED: dict[str, Callable[[float], float]] = {"nearest": float, "up": math.ceil, "down": math.floor}
+FEWEST_BARE = 1_000_000  # bytes that a number without a unit can mean: 80 and 81920 are meant in GiB and MiB
 _BYTES = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 _BY_LOWER = {unit.lower(): factor for unit, factor in _FACTORS.items()}
 
 
 def parse_bytes(text: str, option: str = "", *, least: int = 1) -> int:
     """`"32GiB"`, `"1.5 TB"` or `"34359738368"` as bytes. Raises UsageError, which begins with `option`, also for fewer than
-    `least`."""
+    `least`, and for a number without a unit that is too small to be of bytes."""
     begins = f"{option}: " if option else ""
     match = _BYTES.fullmatch(text)
     factor = _BY_LOWER.get(match.group(2).lower()) if match else None
@@ -34,6 +35,12 @@ def parse_bytes(text: str, option: str = "", *, least: int = 1) -> int:
     if not math.isfinite(value) or value < least or value > 2**63:
         raise UsageError(
             f"{begins}{shown(text)} is not a usable amount of memory; write at least one byte, as in 32GiB"
+        )
+    if not match.group(2) and 0 < value < FEWEST_BARE:
+        number, unit = match.group(1), "GiB" if value < 1024 else "MiB"
+        raise UsageError(
+            f"{begins}{shown(text)} has no unit, so it is read as {number} bytes, too few to be meant; write {number}{unit}, or "
+            f"{number}B"
         )
     return int(value)
 

@@ -110,7 +110,7 @@ def decode_json(data: bytes, where: str) -> Any:
     except UnicodeEncodeError:
         raise InvalidInput(f"{where}: not usable JSON: half a surrogate pair (\\ud800 or the like)") from None
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{where}: not UTF-8 text (byte {error.start}); is it a JSON file?") from None
+        raise InvalidInput(f"{where}: not UTF-8 text (byte {error.start}); if it is JSON, save it as UTF-8") from None
     except json.JSONDecodeError as error:
         end = _way_out(error)
         raise InvalidInput(f"{where}: not JSON: {error.msg} at line {error.lineno} column {error.colno}{end}") from None
@@ -129,6 +129,8 @@ def _way_out(error: json.JSONDecodeError) -> str:
         return "; the file is cut off"
     if after.startswith(("//", "/*", "#")):
         return "; JSON has no comments: take them out"
+    if error.msg == "Extra data" and after[0] in "{[":
+        return "; one value a line is not read: make it a list, [ … , … ]"
     return "; take out the comma after the last value" if before.endswith(",") and after[0] in "]}" else ""
 
 

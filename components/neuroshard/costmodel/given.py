@@ -183,7 +183,7 @@ def _read_csv(path: Path) -> dict[str, Any]:
         check_once(reader.fieldnames or (), path)
         lines = list(reader)
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); if it is CSV, save it as UTF-8") from None
     except csv.Error as error:
         raise InvalidInput(f"{path}: not CSV: {error}") from None
     tables: list[dict[str, Any]] = []

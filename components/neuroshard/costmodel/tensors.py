@@ -29,7 +29,9 @@ def from_tensors(data: bytes, all_to_all: bool, where: str, features: int) -> Ne
     try:
         tensors: dict[str, Floats] = load(data)
     except (SafetensorError, KeyError) as error:  # KeyError: an element type that NumPy lacks
-        raise InvalidInput(f"{where}: not a whole safetensors file ({error}); copy or train the model again") from None
+        raise InvalidInput(
+            f"{where}: cut off, or no safetensors that are read here ({error}); copy or train the model again"
+        ) from None
     blank = blank_nets(all_to_all, rates=RATES in tensors, features=features)
     expected = dict(_leaves(blank))
     for name in sorted(expected.keys() ^ tensors.keys()):

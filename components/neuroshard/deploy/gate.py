@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from neuroshard.core.comparable import other_groups, why_not_comparable
+from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import every
@@ -336,7 +336,8 @@ def _comparison(plan: Plan, gate: Gate, live_plan: Plan | None, why_not: str) ->
         cost = gate.price(live_plan, plan)
         if cost is None or not math.isfinite(cost):
             return "not compared: the cost model cannot price the live plan", None
-        return "the live plan was priced again, on today's tables with the plan's own cost model", cost
+        apart = other_work(plan.task, live_plan.task).replace("the predictions are", "; the plans are")
+        return f"the live plan was priced again, on today's tables with the plan's own cost model{apart}", cost
     if why := why_not_comparable(plan, live_plan):
         return f"not compared: {why} (--model prices both for today's task)", None
     return "both carry the predictions of one cost model, on the same tables", live_plan.cost_ms

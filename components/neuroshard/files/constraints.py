@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_serializer, field_validator, model_validator
 
 from neuroshard.core.constraints import Constraints, DeviceNumber, LeastDim, MostShards, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -20,7 +20,7 @@ from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import Tier
-from neuroshard.core.units import parse_bytes, parse_percent
+from neuroshard.core.units import FEWEST_BARE, parse_bytes, parse_percent
 from neuroshard.core.value import Switch, Value, Whole, check_format, decode_json, explain, shown
 from neuroshard.files.disk import read_bytes
 
@@ -90,23 +90,30 @@ class ConstraintsFile(Value):
     @field_validator("reserve", mode="before")
     @classmethod
     def _reserve(cls, reserve: Any) -> Any:
-        if isinstance(reserve, str):
-            try:
-                return parse_bytes(reserve)
-            except UsageError as error:
-                raise ValueError(str(error)) from None
         number = isinstance(reserve, int | float) and not isinstance(reserve, bool)
-        if not (number and reserve >= 0 and reserve % 1 == 0):
+        if not isinstance(reserve, str) and not (number and reserve >= 0 and reserve % 1 == 0):
             raise ValueError(
                 f"must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not {shown(reserve)}"
             )
-        return int(reserve)
+        try:
+            return parse_bytes(reserve) if isinstance(reserve, str) else parse_bytes(str(int(reserve)), least=0)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+    @field_serializer("reserve")
+    def _reserve_that_is_read(self, reserve: int) -> int | str:
+        return f"{reserve}B" if 0 < reserve < FEWEST_BARE else reserve
 
 
 def read_constraints(path: Path) -> tuple[ConstraintsFile, tuple[str, ...]]:
     """The constraints of a constraints.json, and a note on unknown keys. Raises InvalidInput or NewerFormat in one line."""
     where = str(path)
-    raw = check_format(decode_json(read_bytes(path), where), CONSTRAINTS_FORMAT, where)
+    return constraints_of(decode_json(read_bytes(path), where), where)
+
+
+def constraints_of(data: object, where: str) -> tuple[ConstraintsFile, tuple[str, ...]]:
+    """The same of what is in a constraints.json."""
+    raw = check_format(data, CONSTRAINTS_FORMAT, where)
     given = ConstraintsFile.parse(raw, where)
     of_rules = {key for rule in raw.get("tables", ()) for key in rule} - MatchedRule.model_fields.keys()
     unknown = sorted(raw.keys() - ConstraintsFile.model_fields.keys()) + [

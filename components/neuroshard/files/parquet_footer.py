@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from neuroshard.core.errors import InvalidInput
 
 BYTE_ARRAY, FIXED_LENGTH = 6, 7  # parquet.thrift's Type
+DICTIONARY, DELTA_LENGTH, DELTA_TEXT = (2, 8), 6, 7  # and its Encoding
 
 
 class Chunk(NamedTuple):
@@ -20,6 +21,7 @@ class Chunk(NamedTuple):
     values: int
     nbytes: int
     value_bytes: int  # of a value of fixed length
+    encodings: frozenset[int]
 
 
 class Footer(NamedTuple):
@@ -35,7 +37,7 @@ def read_footer(path: Path) -> Footer:
         end = file.read()
         length = int.from_bytes(end[:4], "little")
         if len(end) < 8 or end[4:] != b"PAR1" or length > size - 8:
-            raise InvalidInput(f"{path}: not a whole Parquet file (it has no footer); make it again")
+            raise InvalidInput(f"{path}: not a whole Parquet file (it has no footer, so it was cut off); make it again")
         file.seek(size - 8 - length)
         data = file.read(length)
     try:
@@ -50,7 +52,7 @@ def read_footer(path: Path) -> Footer:
 def _chunk(fields: dict[int, Any], longest: int) -> Chunk:
     path = tuple(part.decode() for part in fields[3])
     width = longest if fields[1] == FIXED_LENGTH else 0
-    return Chunk(path, fields[1] == BYTE_ARRAY, int(fields[5]), int(fields[6]), int(width))
+    return Chunk(path, fields[1] == BYTE_ARRAY, int(fields[5]), int(fields[6]), int(width), frozenset(fields[2]))
 
 
 class _Compact:

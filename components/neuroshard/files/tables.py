@@ -11,7 +11,19 @@ from neuroshard.files.disk import read_bytes, write_bytes
 
 TABLES_FORMAT = 1
 # Keys that say how a table is read in words of other programs, and what they say where they change nothing
-IMPORTS_ONLY = {"sequence": (False, 0), "num_features": (1,), "is_weighted": (False, 0)}
+IMPORTS_ONLY: dict[str, tuple[object, ...]] = {
+    "num_embeddings": (),
+    "embedding_dim": (),
+    "sequence": (False, 0),
+    "num_features": (1,),
+    "feature_names": ([],),
+    "is_weighted": (False, 0),
+    "data_type": ("FP32", "fp32"),
+    "dtype": ("fp32", "float32"),
+    "bytes_per_element": (4,),
+    "num_embeddings_post_pruning": (),
+    "use_virtual_table": (False, 0),
+}
 
 
 def read_tables(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
@@ -22,9 +34,9 @@ def read_tables(path: Path) -> tuple[tuple[Table, ...], tuple[str, ...]]:
         raise InvalidInput(f"{where}: is a plan, not tables; give the tables.json that it was searched for")
     if not isinstance(raw.get("tables"), list):
         raise InvalidInput(f'{where}: expected {{"tables": [...]}}, found tables = {shown(raw.get("tables"))}')
-    tables = tuple(parse_table(entry, f"{where}: tables[{index}]") for index, entry in enumerate(raw["tables"]))
     for index, entry in enumerate(raw["tables"]):
         _refuse_imports(entry, f"{where}: tables[{index}]", where)
+    tables = tuple(parse_table(entry, f"{where}: tables[{index}]") for index, entry in enumerate(raw["tables"]))
     try:
         check_distinct(tables)
     except ValueError as error:
@@ -44,10 +56,11 @@ def parse_table(entry: Any, where: str) -> Table:
     return Table.parse(entry, f"{where} ({name})" if isinstance(name, str) and name else where)
 
 
-def _refuse_imports(entry: Mapping[str, Any], where: str, path: str) -> None:
+def _refuse_imports(entry: Any, where: str, path: str) -> None:
     """Raise InvalidInput for a table that says what only an import understands: without that it is another table."""
-    for key, usual in IMPORTS_ONLY.items():
-        if entry.get(key) is not None and entry[key] not in usual:
+    for key, usual in IMPORTS_ONLY.items() if isinstance(entry, Mapping) else ():
+        one_feature = key == "feature_names" and isinstance(entry.get(key), list) and len(entry[key]) == 1
+        if entry.get(key) is not None and entry[key] not in usual and not one_feature:
             raise InvalidInput(
                 f"{where}: {key} = {shown(entry[key])} is read by an import only: neuroshard tables --from {path} -o tables.json"
             )

@@ -130,7 +130,8 @@ def _opened(path: Path) -> Iterator[Any]:
             _check_version(file.metadata(), str(path))
             yield file
     except SafetensorError as error:
-        raise InvalidInput(f"{path}: not a whole safetensors file ({str(error).splitlines()[0]:.120})") from None
+        said = f"cut off, or no safetensors that are read here ({str(error).splitlines()[0]:.120})"
+        raise InvalidInput(f"{path}: {said}; write it as `neuroshard tables --traces` does") from None
 
 
 def check_lookups(lookups: Lookups, where: str) -> None:

@@ -27,12 +27,15 @@ from neuroshard.measure.bench import bench_of
 from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine
 from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.timing.all_to_all import (
+    BUFFERS,
     CALM_TRIALS,
+    REFERENCE_DIM,
     RankTiming,
     TimeAllToAll,
     TimeReorder,
     reference_all_to_all,
 )
+from neuroshard.measure.timing.fbgemm import BACKWARD_BYTES
 from neuroshard.measure.timing.harness import collective_cost
 from neuroshard.measure.timing.steps import TimeSteps
 from neuroshard.measure.timing.table_sets import ProbeCpu, TimeBeyondHbm, TimeTableSets
@@ -43,8 +46,10 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if Path("/sys/class/net/lo").exists() el
 
 # How glibc manages a worker's memory. By default it returns freed memory to Linux, depending on what was freed before, and the
 # next step pays for new pages; with these settings it keeps everything below its highest threshold. Huge pages make processes
-# equally fast: small pages are spread over memory differently in each process.
+# equally fast: small pages are spread over memory differently in each process. Threads share one arena: an arena of its own takes
+# 64 MiB of what a process may take (`system.take_no_more`), and hardly uses them.
 MEMORY = {
+    "glibc.malloc.arena_max": 1,
     "glibc.malloc.hugetlb": 1,
     "glibc.malloc.mmap_threshold": 32 * 2**20,
     "glibc.malloc.trim_threshold": 2**40,
@@ -53,7 +58,7 @@ MEMORY = {
 # To find how fast the CPU is in calm when a run begins. Twelve trials of 5 s, a second apart, were within 3 %.
 CALM_SECONDS = 10.0
 CALM_SHARE = 0.05  # of a budget, at most
-LOOKUP_BYTES = 32  # of one lookup in a worker: an index of 8 bytes as it is drawn, joined, and copied by torch
+LOOKUP_BYTES = 16 + BACKWARD_BYTES  # in a worker: an index of 8 bytes as it is drawn, and joined; and in backward
 TURNS_SECONDS = 5.0  # for all table sets that are measured in turns: a killed run loses this much
 
 
@@ -77,7 +82,9 @@ class RealDevices:
         self.repeats = settings.repeats
         buffers = buffer_bytes(cases.compute, settings.optimizer, limit)
         machine.check_room(sum(buffers))
-        self.apart = machine.apart(sum(buffers), max(self.counts, default=0))
+        ranks = max(self.counts, default=0)
+        widest = max([REFERENCE_DIM, *(max(case.device_dims) for case in cases.collective)])
+        self.apart = machine.apart(sum(buffers) + ranks * BUFFERS * 4 * settings.batch_size * widest, ranks)
         serving = (settings, limit, *buffers)
         workers = machine.concurrency()
         environment = {"OMP_NUM_THREADS": str(settings.threads), **LOOPBACK, **kept_memory(os.environ)}

@@ -122,6 +122,27 @@ def _size_of_groups(name: str, value: object) -> int | str:
     return take.whole(name, value, 2, MAX_DEVICES)
 
 
+def _constraints(name: str, value: object) -> Path | Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    return Path(take.name(name, value, "the path of a constraints.json, or a mapping as is in one"))
+
+
+def _pins(name: str, value: object) -> list[str]:
+    """As the command line takes them, of a list of such or of a mapping: {"user_*": [0, 1], "user_id": "host:2"}."""
+    if not isinstance(value, Mapping):
+        return take.several(name, value)
+    pins = []
+    for table, at in value.items():
+        places = [*at] if isinstance(at, list | tuple) else [at]
+        if not isinstance(table, str) or any(isinstance(one, bool) or not str(one).strip() for one in places):
+            raise UsageError(
+                f"{name} is a mapping from tables to devices, as in {{'user_*': [0, 1]}}, not {shown(value)}"
+            )
+        pins.append(f"{table}={','.join(map(str, places))}")
+    return pins
+
+
 def _previous(name: str, value: object) -> Plan | Path:
     return value if isinstance(value, Plan) else take.plan_file(name, value)
 
@@ -162,9 +183,9 @@ class SearchOptions(_Needed, total=False):
         _setting(take.duration, "TIME", field="time_budget_s"),
     ]
     constraints: Annotated[
-        FilePath | None,
+        FilePath | Mapping[str, Any] | None,
         "constraints.json: pins, tables kept together, least widths (docs/formats.md).",
-        Option(Path, "FILE"),
+        Option(_constraints, "FILE", kind=Path),
     ]
     pipeline: Annotated[
         str,
@@ -260,9 +281,9 @@ class SearchOptions(_Needed, total=False):
         _rule(_amounts("'column-wise,row-wise'"), "TYPES"),
     ]
     pin: Annotated[
-        Sequence[str],
+        Sequence[str] | Mapping[str, int | str | Sequence[int | str]],
         "Devices that may hold tables: 'user_*=0,1', or user_id=host:2; may be repeated.",
-        _rules(word="TABLE=DEVICES"),
+        _rules(word="TABLE=DEVICES", reads=_pins, kind=list[str]),
     ]
     together: Annotated[
         Sequence[str], "Tables to keep on one device: user_id,user_history; may be repeated.", _rules(word="TABLES")
@@ -287,7 +308,7 @@ class SearchOptions(_Needed, total=False):
     ]
     simplicity: Annotated[
         Amount,
-        "Most that a plan may cost above the cheapest to have fewer cuts; 0 takes the cheapest.",
+        "Most that a plan may cost above the cheapest to have fewer cuts, or tables beyond HBM; 0 takes the cheapest.",
         _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=str),
     ]
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]

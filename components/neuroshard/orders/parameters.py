@@ -143,6 +143,9 @@ def _json(value: Any) -> Any:
 
 
 _quantity = _matches(QUANTITY, "an amount as Kubernetes writes it, as in 16, 500m or 128Gi")
+_memory = _matches(
+    re.compile(rf"(?![0-9]{{1,6}}$)({QUANTITY.pattern})"), "an amount of memory as Kubernetes writes it, as in 128Gi"
+)
 _image = _matches(IMAGE, "the name of an image, as in registry/neuroshard-gpu:0.1.0")
 
 CHECKS: Mapping[str, Check] = {
@@ -174,10 +177,10 @@ CHECKS: Mapping[str, Check] = {
         may_be_empty=True,
     ),
     "measure_cpus": _quantity,
-    "measure_memory": _quantity,
+    "measure_memory": _memory,
     "measure_image": _image,
     "step_cpus": _quantity,
-    "step_memory": _quantity,
+    "step_memory": _memory,
     "step_image": _image,
     "store_secret": _matches(SUBDOMAIN, "the name of a secret", longest=253, may_be_empty=True),
 }

@@ -1,5 +1,6 @@
 """The order of one search: its options, checked, as what reads them wants them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.task import dense_time_fault
 from neuroshard.core.topology import Topology, near_ranks, topology_of
 from neuroshard.core.units import parse_memory
-from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
+from neuroshard.core.value import decode_json, shown
+from neuroshard.files.constraints import ConstraintsFile, constraints_of, read_constraints, with_flags
 from neuroshard.orders.options import AUTO, OPTIONS, Part
 
 
@@ -120,6 +122,16 @@ def groups_fault(ranks: int, size: int, topology: Topology) -> str:
     return faults[0] if all(faults) else ""
 
 
+def _as_json(given: Mapping[str, Any]) -> object:
+    """What a file with this would hold. Raises UsageError where none can."""
+    try:
+        return decode_json(json.dumps(dict(given)).encode(), "constraints")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"constraints is a mapping as is in a constraints.json ({error}), not {shown(given)}"
+        ) from None
+
+
 # options of a search, and what groups of ranks cannot have
 _NOT_IN_GROUPS = (
     ("host_memory", "--host-memory", "TorchRec averages what lies in host memory, not what caches hold"),
@@ -127,7 +139,10 @@ _NOT_IN_GROUPS = (
 )
 
 
-def _read(path: Path) -> ConstraintsFile:
-    constraints, notes = read_constraints(path)
+def _read(given: Path | Mapping[str, Any]) -> ConstraintsFile:
+    if isinstance(given, Path):
+        constraints, notes = read_constraints(given)
+    else:
+        constraints, notes = constraints_of(_as_json(given), "constraints")
     log(*(f"note: {note}" for note in notes))
     return constraints

@@ -188,7 +188,7 @@ def size_order(
         raise TypeError(f"size() got an unexpected keyword argument {min(unknown)!r}")
     names = [*dict.fromkeys(models)]
     if not names:
-        raise UsageError("name a cost model of each kind of hardware: --model analytic:h100 --model analytic:b200")
+        raise UsageError("name a cost model of each kind of hardware, as analytic:h100 and analytic:b200 (--model)")
     if batch_per_device is not None:
         take.whole("batch_per_device", batch_per_device, 1)
         if search.get("batch_size") is not None:

@@ -5,7 +5,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from neuroshard.core.comparable import other_groups, why_not_comparable
+from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.moves import bytes_by_device, changed_state, moves
 from neuroshard.core.output_order import reordered
@@ -150,8 +150,13 @@ def _live_ms(plan: Plan, there: LivePlan, model: CostModel | None) -> tuple[tupl
         prices = price_shards(model, plan.task.held_as(task), live.shards)
         if prices is None:
             return None, "not compared in ms: the live plan splits tables row-wise, which given costs do not cover"
+        apart = other_work(live.task, plan.task).replace("the predictions are", "the plans are")
         return tuple(short(prices.total_ms)), "; ".join(
-            ["both are priced on today's tables by this plan's cost model", *drifted]
+            [
+                *([apart] if apart else []),
+                "both are priced for this plan's task and tables by its cost model",
+                *drifted,
+            ]
         )
     if why := why_not_comparable(plan, live):
         return None, f"not compared in ms: {why}; --model prices both for this plan's task"

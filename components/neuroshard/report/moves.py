@@ -123,10 +123,7 @@ def diff_text(
     data = _diff(old, new, found, _predictions(old, new, model))
     moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
     moved = f"{format_bytes(data['moved_bytes'])} to move in {counted(len(moving), 'piece')}"
-    lines = [
-        f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {moved}",
-        *_gain_lines(data),
-    ]
+    lines = [f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {moved}", *_gain_lines(data)]
     for names, what in ((data["tables_new"], "new"), (data["tables_gone"], "no longer there")):
         if names:
             some = f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''}"
@@ -184,9 +181,10 @@ def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]
 
 
 def _gain_lines(data: dict[str, Any]) -> list[str]:
+    apart = wrapped(f"  not comparable: {data['not_compared']}", indent=4) if data["not_compared"] else []
     if data["old_ms"] is None or data["new_ms"] is None:
-        return ["  a plan carries no prediction, so what is gained is not known"]
+        return [*apart, "  a plan carries no prediction, so what is gained is not known"]
     line = f"  predicted cost (slowest device): {data['old_ms']:.3f} ms -> {data['new_ms']:.3f} ms a step"
     if data["gain_ms"] is None:
-        return [line, f"  not comparable: {data['not_compared']}"]
+        return [*apart, line]
     return [f"{line}, {abs(data['gain_ms']):.3f} ms {'less' if data['gain_ms'] >= 0 else 'more'}"]

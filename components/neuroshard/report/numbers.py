@@ -62,7 +62,7 @@ def memory_counts(plan: Plan) -> str:
     if plan.task.mapped:
         what += "; id maps, and what is remembered of ids until they are evicted"
     if maps := plan.task.by_access.map_bytes:
-        what += f"; {format_bytes(maps)} of the reserve are for maps of ids to rows by access"
+        what += f"; {format_bytes(maps)} for maps of ids to rows by access"
     return what + _copies_counted(plan.parted)
 
 

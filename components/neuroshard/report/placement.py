@@ -22,7 +22,7 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
         "weights": [device.weights - cache for device, cache in zip(memory, caches, strict=True)],
         **({"caches": caches} if any(caches) else {}),
         "optimizer": [device.optimizer for device in memory],
-        **({"maps": [device.id_map for device in memory]} if plan.task.mapped else {}),
+        **({"maps": [device.maps for device in memory]} if any(device.maps for device in memory) else {}),
         "step": [device.step for device in memory],
         "limit": list(plan.task.usable_bytes),
     }

@@ -47,6 +47,7 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
         "groups": "none" if plan.task.groups is None else plan.task.groups.text(plan.task.devices),
+        "pipeline": plan.task.pipeline or NOT_KNOWN,
         "batch": f"{plan.task.global_batch_size:,}",
         "collectives": plan.task.collective_precision.text if plan.task.collective_precision else "fp32",
         "found by": plan.provenance.algorithm,

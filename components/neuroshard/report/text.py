@@ -147,14 +147,14 @@ def _bar_lines(plan: Plan) -> list[str]:
 
 def _memory_lines(plan: Plan) -> list[str]:
     """What takes the memory of the devices, and what is left of it."""
-    maps = ["id maps"] if plan.task.mapped else []
+    memory, usable = plan.device_memory(), plan.task.usable_bytes
+    maps = ["id maps"] if any(held.maps for held in memory) else []
     names = ("weights", "optimizer", *maps, "step", "reserve", "left", "of")
     lines = [" ".join(["device", *(f"{part:>11}" for part in names)])]
-    memory, usable = plan.device_memory(), plan.task.usable_bytes
     for device in devices_shown(plan):
         limit = plan.task.device_memory_bytes[device]
         held = memory[device]
-        of_maps = [held.id_map] if maps else []
+        of_maps = [held.maps] if maps else []
         parts = (held.weights, held.optimizer, *of_maps, held.step, limit - usable[device])
         lines.append(
             " ".join([f"{device:>6}", *(f"{format_bytes(n):>11}" for n in (*parts, limit - sum(parts), limit))])

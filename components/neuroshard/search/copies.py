@@ -32,11 +32,12 @@ def check_copies(task: ShardingTask, device: Device, *, assumed: bool) -> None:
                 f"table {table.name!r} is data-parallel and has {table.dim:,} columns, all of them in a copy; "
                 f"{held(most, device)}: leave it out of the data-parallel tables, so that it is cut"
             )
-    short = next((d for d, usable in enumerate(task.usable_bytes) if tables and usable <= taken), None)
+    left = [usable - task.by_access.map_bytes for usable in task.usable_bytes]
+    short = next((d for d, usable in enumerate(left) if tables and usable <= taken), None)
     if short is not None:
         raise Infeasible(
             f"the copies of {counted(len(tables), 'data-parallel table')} need {format_bytes(taken, 'up')} on every device, "
-            f"{_memory_as(task, assumed=assumed)}, and device {short} has {format_bytes(task.usable_bytes[short])}; let fewer be "
+            f"{_memory_as(task, assumed=assumed)}, and device {short} has {format_bytes(max(left[short], 0))}; let fewer be "
             "data-parallel"
         )
     if len(tables) == len(task.tables):

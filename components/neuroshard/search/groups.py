@@ -137,7 +137,7 @@ def may_average_less(plan: Plan, model: CostModel, worth: float) -> bool:
 
 def less_memory(plan: Plan, problem: Problem, share: float) -> Ints:
     """Bytes (D,) that devices must have less, so that the fullest holds above the mean only this share of what it does."""
-    used = np.array(plan.memory_bytes()) - plan.task.copies_bytes
+    used = np.array(plan.memory_bytes()) - np.subtract(plan.task.usable_bytes, plan.task.placeable_bytes)
     most = used.mean() + share * (used.max() - used.mean())
     less: Ints = np.maximum(problem.root.memory - math.ceil(most), 0)
     return less

@@ -37,7 +37,7 @@ def check_mapped(task: ShardingTask, model: CostModel, device: Device) -> None:
                 f"of rows; {held(most, device)}: give it fewer"
             )
     for place, (taken, usable) in enumerate(zip(task.mapped_bytes, task.usable_bytes, strict=True)):
-        if taken > usable:
+        if taken > usable - task.by_access.map_bytes:
             raise Infeasible(
                 f"the blocks of {counted(len(task.mapped), 'table')} that give rows to ids as they train need "
                 f"{format_bytes(taken, 'up')} on device {place}, which has {format_bytes(usable)}; give them fewer rows, or take "
@@ -82,7 +82,7 @@ def _check_room(task: ShardingTask) -> None:
     """Raise Infeasible where the blocks and copies of such a task do not fit a device."""
     copies = task.copies_bytes
     for place, (blocks, usable) in enumerate(zip(task.mapped_bytes, task.usable_bytes, strict=True)):
-        if blocks + copies > usable:
+        if blocks + copies > usable - task.by_access.map_bytes:
             raise Infeasible(
                 f"the blocks of {counted(len(task.mapped), 'table')} that give rows to ids as they train need "
                 f"{format_bytes(blocks, 'up')} on device {place}, and the copies of "

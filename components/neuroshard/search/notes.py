@@ -151,6 +151,16 @@ def fewer_cuts_cost(best: State, simple: State) -> tuple[str, ...]:
     return (f"{what}, for {share:.2%} more than the plan that would be taken otherwise (--simplicity 0)",)
 
 
+def more_in_hbm_cost(beyond: int, cost_ms: float, now: int, now_ms: float) -> tuple[str, ...]:
+    """A line about what it costs that so many tables are beyond HBM `now`, not as many as in a plan of `cost_ms`, if anything."""
+    if now_ms <= cost_ms:
+        return ()
+    return (
+        f"{counted(now, 'table')} beyond HBM instead of {beyond}, for {now_ms / cost_ms - 1:.2%} more than the plan that would "
+        "be taken otherwise (--simplicity 0)",
+    )
+
+
 def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
     """What lies beyond HBM, what that takes, and what was assumed."""
     task, rules = plan.parted, plan.parted.constraints.beyond_hbm

@@ -110,7 +110,7 @@ def unparted_in_blocks(plan: Plan, task: ShardingTask, ruled: Collection[str], m
     held, in_blocks = task.constraints.rows_by_access, _in_blocks(plan)
     kept = {name: how for name, how in held.items() if not how.dealt or name in ruled or name in in_blocks}
     found = unparted(plan, task.with_rows_by_access(kept))
-    less = None if len(kept) == len(held) else _anew(found, found.task, model)
+    less = None if len(kept) == len(held) else anew(found, found.task, model)
     return found if less is None else _bounded(less, plan, _dropped_ms(task, less.task, model))
 
 
@@ -320,7 +320,7 @@ def _found(
         plan = search(task)
     except Infeasible:
         return []
-    other = plan if as_task is None else _anew(plan, as_task(plan.task), model)
+    other = plan if as_task is None else anew(plan, as_task(plan.task), model)
     return [] if other is None else [other]
 
 
@@ -371,12 +371,12 @@ def _fewer_dealt(plan: Plan, dealt: Sequence[str], model: CostModel) -> Plan:
     for name in dealt:
         rest = {other: how for other, how in _held(plan).items() if other != name}
         if len(rest) < len(_held(plan)):
-            less = _anew(plan, plan.task.with_rows_by_access(rest), model)
+            less = anew(plan, plan.task.with_rows_by_access(rest), model)
             plan = less if less is not None and _ms(less) <= _ms(plan) else plan
     return plan
 
 
-def _anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
+def anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
     """The plan's shards as a plan of this task, priced anew; None where they are none."""
     prices = price_shards(model, task, plan.shards)
     if prices is None:
@@ -416,7 +416,7 @@ def _even_ms(model: CostModel, task: ShardingTask, shards: Sequence[Shard]) -> f
 
 def _hbm(task: ShardingTask, shards: Sequence[Shard]) -> int:
     """Bytes of HBM of all devices that the shards and maps take."""
-    return sum(memory.total for memory in device_memory(task, shards)) + task.devices * task.by_access.map_bytes
+    return sum(memory.total for memory in device_memory(task, shards))
 
 
 def _held(plan: Plan) -> Held:

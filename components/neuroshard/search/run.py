@@ -39,6 +39,7 @@ from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.orders.search import SearchOrder
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, Found, find
+from neuroshard.search.as_it_is import or_as_it_is
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.copies import check_copies, may_be_copied, with_dense_optimizer
 from neuroshard.search.given import Given
@@ -98,7 +99,16 @@ def search(
     """
     settings.check(from_a_plan=previous is not None)
     watch = watch or Watch(settings.time_budget_s)
-    plan = _found_plan(task, cost_model, settings, previous, trust, notes, watch, read)
+
+    def found() -> Plan:
+        return _found_plan(task, cost_model, settings, previous, trust, notes, watch, read)
+
+    def given(start: Plan) -> Given:
+        before = Previous.of(start, task)
+        permitted, may = _permitted(task.parted, cost_model, settings, before)
+        return Given(task, permitted, may, cost_model, settings, watch, before, trust, notes)
+
+    plan = found() if previous is None else or_as_it_is(found, given, previous)
     own = say.of_plan(plan, task, cost_model, previous if settings.keep_optimizer_state else None)
     ranges = None if trust.instead else cost_ranges(cost_model, plan)  # of the hardware that was measured
     by_rounds = settings.algorithm == LOCAL_SEARCH and settings.time_budget_s is None

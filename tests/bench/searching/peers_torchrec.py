@@ -4,12 +4,16 @@ Its storage estimator is replaced by the one memory accounting that all methods 
 the true pooling factors, and table-wise + column-wise + fused only, or row-wise as well. A column split is into blocks of one
 width, `min_partition`, so it is asked at four widths, and the best of its plans counts.
 
+Up to TorchRec 1.9.1 it walks through sets of strings, so that its plan differs between processes: whoever asks it has
+PYTHONHASHSEED=0 (`helpers.restart`).
+
 Left out of "all types": data-parallel, of which a plan has no shards, and, without domains, what differs only between hosts.
 """
 
 import contextlib
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -119,6 +123,9 @@ def _own_ms(planner: EmbeddingShardingPlanner, devices: int) -> float:
 @contextlib.contextmanager
 def _quiet():
     """It prints a report of hundreds of lines and warns of what is not used here."""
+    assert not sys.flags.hash_randomization, (
+        "TorchRec's planner, as a peer, is asked in processes with PYTHONHASHSEED=0"
+    )
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -86,7 +86,7 @@ def test_a_packed_file_leaves_nothing_behind(path, tmp_path, monkeypatch):
     assert kept.tables["table_0"].indices.tolist() == INDICES[:5]
     for broken in (b"", b"not gzip", packed.read_bytes()[:-20], gzip.compress(b"not torch")):
         packed.write_bytes(broken)
-        assert fault(packed).startswith("not a whole file of tensors (")
+        assert fault(packed).startswith("no file of tensors alone, or cut off (")
     assert list(scratch.iterdir()) == []
 
 
@@ -172,20 +172,20 @@ def test_a_file_that_would_run_code_is_refused(tmp_path, capsys):
     for old in (True, False):
         path = tmp_path / f"{old}.pt"
         torch.save(Evil(), path, _use_new_zipfile_serialization=not old)
-        assert fault(path).startswith("not a whole file of tensors (Weights only load failed")
+        assert fault(path).startswith("no file of tensors alone, or cut off (Weights only load failed")
     assert "pwned" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kept", [0, 3, 500, -1])
 def test_a_truncated_file_is_reported_in_one_line(path, kept):
     path.write_bytes(path.read_bytes()[:kept])
-    assert fault(path).startswith("not a whole file of tensors (")
+    assert fault(path).startswith("no file of tensors alone, or cut off (")
 
 
 @pytest.mark.parametrize("data", [b"junk", b"\x80\x02h", b"\x80\x02]", b"not a pickle at all", bytes(range(256))])
 def test_what_is_no_file_of_tensors_is_reported_in_one_line(path, data):
     path.write_bytes(data)
-    assert fault(path).startswith("not a whole file of tensors (")
+    assert fault(path).startswith("no file of tensors alone, or cut off (")
 
 
 def test_of_tables_and_traces_both_are_written_or_neither(path, tmp_path, neuroshard):

@@ -1,7 +1,11 @@
 """Tables from JSON, CSV and Parquet that other people wrote."""
 
+import csv
+import dataclasses
 import json
+import warnings
 from decimal import Decimal
+from enum import Enum
 
 import pandas as pd
 import pyarrow as pa
@@ -14,7 +18,13 @@ from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.importers.import_tables import import_tables
+from neuroshard.files.importers.tables_source import from_frame, from_list
+from neuroshard.files.importers.torchrec_tables import tables_of
 from neuroshard.files.tables import read_tables, write_tables
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
+    from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 ROW = {"name": "a", "rows": 1000, "dim": 2048, "pooling_factor": 2.5}
 BINS = [0.5, 0.25, 0.25, *[0.0] * 14]
@@ -28,8 +38,9 @@ def as_json(path, rows):
 def as_csv(path, rows):
     columns = list(dict.fromkeys(key for row in rows for key in row))
     cell = {list: lambda value: " ".join(map(str, value))}
-    lines = [",".join("" if (v := row.get(c)) is None else cell.get(type(v), str)(v) for c in columns) for row in rows]
-    path.write_text("\n".join([",".join(columns), *lines]))
+    lines = [["" if (v := row.get(c)) is None else cell.get(type(v), str)(v) for c in columns] for row in rows]
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *lines])
     return path
 
 
@@ -234,6 +245,16 @@ def test_csv_at_fault_is_named_by_line_and_column(tmp_path, text, message):
     assert str(caught.value) == f"{path}: {message}"
 
 
+def test_text_in_another_encoding_and_an_object_a_line_say_the_way_out(tmp_path):
+    for name, text in (("t.csv", "name,rows,dim,pooling_factor\n"), ("t.json", json.dumps([ROW]))):
+        (tmp_path / name).write_text(text, encoding="utf-16")
+        with refused(InvalidInput, name, "UTF-8"):
+            import_tables(tmp_path / name)
+    (tmp_path / "t.json").write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)}\n")
+    with refused(InvalidInput, "t.json", "line 2", "list"):
+        import_tables(tmp_path / "t.json")
+
+
 def test_csv_may_have_quotes_spaces_a_byte_order_mark_and_windows_line_ends(tmp_path):
     path = tmp_path / "t.CSV"
     path.write_bytes('\ufeffname, rows ,dim,pooling_factor\r\n"a, b", 1e3 ,8,.5\r\n,,,\r\n'.encode())
@@ -256,12 +277,65 @@ def test_decimals_of_parquet_are_numbers(tmp_path):
     pq.write_table(table, tmp_path / "t.parquet")
     (read,) = import_tables(tmp_path / "t.parquet").tables
     assert (read.rows, read.pooling_factor) == (40, 2.5)
+    features = [
+        {"name": "viewed", "pooling_factor": Decimal("2.5")},
+        {"name": "bought", "pooling_factor": Decimal("0.5")},
+    ]
+    table = pa.Table.from_pylist([{"name": "a", "rows": 40, "dim": 8, "features": features}])
+    pq.write_table(table, tmp_path / "t.parquet")
+    (read,) = import_tables(tmp_path / "t.parquet").tables
+    assert (read.pooling_factor, [feature.pooling_factor for feature in read.features]) == (3.0, [2.5, 0.5])
 
 
 def test_text_in_a_number_column_of_parquet_is_named(tmp_path):
     message = fault(tmp_path, "parquet", [{**ROW, "rows": None}, {**ROW, "rows": "12"}])
     assert message == "row 1: column 'rows' is '12', not a number"
     assert fault(tmp_path, "parquet", [{"name": "a"}]) == "column 'rows' is missing; there are 'name'"
+
+
+DELTAS = {"name": "DELTA_BYTE_ARRAY", "rows": "DELTA_BINARY_PACKED", "features.list.element.name": "DELTA_BYTE_ARRAY"}
+LENGTHS = {"name": "DELTA_LENGTH_BYTE_ARRAY", "rows": "BYTE_STREAM_SPLIT"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"data_page_version": "2.0"},
+        {
+            "data_page_version": "2.0",
+            "use_dictionary": False,
+            "column_encoding": DELTAS,
+        },  # as parquet-mr and parquet-rs
+        {"use_dictionary": False, "column_encoding": LENGTHS, "compression": "snappy"},  # as DuckDB
+        {"use_dictionary": ["pooling"], "column_encoding": DELTAS, "row_group_size": 7, "compression": "brotli"},
+    ],
+)
+def test_parquet_of_other_writers_is_read(tmp_path, written):
+    features = [{"name": "viewed", "pooling_factor": 2.0}, {"name": "bought", "pooling_factor": 0.5}]
+    rows = [{**ROW, "name": f"table_{i}", "rows": 1000 + i, "pooling": "mean", "features": features} for i in range(50)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet", **written)
+    assert import_tables(tmp_path / "t.parquet").tables == tuple(Table(**row) for row in rows)
+
+
+def test_what_is_not_read_of_parquet_is_said_as_that(tmp_path, monkeypatch):
+    path = as_parquet(tmp_path / "t.parquet", [ROW])
+    whole = path.read_bytes()
+    for damaged, words in ((b"PARE" + whole[4:-4] + b"PARE", "encrypted"), (b"name,rows\n", "not a Parquet file")):
+        path.write_bytes(damaged)
+        with pytest.raises(InvalidInput, match=words):
+            import_tables(path)
+    path.write_bytes(whole)
+
+    def unwritten(*_, **__):
+        raise OSError("Not yet implemented: a new encoding")
+
+    monkeypatch.setattr(pq, "ParquetFile", unwritten)
+    with refused(InvalidInput, "t.parquet", "new encoding", "version 1") as caught:
+        import_tables(path)
+    assert "whole" not in str(caught.value)
+    (tmp_path / "folder.parquet").mkdir()
+    with refused(InvalidInput, "folder.parquet", "folder"):
+        import_tables(tmp_path / "folder.parquet")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -1])
@@ -290,11 +364,122 @@ def test_an_unknown_option_is_a_usage_error(tmp_path, option):
         import_tables(as_json(tmp_path / "t.json", [ROW]), **option)
 
 
-def test_what_a_published_set_says_in_words_of_its_own_is_pointed_at(tmp_path):
+def test_what_a_published_set_says_of_all_tables_is_read(tmp_path):
     path = tmp_path / "set.json"
-    tables = [{**ROW, "name": "a", "num_features": 3}, {**ROW, "name": "b", "num_features": 1}]
+    tables = [{**ROW, "name": "a", "num_features": 3}, {**ROW, "name": "b", "num_features": 1, "bytes_per_element": 4}]
     path.write_text(json.dumps({"bytes_per_element": 2, "tables": tables}))
     found = import_tables(path)
-    assert [table.element_bytes for table in found.tables] == [4, 4]
-    assert f"{path}: bytes_per_element (2) is not read: say it as element_bytes, or by --dtype" in found.notes
+    assert [table.element_bytes for table in found.tables] == [2, 4]
     assert [len(table.features) for table in found.tables] == [3, 0]
+    assert found.notes == ()
+
+
+def configs(path, tables):
+    """TorchRec's own configs as people dump them, with lookups beside: a frame of dataclasses.asdict, and its files."""
+    rows = [{**dataclasses.asdict(config), "pooling_factor": 20.0} for config in tables]
+    text = [{key: str(value) if isinstance(value, Enum) else value for key, value in row.items()} for row in rows]
+    text = [row | {"init_fn": str(row["init_fn"])} for row in text]
+    values = [row | {name: row[name].value for name in ("data_type", "pooling") if name in row} for row in rows]
+    values = [{key: value for key, value in row.items() if key != "init_fn"} for row in values]
+    (path / "text.json").write_text(json.dumps(text))
+    (path / "values.json").write_text(json.dumps(values))
+    for name, frame in (("text", pd.DataFrame(text)), ("values", pd.DataFrame(values))):
+        frame.to_csv(path / f"{name}.csv", index=False)
+        frame.to_parquet(path / f"{name}.parquet")
+    pd.read_parquet(path / "text.parquet").to_csv(path / "numpy.csv", index=False)  # lists without commas
+    yield from (import_tables(one) for one in sorted(path.iterdir()))
+    for given in (pd.DataFrame(rows), pd.read_parquet(path / "text.parquet")):
+        yield from_frame(given, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables()
+    yield from_list(rows, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables()
+
+
+def test_configs_of_torchrec_are_the_tables_of_their_model_in_any_form(tmp_path):
+    tables = [
+        EmbeddingBagConfig(
+            name="user",
+            num_embeddings=400,
+            embedding_dim=128,
+            feature_names=["viewed", "bought"],
+            data_type=DataType.FP16,
+        ),
+        EmbeddingBagConfig(
+            name="item", num_embeddings=200, embedding_dim=64, feature_names=["shown"], pooling=PoolingType.MEAN
+        ),
+        EmbeddingConfig(name="words", num_embeddings=100, embedding_dim=32, feature_names=["a", "b", "c"]),
+    ]
+    wanted = tables_of(tables, {config.name: 20.0 for config in tables})
+    forms = list(configs(tmp_path, tables))
+    assert len(forms) == 10
+    for found in forms:
+        assert found.tables == wanted
+        assert any("words" in note and "sequences" in note for note in found.notes)
+
+
+@every_format
+@pytest.mark.parametrize(
+    ("said", "fields"),
+    [
+        ({"data_type": "FP16"}, {"element_bytes": 2}),
+        ({"data_type": "DataType.FP32"}, {"element_bytes": 4}),
+        ({"data_type": "<DataType.FP16: 'FP16'>"}, {"element_bytes": 2}),
+        ({"dtype": "torch.float16"}, {"element_bytes": 2}),
+        ({"dtype": "float32", "element_bytes": 4}, {"element_bytes": 4}),
+        ({"pooling": "PoolingType.MEAN"}, {"pooling": "mean"}),
+        ({"feature_names": "viewed"}, {"features": ()}),
+        (
+            {"feature_names": "viewed, bought"},
+            {"features": ({"name": "viewed", "pooling_factor": 1.25}, {"name": "bought", "pooling_factor": 1.25})},
+        ),
+        ({"use_virtual_table": False, "stash_weights": False}, {}),
+    ],
+)
+def test_words_of_torchrec_s_configs_are_read(tmp_path, suffix, said, fields):
+    found = imported(tmp_path, suffix, [{**ROW, **said}])
+    assert found.tables == (Table(**{**ROW, **fields}),)
+    assert found.notes == ()
+
+
+@every_format
+@pytest.mark.parametrize(
+    ("said", "facts"),
+    [
+        ({"data_type": "BF16"}, ["data_type", "BF16"]),
+        ({"dtype": "int8"}, ["dtype", "INT8"]),
+        ({"data_type": "FP16", "element_bytes": 4}, ["data_type", "element_bytes"]),
+        ({"use_virtual_table": True}, ["use_virtual_table"]),
+        ({"num_embeddings_post_pruning": 500}, ["num_embeddings_post_pruning"]),
+        ({"feature_names": "viewed bought"}, ["feature_names"]),
+        ({"feature_names": "viewed,bought", "num_features": 3}, ["feature_names", "num_features"]),
+    ],
+)
+def test_what_a_model_would_be_refused_for_is_refused_of_a_file(tmp_path, suffix, said, facts):
+    with refused(InvalidInput, f"t.{suffix}", ROW["name"], *facts):
+        imported(tmp_path, suffix, [{**ROW, **said}])
+
+
+@every_format
+def test_operators_apart_are_noted_as_of_a_model(tmp_path, suffix):
+    (note,) = imported(tmp_path, suffix, [{**ROW, "stash_weights": True}]).notes
+    assert "stash_weights" in note
+
+
+@every_format
+def test_features_without_a_pooling_factor_of_their_table_are_read_and_a_number_of_features_needs_one(tmp_path, suffix):
+    features = [{"name": "viewed", "pooling_factor": 3.0}, {"name": "bought", "pooling_factor": 0.5}]
+    row = {key: value for key, value in ROW.items() if key != "pooling_factor"}
+    said = json.dumps(features) if suffix == "csv" else features
+    assert imported(tmp_path, suffix, [{**row, "features": said}]).tables == (Table(**row, features=features),)
+    with refused(InvalidInput, "pooling_factor"):
+        imported(tmp_path, suffix, [{**row, "num_features": 2}])
+
+
+def test_a_frame_of_tables_and_its_parquet_file_are_the_tables(tmp_path):
+    whole = Table(
+        name="a", rows=1000, dim=64, pooling_factor=2.5, access="zipf:1.1", lookups_by_id=(0.75, 0.25), module="sparse"
+    )
+    frame = pd.DataFrame([whole.model_dump(), Table(**ROW).model_dump() | {"name": "b"}])
+    frame.to_parquet(tmp_path / "t.parquet")
+    wanted = (whole, Table(**{**ROW, "name": "b"}))
+    assert import_tables(tmp_path / "t.parquet").tables == wanted
+    for given in (frame, pd.read_parquet(tmp_path / "t.parquet")):
+        assert from_frame(given, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables().tables == wanted

@@ -13,6 +13,8 @@ from torch import nn
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
+from neuroshard.core.topology import Topology as Hosts
+from neuroshard.core.topology import topology_of
 from neuroshard.costmodel.given import GivenCosts
 from neuroshard.files.importers.sharding_stats import read_stats
 from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
@@ -286,6 +288,46 @@ def test_a_printed_row_wise_table_is_what_torchrec_shards_and_what_a_trainer_get
     assert set(plan.shards) == set(theirs.shards)
     given = to_torchrec(plan, module, device_type="cuda", local_world_size=4).plan[""]
     assert given["tall"].sharding_spec == sharding_plan.plan[""]["tall"].sharding_spec
+
+
+@pytest.mark.parametrize("second", [EmbeddingBagCollection, EmbeddingCollection])
+def test_a_name_in_two_modules_is_trained_as_printed(tmp_path, second):
+    """The printout has the paths."""
+    sequence = EmbeddingConfig(name="id", num_embeddings=7000, embedding_dim=64, feature_names=["i"])
+    item = bags("id", 7000, 64) if second is EmbeddingBagCollection else sequence
+    module = nn.ModuleDict(
+        {
+            "user": EmbeddingBagCollection(tables=[bags("id", 90_000, 64), bags("geo", 500, 16)], device=META),
+            "deep": nn.ModuleDict({"item": second(tables=[item], device=META)}),
+        }
+    )
+    path = tmp_path / "stats.txt"
+    kinds = {"id": fused("table_wise", 2.0), "geo": fused("row_wise", 1.0)}
+    theirs = planned(module, 4, kinds, path)
+    found = read(path)
+    plan = stats_plan(read_stats(path), found.tables, str(path), memory_bytes=2 * GIB)
+
+    assert {(table.name, table.module) for table in found.tables} == {
+        ("user.id", "user"), ("geo", "user"), ("deep.item.id", "deep.item")
+    }  # fmt: skip
+    given = to_torchrec(plan, module, device_type="cuda", local_world_size=4, any_output_order=True)
+    for at, tables in theirs.plan.items():
+        assert {name: one.sharding_spec for name, one in tables.items()} == {
+            name: one.sharding_spec for name, one in given.plan[at].items()
+        }
+
+
+def test_a_printed_plan_has_the_hosts_that_are_said_and_names_tables_that_leave_ranks_without_rows(tmp_path):
+    module = EmbeddingBagCollection(tables=[bags("tall", 10**6, 64), bags("tiny", 5, 16)], device=META)
+    path = tmp_path / "stats.txt"
+    planned(module, 4, {"tall": fused("row_wise", 1.0), "tiny": fused("row_wise", 1.0)}, path)
+    plan = stats_plan(
+        read_stats(path), read(path).tables, str(path), None, lambda ranks: topology_of(ranks, None, ranks // 2)
+    )
+    assert plan.task.topology == Hosts(domain=2, local_world_size=2)
+    (note,) = (note for note in plan.provenance.notes if "without rows" in note)
+    assert "tiny" in note
+    assert "tall" not in note
 
 
 def test_tables_that_their_plan_keeps_in_host_memory_are_named_and_refused_of_the_plan_itself(tmp_path):

@@ -116,7 +116,7 @@ def test_traces_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"table 'user': row [\d,]+ is looked up, but the table has rows 0 to 9"):
         with_traces((small,), [path], BATCH)
     (tmp_path / "2").write_bytes(b"no")
-    with pytest.raises(InvalidInput, match="not a whole safetensors file"):
+    with pytest.raises(InvalidInput, match="safetensors"):
         with_traces((USER,), [tmp_path / "2"], BATCH)
     with pytest.raises(UsageError, match="needs --batch-size"):
         with_access(Imported((USER,)), [], [path])

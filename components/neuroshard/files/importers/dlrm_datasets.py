@@ -148,7 +148,9 @@ def _unpack(path: Path) -> Path:
 
 def _broken(path: Path, error: Exception) -> InvalidInput:
     reason = (str(error) or type(error).__name__).splitlines()[0]
-    return InvalidInput(f"{path}: not a whole file of tensors ({reason:.120})")
+    return InvalidInput(
+        f"{path}: no file of tensors alone, or cut off ({reason:.120}); torch.save (indices, offsets, lengths)"
+    )
 
 
 def _sidecar(path: Path, tables: int) -> list[dict[str, Any]]:

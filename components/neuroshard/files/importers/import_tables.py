@@ -1,7 +1,7 @@
 """Tables from a file of any known format: `neuroshard tables --from FILE`. JSON, CSV, Parquet, or Meta's dlrm_datasets.
 
-A table is an object or a row with name, rows, dim, pooling_factor, and optionally the other fields of Table. `num_embeddings` and
-`embedding_dim` are accepted as names. Options give what the file leaves out.
+A table is an object or a row with name, rows, dim, pooling_factor, and optionally the other fields of Table. The fields of
+TorchRec's configs are read too (files/importers/imported.py). Options give what the file leaves out.
 """
 
 import csv
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import Table
-from neuroshard.core.text import counted, first_few
+from neuroshard.core.text import counted
 from neuroshard.core.units import parse_number
-from neuroshard.core.value import shown
+from neuroshard.core.value import decode_json, shown
 from neuroshard.files import parquet
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.dlrm_datasets import read_dlrm_dataset
@@ -24,15 +23,18 @@ from neuroshard.files.importers.imported import (
     ALIASES,
     KNOWN,
     REQUIRED,
-    WIDTH,
     Imported,
     TableEntry,
     checked_tables,
+    notes_of,
     read_json,
     table_defaults,
 )
 
-NUMBERS = Table.model_fields.keys() - {"name", "reuse_bins", "pooling", "weighted", "module", "features", "access"}
+NUMBERS = {"rows", "dim", "pooling_factor", "reuse_batch_size", "element_bytes"}
+NUMBERS |= {"optimizer_bytes_per_row", "optimizer_bytes_per_element"}
+LISTS = ("reuse_bins", "lookups_by_id")  # of numbers
+OBJECTS = ("features", "access", "row_order", "id_map")
 
 
 def import_tables(
@@ -67,24 +69,16 @@ def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:
     if read is None:
         raise UsageError(f"{path}: its name has no known suffix; known: {', '.join(READERS)}, .pt, .pt.gz")
     entries, unknown = read(path)
-    notes = [f"unknown keys were ignored: {', '.join(sorted(unknown))}"] if unknown else []
-    return entries, (*notes, *_hints(entries))
-
-
-def _hints(entries: Sequence[TableEntry]) -> list[str]:
-    """Notes on ignored keys that would have changed something."""
-    hints = []
-    if widths := {shown(entry.fields[WIDTH]) for entry in entries if WIDTH in entry.fields}:
-        hints.append(f"{WIDTH} ({first_few(sorted(widths))}) is not read: say it as element_bytes, or by --dtype")
-    return hints
+    return entries, notes_of(entries, unknown)
 
 
 def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
-    """A header line, then a line per table. An empty cell counts as absent; `reuse_bins` are 17 numbers separated by spaces."""
+    """A header line, then a line per table. An empty cell counts as absent; `reuse_bins` are 17 numbers separated by spaces or
+    commas, and what is an object in JSON is JSON here too."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); is it a CSV file?") from None
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); if it is CSV, save it as UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     entries: list[TableEntry] = []
     columns: list[str] = []
@@ -106,7 +100,7 @@ def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
 
 
 def read_parquet(path: Path) -> tuple[list[TableEntry], set[str]]:
-    """A row a table; `reuse_bins` is a list column. Null counts as absent."""
+    """A row a table, with lists and structs where JSON has lists and objects. Null counts as absent."""
     there = parquet.column_names(path)
     columns = _columns(there, path)
     # other columns may be of any type, or too large
@@ -134,13 +128,19 @@ def _is_absent(value: Any) -> bool:
     )
 
 
+def _plain(value: Any) -> Any:
+    """A cell without decimals, and without NumPy's arrays and numbers, in lists and structs too."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    value = float(value) if isinstance(value, Decimal) else value.tolist() if hasattr(value, "tolist") else value
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
 def _row_entries(rows: Iterable[Mapping[str, Any]], path: str) -> list[TableEntry]:
     """Rows as entries. Raises InvalidInput for a cell that should be a number."""
-    entries = [TableEntry.of(f"{path}: row {index}", row) for index, row in enumerate(rows)]
+    entries = [TableEntry.of(f"{path}: row {index}", _plain(row)) for index, row in enumerate(rows)]
     for where, fields in entries:
         for name in NUMBERS & fields.keys():
-            if isinstance(fields[name], Decimal):
-                fields[name] = float(fields[name])
             if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
                 raise _not_a_number(where, name, fields[name])
     return entries
@@ -158,7 +158,7 @@ def _columns(header: Iterable[str], path: Path | str) -> list[str]:
     columns = [ALIASES.get(name, name) for name in header]
     check_once(columns, path)
     for name in REQUIRED:
-        if name not in columns:
+        if name not in columns and (name != "pooling_factor" or "features" not in columns):
             raise InvalidInput(f"{path}: column {name!r} is missing; there are {shown(', '.join(columns), 200)}")
     return columns
 
@@ -172,8 +172,10 @@ def check_once(columns: Iterable[str], path: Path | str) -> None:
 
 def _value(column: str, cell: str, where: str) -> Any:
     """A cell of a CSV file as a value of its column. Raises InvalidInput."""
-    if column == "reuse_bins":
-        return [read_number(column, share, where) for share in cell.split()]
+    if column in LISTS:
+        return [read_number(column, share, where) for share in cell.strip("[]").replace(",", " ").split()]
+    if column in OBJECTS and cell.startswith(("[", "{")):
+        return decode_json(cell.encode(), f"{where}: column {column!r}")
     return read_number(column, cell, where) if column in NUMBERS else cell
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -20,10 +21,23 @@ from neuroshard.files.tables import TABLES_FORMAT, parse_table
 if TYPE_CHECKING:  # traces need safetensors; to_torchrec imports this file in trainers, which may lack it
     from neuroshard.files.traces import Traces
 
-REQUIRED = ("name", "rows", "dim", "pooling_factor")
-KNOWN = Table.model_fields.keys() | {"sequence", "num_features"}
+REQUIRED = ("name", "rows", "dim", "pooling_factor")  # the last not where `features` have theirs
 WIDTH = "bytes_per_element"  # key of some published table sets, of a table or of all at once
-ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "weighted"}
+ALIASES = {"num_embeddings": "rows", "embedding_dim": "dim", "is_weighted": "weighted", WIDTH: "element_bytes"}
+DATA_TYPES = ("data_type", "dtype")
+_WIDTHS = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 2}
+FAILS_SHARDED = {  # fields of TorchRec's configs with which sharding fails in torchrec 1.8, and what they are for
+    "num_embeddings_post_pruning": "pruned tables, which TorchRec has for inference",
+    "use_virtual_table": "virtual tables, whose key-value stores no public FBGEMM package has (managed collisions are planned)",
+}
+OWN_OPERATOR = ("stash_weights", "enable_embedding_update")  # fields that put a table into another operator
+APART = (
+    "stash_weights or enable_embedding_update, which TorchRec runs apart; costs count neither these nor what they copy"
+)
+OF_CONFIGS = "need_pos"  # which every config of TorchRec has, and an EmbeddingConfig has no pooling beside it
+KNOWN = Table.model_fields.keys() | {"sequence", "num_features", "feature_names", OF_CONFIGS}
+KNOWN |= {*DATA_TYPES, *FAILS_SHARDED, *OWN_OPERATOR}
+_QUOTED = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
 
 
 @dataclass(frozen=True)
@@ -46,26 +60,42 @@ class TableEntry(NamedTuple):
 
     @classmethod
     def of(cls, where: str, raw: Mapping[str, Any]) -> Self:
-        """Null fields are left out. Our name wins over an alias. Raises InvalidInput for an alias that says nothing."""
+        """Null fields are left out. Our name wins over an alias. Raises InvalidInput for an alias that says nothing, and for what
+        TorchRec could not shard."""
         said = {name: value for name, value in raw.items() if value is not None}
         aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
         fields = {**aliased, **said}
-        if isinstance(fields.get("pooling"), str):
-            fields["pooling"] = fields["pooling"].lower()  # TorchRec's PoolingType is SUM, MEAN or NONE
-        if "weighted" in fields:
-            fields["weighted"] = _switch(fields["weighted"])
-        sequence, features = _switch(fields.pop("sequence", False)), fields.pop("num_features", 1)
+        place = f"{where} ({fields['name']})" if isinstance(fields.get("name"), str) and fields["name"] else where
+        check_sharded({name: _switch(fields[name]) for name in FAILS_SHARDED if name in fields}, place)
+        for word in DATA_TYPES:
+            if word in fields:
+                width = width_of(fields[word], place, word)
+                if fields.setdefault("element_bytes", width) != width:
+                    raise InvalidInput(
+                        f"{place}: {word} is {shown(fields[word])}, but element_bytes {shown(fields['element_bytes'])}; say one"
+                    )
+        if isinstance(fields.get("pooling", 0), str) or hasattr(fields.get("pooling"), "name"):
+            fields["pooling"] = word_of(fields["pooling"])
+        for name in ("weighted", *OWN_OPERATOR):
+            if name in fields:
+                fields[name] = _switch(fields[name])
+        sequence = _switch(fields.pop("sequence", OF_CONFIGS in fields and "pooling" not in fields))
         if not isinstance(sequence, bool):
             raise InvalidInput(f"{where}: sequence must be true or false, not {shown(sequence)}")
         if sequence:
             fields["pooling"] = "none"
+        names = _feature_names(fields.pop("feature_names", ()), place)
+        features = fields.pop("num_features", len(names) or 1)
         count = parse_number(str(features))
         if count is None or count % 1 or not 1 <= count <= MOST_FEATURES:
             raise InvalidInput(
                 f"{where}: num_features must be a whole number from 1 to {MOST_FEATURES:,}, not {shown(features)}"
             )
-        if count > 1 and "features" not in fields:
-            fields["features"] = equal_features(int(count), fields.get("pooling_factor"))
+        names = names or [str(number) for number in range(1, int(count) + 1)]
+        if len(names) != count:
+            raise InvalidInput(f"{place}: has {len(names)} feature_names, but num_features {shown(features)}; say one")
+        if count > 1 and "features" not in fields and "pooling_factor" in fields:
+            fields["features"] = equal_features(names, fields["pooling_factor"])
         return cls(where, fields)
 
     @property
@@ -126,10 +156,58 @@ def with_modules_in_repeated_names(tables: Sequence[Table]) -> tuple[list[Table]
     return named, [f"names that two modules use got the module's path: {first_few(changed)}"] if changed else []
 
 
-def equal_features(count: int, pooling_factor: Any) -> list[dict[str, Any]]:
-    """Features without names of their own, each with its share of a table's lookups."""
+def equal_features(names: Sequence[str], pooling_factor: Any) -> list[dict[str, Any]]:
+    """Features, each with its share of a table's lookups."""
     total = parse_number(str(pooling_factor)) or 0.0
-    return [{"name": str(number), "pooling_factor": total / count} for number in range(1, count + 1)]
+    return [{"name": name, "pooling_factor": total / len(names)} for name in names]
+
+
+def _feature_names(said: Any, where: str) -> list[str]:
+    """Names from a list, or from text that is one: as JSON, Python or NumPy write it, or with commas. Raises InvalidInput."""
+    if not isinstance(said, str):
+        if isinstance(said, list | tuple) and all(isinstance(name, str) for name in said):
+            return list(said)
+    elif not said.startswith(("[", "(")):
+        if not re.search(r"[\s;|]", text := re.sub(r"\s*,\s*", ",", said.strip())):
+            return text.split(",")
+    elif not _QUOTED.sub("", said).strip("[]() ,\n"):
+        return [one or other for one, other in _QUOTED.findall(said)]
+    raise InvalidInput(f'{where}: feature_names must be a list, as in ["viewed", "bought"], not {shown(said)}')
+
+
+def word_of(value: Any) -> str:
+    """The lower-case name of an enum's member, a type, or what either is written as: `fp16` of DataType.FP16."""
+    text = str(getattr(value, "name", value)).strip("<>'")
+    return text.partition(":")[0].rpartition(".")[2].lower()
+
+
+def width_of(data_type: Any, where: str, word: str = "data_type") -> int:
+    """Bytes of an element of this type. Raises InvalidInput for one that plans do not have."""
+    found = _WIDTHS.get(word_of(data_type))
+    if found is None:
+        known = word_of(data_type).upper() or shown(data_type)
+        raise InvalidInput(f"{where}: {word} {shown(known)[1:-1]} is neither FP32 nor FP16")
+    return found
+
+
+def check_sharded(fields: Mapping[str, Any], where: str) -> None:
+    """Raise InvalidInput for a field of a config with which TorchRec's sharding fails."""
+    for name, what in FAILS_SHARDED.items():
+        value = fields.get(name)
+        if value is not None and value is not False:
+            raise InvalidInput(
+                f"{where} has {name}={shown(value)}, for {what}, and fails in TorchRec's sharding; leave it out"
+            )
+
+
+def notes_of(entries: Sequence[TableEntry], unknown: Collection[str]) -> tuple[str, ...]:
+    """Notes on what was ignored, and on what a table says that is not counted."""
+    notes = [f"unknown keys were ignored: {', '.join(sorted(map(str, unknown)))}"] if unknown else []
+    apart = [str(e.fields.get("name")) for e in entries if any(e.fields.get(name) is True for name in OWN_OPERATOR)]
+    unpooled = [str(e.fields.get("name")) for e in entries if OF_CONFIGS in e.fields and e.is_sequence]
+    notes += [f"{first_few(apart)}: {APART}"] if apart else []
+    notes += [f"{first_few(unpooled)}: no pooling, as of an EmbeddingConfig, so read as sequences"] if unpooled else []
+    return tuple(notes)
 
 
 def _switch(value: Any) -> Any:
@@ -182,7 +260,7 @@ def read_json(path: Path) -> tuple[list[TableEntry], set[str]]:
     tables, unknown = data, set[str]()
     if not isinstance(data, list):
         tables = check_format(data, TABLES_FORMAT, str(path)).get("tables")
-        unknown = data.keys() - {"tables", "format_version"}
+        unknown = data.keys() - {"tables", "format_version", WIDTH}
     if not isinstance(tables, list):
         raise InvalidInput(f'{path}: expected {{"tables": [...]}} or a list, found tables = {shown(tables)}')
     for index, table in enumerate(tables):

@@ -67,6 +67,10 @@ class PrintedTable(NamedTuple):
         """Without the path of its module, as trainers know it: a module's parameter has no dot in its name."""
         return self.path.rpartition(".")[2]
 
+    @property
+    def module(self) -> str:
+        return self.path.rpartition(".")[0]
+
 
 @dataclass(frozen=True)
 class Printed:

@@ -1,6 +1,6 @@
 """A plan printed by TorchRec's planner -> a Plan, and its estimated cost of each table -> given costs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from neuroshard import __version__
@@ -9,18 +9,25 @@ from neuroshard.core.operator_limits import fault_of_shards
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, first_few
+from neuroshard.core.topology import Topology
 from neuroshard.core.units import format_bytes
 from neuroshard.files.importers.sharding_stats import GIB, Printed, PrintedTable, host_notes
 
 GIVEN_FORMAT = 1
 
 
-def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_bytes: int | None = None) -> Plan:
-    """The printed plan of the printed `tables`, in their order (names may have been numbered): of all, or of the pooled ones.
+def stats_plan(
+    printed: Printed,
+    tables: Sequence[Table],
+    where: str,
+    memory_bytes: int | None = None,
+    hosts: Callable[[int], Topology | None] = lambda ranks: None,
+) -> Plan:
+    """The printed plan of the printed `tables`, in their order (names may have got a module): of all, or of the pooled ones.
 
-    A device has `memory_bytes`, or what the planner used, less what these
-    take. Predicted milliseconds are the planner's own, of all tables. Raises UsageError if the memory is unknown, and
+    A device has `memory_bytes`, or what the planner used, less what these take; `hosts` says how so many ranks are joined, which
+    is not printed. Predicted milliseconds are the planner's own, of all tables. Raises UsageError if the memory is unknown, and
     InvalidInput for an invalid plan.
     """
     if not all(table.ranks for table in printed.tables) or not printed.ranks:
@@ -50,6 +57,7 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
             "tables": [ours.model_dump() for _, ours in held],
             "device_memory_bytes": free,
             "batch_size": printed.batch_size * printed.ranks,
+            "topology": hosts(printed.ranks),
             "constraints": {"tables": [{"table": name, "data_parallel": True} for name in copied]},
         },
         where,
@@ -66,6 +74,10 @@ def stats_plan(printed: Printed, tables: Sequence[Table], where: str, memory_byt
     shards = [Shard(**shard) for table, ours in held for shard in _shards(table, ours)]
     wide = fault_of_shards(task.tables, shards, "cuda", copied)
     notes = [*_notes(printed, held, others), *([f"on GPUs this plan trains wrongly: {wide}"] if wide else [])]
+    if few := [ours.name for table, ours in held if not ours.has_rows_for(_row_blocks(table))]:
+        notes.append(
+            f"no trainer takes this plan, as it leaves ranks without rows of {first_few(few)}: FBGEMM may fail there"
+        )
     return Plan.parse(
         {
             "task": task,
@@ -119,12 +131,18 @@ def _notes(printed: Printed, held: Sequence[tuple[PrintedTable, Table]], others:
     return notes
 
 
+def _row_blocks(printed: PrintedTable) -> int:
+    """Blocks that its rows are split into, in each part of its columns."""
+    parts = -(-printed.dim // printed.shard_dim)
+    return 1 if printed.sharding == "DP" else max(len(printed.ranks) // parts, 1)
+
+
 def _shards(printed: PrintedTable, table: Table) -> list[dict[str, Any]]:
     """The shards in the order of the ranks: column blocks of the printed width, each split row-wise over its ranks."""
     if printed.sharding == "DP":
         return [{"table": table.name, "rows": table.rows, "dim": table.dim, "device": rank} for rank in printed.ranks]
     widths = [min(printed.shard_dim, table.dim - at) for at in range(0, table.dim, printed.shard_dim)]
-    row_blocks = len(printed.ranks) // len(widths)
+    row_blocks = _row_blocks(printed)
     if row_blocks * len(widths) != len(printed.ranks):
         raise InvalidInput(
             f"{printed.where}: {printed.path} is in {len(widths)} shards of columns, on {len(printed.ranks)} ranks"

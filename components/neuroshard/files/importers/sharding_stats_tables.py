@@ -15,13 +15,16 @@ def stats_entries(printed: Printed, element_bytes: int | None = None) -> tuple[l
             table.where,
             {
                 "name": table.name,
+                "module": table.module,
                 "rows": table.rows,
                 "dim": table.dim,
                 "pooling_factor": table.lookups,
                 "weighted": bool(table.weighted),
                 "element_bytes": size,
                 "pooling": "sum" if table.pooled else "none",
-                "features": equal_features(table.features, table.lookups) if table.features > 1 else [],
+                "features": equal_features(list(map(str, range(1, table.features + 1))), table.lookups)
+                if table.features > 1
+                else [],
             },
         )
         for table, size in zip(printed.tables, inferred, strict=True)

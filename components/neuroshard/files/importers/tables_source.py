@@ -12,7 +12,15 @@ from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.core.value import shown
 from neuroshard.files.importers.check_tables import Finding, check_entries
 from neuroshard.files.importers.import_tables import frame_entries, has_lookups, import_tables, read_entries
-from neuroshard.files.importers.imported import Defaults, Imported, TableEntry, checked_tables, table_defaults
+from neuroshard.files.importers.imported import (
+    KNOWN,
+    Defaults,
+    Imported,
+    TableEntry,
+    checked_tables,
+    notes_of,
+    table_defaults,
+)
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.importers.sharding_stats import Printed, read_stats
 from neuroshard.files.importers.sharding_stats_tables import stats_entries
@@ -72,15 +80,17 @@ def from_list(items: Sequence[object], *, access: str, dtype: str, optimizer: st
             entries.append(TableEntry.of(place, item))
         else:
             raise InvalidInput(f"{place}: is {shown(item)}, neither a Table nor a mapping with its fields")
-    return Source(where, tuple(entries), table_defaults(access=access, dtype=dtype, optimizer=optimizer))
+    unknown = {key for entry in entries for key in entry.fields} - KNOWN
+    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
+    return Source(where, tuple(entries), defaults, notes_of(entries, unknown))
 
 
 def from_frame(frame: pd.DataFrame, *, access: str, dtype: str, optimizer: str) -> Source:
     """A pandas DataFrame with a row a table, and the columns of a file. Raises UsageError and InvalidInput."""
     where = "the DataFrame"
     entries, unknown = frame_entries(list(map(str, frame.columns)), frame.to_numpy(object).tolist(), where)
-    notes = (f"unknown columns were ignored: {', '.join(sorted(unknown))}",) if unknown else ()
-    return Source(where, tuple(entries), table_defaults(access=access, dtype=dtype, optimizer=optimizer), notes)
+    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
+    return Source(where, tuple(entries), defaults, notes_of(entries, unknown))
 
 
 def from_torchrec(

@@ -22,7 +22,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown
 from neuroshard.files.importers.dense_memory import reserve_notes, torch_embeddings
-from neuroshard.files.importers.imported import TableEntry
+from neuroshard.files.importers.imported import APART, TableEntry
 from neuroshard.files.importers.torchrec_tables import (
     WEIGHTED_MEAN,
     config_fields,
@@ -128,8 +128,7 @@ def _notes(
     notes = {
         "no pooling factor, so 1 lookup a feature and sample is assumed; give the real ones with --pooling-factors, as "
         '{"user_id": 3}, for costs grow with them': assumed,
-        "stash_weights or enable_embedding_update, for which TorchRec runs operators apart; costs count neither these nor what "
-        "they copy": apart,
+        APART: apart,
         WEIGHTED_MEAN: means,
         "in no collection of TorchRec, so every rank holds it whole, as dense parameters, and no plan places it; make it a table "
         "of an EmbeddingBagCollection or EmbeddingCollection if it is large": plain,

@@ -6,21 +6,15 @@ from typing import Any
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.id_map import IdMap
-from neuroshard.core.table import ELEMENT_BYTES, Table
-from neuroshard.files.importers.imported import table_defaults
+from neuroshard.core.table import Table
+from neuroshard.files.importers.imported import FAILS_SHARDED, OWN_OPERATOR, check_sharded, table_defaults, width_of
 
 WEIGHTED_MEAN = (
     "pooled by mean with weights, which TorchRec refuses without DistributedModelParallel, and whose gradients FBGEMM's CPU "
     "operator does not divide; pool by sum, and divide the weights"
 )
-_DTYPES = {"FP32": "fp32", "FP16": "fp16"}  # TorchRec's DataType -> ours
-_FAILS_SHARDED = {  # fields of a config with which sharding fails in torchrec 1.8, and what they are for
-    "num_embeddings_post_pruning": "pruned tables, which TorchRec has for inference",
-    "use_virtual_table": "virtual tables, whose key-value stores no public FBGEMM package has (managed collisions are planned)",
-}
 INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
 INSIDE_MAPPED = "_embedding_module"  # where managed collisions keep theirs
-_OWN_OPERATOR = ("stash_weights", "enable_embedding_update")  # fields that put a table into another operator
 
 
 def tables_of(
@@ -87,19 +81,13 @@ def _equal_shares(config: Any, total: float | None) -> list[float]:
 def check_config(config: Any, where: str = "") -> None:
     """Raise InvalidInput for a config that TorchRec cannot shard with its usual kernels, or whose data type plans do not have.
     `where` follows the table's name."""
-    if config.data_type.name not in _DTYPES:
-        raise InvalidInput(f"table {config.name!r}{where}: data_type {config.data_type.name} is neither FP32 nor FP16")
-    for name, what in _FAILS_SHARDED.items():
-        value = getattr(config, name, None)
-        if value is not None and value is not False:
-            raise InvalidInput(
-                f"table {config.name!r}{where} has {name}={value}, for {what}, and fails in TorchRec's sharding; leave it out"
-            )
+    width_of(config.data_type, f"table {config.name!r}{where}")
+    check_sharded({name: getattr(config, name, None) for name in FAILS_SHARDED}, f"table {config.name!r}{where}")
 
 
 def has_own_operator(config: Any) -> bool:
     """Whether TorchRec looks the table up in an operator apart from that of its module's other tables."""
-    return any(getattr(config, name, False) for name in _OWN_OPERATOR)
+    return any(getattr(config, name, False) for name in OWN_OPERATOR)
 
 
 def id_map(collection: Any, config: Any) -> IdMap | None:
@@ -130,6 +118,6 @@ def config_fields(
         else [],
         "pooling": config.pooling.name.lower() if hasattr(config, "pooling") else "none",
         "weighted": weighted,
-        "element_bytes": ELEMENT_BYTES[_DTYPES[config.data_type.name]],
+        "element_bytes": width_of(config.data_type, f"table {config.name!r}"),
         **({} if id_map is None else {"id_map": id_map.model_dump()}),
     }

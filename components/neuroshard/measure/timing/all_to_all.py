@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from neuroshard.core.case import CollectiveCase
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.timing.clocks import open_device
-from neuroshard.measure.timing.harness import Timing, disagreement, out_of_memory, timing
+from neuroshard.measure.timing.harness import Timing, disagreement, timing
 from neuroshard.measure.workers.cores import take_core
-from neuroshard.measure.workers.processes import first_line
+from neuroshard.measure.workers.processes import first_line, out_of_memory
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}
 # A burst is one forward and BACKWARDS backwards, which are shorter (no delays) and need more repeats for the same certainty.
@@ -30,6 +30,7 @@ BURSTS = 2  # for each repeat of a table set; only 1 for an all-to-all that take
 MOST_BURSTS = 4  # … and up to so many while the fastest of them differ by more than AGREEMENT
 AGREEMENT = 0.1
 LONG_SECONDS = 1.0
+BUFFERS = 5  # that a rank has for an all-to-all, none larger than its widest device's columns of the whole batch
 REFERENCE_DIM = 256  # columns of each device in the reference all-to-all
 # Of the reference all-to-all when a run begins. Labels are scaled to the median trial: what was scaled to the fastest one was a
 # quarter shorter than in a trainer.

@@ -126,11 +126,3 @@ def disagreement(samples: Sequence[float]) -> float:
     """By what share the slowest of the FASTEST fastest samples is slower than the fastest."""
     fastest = sorted(samples)[:FASTEST]
     return fastest[-1] / fastest[0] - 1 if fastest[0] else 0.0
-
-
-def out_of_memory(error: Exception) -> bool:
-    """Whether this error of torch, CUDA or Python means that memory ran out."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)

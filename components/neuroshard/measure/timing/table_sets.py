@@ -15,8 +15,8 @@ from neuroshard.measure.timing.beyond_hbm import time_tiers
 from neuroshard.measure.timing.clocks import Cpu
 from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.timing.flush import PROBE_BYTES, PROBE_READS, find_flush_bytes, most_bytes
-from neuroshard.measure.timing.harness import CaseTiming, compute_cost, out_of_memory, time_case
-from neuroshard.measure.workers.processes import first_line
+from neuroshard.measure.timing.harness import CaseTiming, compute_cost, time_case
+from neuroshard.measure.workers.processes import first_line, out_of_memory
 
 
 class TimeTableSets(NamedTuple):

@@ -3,6 +3,9 @@
 A worker runs `python -P -m neuroshard.measure.workers.processes PARENT FD MODULE:FUNCTION`. With -P Python ignores the working
 directory, where a user may have a random.py or a queue.py. The worker calls the function once, with the arguments of the first
 message. It answers every later message with the result of the callable that this returned. It ends when its parent does.
+
+With each message comes what the worker may take of the memory that is free then (`system.take_no_more`). So a request that is too
+large ends in a MemoryError, also where the kernel promises more than it has, as on a Kubernetes node.
 """
 
 import ctypes
@@ -21,12 +24,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any, TypeVar
 
+from neuroshard import system
 from neuroshard.core.errors import MeasureError, NeuroshardError
 
 # Importing torch from a cold disk takes a minute, writing a 4 GiB buffer in a new virtual machine 10 s.
 STARTUP_SECONDS = 300.0
 CLOSE_SECONDS = 5.0
+ENDS_SECONDS = 0.1  # from when a killed process has let go of its connections
 TRIES = 2  # of a request whose worker was lost
+ROOM = 0.95  # of what is free, for the workers that are asked: the rest is for this process, and for page tables
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 MORE_FILES = "raise the limit on open files (ulimit -n)"
 MORE_PROCESSES = "raise the limit on processes (ulimit -u), or give more memory"
@@ -55,7 +61,8 @@ class Worker:
     Raises MeasureError where the system allows no more processes or open files, or has no place for temporary files.
     """
 
-    def __init__(self, target: str, arguments: tuple[Any, ...], environment: Mapping[str, str]) -> None:
+    def __init__(self, target: str, arguments: tuple[Any, ...], environment: Mapping[str, str], room: int) -> None:
+        self.stopped = False  # by us
         with ExitStack() as opened:
             with _system_errors(MORE_PROCESSES):
                 self.connection, theirs = map(opened.enter_context, Pipe())
@@ -66,14 +73,15 @@ class Worker:
             opened.pop_all()  # closed with the worker
         theirs.close()
         try:
-            self.send(arguments)
+            self.send(arguments, room)
         except WorkerLost:
             self.close()
             raise
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, room: int) -> None:
+        """Send a message, for which the worker may take `room` bytes more than it holds."""
         try:
-            self.connection.send(message)
+            self.connection.send((room, message))
         except OSError:
             raise WorkerLost(self.death()) from None
 
@@ -100,7 +108,14 @@ class Worker:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self.output.seek(max(0, self.output.seek(0, os.SEEK_END) - 4096))
         lines = self.output.read().decode(errors="replace").strip().splitlines()
-        return f"worker died ({how})" + (f": {lines[-1].strip():.200}" if lines else "")
+        died = f"worker died ({how})" + (f": {lines[-1].strip():.200}" if lines else "")
+        return f"out of memory: {died}" if self.killed(0) or "bad_alloc" in died else died
+
+    def killed(self, seconds: float) -> bool:
+        """Whether the process was killed, and not by us, so by the kernel, where memory ran out. Waits for its end that long."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds) == -signal.SIGKILL and not self.stopped
+        return False
 
     def close(self) -> None:
         self.connection.close()
@@ -110,8 +125,12 @@ class Worker:
             self.kill()
         self.output.close()
 
-    def kill(self) -> None:
+    def stop(self) -> None:
+        self.stopped = True
         self.process.kill()
+
+    def kill(self) -> None:
+        self.stop()
         self.process.wait()
 
 
@@ -164,8 +183,10 @@ class WorkerPool:
         if self.workers:
             return
         try:
-            for arguments in self.arguments():
-                self.workers.append(Worker(self.target, arguments, self.environment))
+            started = self.arguments()
+            room = _room(len(started))
+            for arguments in started:
+                self.workers.append(Worker(self.target, arguments, self.environment, room))
             gather(self.workers, self.startup_seconds)
         except BaseException:
             self.kill()
@@ -184,8 +205,9 @@ class WorkerPool:
         self.start()
         asked = self.workers[: len(messages)]
         try:
+            room = _room(len(asked))
             for worker, message in zip(asked, messages, strict=True):
-                worker.send(message)
+                worker.send(message, room)
             return gather(asked, self.timeout_seconds)
         except BaseException:
             self.kill()  # the others may still answer this request, so none of them can be used again
@@ -202,6 +224,11 @@ class WorkerPool:
         self.close()
 
 
+def _room(workers: int) -> int:
+    """Bytes for each of so many workers, of what is free now."""
+    return int(system.available_bytes() * ROOM) // max(workers, 1)
+
+
 def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
     """One answer of each worker, in order. The death of any worker is noticed at once."""
     deadline = time.monotonic() + timeout_seconds
@@ -214,10 +241,15 @@ def gather(workers: Sequence[Worker], timeout_seconds: float) -> list[Any]:
         for connection in ready:
             worker = workers[index := awaited.pop(connection)]
             # a worker may hang in the middle of an answer
-            stop = threading.Timer(max(deadline - time.monotonic(), CLOSE_SECONDS), worker.process.kill)
+            stop = threading.Timer(max(deadline - time.monotonic(), CLOSE_SECONDS), worker.stop)
             stop.start()
             try:
                 answers[index] = worker.receive()
+            except WorkerLost:
+                # a rank says that it lost another before the end of that one shows
+                if other := next((one for one in workers if one.killed(ENDS_SECONDS)), None):
+                    raise WorkerLost(other.death()) from None
+                raise
             finally:
                 stop.cancel()
     return answers
@@ -227,23 +259,30 @@ def main(parent: int, descriptor: int, target: str) -> None:
     """The worker's side: make the callable that serves, report that it is ready, and answer until the pipe closes."""
     connection: Connection[Any, Any] = Connection(descriptor)
     _die_with(parent)
+
+    def received() -> Any:
+        room, message = connection.recv()
+        system.take_no_more(room)
+        return message
+
     try:
         module, _, function = target.partition(":")
         # importing torch and FBGEMM makes a million objects that stay: not to look for garbage among them, now and while
         # steps are timed, is an eighth of the start
         gc.disable()
-        serve: Serve = getattr(importlib.import_module(module), function)(*connection.recv())
+        serve: Serve = getattr(importlib.import_module(module), function)(*received())
         gc.freeze()
         gc.enable()
         connection.send(("answer", None))
         while True:
-            connection.send(("answer", serve(connection.recv())))
+            connection.send(("answer", serve(received())))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except NeuroshardError as error:
         connection.send(("refused", str(error)))
     except Exception as error:
-        connection.send(("failed", first_line(error)))
+        line = first_line(error)
+        connection.send(("failed", f"out of memory ({line})" if out_of_memory(error) else line))
     # sys.exit could wait for ever for ranks of the process group that are gone
     os._exit(0)
 
@@ -263,6 +302,16 @@ def first_line(error: BaseException) -> str:
     """Type and first line of an exception: `RuntimeError: CUDA error: an illegal memory access was encountered`."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether this error of torch, CUDA or Python means that memory ran out."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text or "bad_alloc" in text
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The plan of a task whose tables HBM does not hold."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from neuroshard.core.errors import Infeasible, UsageError
@@ -136,7 +135,7 @@ def cheaper_beyond(given: Given, in_hbm: Plan) -> Plan:
         beyond = beyond_hbm(given)
     except Infeasible:  # hosts have too little memory
         return in_hbm
-    if beyond.cost_ms is not None and beyond.cost_ms < cost_ms * (1 - WORTH):
+    if beyond.cost_ms is not None and beyond.cost_ms < cost_ms * (1 - max(WORTH, given.settings.simplicity)):
         return beyond
     bound_ms = None if beyond.lower_bound_ms is None else min(beyond.lower_bound_ms, cost_ms)
     return in_hbm.model_copy(update={"lower_bound_ms": bound_ms, "bound_assumptions": beyond.bound_assumptions})
@@ -150,26 +149,37 @@ def _with_or_without_copies(given: Given) -> tuple[Given, FoundTiers, StartFrom 
     if not names:
         return given, *_found(replace(given, may=rest))
     none = task if task.copied else task.model_copy(update={"dense_optimizer": given.task.dense_optimizer})
-    with given.watch.sharing(0.5):
-        without = replace(given, permitted=none, may=rest, watch=given.watch.anew())
-        found, before = _found(without)
-    if given.watch.expired:
-        return without, found, before
-    asked = Asked(few_rounds(given.settings), given.watch.quiet(), None, tries_row_wise=not given.task.may_split_rows)
-    copied = worth_copying(task, given.cost_model, found.plan.tiers, names, asked)
-    had = frozenset[str]()
+    had, best, fault = frozenset[str](), None, None
     if given.previous is not None:
         had = given.previous.plan.task.constraints.data_parallel.intersection(names)
+    with given.watch.sharing(0.5):
+        without = replace(given, permitted=none, may=rest, watch=given.watch.anew())
+        try:
+            best = without, *_found(without)
+        except Infeasible as error:  # the plan to start from may serve with its copies alone
+            fault = error
+    copied = frozenset[str]()
+    if best is not None:
+        if given.watch.expired:
+            return best
+        few, tries_row_wise = few_rounds(given.settings), not given.task.may_split_rows
+        asked = Asked(few, given.watch.quiet(), None, tries_row_wise=tries_row_wise)
+        copied = worth_copying(task, given.cost_model, best[1].plan.tiers, names, asked)
     worth, named = 1.0 if had else 1 - given.settings.tuning.copies_worth, task.constraints.data_parallel
-    best = without, found, before
     # those of the plan to start from alone, too: beside others they may cost more
     for copies in filter(None, dict.fromkeys((copied | had, had))):
         some, permitted = given.task.with_copies(copies | named), task.with_copies(copies | named)
         with_some = replace(given, task=some, permitted=permitted, may=rest, watch=given.watch.anew())
-        with suppress(Infeasible):
+        try:
             other, other_before = _found(with_some)
-            if (other.plan.over, other.plan.cost) < (best[1].plan.over, best[1].plan.cost * worth):
-                best, worth = (with_some, other, other_before), 1.0
+        except Infeasible as error:
+            fault = fault or error
+            continue
+        if best is None or (other.plan.over, other.plan.cost) < (best[1].plan.over, best[1].plan.cost * worth):
+            best, worth = (with_some, other, other_before), 1.0
+    if best is None:
+        assert fault is not None
+        raise fault
     return best
 
 

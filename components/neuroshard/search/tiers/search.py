@@ -5,6 +5,7 @@
 2. At these prices tables get their first tiers, for less and less HBM until plans become dearer (choice.py), or those of the
    plan to start from (start.py). A short search places the tables of each, from the relaxed plan where its shards may stay.
 3. One or two tables at a time change their tier, those that an estimate ranks best, as long as that helps (toggle.py).
+4. Tables that gain nothing beyond HBM come back to it (simplest.py).
 
 Every plan is compared by what it costs once its devices have divided their HBM (division.py). All of it is done once more where
 hosts have too little memory (hosts.py), and where dense layers hide what is fetched ahead.
@@ -25,6 +26,7 @@ from neuroshard.costmodel.tiers import with_tiers
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.notes import more_in_hbm_cost
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -35,6 +37,7 @@ from neuroshard.search.tiers.hosts import HostPrices
 from neuroshard.search.tiers.options import InTierPlan, StartFrom, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
+from neuroshard.search.tiers.simplest import fewest_beyond
 from neuroshard.search.tiers.start import start_plan, started
 from neuroshard.search.tiers.toggle import toggled
 from neuroshard.search.watch import Watch
@@ -151,9 +154,12 @@ def _searched(
         and plan.cost > start.cost * (1 - start.state.problem.tuning.worth_moving)
     ):
         plan = start  # nothing moves for next to no gain
+    best, plan = plan, fewest_beyond(problems, plan, asked.settings.simplicity, asked.watch)
     if before is not None and before.kept is not None and before.kept.cut:
         bound = _bound(task, model, prices, may, few, weight)
-    return FoundTiers(plan, bound, problems.notes)
+    return FoundTiers(
+        plan, bound, (*problems.notes, *more_in_hbm_cost(len(best.tiers), best.cost, len(plan.tiers), plan.cost))
+    )
 
 
 def few_rounds(settings: SearchSettings) -> SearchSettings:
