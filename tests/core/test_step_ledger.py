@@ -1,4 +1,4 @@
-"""What lives on a rank in a step, against numbers worked out by hand. tests/client/test_step_ledger.py compares with real steps."""
+"""What lives on a rank in a step, beside numbers worked out by hand; tests/client/test_step_ledger.py has real steps."""
 
 import pytest
 
@@ -28,9 +28,9 @@ def blocks(of: Table) -> list[Shard]:
     return [Shard(table=of.name, row_offset=n * half, rows=half, dim=of.dim, device=n) for n in range(RANKS)]
 
 
-def task(*tables: Table, pipeline: Pipeline = "none", memory: int = 2**30, **more: object) -> ShardingTask:
+def task(*tables: Table, memory: int = 2**30, **more: object) -> ShardingTask:
     given = {"tables": tables, "device_memory_bytes": (memory,) * RANKS, "batch_size": RANKS * SAMPLES}
-    return ShardingTask.model_validate({**given, "pipeline": pipeline, "step_ledger": 1, **more})
+    return ShardingTask.model_validate({**given, "pipeline": "none", "step_ledger": 1, **more})
 
 
 def test_an_all_to_all_of_pooled_outputs_needs_the_lookup_its_copy_and_what_comes() -> None:
@@ -70,7 +70,7 @@ def test_a_sequence_is_copied_into_the_order_in_which_it_is_sent() -> None:
 def test_half_precision_needs_more_at_its_peak_than_fp32() -> None:
     one = table(pooling="none")
     half = {"forward": "fp16", "backward": "fp16"}
-    fp32, fp16 = (peaks_of(task(one, **how), [whole(one, 0)])[0] for how in ({}, {"collective_precision": half}))
+    fp32, fp16 = (peaks_of(task(one, collective_precision=how), [whole(one, 0)])[0] for how in (None, half))
     assert fp16.moment == "forward encode"
     assert fp16.nbytes - fp32.nbytes == 1.5 * LOOKUPS * RANKS * X - LOOKUPS * X
 
@@ -117,4 +117,4 @@ def test_plans_with_a_ledger_are_of_a_format_of_their_own() -> None:
 @pytest.mark.parametrize(("key", "value"), [("pipeline", "semi-sync"), ("dense_memory_bytes", 1)])
 def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: object) -> None:
     with refused(ValueError, "step_ledger", str(value) if key == "pipeline" else key):
-        task(table(), **{"step_ledger": None, key: value})
+        task(table(), step_ledger=None, **{key: value})  # type: ignore[arg-type]

@@ -135,5 +135,5 @@ def test_what_is_right_passes() -> None:
     ],
 )
 def test_an_amount_is_what_kubernetes_takes_it_for(text: str, amount: int) -> None:
-    CHECKS["measure_memory"]("measure_memory", text)
+    CHECKS["measure_cpus"]("measure_cpus", text)
     assert quantity(text) == amount

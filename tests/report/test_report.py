@@ -482,7 +482,7 @@ def test_a_devices_memory_is_split_into_weights_optimizer_step_and_reserve():
     text = plan_text(plan)
     assert "device     weights   optimizer        step     reserve        left          of" in text
     assert "     0    35.9 KiB     3.1 KiB   112.5 KiB   256.0 KiB   616.4 KiB     1.0 MiB" in text
-    assert "a step's inputs and outputs by pipeline sparse-dist)" in " ".join(text.split())
+    assert "a step's inputs and outputs by pipeline sparse-dist" in " ".join(text.split())
     data = data_of(report(plan))["devices"]
     assert [data[name][0] for name in ("weights", "optimizer", "step", "limit")] == [weights, 3200, step, 3 * 2**18]
     assert "not a step's inputs and outputs" in " ".join(plan_text(make_plan()).split())

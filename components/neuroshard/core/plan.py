@@ -500,9 +500,10 @@ def parts_of(task: ShardingTask, shards: Sequence[Shard]) -> list[Part]:
 
 
 def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:
-    """What each of a plan's shards takes of its device."""
+    """What each of a plan's shards takes of its device. A step with a ledger is a device's, and no sum over its shards."""
     task = task.parted
-    return task.memories(parts_of(task, shards))
+    found = task.memories(parts_of(task, shards))
+    return found if not task.counts_steps else [memory._replace(step=0) for memory in found]
 
 
 def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, ...]:
@@ -511,7 +512,7 @@ def device_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[Memory, 
     for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
         used[shard.device] = [sum(pair) for pair in zip(used[shard.device], memory, strict=True)]
     found = tuple(Memory(*parts)._replace(row_maps=task.by_access.map_bytes) for parts in used)
-    if task.step_ledger is None or task.pipeline is None:
+    if not task.counts_steps:
         return found
     return tuple(memory._replace(step=peak.nbytes) for memory, peak in zip(found, peaks_of(task, shards), strict=True))
 

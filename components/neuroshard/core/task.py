@@ -514,10 +514,15 @@ class ShardingTask(Value):
         )
 
     @property
+    def counts_steps(self) -> bool:
+        """Whether memory counts the whole of a step, by the ledger."""
+        return self.step_ledger is not None and self.pipeline is not None
+
+    @property
     def least_step_bytes(self) -> int:
         """What a step needs of every device beyond what its parts take (`Part.memory`), whatever the plan, by the ledger: its own
         batches, and the outputs that it gets."""
-        if self.step_ledger is None or self.pipeline is None:
+        if not self.counts_steps or self.pipeline is None:
             return 0
         samples, copied = self.batch_size / self.devices, self.constraints.data_parallel
         own = IN_FLIGHT[self.pipeline].outputs.own * sum(own_input_bytes(table, samples) for table in self.tables)

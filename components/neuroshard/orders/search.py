@@ -61,7 +61,7 @@ class SearchOrder:
         given = checked["constraints"]
         file = ConstraintsFile() if given is None else _read(given)
         return cls(
-            task=part("task") | {"device_memory_bytes": memory, "topology": topology},
+            task=part("task") | {"device_memory_bytes": memory, "topology": topology, "step_ledger": 1},
             settings=part("settings") | {"try_data_parallel": AUTO in copied},
             constraints=with_flags(file, None if topology is None else topology.local_world_size, **rules),
             previous=checked["previous"],

@@ -68,7 +68,7 @@ def memory_counts(plan: Plan) -> str:
 
 def fullest_step(plan: Plan) -> str | None:
     """What a step's peak is made of on the device that has the smallest share of its memory left; None where it is not known."""
-    if plan.task.step_ledger is None or plan.task.pipeline is None:
+    if not plan.task.counts_steps:
         return None
     left = [
         (limit - used) / limit for used, limit in zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)

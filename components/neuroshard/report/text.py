@@ -244,7 +244,7 @@ def costs_by_device_text(plan: Plan) -> str:
 def plan_json(plan: Plan) -> dict[str, Any]:
     """`plan_text` as JSON, of all devices. Costs are predicted ms, memory is exact."""
     shards = plan.shards_by_device()
-    peaks = None if plan.task.step_ledger is None or plan.task.pipeline is None else plan.step_peaks()
+    peaks = plan.step_peaks() if plan.task.counts_steps else None
     return {
         "digest": plan.digest(),
         "tables": len(plan.task.tables),

@@ -524,7 +524,6 @@ def task_of(order: SearchOrder, tables: tuple[Table, ...], model: CostModel | No
         "tables": tables,
         "batch_size": model.batch_size if batch_size is None and model is not None else batch_size,
         "constraints": resolve(order.constraints, tables, "constraints"),
-        "step_ledger": None if order.task.get("pipeline") is None else 1,
     }
     return ShardingTask.parse(task, "the task")
 

@@ -75,8 +75,6 @@ def _bounded(plan: Plan, kept_bytes: int) -> Plan:
     why = f"every device keeps {format_bytes(kept_bytes)} free for what a step needs beyond its least"
     return Plan.model_validate({**dict(plan), "bound_assumptions": (*plan.bound_assumptions, why)})
 
-
-def _counts_steps(task: ShardingTask) -> bool:
     return task.step_ledger is not None and task.pipeline is not None
 
 
