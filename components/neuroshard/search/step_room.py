@@ -28,7 +28,7 @@ class StepDoesNotFit(Infeasible):
 
 def check_step(task: ShardingTask, shards: Sequence[Shard]) -> None:
     """Raise StepDoesNotFit unless every device has room for these shards of the task's tables, and a step with them."""
-    if not _counts_steps(task):
+    if not task.counts_steps:
         return
     memory, usable = device_memory(task, shards), task.usable_bytes
     over = [one.total - limit for one, limit in zip(memory, usable, strict=True)]
@@ -48,7 +48,7 @@ def check_step(task: ShardingTask, shards: Sequence[Shard]) -> None:
 def with_room(task: ShardingTask, search: Callable[[ShardingTask], Plan]) -> Plan:
     """What `search` finds for the task, on devices that keep enough bytes free for a step of the plan found. Raises what it
     raises."""
-    if not _counts_steps(task):
+    if not task.counts_steps:
         return search(task)
     kept, misses = _expected_bytes(task), list[StepDoesNotFit]()
     for _ in range(MOST_SEARCHES):
@@ -74,8 +74,6 @@ def _bounded(plan: Plan, kept_bytes: int) -> Plan:
         return plan
     why = f"every device keeps {format_bytes(kept_bytes)} free for what a step needs beyond its least"
     return Plan.model_validate({**dict(plan), "bound_assumptions": (*plan.bound_assumptions, why)})
-
-    return task.step_ledger is not None and task.pipeline is not None
 
 
 def _expected_bytes(task: ShardingTask) -> int:
