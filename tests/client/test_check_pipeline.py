@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -51,8 +51,9 @@ def accumulating() -> Any:
 
 
 def plan_of(pipeline: Pipeline | None, **changed: Any) -> Plan:
-    plan = make_plan()
-    return plan.model_copy(update={"task": plan.task.model_copy(update={"pipeline": pipeline, **changed})})
+    plan, ledger = make_plan(), None if pipeline is None else 1
+    task = plan.task.model_copy(update={"pipeline": pipeline, "step_ledger": ledger, **changed})
+    return plan.model_copy(update={"task": task})
 
 
 def said(plan: Plan, pipeline: Any) -> list[str]:
@@ -76,9 +77,7 @@ CASES = [
 def test_a_plan_for_another_pipeline_than_the_one_that_is_built_is_warned_of_in_one_line(name, build, arguments, kind):
     pipeline = build(*arguments)
     assert said(plan_of(kind), pipeline) == []
-    others: list[Pipeline | None] = [None, "none", "sparse-dist", "prefetch"]
-    others.remove(kind)
-    for planned in others:
+    for planned in {None, *get_args(Pipeline)} - {kind}:
         plan = plan_of(planned)
         counted = f"is for pipeline {planned}" if planned else "counts no memory of steps"
         assert said(plan, pipeline) == [
@@ -95,11 +94,18 @@ def test_a_class_of_the_trainers_own_counts_as_the_one_that_it_inherits_from():
     assert "the trainer's pipeline is sparse-dist (Mine)" in said(plan_of("none"), pipeline)[0]
 
 
-@pytest.mark.parametrize("name", ["TrainPipelineSemiSync", "TrainPipelineFusedSparseDist"])
-def test_a_pipeline_whose_memory_nobody_counts_is_named(name):
-    (line,) = said(plan_of("sparse-dist"), built(name))
-    assert line.startswith(f"a {name} is none of the pipelines whose memory is counted (TrainPipelineBase, ")
+def test_a_pipeline_whose_memory_nobody_counts_is_named():
+    class Stashing(train_pipelines.TrainPipelineSparseDist):  # type: ignore[misc]
+        __module__ = "torchrec.distributed.train_pipeline"
+
+    (line,) = said(plan_of("sparse-dist"), Stashing(nn.Linear(2, 2), None, CPU))
+    assert line.startswith("a Stashing is none of the pipelines whose memory is counted (TrainPipelineBase, ")
     assert "counts pipeline sparse-dist: reserve what it takes more (--reserve)" in line
+
+
+@pytest.mark.parametrize("name", ["TrainPipelineBase", "TrainPipelineSparseDistLite"])
+def test_a_plan_without_a_ledger_takes_what_sends_no_ids_ahead_for_a_plain_loop(name):
+    assert said(plan_of("none", step_ledger=None), built(name)) == []
 
 
 def test_pipelines_that_evaluate_are_not_looked_at():

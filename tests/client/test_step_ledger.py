@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from helpers.refusals import names, refused
 from helpers.step_cases import PIPELINES, drawn_case, peaks_of
-from neuroshard.client.peak_memory import peak_memory
+from neuroshard.client.peak_memory import Peak, against_plan, peak_memory
+from neuroshard.core.errors import UsageError
+from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.plan import peaks_of as peaks_said
 from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
 
 torch = pytest.importorskip("torch")
 
@@ -23,6 +28,25 @@ def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_pa
     case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"])
     said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, pipeline, gloo=True)]
     assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
+def test_a_trainer_hears_how_far_its_peak_is_from_the_plan() -> None:
+    table = Table(name="t", rows=100, dim=16, pooling_factor=2.0)
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**30,), batch_size=8, pipeline="none", step_ledger=1)
+    shard = Shard(table="t", rows=100, dim=16, device=0)
+    plan = Plan(task=task, shards=(shard,), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    step = peaks_said(task, plan.shards, gloo=True)[0]
+    line = against_plan(plan, Peak(nbytes=2 * step.nbytes))
+    assert all(names(line, fact) for fact in (plan.digest()[:12], "rank 0 of 1", "+100%", step.moment))
+
+
+def test_a_plan_that_counts_no_steps_has_nothing_to_be_held_against() -> None:
+    table = Table(name="t", rows=100, dim=16, pooling_factor=2.0)
+    task = ShardingTask(tables=(table,), device_memory_bytes=(2**30,), batch_size=8)
+    shard = Shard(table="t", rows=100, dim=16, device=0)
+    plan = Plan(task=task, shards=(shard,), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    with refused(UsageError, plan.digest()[:12], "--pipeline"):
+        against_plan(plan, Peak())
 
 
 def test_the_peak_is_of_what_lives_at_once() -> None:

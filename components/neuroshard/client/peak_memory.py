@@ -1,9 +1,9 @@
-"""The most memory that tensors take at once while a trainer makes some steps. Needs torch.
+"""The most memory that tensors take at once while a trainer makes some steps, beside what its plan says. Needs torch.
 
-    with peak_memory() as peak:
+    with peak_memory(device) as peak:
         for _ in range(3):
             pipeline.progress(batches)
-    print(peak.nbytes)
+    print(against_plan(plan, peak))  # on every rank
 
 On a GPU these are the statistics of CUDA's caching allocator. On a CPU they are torch's own memory events, of tensors made inside
 the block only: begin before the pipeline is made, and after a few steps, so that what is made once (state, buffers) is left out.
@@ -20,6 +20,10 @@ import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from neuroshard.core.errors import UsageError
+from neuroshard.core.plan import Plan, peaks_of
+from neuroshard.core.units import format_bytes
+
 # gloo's thread is sometimes the last to hold a tensor, and torch reports no free from there. After a pause it has let go.
 PAUSE_S = 0.005
 
@@ -31,6 +35,37 @@ class Peak:
 
     nbytes: int = 0
     reserved: int = 0
+
+
+def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None = None) -> str:
+    """A line on the rank that is furthest above what the plan says of it, or least below. Every rank calls it with its own peak,
+    and gets the same line.
+
+    On a GPU the plan's figure is that of weights, state and a step, beside which the dense layers' parameters and what they keep
+    are measured too. On a CPU it is that of a step. Raises UsageError for a plan that counts no steps.
+    """
+    if not plan.task.counts_steps:
+        raise UsageError(
+            f"plan {plan.digest()[:12]} does not say what a step needs: search it again, with a --pipeline, by this version"
+        )
+    ranks, mine = 1, (peak.nbytes, peak.reserved)
+    each: list[Any] = [mine]
+    if dist.is_available() and dist.is_initialized():
+        ranks = dist.get_world_size(process_group)
+        each = [None] * ranks
+        dist.all_gather_object(each, mine, group=process_group)
+    on_gpus = peak.reserved > 0
+    said = plan.memory_bytes() if on_gpus else [one.nbytes for one in peaks_of(plan.task, plan.shards, gloo=True)]
+    rank = max(range(ranks), key=lambda one: each[one][0] / max(said[one % len(said)], 1))
+    measured, reserved = each[rank]
+    promise = said[rank % len(said)]
+    what = "weights, state and a step" if on_gpus else "a step"
+    held = f", {format_bytes(reserved)} reserved" if on_gpus else ""
+    step = plan.step_peaks()[rank % len(said)]
+    return (
+        f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it, with {format_bytes(measured)} at its peak{held}; "
+        f"the plan says {format_bytes(promise)} for {what} ({measured / max(promise, 1) - 1:+.0%}), most at the {step.moment}"
+    )
 
 
 @contextmanager

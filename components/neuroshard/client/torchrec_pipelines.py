@@ -3,8 +3,8 @@
     pipeline = TrainPipelineSparseDist(model, optimizer, device)
     check_pipeline(plan, pipeline)
 
-A plan counts memory and costs for one of three: none, sparse-dist or prefetch (core/step_memory.py). What TorchRec (1.8, 1.9)
-builds is one of these by its class, or by its stages. Not covered: batches that stages before the sparse all-to-all hold.
+A plan counts memory and costs for one pipeline (core/step_memory.py). What TorchRec (1.8, 1.9) builds is known by its class, or
+by its stages. Not covered: batches that stages before the sparse all-to-all hold.
 """
 
 from typing import Any
@@ -23,13 +23,15 @@ from neuroshard.core.step_memory import Pipeline
 
 __all__ = ["check_pipeline"]
 
-# By class; StagedTrainPipeline is by its stages. Others keep more, such as the outputs of a batch ahead (SemiSync).
+# By class; StagedTrainPipeline is by its stages.
 PIPELINES: dict[str, Pipeline] = {
-    "TrainPipelineBase": "none",
-    "TrainPipelinePT2": "none",
-    "TrainPipelineSparseDistLite": "none",  # it copies a batch ahead, but sends no ids
+    "TrainPipelineBase": "base",
+    "TrainPipelinePT2": "base",
+    "TrainPipelineSparseDistLite": "sparse-dist-lite",
     "TrainPipelineSparseDist": "sparse-dist",
     "TrainPipelineSparseDistCompAutograd": "sparse-dist",
+    "TrainPipelineFusedSparseDist": "fused-sparse-dist",
+    "TrainPipelineSemiSync": "semi-sync",
     "PrefetchTrainPipelineSparseDist": "prefetch",
 }
 EVALUATING = ("EvalPipelineSparseDist", "EvalPipelineFusedSparseDist", "EvalPipelineCPUSparse")

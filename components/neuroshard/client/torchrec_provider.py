@@ -43,7 +43,7 @@ from neuroshard.core.units import format_bytes
 
 PIPELINES: dict[str, Pipeline] = {
     PipelineType.NONE.value: "none",
-    PipelineType.TRAIN_BASE.value: "none",
+    PipelineType.TRAIN_BASE.value: "base",
     PipelineType.TRAIN_SPARSE_DIST.value: "sparse-dist",
     PipelineType.TRAIN_PREFETCH_SPARSE_DIST.value: "prefetch",
 }

@@ -31,7 +31,7 @@ from neuroshard.core.extras import install_pair
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import Sharding
-from neuroshard.core.step_memory import LOOKUP_BYTES, Pipeline
+from neuroshard.core.step_memory import BATCHES, LOOKUP_BYTES, WAIT_FOR_INPUT, Pipeline
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -222,6 +222,8 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
     if pipeline not in (None, *get_args(Pipeline)):
         raise UsageError(f"pipeline {pipeline!r} is none of {', '.join(get_args(Pipeline))}")
     task, changed = plan.task, dict[str, Any]()
+    if task.step_ledger is None and pipeline in WAIT_FOR_INPUT and pipeline not in BATCHES:
+        pipeline = "none"  # as TorchRec estimates it
     if batch_size is not None and batch_size != task.global_batch_size:
         changed["batch_size"] = batch_of_group(batch_size, task)
         warn(
@@ -231,6 +233,8 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
         )
     if pipeline not in (None, task.pipeline):
         changed["pipeline"] = pipeline
+        if pipeline not in BATCHES:
+            changed["step_ledger"] = 1
         counted_for = "counts no memory of steps" if task.pipeline is None else f"is for pipeline {task.pipeline}"
         rows = ""
         if task.hidden_ms and cached(plan):

@@ -22,6 +22,8 @@ LENGTH_BYTES = 4  # of the number of lookups of a sample and feature: int32, as 
 OFFSET_BYTES = 8  # what FBGEMM makes of it: int64
 WEIGHT_BYTES = 4
 OUTPUT_BYTES = 4  # of an element: outputs are fp32, also of tables in fp16
+# Where lookups reach the ranks that hold their rows within the step that needs them, not in one before.
+WAIT_FOR_INPUT: frozenset[Pipeline] = frozenset({"none", "base", "sparse-dist-lite"})
 BATCHES: Mapping[str, int] = {
     "none": 1,
     "sparse-dist": 2,

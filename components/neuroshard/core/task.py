@@ -18,7 +18,7 @@ from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.step_memory import BATCHES, IN_FLIGHT, Pipeline, output_bytes, own_input_bytes
+from neuroshard.core.step_memory import BATCHES, IN_FLIGHT, WAIT_FOR_INPUT, Pipeline, output_bytes, own_input_bytes
 from neuroshard.core.table import DenseOptimizer, Table, Tables, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
@@ -107,6 +107,11 @@ class ShardingTask(Value):
             raise ValueError(fault)
         if self.step_ledger is None:
             self._check_without_ledger()
+        if self.pipeline == "semi-sync" and (copied := self.constraints.data_parallel):
+            raise ValueError(
+                f"table {min(copied)!r} is data-parallel, which TorchRec's SemiSync pipeline cannot train: it looks up the next "
+                "batch before the dense optimizer changes the rows; leave out the copies, or take another --pipeline"
+            )
         precision = self.collective_precision
         if precision is not None and (fault := precision.fault(self.tables, self.batch_size, self.devices)):
             raise ValueError(fault)
@@ -460,7 +465,12 @@ class ShardingTask(Value):
         """Whether a step waits for lookups to reach the devices that hold the rows. A pipeline sends them a step ahead, but over
         a network between domains they take time on the links that outputs use."""
         several_domains = self.topology is not None and self.topology.domains(self.devices) > 1
-        return self.pipeline == "none" or several_domains
+        return self.exchanges_input or several_domains
+
+    @property
+    def exchanges_input(self) -> bool:
+        """Whether the trainer's pipeline sends lookups within the step that needs them."""
+        return self.pipeline in WAIT_FOR_INPUT
 
     @property
     def copied(self) -> tuple[Table, ...]:

@@ -64,7 +64,7 @@ def map_ms(model: CostModel, task: ShardingTask) -> float:
     work."""
     device, by_access = trains_on(model), task.by_access
     price = MAP_MS[device]
-    is_hidden = device == "cuda" and task.pipeline != "none"
+    is_hidden = device == "cuda" and not task.exchanges_input
     return price.a_sample(by_access) * task.batch_size / task.devices + (
         0.0 if is_hidden else by_access.kernels * price.kernel
     )
@@ -309,7 +309,7 @@ def _more_launches_ms(
     counted = launches(task, shards)
     rest = (tables[name] for name in dict.fromkeys(shard.table for shard in shards) if name not in names)
     operators = counted.kinds_of_operators - _operators(copied) - operators_of(rest)
-    inputs = counted.inputs if task.pipeline == "none" else 0
+    inputs = counted.inputs if task.exchanges_input else 0
     return launch_ms(model, task.devices, operators, max(counted.outputs - 1, 0), inputs, counted.reordered)
 
 

@@ -93,7 +93,7 @@ class LaunchCosts:
         )
 
         self.groups = list(outputs)
-        self.inputs: Ints = np.array([group.inputs if task.pipeline == "none" else 0 for group in outputs])
+        self.inputs: Ints = np.array([group.inputs if task.exchanges_input else 0 for group in outputs])
         self.collectives: Ints = np.array([group.outputs for group in outputs])
 
     @cached_property
