@@ -63,8 +63,8 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
     held = f", {format_bytes(reserved)} reserved" if on_gpus else ""
     step = plan.step_peaks()[rank % len(said)]
     return (
-        f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it, with {format_bytes(measured)} at its peak{held}; "
-        f"the plan says {format_bytes(promise)} for {what} ({measured / max(promise, 1) - 1:+.0%}), most at the {step.moment}"
+        f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it, with {format_bytes(measured)} at its peak{held}, "
+        f"and it says {format_bytes(promise)} for {what} ({measured / max(promise, 1) - 1:+.0%}), most at the {step.moment}"
     )
 
 

@@ -222,8 +222,8 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
     if pipeline not in (None, *get_args(Pipeline)):
         raise UsageError(f"pipeline {pipeline!r} is none of {', '.join(get_args(Pipeline))}")
     task, changed = plan.task, dict[str, Any]()
-    if task.step_ledger is None and pipeline in WAIT_FOR_INPUT and pipeline not in BATCHES:
-        pipeline = "none"  # as TorchRec estimates it
+    if task.pipeline is not None and not task.counts_steps and pipeline in WAIT_FOR_INPUT:
+        pipeline = "none"  # TorchRec's estimate, which the plan has, is the same for all of these
     if batch_size is not None and batch_size != task.global_batch_size:
         changed["batch_size"] = batch_of_group(batch_size, task)
         warn(
