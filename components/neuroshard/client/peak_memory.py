@@ -61,10 +61,10 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
     promise = said[rank % len(said)]
     what = "weights, state and a step" if on_gpus else "a step"
     held = f", {format_bytes(reserved)} reserved" if on_gpus else ""
-    step = plan.step_peaks()[rank % len(said)]
+    step, off = plan.step_peaks()[rank % len(said)], measured / max(promise, 1) - 1
     return (
-        f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it, with {format_bytes(measured)} at its peak{held}, "
-        f"and it says {format_bytes(promise)} for {what} ({measured / max(promise, 1) - 1:+.0%}), most at the {step.moment}"
+        f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it: {format_bytes(measured)} at its peak{held}, "
+        f"and it says {format_bytes(promise)} for {what} ({off:+.0%}), most at the {step.moment}"
     )
 
 

@@ -211,7 +211,9 @@ def to_torchrec(
     optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
     trained = as_trained(plan, batch_size, pipeline, whose)
     if optimizers or dense or trained is not plan:
-        own = {"tables": whole.parted.tables, "pipeline": trained.task.pipeline, "batch_size": trained.task.batch_size}
+        now = trained.task
+        own = {"tables": whole.parted.tables, "batch_size": now.batch_size, "pipeline": now.pipeline}
+        own |= {"step_ledger": now.step_ledger}
         with_copies = whole.parted.model_copy(update=own)
         check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     check_trained(plan, kinds, optimizers, whose)
