@@ -352,8 +352,8 @@ def of_pipelines() -> None:
     large = cut_plan(TABLES, 2, {table.name: [(table.dim, 0)] for table in TABLES}, batch_size=2**20)
     with refused(InvalidInput, "rank 0", "user"):
         said(large, pipeline="sparse-dist")
-    with refused(UsageError, "pipeline", "semi-sync", "sparse-dist"):
-        said(pipeline="semi-sync")
+    with refused(UsageError, "pipeline", "stashing", "sparse-dist"):
+        said(pipeline="stashing")
 
 
 def warned_of(setting: str, value: Any, *facts: object) -> Callable[[], None]:

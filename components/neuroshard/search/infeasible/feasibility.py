@@ -53,7 +53,11 @@ def feasible(
         )
     if need > have and need - _saved_bytes(problem) > have:
         reserved = task.constraints.reserve_in_words
-        beside = f" beside {reserved} reserved on each" if reserved else ""
+        step = (
+            f"{format_bytes(task.least_step_bytes, 'up')} for a step's batches and outputs" if task.counts_steps else ""
+        )
+        taken = " and ".join(filter(None, [f"{reserved} reserved" if reserved else "", step]))
+        beside = f" beside {taken} on each" if taken else ""
         raise Infeasible(
             f"tables{_beyond(task)} need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} "
             f"together{beside}: {format_bytes(need - have)} short; {hints(task, model, tuning)}",
