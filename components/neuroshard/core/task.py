@@ -516,11 +516,18 @@ class ShardingTask(Value):
         return sum(self.memory(Part.of(table, copies=self.devices)).total for table in self.copied)
 
     @property
+    def searched_bytes(self) -> tuple[int, ...]:
+        """Memory of each device that a search gives to tables: beside maps of ids, and what a step needs wherever tables lie."""
+        taken = self.by_access.map_bytes + self.least_step_bytes + self._kept_free
+        return tuple(max(usable - taken, 0) for usable in self.usable_bytes)
+
+    @property
     def placeable_bytes(self) -> tuple[int, ...]:
         """Memory of each device for the tables that are placed."""
-        taken = self.copies_bytes + self.by_access.map_bytes + self.least_step_bytes + self._kept_free
+        copies = self.copies_bytes
         return tuple(
-            max(usable - taken - own, 0) for usable, own in zip(self.usable_bytes, self.mapped_bytes, strict=True)
+            max(searched - copies - own, 0)
+            for searched, own in zip(self.searched_bytes, self.mapped_bytes, strict=True)
         )
 
     @property

@@ -8,22 +8,24 @@ the rest, and is repeated with more of them if the step of the plan that it foun
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan, Shard, device_memory, parts_of, peaks_of
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 
-MOST_SEARCHES = 4
+MOST_SEARCHES = 7
 TIGHT = 0.8  # from this share of memory on that uncut tables need, room for a step is kept in the first search: a guess
 
 
 class StepDoesNotFit(Infeasible):
-    """A plan was found, and a device has `over_bytes` too few for its step."""
+    """A plan was found, and some device has too little memory for its step, which takes `more_bytes` of one device beyond what a
+    search counts: with so many kept free it fits, unless the search then finds another plan."""
 
-    def __init__(self, message: str, over_bytes: int) -> None:
+    def __init__(self, message: str, more_bytes: int) -> None:
         super().__init__(message)
-        self.over_bytes = over_bytes
+        self.more_bytes = more_bytes
 
 
 def check_step(task: ShardingTask, shards: Sequence[Shard]) -> None:
@@ -37,11 +39,12 @@ def check_step(task: ShardingTask, shards: Sequence[Shard]) -> None:
         return
     peak = peaks_of(task, shards)[device]
     causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in peak.causes.items())
+    cures = "more devices, or a smaller batch" if peak.moment != "dense layers" else "or less to --dense-memory"
     raise StepDoesNotFit(
         f"no plan was found whose training step fits: device {device} needs {format_bytes(memory[device].total, 'up')} of "
         f"{format_bytes(usable[device])}, {format_bytes(peak.nbytes)} of it in a step with pipeline {task.pipeline}, at its "
-        f"{peak.moment} ({causes}); give {format_bytes(over[device], 'up')} more of --memory, more devices, or a smaller batch",
-        over[device],
+        f"{peak.moment} ({causes}); give {format_bytes(over[device], 'up')} more of --memory, {cures}",
+        int(_uncounted(task, shards).max()),
     )
 
 
@@ -50,22 +53,25 @@ def with_room(task: ShardingTask, search: Callable[[ShardingTask], Plan]) -> Pla
     raises."""
     if not task.counts_steps:
         return search(task)
-    kept, misses = _expected_bytes(task), list[StepDoesNotFit]()
+    kept, too_few, too_many = _expected_bytes(task), -1, 0
+    why: Infeasible | None = None
     for _ in range(MOST_SEARCHES):
         try:
             plan = search(task.keeping_free(kept))
         except StepDoesNotFit as error:
-            misses.append(error)
-            kept += error.over_bytes
-        except Infeasible:
-            if misses:
-                raise misses[0] from None
+            too_few, why = max(too_few, kept), why or error
+            kept = max(error.more_bytes, kept + kept // 8)
+        except Infeasible as error:
             if not kept:
                 raise
+            too_many, why = kept, why or error
             kept = 0
         else:
             return _bounded(plan, kept)
-    raise misses[0]
+        if too_many and (kept <= too_few or kept >= too_many):
+            kept = (max(too_few, 0) + too_many) // 2
+    assert why is not None
+    raise why
 
 
 def _bounded(plan: Plan, kept_bytes: int) -> Plan:
@@ -77,7 +83,7 @@ def _bounded(plan: Plan, kept_bytes: int) -> Plan:
 
 
 def _expected_bytes(task: ShardingTask) -> int:
-    """What a step of a plan needs beyond what a search counts, if lookups are balanced; 0 where memory is not tight."""
+    """What a step takes beyond what a search counts, if lookups are balanced; 0 where memory is not tight."""
     if task.need_bytes < TIGHT * sum(task.placeable_bytes) or not task.placed:
         return 0
     columns, shards = np.zeros(task.devices), list[Shard]()
@@ -85,8 +91,15 @@ def _expected_bytes(task: ShardingTask) -> int:
         device = int(columns.argmin())
         columns[device] += table.dim
         shards.append(Shard(table=table.name, rows=table.rows, dim=table.dim, device=device))
-    counted = np.zeros(task.devices)
-    for shard, part in zip(shards, parts_of(task, shards), strict=True):
-        counted[shard.device] += task.memory(part).step
+    return max(int(np.median(_uncounted(task, shards))), 0)
+
+
+def _uncounted(task: ShardingTask, shards: Sequence[Shard]) -> NDArray[np.int64]:
+    """What a step takes of each device (D,) beyond what a search counts: that of parts, and `least_step_bytes`."""
+    parted = task.parted
+    counted = np.full(task.devices, task.least_step_bytes)
+    for shard, memory in zip(shards, parted.memories(parts_of(task, shards)), strict=True):
+        counted[shard.device] += memory.step
     steps = np.array([peak.nbytes for peak in peaks_of(task, shards)])
-    return max(int(np.median(steps - counted)) - task.least_step_bytes, 0)
+    more: NDArray[np.int64] = steps - counted
+    return more

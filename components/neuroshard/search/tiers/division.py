@@ -40,10 +40,7 @@ def divided(
 
     `task` has none of these tables in a tier. `busy_ms` (D,) is what each device takes with all of its tables in HBM.
     """
-    free, parts = (
-        np.array(task.usable_bytes, dtype=np.float64) - task.by_access.map_bytes,
-        dict[str, list[tuple[int, Part]]](),
-    )
+    free, parts = np.array(task.searched_bytes, dtype=np.float64), dict[str, list[tuple[int, Part]]]()
     of_shards = parts_of(task, shards)
     for shard, part, memory in zip(shards, of_shards, task.memories(of_shards), strict=True):
         if shard.table in beyond:
