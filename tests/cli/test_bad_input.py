@@ -126,7 +126,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
             2,
             ["guess", "local-search"],
         ),
-        ("search tables.json --model model --devices 2 --memory 100KiB -o x", 1, ["KiB"]),
+        ("search tables.json --model model --devices 2 --memory 100KiB -o x", 1, ["short", "step"]),
         ("search tables.json --model s3://b/p --devices 2 --memory 1GiB -o x", 2, ["'s3://b/p'", "STORE#HARDWARE"]),
         (
             "augment tables.json --devices 2 --memory 1GiB --acquire analytic:h100 -o x",
@@ -144,7 +144,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
         (
             "search tables.json --model model --devices 2 --memory 1GiB --pipeline fast -o x",
             2,
-            ["pipeline", "none, sparse-dist, prefetch", "'fast'"],
+            ["pipeline", "none, base, sparse-dist", "'fast'"],
         ),
         (
             "search tables.json --model model --devices 2 --memory 1GiB --reserve 100% -o x",

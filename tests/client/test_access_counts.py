@@ -414,7 +414,9 @@ def test_warnings_that_are_errors_do_not_stop_training_either(
     counts.add("no batch")
     counts.add(features(0, 0))
     counts.write()
-    assert "a batch is a KeyedJaggedTensor, or a list or dict of them, not 'str'" in capfd.readouterr().err
+    assert (
+        "a batch is a KeyedJaggedTensor or TensorDict, or a list or dict of them, not 'str'" in capfd.readouterr().err
+    )
 
 
 def written_by(url: Path, batches: list[list[KeyedJaggedTensor]]) -> CountedAccess:

@@ -64,6 +64,7 @@ SMALL = {
     ),
     "bench-rows": Small("--quick"),
     "bench-tiers": Small("--quick --tables-dir {drawn}"),
+    "bench-memory": Small("--quick"),
     "bench-nights": Small("--quick"),
     "bench-hosts": Small("--quick --only networks --budget 20s --steps 3", ("root", "ip")),
     "bench-traces": Small("--quick --ratings {drawn}/u.data"),

@@ -134,9 +134,9 @@ def test_tables_without_an_order_are_planned_as_without_the_option_and_a_note_sa
     plain = task.model_copy(update={"tables": tuple(t.model_copy(update={"row_order": None}) for t in task.tables)})
     plan, without = found(plain), found(plain, NONE)
     assert plan.shards == without.shards
-    *notes, said = plan.provenance.notes
-    assert "--row-orders" in said
-    assert tuple(notes) == without.provenance.notes
+    more = {*plan.provenance.notes} - {*without.provenance.notes}
+    assert ["--row-orders" in said for said in more] == [True]
+    assert len(plan.provenance.notes) == len(without.provenance.notes) + 1
 
 
 def test_where_it_gains_nothing_tables_stay_as_they_are() -> None:

@@ -162,7 +162,7 @@ def test_auto_takes_the_cheapest_and_says_what_the_others_cost():
 def test_one_group_is_taken_where_averaging_costs_more_than_it_saves():
     plan = found(devices=16, domain=16, group_size="auto")
     assert plan.task.groups is None
-    assert plan.format_version == 2
+    assert plan.format_version == 6
     assert "one group of 16 ranks is the cheapest of 4 that were searched" in plan.provenance.notes
 
 

@@ -34,11 +34,11 @@ def order(memory, **options):
 
 def test_the_plan_is_written_as_it_is_returned(tmp_path, bundle):
     tables = write_tables(tmp_path, TABLE, {**TABLE, "name": "b", "colour": "red"})
-    plan = run(tables, bundle, tmp_path / "plan.json", order([2**23, 2**24], seed=3))
+    plan = run(tables, bundle, tmp_path / "plan.json", order([2**25, 2**26], seed=3))
 
     model = random_model(2, 4)
     assert read_plan(tmp_path / "plan.json") == plan
-    assert plan.task.device_memory_bytes == (2**23, 2**24)
+    assert plan.task.device_memory_bytes == (2**25, 2**26)
     assert plan.task.batch_size == model.batch_size
     assert (plan.provenance.cost_model, plan.provenance.seed) == (model.name, 3)
     assert plan.provenance.cost_model_error == model.report.unseen_tables_error
@@ -50,7 +50,7 @@ def test_the_plan_says_which_torch_and_fbgemm_its_costs_were_measured_under(tmp_
     versions = {"neuroshard": "0", "torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0"}
     bench = model.manifest.bench.model_copy(update={"versions": versions})
     save_cost_model(tmp_path / "model", replace(model, manifest=model.manifest.model_copy(update={"bench": bench})))
-    plan = run(write_tables(tmp_path, TABLE), tmp_path / "model", tmp_path / "plan.json", order([2**23] * 2))
+    plan = run(write_tables(tmp_path, TABLE), tmp_path / "model", tmp_path / "plan.json", order([2**25] * 2))
 
     assert plan.provenance.cost_model_versions == {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0"}
     assert read_plan(tmp_path / "plan.json") == plan
@@ -64,7 +64,7 @@ def test_a_batch_size_that_was_not_measured_is_refused(tmp_path, bundle):
 
 
 def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bundle):
-    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", order([2**23] * 6))
+    plan = run(write_tables(tmp_path, TABLE), bundle, tmp_path / "plan.json", order([2**25] * 6))
 
     assert "costs of an all-to-all between 6 devices are extrapolated: 2 to 4 were measured" in plan.provenance.notes
 
@@ -72,8 +72,8 @@ def test_more_devices_than_were_measured_are_planned_for_and_noted(tmp_path, bun
 @pytest.mark.parametrize(
     ("change", "error", "facts"),
     [
-        ({"memory": [2**23] * 3}, InvalidInput, ["2 devices", 3]),
-        ({"memory": [1000, 1000]}, Infeasible, ["2.1 MiB", "2.0 MiB", "sparse-dist", "2.0 KiB"]),
+        ({"memory": [2**25] * 3}, InvalidInput, ["2 devices", 3]),
+        ({"memory": ["1000B"] * 2}, Infeasible, ["sparse-dist", "on each", "short"]),
         ({"algorithm": "guess"}, UsageError, ["algorithm", "'guess'"]),
         ({"pipeline": "fast"}, UsageError, ["pipeline", "'fast'"]),
         ({"batch_size": 0}, UsageError, ["batch_size", "not 0"]),
@@ -83,5 +83,5 @@ def test_where_there_is_no_plan_nothing_is_written(tmp_path, bundle, change, err
     save_cost_model(bundle, random_model(2))
     tables = write_tables(tmp_path, TABLE)
     with refused(error, *facts):
-        run(tables, bundle, tmp_path / "plan.json", order(**{"memory": [2**23] * 2, **change}))
+        run(tables, bundle, tmp_path / "plan.json", order(**{"memory": [2**25] * 2, **change}))
     assert not (tmp_path / "plan.json").exists()

@@ -241,6 +241,9 @@ class _Step:
         self.pipelined = flight.forward.sent > 0
 
     def moments(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
+        if not self.collections:
+            yield "dense layers", Counter({"dense layers": self.dense_bytes})
+            return
         yield from self._forward()
         outputs = Counter[Cause]({"outputs": self.outputs})
         late = self._inputs("backward") + self._ahead()

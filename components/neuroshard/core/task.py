@@ -531,6 +531,14 @@ class ShardingTask(Value):
         )
 
     @property
+    def lacking_bytes(self) -> int:
+        """What devices lack, in all, even without placed tables."""
+        taken = self.by_access.map_bytes + self.least_step_bytes + self._kept_free + self.copies_bytes
+        return sum(
+            max(taken + own - usable, 0) for usable, own in zip(self.usable_bytes, self.mapped_bytes, strict=True)
+        )
+
+    @property
     def counts_steps(self) -> bool:
         """Whether memory counts the whole of a step, by the ledger."""
         return self.step_ledger is not None and self.pipeline is not None

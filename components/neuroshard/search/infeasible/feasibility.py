@@ -60,7 +60,7 @@ def feasible(
         beside = f" beside {taken} on each" if taken else ""
         raise Infeasible(
             f"tables{_beyond(task)} need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} "
-            f"together{beside}: {format_bytes(need - have)} short; {hints(task, model, tuning)}",
+            f"together{beside}: {format_bytes(need - have + task.lacking_bytes)} short; {hints(task, model, tuning)}",
             proven=True,
         )
     unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)

@@ -42,7 +42,7 @@ class _Trials:
         self.task, self.model = task, model
         self.tables = {table.name: table for table in task.tables}
         self.need = task.need_bytes
-        self.short = max(self.need - sum(task.placeable_bytes), 0)
+        self.short = max(self.need - sum(task.placeable_bytes), 0) + task.lacking_bytes
 
     def memory(self) -> Iterator[str]:
         """The fewest bytes more on each device, what that leaves to reserve, and if devices differ, the fewest on one device."""
