@@ -148,7 +148,7 @@ def test_one_table_alone_may_be_held_by_access(more: dict[str, Any]) -> None:
         }
         usual: Any = {
             "devices": 4,
-            "memory": "64MiB" if more else "1GiB",
+            "memory": "96MiB" if more else "1GiB",
             "batch_size": 65536,
             "rounds": 1,
             "quiet": True,
