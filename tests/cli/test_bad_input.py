@@ -101,6 +101,7 @@ def test_a_broken_tables_file_is_distinguished(tmp_path, neuroshard, text, words
         ("show -", 2, ["show", "/dev/stdin"]),
         ("tables --from missing.json -o x", 1, ["missing.json"]),
         ("tables --from-torchrec a:b --dtype fp16 -o x", 2, ["--dtype is for --preset, --from and --from-stats"]),
+        ("tables --from t.json --default-pooling-factor 2 -o x", 2, ["pooling_factor of each table"]),
         ("tables --preset mlperf-dlrm-dcnv2 --dim 64 -o x", 2, ["--dim is for --from FILE.pt"]),
         ("tables --from tables.json --dim 64 -o x", 2, ["--dim is for --from FILE.pt"]),
         ("tables --from-stats log --check --plan-out x", 2, ["--plan-out is for -o tables.json"]),

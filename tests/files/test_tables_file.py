@@ -67,6 +67,8 @@ def test_a_file_of_format_1_stays_readable():
         ("num_features", 4),
         ("is_weighted", True),
         ("num_embeddings", 10),
+        ("Data_Type", "FP16"),
+        ("Element_Bytes", 2),
         ("data_type", "FP16"),
         ("bytes_per_element", 2),
         ("use_virtual_table", True),

@@ -101,7 +101,7 @@ def tables(
         and not Path(source).exists()
     )
     if of_models and not is_model:
-        raise UsageError("pooling factors are for a model; other sources state their own")
+        raise UsageError("pooling factors are for a model; other sources say pooling_factor of each table")
     if batches is not None and (paths or of_models or not is_model):
         raise UsageError(
             "batches are for a model, without traces and without pooling factors, which they count; other sources take traces"

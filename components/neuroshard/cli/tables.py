@@ -142,11 +142,12 @@ def tables(
             )
     if len(in_store) + bool(traces) > 1:
         raise UsageError(f"--access-from is one model in a store, {in_store[0]}, or traces files; leave out the others")
+    of_models = "--from-torchrec: other sources say pooling_factor of each table"
     for option, given, needed, there in (
         ("--json", as_json, "--check", check),
-        ("--pooling-factor", pooling_factor, "--from-torchrec", torchrec),
-        ("--pooling-factors", pooling_factors, "--from-torchrec", torchrec),
-        ("--default-pooling-factor", default_pooling_factor is not None, "--from-torchrec", torchrec),
+        ("--pooling-factor", pooling_factor, of_models, torchrec),
+        ("--pooling-factors", pooling_factors, of_models, torchrec),
+        ("--default-pooling-factor", default_pooling_factor is not None, of_models, torchrec),
         ("--plan-out", plan_out, "--from-stats", stats),
         ("--costs-out", costs_out, "--from-stats", stats),
         ("--memory", memory, "--plan-out", plan_out),

@@ -58,7 +58,11 @@ def parse_table(entry: Any, where: str) -> Table:
 
 def _refuse_imports(entry: Any, where: str, path: str) -> None:
     """Raise InvalidInput for a table that says what only an import understands: without that it is another table."""
-    for key, usual in IMPORTS_ONLY.items() if isinstance(entry, Mapping) else ():
+    if not isinstance(entry, Mapping):
+        return
+    known = Table.model_fields.keys() | IMPORTS_ONLY.keys()
+    cases = {key: () for key in entry if key not in known and key.lower() in known}
+    for key, usual in {**IMPORTS_ONLY, **cases}.items():
         one_feature = key == "feature_names" and isinstance(entry.get(key), list) and len(entry[key]) == 1
         if entry.get(key) is not None and entry[key] not in usual and not one_feature:
             raise InvalidInput(

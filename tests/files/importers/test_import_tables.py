@@ -7,10 +7,12 @@ import warnings
 from decimal import Decimal
 from enum import Enum
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -27,6 +29,7 @@ with warnings.catch_warnings():
     from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
 ROW = {"name": "a", "rows": 1000, "dim": 2048, "pooling_factor": 2.5}
+SHARED = ({"name": "viewed", "pooling_factor": 1.25}, {"name": "bought", "pooling_factor": 1.25})
 BINS = [0.5, 0.25, 0.25, *[0.0] * 14]
 
 
@@ -37,7 +40,7 @@ def as_json(path, rows):
 
 def as_csv(path, rows):
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    cell = {list: lambda value: " ".join(map(str, value))}
+    cell = {list: lambda value: json.dumps(value) if isinstance(value[0], dict) else " ".join(map(str, value))}
     lines = [["" if (v := row.get(c)) is None else cell.get(type(v), str)(v) for c in columns] for row in rows]
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([columns, *lines])
@@ -184,7 +187,6 @@ def test_unknown_keys_are_ignored_with_one_note(tmp_path, suffix):
         ({"pooling_factor": -1.0}, "pooling_factor: must be between 0 and 1e9 lookups a sample, not -1.0"),
         ({"element_bytes": 8}, "element_bytes: must be 4 (fp32) or 2 (fp16), not 8"),
         ({"reuse_bins": [1.0]}, "reuse_bins: must be 17 shares, not 1"),
-        ({"pooling_factor": None}, "pooling_factor: is missing"),
     ],
 )
 def test_a_table_at_fault_is_named_by_place_and_name(tmp_path, suffix, change, message):
@@ -288,8 +290,8 @@ def test_decimals_of_parquet_are_numbers(tmp_path):
 
 
 def test_text_in_a_number_column_of_parquet_is_named(tmp_path):
-    message = fault(tmp_path, "parquet", [{**ROW, "rows": None}, {**ROW, "rows": "12"}])
-    assert message == "row 1: column 'rows' is '12', not a number"
+    message = fault(tmp_path, "parquet", [{**ROW, "rows": "12"}])
+    assert message == "row 0 (a): rows: must be a whole number, not '12'"
     assert fault(tmp_path, "parquet", [{"name": "a"}]) == "column 'rows' is missing; there are 'name'"
 
 
@@ -367,11 +369,12 @@ def test_an_unknown_option_is_a_usage_error(tmp_path, option):
 def test_what_a_published_set_says_of_all_tables_is_read(tmp_path):
     path = tmp_path / "set.json"
     tables = [{**ROW, "name": "a", "num_features": 3}, {**ROW, "name": "b", "num_features": 1, "bytes_per_element": 4}]
-    path.write_text(json.dumps({"bytes_per_element": 2, "tables": tables}))
-    found = import_tables(path)
-    assert [table.element_bytes for table in found.tables] == [2, 4]
-    assert [len(table.features) for table in found.tables] == [3, 0]
-    assert found.notes == ()
+    for key in ("bytes_per_element", "Bytes_Per_Element"):
+        path.write_text(json.dumps({key: 2, "tables": tables}))
+        found = import_tables(path)
+        assert [table.element_bytes for table in found.tables] == [2, 4]
+        assert [len(table.features) for table in found.tables] == [3, 0]
+        assert found.notes == ()
 
 
 def configs(path, tables):
@@ -426,11 +429,20 @@ def test_configs_of_torchrec_are_the_tables_of_their_model_in_any_form(tmp_path)
         ({"dtype": "float32", "element_bytes": 4}, {"element_bytes": 4}),
         ({"pooling": "PoolingType.MEAN"}, {"pooling": "mean"}),
         ({"feature_names": "viewed"}, {"features": ()}),
-        (
-            {"feature_names": "viewed, bought"},
-            {"features": ({"name": "viewed", "pooling_factor": 1.25}, {"name": "bought", "pooling_factor": 1.25})},
+        ({"feature_names": "viewed, bought"}, {"features": SHARED}),
+        *(
+            ({"feature_names": names}, {"features": SHARED})
+            for names in (
+                "array(['viewed', 'bought'], dtype=object)",
+                "array(['viewed'\n 'bought'])",
+                "'viewed', \"bought\"",
+            )
         ),
+        ({"feature_names": "viewed,bought", "features": [{**one} for one in SHARED]}, {"features": SHARED}),
         ({"use_virtual_table": False, "stash_weights": False}, {}),
+        *(({"num_embeddings_post_pruning": none, "use_virtual_table": none}, {}) for none in ("None", "nan", "<NA>")),
+        ({"Data_Type": "FP16", "POOLING": "mean"}, {"element_bytes": 2, "pooling": "mean"}),
+        ({"num_embeddings": ROW["rows"], "sequence": True, "pooling": "NONE"}, {"pooling": "none"}),
     ],
 )
 def test_words_of_torchrec_s_configs_are_read(tmp_path, suffix, said, fields):
@@ -449,7 +461,38 @@ def test_words_of_torchrec_s_configs_are_read(tmp_path, suffix, said, fields):
         ({"use_virtual_table": True}, ["use_virtual_table"]),
         ({"num_embeddings_post_pruning": 500}, ["num_embeddings_post_pruning"]),
         ({"feature_names": "viewed bought"}, ["feature_names"]),
+        *(
+            ({"feature_names": names}, ["feature_names", names.replace("\n", " ")])
+            for names in (
+                "{viewed,bought}",
+                "(viewed,bought)",
+                "<viewed>,<bought>",
+                "[viewed, bought]",
+                "viewed],[bought",
+            )
+        ),
+        *(
+            ({"feature_names": names}, ["feature_names"])
+            for names in (
+                "{'viewed', 'bought'}",
+                "frozenset({'a', 'b'})",
+                "['it''s', 'b']",
+                "[['a', 'b']]",
+                '""a"",""b""',
+            )
+        ),
         ({"feature_names": "viewed,bought", "num_features": 3}, ["feature_names", "num_features"]),
+        ({"features": [{**one} for one in SHARED], "num_features": 3}, ["features", "num_features"]),
+        (
+            {"features": [{**one} for one in SHARED], "feature_names": "p,q"},
+            ["feature_names", "'q'", "features", "'bought'"],
+        ),
+        ({"num_embeddings": 5}, ["num_embeddings", 5, "rows", 1000]),
+        ({"Embedding_Dim": 64}, ["Embedding_Dim", 64, "dim", 2048]),
+        ({"data_type": "FP16", "dtype": "fp32"}, ["data_type", "FP16", "dtype", "fp32"]),
+        ({"sequence": True, "pooling": "MEAN"}, ["sequence", True, "pooling", "mean"]),
+        ({"sequence": False, "pooling": "NONE"}, ["sequence", False, "pooling", "none"]),
+        ({"pooling_factor": None}, ["pooling_factor", "missing", '| {"pooling_factor"', "--from-torchrec"]),
     ],
 )
 def test_what_a_model_would_be_refused_for_is_refused_of_a_file(tmp_path, suffix, said, facts):
@@ -471,6 +514,27 @@ def test_features_without_a_pooling_factor_of_their_table_are_read_and_a_number_
     assert imported(tmp_path, suffix, [{**row, "features": said}]).tables == (Table(**row, features=features),)
     with refused(InvalidInput, "pooling_factor"):
         imported(tmp_path, suffix, [{**row, "num_features": 2}])
+
+
+def test_names_in_a_list_have_no_brackets_or_quotes_around_them_but_may_have_some(tmp_path):
+    for names in (["{p", "q}"], ["'p'", "'q'"], ["[p", "q"]):
+        with refused(InvalidInput, "feature_names", names[0][:2]):
+            imported(tmp_path, "json", [{**ROW, "feature_names": names}])
+    (table,) = imported(tmp_path, "json", [{**ROW, "feature_names": ["user[0]", "log(x)", "a, b"]}]).tables
+    assert [feature.name for feature in table.features] == ["user[0]", "log(x)", "a, b"]
+
+
+def test_types_of_numpy_and_bytes_are_read_as_what_they_name(tmp_path):
+    wanted = (Table(**ROW, element_bytes=2, features=SHARED),)
+    bytes_ = {**ROW, "name": b"a", "data_type": b"FP16", "feature_names": [b"viewed", b"bought"]}
+    assert imported(tmp_path, "parquet", [bytes_]).tables == wanted
+    for type_ in (np.float16, np.dtype("float16"), torch.float16):
+        row = {**ROW, "data_type": type_, "feature_names": np.array(["viewed", "bought"], dtype=object)}
+        options = {"access": "uniform", "dtype": "fp32", "optimizer": "rowwise_adagrad"}
+        for source in (from_frame(pd.DataFrame([row]), **options), from_list([row], **options)):
+            assert source.tables().tables == wanted
+    with refused(InvalidInput, "t.parquet", "name"):
+        imported(tmp_path, "parquet", [{**ROW, "name": b"\xff"}])
 
 
 def test_a_frame_of_tables_and_its_parquet_file_are_the_tables(tmp_path):

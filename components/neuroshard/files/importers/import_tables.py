@@ -7,8 +7,7 @@ TorchRec's configs are read too (files/importers/imported.py). Options give what
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,14 @@ from neuroshard.files import parquet
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.dlrm_datasets import read_dlrm_dataset
 from neuroshard.files.importers.imported import (
-    ALIASES,
     KNOWN,
     REQUIRED,
     Imported,
     TableEntry,
     checked_tables,
     notes_of,
+    our_name,
+    plain,
     read_json,
     table_defaults,
 )
@@ -81,69 +81,51 @@ def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
         raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); if it is CSV, save it as UTF-8") from None
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     entries: list[TableEntry] = []
-    columns: list[str] = []
+    columns, unknown = list[str](), set[str]()
     try:
         for cells in reader:
             where = f"{path}: line {reader.line_num}"
             if not any(cell.strip() for cell in cells):
                 continue
             if not columns:
-                columns = _columns((cell.strip() for cell in cells), path)
+                columns, unknown = _columns((cell.strip() for cell in cells), path)
             elif len(cells) != len(columns):
                 raise InvalidInput(f"{where}: has {counted(len(cells), 'cell')} for {counted(len(columns), 'column')}")
             else:
                 fields = {name: cell.strip() for name, cell in zip(columns, cells, strict=True) if cell.strip()}
-                entries.append(TableEntry.of(where, {name: _value(name, cell, where) for name, cell in fields.items()}))
+                entries.append(
+                    TableEntry.of(where, {name: _value(our_name(name), cell, where) for name, cell in fields.items()})
+                )
     except csv.Error as error:
         raise InvalidInput(f"{path}: line {reader.line_num}: not CSV: {error}") from None
-    return entries, set(columns) - KNOWN
+    return entries, unknown
 
 
 def read_parquet(path: Path) -> tuple[list[TableEntry], set[str]]:
     """A row a table, with lists and structs where JSON has lists and objects. Null counts as absent."""
-    there = parquet.column_names(path)
-    columns = _columns(there, path)
+    columns, unknown = _columns(parquet.column_names(path), path)
     # other columns may be of any type, or too large
-    known = {name: column for name, column in zip(there, columns, strict=True) if column in KNOWN}
-    with parquet.opened(path, known.keys()) as table:
-        rows = table.rename_columns([known[name] for name in table.column_names]).to_pylist()
-    return _row_entries(rows, str(path)), set(columns) - KNOWN
+    with parquet.opened(path, set(columns) - unknown) as table:
+        rows = table.to_pylist()
+    return [TableEntry.of(f"{path}: row {index}", plain(row)) for index, row in enumerate(rows)], unknown
 
 
 def frame_entries(
     header: Sequence[str], rows: Iterable[Sequence[Any]], where: str
 ) -> tuple[list[TableEntry], set[str]]:
     """A row a table, as pandas has them; None, NaN and NaT count as absent. Raises InvalidInput."""
-    columns = _columns(header, where)
-    named = [
-        {name: value for name, value in zip(columns, row, strict=True) if name in KNOWN and not _is_absent(value)}
+    columns, unknown = _columns(header, where)
+    named = (
+        {name: value for name, value in zip(columns, row, strict=True) if name not in unknown and not _is_absent(value)}
         for row in rows
-    ]
-    return _row_entries(named, where), set(columns) - KNOWN
+    )
+    return [TableEntry.of(f"{where}: row {index}", plain(row)) for index, row in enumerate(named)], unknown
 
 
 def _is_absent(value: Any) -> bool:
     return (
         value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
     )
-
-
-def _plain(value: Any) -> Any:
-    """A cell without decimals, and without NumPy's arrays and numbers, in lists and structs too."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    value = float(value) if isinstance(value, Decimal) else value.tolist() if hasattr(value, "tolist") else value
-    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
-
-
-def _row_entries(rows: Iterable[Mapping[str, Any]], path: str) -> list[TableEntry]:
-    """Rows as entries. Raises InvalidInput for a cell that should be a number."""
-    entries = [TableEntry.of(f"{path}: row {index}", _plain(row)) for index, row in enumerate(rows)]
-    for where, fields in entries:
-        for name in NUMBERS & fields.keys():
-            if isinstance(fields[name], bool) or not isinstance(fields[name], int | float):
-                raise _not_a_number(where, name, fields[name])
-    return entries
 
 
 READERS: dict[str, Callable[[Path], tuple[list[TableEntry], set[str]]]] = {
@@ -153,14 +135,14 @@ READERS: dict[str, Callable[[Path], tuple[list[TableEntry], set[str]]]] = {
 }
 
 
-def _columns(header: Iterable[str], path: Path | str) -> list[str]:
-    """The columns under our names. Raises InvalidInput if a required column is missing, or if one occurs twice."""
-    columns = [ALIASES.get(name, name) for name in header]
+def _columns(header: Iterable[str], path: Path | str) -> tuple[list[str], set[str]]:
+    """The columns, and those that we do not know. Raises InvalidInput if a required column is missing, or if one occurs twice."""
+    columns = list(header)
     check_once(columns, path)
-    for name in REQUIRED:
-        if name not in columns and (name != "pooling_factor" or "features" not in columns):
+    for name in REQUIRED[:-1]:  # lookups may be those of the features
+        if name not in map(our_name, columns):
             raise InvalidInput(f"{path}: column {name!r} is missing; there are {shown(', '.join(columns), 200)}")
-    return columns
+    return columns, {name for name in columns if our_name(name) not in KNOWN}
 
 
 def check_once(columns: Iterable[str], path: Path | str) -> None:
@@ -183,9 +165,5 @@ def read_number(column: str, cell: str, where: str) -> float:
     """A cell that is a number. Raises InvalidInput."""
     number = parse_number(cell)
     if number is None:
-        raise _not_a_number(where, column, cell)
+        raise InvalidInput(f"{where}: column {column!r} is {shown(cell)}, not a number")
     return number
-
-
-def _not_a_number(where: str, column: str, value: Any) -> InvalidInput:
-    return InvalidInput(f"{where}: column {column!r} is {shown(value)}, not a number")

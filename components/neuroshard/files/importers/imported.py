@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -37,7 +38,12 @@ APART = (
 OF_CONFIGS = "need_pos"  # which every config of TorchRec has, and an EmbeddingConfig has no pooling beside it
 KNOWN = Table.model_fields.keys() | {"sequence", "num_features", "feature_names", OF_CONFIGS}
 KNOWN |= {*DATA_TYPES, *FAILS_SHARDED, *OWN_OPERATOR}
+_NOTHING = ("", "none", "nan", "null", "<na>")  # how text says that a config has no such field
 _QUOTED = re.compile(r"""'([^'\\]*)'|"([^"\\]*)\"""")
+_ARRAY = re.compile(r"^array\((.*?)(,\s*dtype=[^()]{0,40})?\)$", re.DOTALL)  # as NumPy writes one
+_LIST = re.compile(r"(\[\]|\(\)|[\[(]?'((\s*,\s*|\s+)')*(\s*,)?\s*[\])]?)")  # where ' is a quoted name
+_NOT_PLAIN = re.compile(r"[\s;|\[\](){}<>'\"`]")
+_WRAPPED = re.compile(r"[\[({<'\"`].*|.*['\"`]|[^\[({<]*[\])}>]", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -59,42 +65,51 @@ class TableEntry(NamedTuple):
     fields: dict[str, Any]
 
     @classmethod
-    def of(cls, where: str, raw: Mapping[str, Any]) -> Self:
-        """Null fields are left out. Our name wins over an alias. Raises InvalidInput for an alias that says nothing, and for what
-        TorchRec could not shard."""
-        said = {name: value for name, value in raw.items() if value is not None}
-        aliased = {ALIASES[name]: said.pop(name) for name in ALIASES if name in said}
-        fields = {**aliased, **said}
-        place = f"{where} ({fields['name']})" if isinstance(fields.get("name"), str) and fields["name"] else where
+    def of(cls, where: str, raw: Mapping[str, Any], of_all: Iterable[tuple[str, Any]] = ()) -> Self:
+        """Null fields are left out; the table wins over `of_all`. Raises InvalidInput for an alias that says nothing, for
+        words that say different things, and for what TorchRec could not shard."""
+        name = raw.get("name")
+        place = f"{where} ({name})" if isinstance(name, str) and name else where
+        fields = dict(of_all) | _under_our_names(raw, place)
         check_sharded({name: _switch(fields[name]) for name in FAILS_SHARDED if name in fields}, place)
+        first = "element_bytes"
         for word in DATA_TYPES:
             if word in fields:
                 width = width_of(fields[word], place, word)
                 if fields.setdefault("element_bytes", width) != width:
-                    raise InvalidInput(
-                        f"{place}: {word} is {shown(fields[word])}, but element_bytes {shown(fields['element_bytes'])}; say one"
-                    )
+                    raise _unlike(place, word, fields[word], first, fields[first])
+                first = word
         if isinstance(fields.get("pooling", 0), str) or hasattr(fields.get("pooling"), "name"):
             fields["pooling"] = word_of(fields["pooling"])
         for name in ("weighted", *OWN_OPERATOR):
             if name in fields:
                 fields[name] = _switch(fields[name])
-        sequence = _switch(fields.pop("sequence", OF_CONFIGS in fields and "pooling" not in fields))
+        pooling = fields.get("pooling", "none" if OF_CONFIGS in fields else None)
+        sequence = _switch(fields.pop("sequence", pooling == "none"))
         if not isinstance(sequence, bool):
             raise InvalidInput(f"{where}: sequence must be true or false, not {shown(sequence)}")
+        if "pooling" in fields and sequence != (pooling == "none"):
+            raise _unlike(place, "sequence", sequence, "pooling", pooling)
         if sequence:
             fields["pooling"] = "none"
         names = _feature_names(fields.pop("feature_names", ()), place)
-        features = fields.pop("num_features", len(names) or 1)
+        own = fields.get("features") or ()
+        listed: list[Any] = (
+            [one.get("name") for one in own if isinstance(one, Mapping)] if isinstance(own, list | tuple) else []
+        )
+        if names and listed and names != listed:
+            raise _unlike(place, "feature_names", names, "features", listed)
+        features = fields.pop("num_features", len(names or listed) or 1)
         count = parse_number(str(features))
         if count is None or count % 1 or not 1 <= count <= MOST_FEATURES:
             raise InvalidInput(
                 f"{where}: num_features must be a whole number from 1 to {MOST_FEATURES:,}, not {shown(features)}"
             )
-        names = names or [str(number) for number in range(1, int(count) + 1)]
+        names = names or listed or [str(number) for number in range(1, int(count) + 1)]
         if len(names) != count:
-            raise InvalidInput(f"{place}: has {len(names)} feature_names, but num_features {shown(features)}; say one")
-        if count > 1 and "features" not in fields and "pooling_factor" in fields:
+            said = "features" if own else "feature_names"
+            raise InvalidInput(f"{place}: has {len(names)} {said}, but num_features {shown(features)}; say one")
+        if count > 1 and not own and "pooling_factor" in fields:
             fields["features"] = equal_features(names, fields["pooling_factor"])
         return cls(where, fields)
 
@@ -112,6 +127,11 @@ class Defaults:
 
     def table(self, fields: Mapping[str, Any], where: str) -> Table:
         """A table of these fields and the defaults. Raises InvalidInput that starts with `where`."""
+        if "pooling_factor" not in fields and not fields.get("features"):
+            raise InvalidInput(
+                f"{where} ({fields.get('name')}): pooling_factor: is missing, which TorchRec's configs do not have: add the mean "
+                'lookups of a sample to each, as in dataclasses.asdict(config) | {"pooling_factor": 20.0}, or use --from-torchrec'
+            )
         said = {"reuse_bins", "access"} & fields.keys()
         # bins alone say that rows are read uniformly, and keep files as small as they were
         stated = {} if said or self.access == "uniform" else {"access": self.access}
@@ -162,17 +182,53 @@ def equal_features(names: Sequence[str], pooling_factor: Any) -> list[dict[str, 
     return [{"name": name, "pooling_factor": total / len(names)} for name in names]
 
 
+def our_name(word: Any) -> Any:
+    """A key or a column under our name, in whatever case; what we do not know as it is."""
+    name = str(word).lower()
+    return ALIASES.get(name, name if name in KNOWN else word)
+
+
+def _under_our_names(raw: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a source says, without nulls. Raises InvalidInput for two words for one field that say different things."""
+    fields, words = dict[str, Any](), dict[str, str]()
+    for word, value in raw.items():
+        name = our_name(word)
+        if value is None or (name in (*FAILS_SHARDED, *OWN_OPERATOR) and str(value).lower() in _NOTHING):
+            continue
+        if name in fields and fields[name] != value:
+            raise _unlike(where, words[name], fields[name], word, value)
+        fields[name], words[name] = value, word
+    return fields
+
+
+def _unlike(where: str, word: str, value: Any, other: str, others: Any) -> InvalidInput:
+    return InvalidInput(f"{where}: {word} is {shown(value)}, but {other} {shown(others)}; say one")
+
+
 def _feature_names(said: Any, where: str) -> list[str]:
     """Names from a list, or from text that is one: as JSON, Python or NumPy write it, or with commas. Raises InvalidInput."""
-    if not isinstance(said, str):
-        if isinstance(said, list | tuple) and all(isinstance(name, str) for name in said):
-            return list(said)
-    elif not said.startswith(("[", "(")):
-        if not re.search(r"[\s;|]", text := re.sub(r"\s*,\s*", ",", said.strip())):
-            return text.split(",")
-    elif not _QUOTED.sub("", said).strip("[]() ,\n"):
-        return [one or other for one, other in _QUOTED.findall(said)]
-    raise InvalidInput(f'{where}: feature_names must be a list, as in ["viewed", "bought"], not {shown(said)}')
+    names: list[Any] = list(said) if isinstance(said, list | tuple) else [None]
+    if isinstance(said, str):
+        text = _ARRAY.sub(r"\1", said.strip())
+        if _LIST.fullmatch(_QUOTED.sub("'", text)):
+            names = [one or other for one, other in _QUOTED.findall(text)]
+        else:
+            names = [None if _NOT_PLAIN.search(name.strip()) else name.strip() for name in text.split(",")]
+    if all(isinstance(name, str) and not _WRAPPED.fullmatch(name) for name in names):
+        return names
+    raise InvalidInput(
+        f'{where}: feature_names must be a list, as in ["viewed", "bought"], without more brackets or quotes, not {shown(said)}'
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value without decimals and bytes, and without NumPy's arrays and numbers, in lists and structs too."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    value = value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
+    value = value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+    value = float(value) if isinstance(value, Decimal) else value
+    return list(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def word_of(value: Any) -> str:
@@ -257,10 +313,11 @@ def number_repeats(names: Sequence[str]) -> tuple[list[str], list[str]]:
 def read_json(path: Path) -> tuple[list[TableEntry], set[str]]:
     """The objects of `{"tables": [...]}`, or of a bare list, and the unknown keys. Raises InvalidInput."""
     data = decode_json(read_bytes(path), str(path))
-    tables, unknown = data, set[str]()
+    tables, unknown, of_all = data, set[str](), list[tuple[str, Any]]()
     if not isinstance(data, list):
         tables = check_format(data, TABLES_FORMAT, str(path)).get("tables")
-        unknown = data.keys() - {"tables", "format_version", WIDTH}
+        of_all = [(ALIASES[WIDTH], data[key]) for key in data if key.lower() == WIDTH]
+        unknown = {key for key in data.keys() - {"tables", "format_version"} if key.lower() != WIDTH}
     if not isinstance(tables, list):
         raise InvalidInput(f'{path}: expected {{"tables": [...]}} or a list, found tables = {shown(tables)}')
     for index, table in enumerate(tables):
@@ -268,6 +325,5 @@ def read_json(path: Path) -> tuple[list[TableEntry], set[str]]:
             raise InvalidInput(
                 f"{path}: tables[{index}]: expected an object with {', '.join(REQUIRED)}, not {shown(table)}"
             )
-    of_all = {} if isinstance(data, list) else {key: data[key] for key in data.keys() & {WIDTH}}
-    entries = [TableEntry.of(f"{path}: tables[{index}]", {**of_all, **table}) for index, table in enumerate(tables)]
+    entries = [TableEntry.of(f"{path}: tables[{index}]", table, of_all) for index, table in enumerate(tables)]
     return entries, unknown | {key for entry in entries for key in entry.fields} - KNOWN

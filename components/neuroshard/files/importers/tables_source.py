@@ -19,6 +19,7 @@ from neuroshard.files.importers.imported import (
     TableEntry,
     checked_tables,
     notes_of,
+    plain,
     table_defaults,
 )
 from neuroshard.files.importers.presets import preset
@@ -77,7 +78,7 @@ def from_list(items: Sequence[object], *, access: str, dtype: str, optimizer: st
         if isinstance(item, Table):
             entries.append(TableEntry(place, item.model_dump()))
         elif isinstance(item, Mapping):
-            entries.append(TableEntry.of(place, item))
+            entries.append(TableEntry.of(place, plain(item)))
         else:
             raise InvalidInput(f"{place}: is {shown(item)}, neither a Table nor a mapping with its fields")
     unknown = {key for entry in entries for key in entry.fields} - KNOWN
