@@ -79,7 +79,7 @@ class ShardingTask(Value):
     dense_ms: Annotated[float, Field(gt=0, le=MOST_STEP_MS)] | None = None
     groups: Groups | None = None
     _by_access: ByAccess = PrivateAttr(ByAccess())  # of a parted task
-    _kept_free: int = PrivateAttr(0)  # by a search, of each device, for what a step needs beyond its least
+    _kept_free: tuple[int, ...] = PrivateAttr(())  # by a search, of each device, for what a step needs beyond its least
 
     @field_validator("tables")
     @classmethod
@@ -518,8 +518,15 @@ class ShardingTask(Value):
     @property
     def searched_bytes(self) -> tuple[int, ...]:
         """Memory of each device that a search gives to tables: beside maps of ids, and what a step needs wherever tables lie."""
-        taken = self.by_access.map_bytes + self.least_step_bytes + self._kept_free
-        return tuple(max(usable - taken, 0) for usable in self.usable_bytes)
+        return tuple(max(usable, 0) for usable in self._searched_bytes)
+
+    @property
+    def _searched_bytes(self) -> tuple[int, ...]:
+        taken = self.by_access.map_bytes + self.least_step_bytes
+        kept = self._kept_free
+        if len(kept) != self.devices:  # none, or of fewer devices than a hint tries
+            kept = (max(kept, default=0),) * self.devices
+        return tuple(usable - taken - own for usable, own in zip(self.usable_bytes, kept, strict=True))
 
     @property
     def placeable_bytes(self) -> tuple[int, ...]:
@@ -533,9 +540,9 @@ class ShardingTask(Value):
     @property
     def lacking_bytes(self) -> int:
         """What devices lack, in all, even without placed tables."""
-        taken = self.by_access.map_bytes + self.least_step_bytes + self._kept_free + self.copies_bytes
+        copies = self.copies_bytes
         return sum(
-            max(taken + own - usable, 0) for usable, own in zip(self.usable_bytes, self.mapped_bytes, strict=True)
+            max(copies + own - usable, 0) for usable, own in zip(self._searched_bytes, self.mapped_bytes, strict=True)
         )
 
     @property
@@ -554,10 +561,15 @@ class ShardingTask(Value):
         outputs = sum(output_bytes(table, samples) for table in self.tables if table.name not in copied)
         return int(own + outputs)
 
-    def keeping_free(self, nbytes: int) -> Self:
-        """The same task, on whose devices a search leaves so many bytes free."""
+    @property
+    def keeps_free(self) -> bool:
+        """Whether a search keeps some bytes free: what does not fit then may fit otherwise."""
+        return any(self._kept_free)
+
+    def keeping_free(self, nbytes: Sequence[int]) -> Self:
+        """The same task, on whose devices a search leaves so many bytes free: (D,), or none."""
         task = self.model_copy()
-        task._kept_free = nbytes
+        task._kept_free = tuple(nbytes)
         return task
 
     @property

@@ -20,10 +20,10 @@ TIGHT = 0.8  # from this share of memory on that uncut tables need, room for a s
 
 
 class StepDoesNotFit(Infeasible):
-    """A plan was found, and some device has too little memory for its step, which takes `more_bytes` of one device beyond what a
-    search counts: with so many kept free it fits, unless the search then finds another plan."""
+    """A plan was found, and some device has too little memory for its step, which takes `more_bytes` (D,) beyond what a search
+    counts: with so many kept free it fits, unless the search then finds another plan."""
 
-    def __init__(self, message: str, more_bytes: int) -> None:
+    def __init__(self, message: str, more_bytes: NDArray[np.int64]) -> None:
         super().__init__(message)
         self.more_bytes = more_bytes
 
@@ -44,7 +44,7 @@ def check_step(task: ShardingTask, shards: Sequence[Shard]) -> None:
         f"no plan was found whose training step fits: device {device} needs {format_bytes(memory[device].total, 'up')} of "
         f"{format_bytes(usable[device])}, {format_bytes(peak.nbytes)} of it in a step with pipeline {task.pipeline}, at its "
         f"{peak.moment} ({causes}); give {format_bytes(over[device], 'up')} more of --memory, {cures}",
-        int(_uncounted(task, shards).max()),
+        np.maximum(_uncounted(task, shards), 0),
     )
 
 
@@ -53,32 +53,29 @@ def with_room(task: ShardingTask, search: Callable[[ShardingTask], Plan]) -> Pla
     raises."""
     if not task.counts_steps:
         return search(task)
-    kept, too_few, too_many = _expected_bytes(task), -1, 0
-    why: Infeasible | None = None
+    kept, why = np.full(task.devices, _expected_bytes(task)), list[Infeasible]()
+    too_few: NDArray[np.int64] | None = None
     for _ in range(MOST_SEARCHES):
         try:
-            plan = search(task.keeping_free(kept))
+            plan = search(task.keeping_free(kept.tolist()))
         except StepDoesNotFit as error:
-            too_few, why = max(too_few, kept), why or error
-            kept = max(error.more_bytes, kept + kept // 8)
+            why.append(error)
+            kept, too_few = error.more_bytes if too_few is None else np.maximum(kept, error.more_bytes), kept
         except Infeasible as error:
-            if not kept:
+            if not kept.any():
                 raise
-            too_many, why = kept, why or error
-            kept = 0
+            why.append(error)
+            kept = np.zeros_like(kept) if too_few is None else (kept + too_few) // 2
         else:
-            return _bounded(plan, kept)
-        if too_many and (kept <= too_few or kept >= too_many):
-            kept = (max(too_few, 0) + too_many) // 2
-    assert why is not None
-    raise why
+            return _bounded(plan, int(kept.max()))
+    raise why[0]
 
 
 def _bounded(plan: Plan, kept_bytes: int) -> Plan:
     """The plan; what was kept free for its step is among what its bound assumes."""
     if not kept_bytes or plan.lower_bound_ms is None:
         return plan
-    why = f"every device keeps {format_bytes(kept_bytes)} free for what a step needs beyond its least"
+    why = f"devices keep up to {format_bytes(kept_bytes)} free for what a step needs beyond its least"
     return Plan.model_validate({**dict(plan), "bound_assumptions": (*plan.bound_assumptions, why)})
 
 

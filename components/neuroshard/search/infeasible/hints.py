@@ -26,7 +26,7 @@ ONE_BY_ONE = 16  # rules or devices, at most, that are tried each by itself
 
 def hints(task: ShardingTask, model: CostModel, tuning: Tuning) -> str:
     """All hints that were found, in one line."""
-    if not tuning.hints:
+    if not tuning.hints or task.keeps_free:
         return "more devices or memory may do"
     trials = _Trials(task, model)
     alone = task.groups is None  # a group's size is a divisor, and it has no host memory

@@ -45,7 +45,7 @@ def make_plan(
         raise InvalidInput(f"cost model {problem.model.name} predicts {total.min():g} ms for a device; train it again")
     baseline_ms = dict(zip(solved, total[1:].tolist(), strict=True))
     return Plan(
-        task=problem.task.keeping_free(0),
+        task=problem.task.keeping_free(()),
         shards=shards,
         predicted_ms=tuple(total[0].tolist()),
         predicted=tuple(
