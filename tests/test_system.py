@@ -196,27 +196,43 @@ def test_thread_pools_are_no_larger_than_a_quota(
     assert environment == after
 
 
-def test_a_ulimit_of_address_space_below_the_machine_counts(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(**MEMINFO, **{"/proc/self/statm": f"{GIB // os.sysconf('SC_PAGE_SIZE')} 1 1\n"})
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (4 * GIB, resource.RLIM_INFINITY))
-    assert system.available_bytes() == 3 * GIB
-    assert system.memory_bytes() == 4 * GIB
+@pytest.mark.parametrize(
+    ("space", "data", "left", "all_of_it", "binding"),
+    [
+        (4 * GIB, resource.RLIM_INFINITY, 3, 4, "ulimit -v"),
+        (resource.RLIM_INFINITY, 4 * GIB, 2, 4, "ulimit -d"),
+        (4 * GIB, 6 * GIB, 3, 4, "ulimit -v"),
+        (100 * GIB, 100 * GIB, 16, 32, ""),
+        (resource.RLIM_INFINITY, GIB, 0, 1, "ulimit -d"),  # less than is held already
+    ],
+)
+def test_a_ulimit_below_the_machine_counts(
+    write: Write, monkeypatch: pytest.MonkeyPatch, space: int, data: int, left: int, all_of_it: int, binding: str
+) -> None:
+    write(**MEMINFO, **{"/proc/self/statm": f"{GIB // PAGE} 1 1 1 0 {2 * GIB // PAGE} 0\n"})
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (space, resource.RLIM_INFINITY))
+    monkeypatch.setattr(system, "_DATA", data)
+    assert system.available_bytes() == left * GIB
+    assert system.memory_bytes() == all_of_it * GIB
+    assert system.binding_ulimit() == binding
 
 
 @pytest.mark.parametrize(
-    ("statm", "hard", "limit"),
+    ("statm", "hard", "soft", "limit"),
     [
-        ("900 300 44 1 0 256 0", resource.RLIM_INFINITY, GIB + 256 * PAGE),
-        ("900 300 44 1 0 256 0", MIB, MIB),  # the user's own
-        ("nonsense", resource.RLIM_INFINITY, None),
+        ("900 300 44 1 0 256 0", resource.RLIM_INFINITY, resource.RLIM_INFINITY, GIB + 256 * PAGE),
+        ("900 300 44 1 0 256 0", MIB, resource.RLIM_INFINITY, MIB),  # the user's own
+        ("900 300 44 1 0 256 0", resource.RLIM_INFINITY, MIB, MIB),
+        ("nonsense", resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
     ],
 )
 def test_what_a_process_may_take_is_what_it_holds_and_no_more_than_is_given_to_it(
-    write: Write, monkeypatch: pytest.MonkeyPatch, statm: str, hard: int, limit: int | None
+    write: Write, monkeypatch: pytest.MonkeyPatch, statm: str, hard: int, soft: int, limit: int | None
 ) -> None:
     given: list[tuple[int, int]] = []
     write(**{"/proc/self/statm": statm})
     monkeypatch.setattr(resource, "getrlimit", lambda _: (7, hard))
+    monkeypatch.setattr(system, "_DATA", soft)
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: given.append(limits))
     system.take_no_more(GIB)
     assert given == ([] if limit is None else [(limit, hard)])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT_VARIABLE = "NEUROSHARD_SYSTEM_ROOT"
 UNLIMITED = 2**60  # bytes: cgroup v1 writes "no limit" as the largest multiple of a page below 2^63
+_DATA = resource.getrlimit(resource.RLIMIT_DATA)[0]  # the user's: `take_no_more` sets it anew
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -42,18 +43,22 @@ def last_level_cache_bytes() -> int | None:
 def available_bytes() -> int:
     """Bytes that this process can still allocate in RAM: what the machine has available, or less by a limit.
 
-    Limits are those of cgroups, a ulimit, and a kernel that promises no more than it has (vm.overcommit_memory=2). Swap does not
-    count: tables that lie in it cost nothing like tables in RAM.
+    Limits are those of cgroups, ulimits (-v, -d), and a kernel that promises no more than it has (vm.overcommit_memory=2). Swap
+    does not count: tables that lie in it cost nothing like tables in RAM.
     """
     meminfo = _meminfo()
     available = meminfo.get("MemAvailable", os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     left = [limit - used for limit, used in _cgroup_memory()]
     if (promises := _promises(meminfo)) is not None:
         left.append(promises - meminfo.get("Committed_AS", 0))
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if address_space != resource.RLIM_INFINITY and (pages := read("/proc/self/statm").partition(" ")[0]):
-        left.append(address_space - int(pages) * os.sysconf("SC_PAGE_SIZE"))
+    left += [limit - used for _, limit, used in _ulimits()]
     return max(min([available, *left]), 0)
+
+
+def binding_ulimit() -> str:
+    """The ulimit that leaves no more than `available_bytes`, as `ulimit -d`; empty where none does."""
+    available = available_bytes()
+    return next((name for name, limit, used in _ulimits() if limit - used <= available), "")
 
 
 def take_no_more(room: int) -> None:
@@ -66,8 +71,8 @@ def take_no_more(room: int) -> None:
     pages = read("/proc/self/statm").split()
     if len(pages) > 5 and pages[5].isdecimal():
         _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = int(pages[5]) * os.sysconf("SC_PAGE_SIZE") + room
-        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+        limit = min(int(pages[5]) * os.sysconf("SC_PAGE_SIZE") + room, most % 2**64, _DATA % 2**64)  # -1 is no limit
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def memory_bytes() -> int:
@@ -77,9 +82,7 @@ def memory_bytes() -> int:
     limits = [limit for limit, _ in _cgroup_memory()]
     if (promises := _promises(meminfo)) is not None:
         limits.append(promises)
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if address_space != resource.RLIM_INFINITY:
-        limits.append(address_space)
+    limits += [limit for _, limit, _ in _ulimits()]
     return min([physical, *limits])
 
 
@@ -132,6 +135,14 @@ def _meminfo() -> dict[str, int]:
 def _promises(meminfo: Mapping[str, int]) -> int | None:
     """Bytes that all processes together may ask for, if the kernel promises no more than it has; None if it does not count."""
     return meminfo.get("CommitLimit") if read("/proc/sys/vm/overcommit_memory") == "2" else None
+
+
+def _ulimits() -> Iterator[tuple[str, int, int]]:
+    """The name, limit and use, both in bytes, of each ulimit on the memory of a process."""
+    pages = read("/proc/self/statm").split()
+    for name, limit, field in ("ulimit -v", resource.getrlimit(resource.RLIMIT_AS)[0], 0), ("ulimit -d", _DATA, 5):
+        if limit != resource.RLIM_INFINITY and len(pages) > field:
+            yield name, limit, int(pages[field]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cgroup_memory() -> Iterator[tuple[int, int]]:

@@ -15,6 +15,7 @@ from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from helpers.gloo import on_ranks
+from helpers.refusals import refused
 from helpers.row_trainers import Case, Trainer, dealt
 from helpers.tensor_dicts import as_tensor_dict
 from helpers.torchrec_models import module_of
@@ -156,6 +157,9 @@ LEARNED = torch.ones(4 * SAMPLES, requires_grad=True)
         (plan(cuts=WHOLE), ["yx", nested("yx")], ["", "'m' gets a TensorDict, and its first batch was a KeyedJaggedTensor"]),
         (plan(cuts=WHOLE, pooling="none"), ["yx", nested("yx"), "yx"], ["", "", ""]),
         (plan(cuts=WHOLE, weighted=True), [nested("xy")], ["'m' is weighted (is_weighted) and gets a batch without weights"]),
+        (plan(cuts=CUT), ["x", "xy", "yx"], ["batch 1 of module 'm' lacks feature 'y', which table 'y'", "", "'x' at place 1"]),
+        (plan(cuts=WHOLE, pooling="none"), [nested("y")], ["batch 1 of module 'm' lacks feature 'x'"]),
+        (plan(), ["yz"], ["batch 1 of module 'm' lacks feature 'x'"]),
         (plan(cuts=WHOLE), [{"x": [1]}], ["'m' gets 'dict', and TorchRec takes a KeyedJaggedTensor or a TensorDict"]),
     ],
 )  # fmt: skip
@@ -273,7 +277,7 @@ def test_pipelines_and_new_plans_keep_the_check(tmp_path):
         assert [*map(bool, found)] == [False, False, True, True]
 
 
-def by_access(rank: int) -> tuple[bool, str]:
+def by_access(rank: int) -> tuple[bool, str, str]:
     """Whether a table held by access is read by name, and what is said of weights that it has no use for."""
     case = Case()
     trainer = Trainer(case, {"a": dealt(41, 2)})
@@ -284,14 +288,22 @@ def by_access(rank: int) -> tuple[bool, str]:
     weighed = KeyedJaggedTensor(
         features.keys(), features.values(), torch.ones(len(features.values())), lengths=features.lengths()
     )
+    lacking = refused_of(lambda: trainer.outputs(features.permute([0, 1, 2])))
     same = all(torch.equal(first[key], each[key]) for each in (other, by_key) for key in first)
-    return same, refused_of(lambda: trainer.outputs(weighed))
+    return same, refused_of(lambda: trainer.outputs(weighed)), lacking
 
 
 def test_tables_held_by_access_are_read_by_name(tmp_path):
-    for same, found in on_ranks(2, tmp_path, by_access):
+    for same, found, lacking in on_ranks(2, tmp_path, by_access):
         assert same
+        assert "batch 4 of module 'e' lacks feature" in lacking
         assert "'e' is not weighted" in found
+
+
+@pytest.mark.parametrize("name", ["values_of_first", "values_every"])
+def test_fewer_than_no_batches_are_refused(name):
+    with refused(UsageError, name, -1):
+        check_batches(Model(plan(cuts=WHOLE)), **{name: -1})
 
 
 def test_a_model_without_sharded_collections_is_no_model_to_check():

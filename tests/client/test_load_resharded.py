@@ -351,6 +351,18 @@ def in_folders(rank: int, folder: Path) -> dict[str, Any]:
         "other keys": (state, "two/model"),
     }
     before = numbers(state)
+    for name, cut in {"cut": "optimizer", "no weights": "model"}.items():
+        refused[name] = state, name
+        for part in ("model", "optimizer"):
+            save(state[part], checkpoint_id=folder / name / part)
+        if rank == 0:
+            (folder / name / cut / ".metadata").unlink()
+    refused["absent"] = state, "absent"
+    save(state["model"], checkpoint_id=folder / "absent" / "model")
+    refused["twice"] = state, "twice"
+    save(state, checkpoint_id=folder / "twice")
+    save(state["optimizer"], checkpoint_id=folder / "twice" / "optimizer")
+    dist.barrier()
     for name, (given, inside) in refused.items():
         with pytest.raises(InvalidInput) as caught:
             load_resharded(given, folder / inside)
@@ -375,6 +387,10 @@ def test_weights_and_moments_in_folders_of_their_own_are_read_together(tmp_path)
             "other names": ("no checkpoint here", "meta/, model/, optimizer/"),
             "one other name": ("'optim.state", "it has 'optimizer.state"),
             "other keys": ("has no 'model.", "it has 'first.embedding_bags"),
+            "cut": ("optimizer/ is missing or unfinished", ".metadata"),
+            "absent": ("optimizer/ is missing or unfinished", ".metadata"),
+            "no weights": ("model/ is missing or unfinished", ".metadata"),
+            "twice": ("twice has a checkpoint of its own (.metadata)", "others in optimizer/", "remove"),
         }.items():
             assert all(word in found[name] for word in words), found[name]
 

@@ -51,6 +51,15 @@ def test_what_is_no_digest_is_refused(tmp_path, state, words):
         saved_plan(saved(tmp_path, state))
 
 
+def test_a_checkpoint_beside_folders_of_the_same_keys_is_refused(tmp_path):
+    saved(tmp_path, {"plan": ONE, "model": {"weight": torch.zeros(2)}})
+    saved(tmp_path / "old", {"plan": OTHER})
+    assert saved_plan(tmp_path) == ONE
+    saved(tmp_path / "model", {"plan": OTHER})
+    with refused(InvalidInput, "model/", ".metadata"):
+        saved_plan(tmp_path)
+
+
 def test_two_plans_and_no_checkpoint_are_refused(tmp_path):
     with refused(InvalidInput, "no checkpoint", ".metadata"):
         saved_plan(tmp_path)

@@ -123,6 +123,8 @@ def test_an_operator_that_is_missing_on_a_gpu_is_mended_by_the_cuda_build(tmp_pa
 
 def test_little_memory_and_disk_are_warned_of(tmp_path):
     assert [memory_check(size).verdict for size in (None, GIB, 64 * GIB)] == ["none", "warn", "ok"]
+    limited = memory_check(GIB, "ulimit -d")
+    assert "ulimit -d" in limited.says
     assert [disk_check(tmp_path, size).verdict for size in (GIB, 64 * GIB)] == ["warn", "ok"]
 
 

@@ -148,7 +148,7 @@ def test_a_budget_that_was_too_small_is_gone_on_with(place: Place) -> None:
     place.budget_seconds = 0.0
     first = place.nightly_run()
     assert (first.error, first.ends) == ("", {"ads": "live"})
-    assert "by analytic:h200, of datasheets, which may be 30% off" in first.instead
+    assert "by analytic:h200, made from a datasheet, which may be 30% off" in first.instead
     assert "no case was measured that could be used" in first.instead
     place.budget_seconds = 1e6
     second = place.nightly_run()

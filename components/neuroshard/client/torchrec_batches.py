@@ -6,7 +6,7 @@ Unsharded collections read a batch's features by name, and its weights where the
 1.8) find features by their places in the first batch, use whatever weights a batch has, and send them without their gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
@@ -33,9 +33,10 @@ def check_batches(model: M, *, values_of_first: int = 0, values_every: int = 0) 
     the model.
 
     Call it on what DistributedModelParallel returns, before the first batch, on every rank. From then on a forward raises
-    InvalidInput, on the rank that has such a batch: features in other places than in the module's first batch; weights for a
-    collection that is not weighted, or none for one that is; weights with a gradient, unless every rank has a copy of all tables;
-    KeyedJaggedTensors and TensorDicts in turns, where TorchRec then stops reordering features; what is neither.
+    InvalidInput, on the rank that has such a batch: features that are missing, or in other places than in the module's first
+    batch; weights for a collection that is not weighted, or none for one that is; weights with a gradient, unless every rank has
+    a copy of all tables; KeyedJaggedTensors and TensorDicts in turns, where TorchRec then stops reordering features; what is
+    neither.
 
     Values are looked at on request only, since a GPU is waited for then: in the first `values_of_first` batches of each module,
     and in every `values_every`-th. They are refused where a table lacks an id (-1 too), with what TorchRec does by the plan;
@@ -43,6 +44,10 @@ def check_batches(model: M, *, values_of_first: int = 0, values_every: int = 0) 
     collection.
     """
     of_first, every = whole_number("values_of_first", values_of_first), whole_number("values_every", values_every)
+    if min(of_first, every) < 0:
+        raise UsageError(
+            f"values_of_first is {of_first} and values_every is {every}; give numbers of batches, or 0 for none"
+        )
     kinds = (*SHARDED, ShardedCollectionByAccess)
     sharded = [(path, each) for path, each in collections_in(model) if isinstance(each, kinds)]
     if not sharded:
@@ -73,9 +78,16 @@ class _Checked:
         by_access = isinstance(module, ShardedCollectionByAccess)
         inner: Any = module.inner if isinstance(module, ShardedCollectionByAccess) else inner_of(module)
         self._check_kind(features, module)
+        configs = module.rows.configs.values() if isinstance(module, ShardedCollectionByAccess) else _configs_of(inner)
+        keys, read = list(features.keys()), ((name, each.name) for each in configs for name in each.feature_names)
+        if self.first is None and (lacks := next((pair for pair in read if pair[0] not in keys), None)):
+            raise InvalidInput(
+                f"batch {self.batches + 1} of module {self.path!r} lacks feature {lacks[0]!r}, which table {lacks[1]!r} reads; "
+                "give every batch the features of all tables (without ids, where no sample has one)"
+            )
         if not by_access:  # which reads features by name
             self._check_turns(features, inner)
-            self._check_places(list(features.keys()), inner)
+            self._check_places(keys, inner)
         makes_weights = isinstance(module, ShardedFeatureProcessedEmbeddingBagCollection)
         weights = (
             None if isinstance(features, TensorDict) else features.weights_or_none()
@@ -84,7 +96,7 @@ class _Checked:
             self._check_weights(weights, inner)
         self.batches += 1
         if self.batches <= self.of_first or (self.every and not self.batches % self.every):
-            self._check_values(cast(KeyedJaggedTensor, as_keyed(features)), module, inner)
+            self._check_values(cast(KeyedJaggedTensor, as_keyed(features)), module, inner, configs)
 
     def _check_kind(self, features: object, module: nn.Module) -> None:
         """Raise InvalidInput for what is no batch of this module."""
@@ -134,7 +146,7 @@ class _Checked:
                 "them is not trained; let a FeatureProcessedEmbeddingBagCollection make them, or detach them"
             )
 
-    def _check_values(self, features: KeyedJaggedTensor, module: nn.Module, inner: Any) -> None:
+    def _check_values(self, features: KeyedJaggedTensor, module: nn.Module, inner: Any, configs: Iterable[Any]) -> None:
         """Raise InvalidInput for values that TorchRec reads otherwise than the unsharded collection, or that no table has."""
         held = {name: parameter.sharding_type for name, parameter in inner.module_sharding_plan.items()}
         sequences = isinstance(inner, ShardedEmbeddingCollection)
@@ -159,7 +171,6 @@ class _Checked:
         if not read:
             return
         bounds = dict(zip(read, torch.stack([*read.values()]).tolist(), strict=True))  # one copy from the device
-        configs = module.rows.configs.values() if isinstance(module, ShardedCollectionByAccess) else _configs_of(inner)
         for config in configs:
             for feature in (name for name in config.feature_names if name in bounds):
                 least, most = (int(one) for one in bounds[feature])

@@ -20,13 +20,13 @@ from neuroshard.core.sharding import Sharding
 from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 
-READ_BY_TORCHREC = (
-    "LOCAL_WORLD_SIZE",
-    "MPI_LOCALNRANKS",
-    "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MV2_COMM_WORLD_LOCAL_SIZE",
-)
+PROCESSES = {"MPI_LOCALNRANKS": "PMI_SIZE"}  # all of them, where TorchRec reads those of a host
+PROCESSES |= {f"{one}_COMM_WORLD_LOCAL_SIZE": f"{one}_COMM_WORLD_SIZE" for one in ("OMPI", "MV2")}
+READ_BY_TORCHREC = ("LOCAL_WORLD_SIZE", *PROCESSES)
 UNSAID = 8  # what TorchRec takes then
+# What else TorchRec gives to int(), and the least that it can be; -1 is as if it were not set.
+_IDS = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+PARSED_BY_TORCHREC = {"TORCHREC_RESOLVED_POD_SIZE": 1, **dict.fromkeys((*_IDS, "TOPOLOGY_DOMAIN_MULTIPLE"), -1)}
 # Of launchers that TorchRec does not ask: variables of all their processes, which must be the ranks (they may be a process for
 # each host, which starts the ranks), and of those of a host.
 LAUNCHERS = (
@@ -52,6 +52,8 @@ class Hosts(NamedTuple):
         if self.said_by in READ_BY_TORCHREC:
             return ""
         if not self.said_by:
+            if read := _read():
+                return f" ({read}, which TorchRec reads, is of the {os.environ[PROCESSES[read]]} processes of {PROCESSES[read]})"
             return f" ({READ_BY_TORCHREC[0]} is not set, so TorchRec takes {UNSAID}, or all where that does not divide them)"
         return (
             f" ({self.said_by} says {self.ranks}, but TorchRec reads {READ_BY_TORCHREC[0]}, which is not set: set "
@@ -64,12 +66,13 @@ def hosts_of(ranks: int) -> Hosts:
 
     Raises InvalidInput for a variable that is no number of ranks, or that does not divide `ranks`.
     """
+    check_read()
     for name, text in _said(ranks):
         slurms = re.fullmatch(r"(\d+)(?:\(x\d+\))?", text.strip())  # SLURM's `4(x2)`: two hosts of 4
         if slurms is None or not (local := int(slurms[1])):
             raise InvalidInput(
-                f"{name} is {shown(text)}, and not a number, the ranks of every host; start as many ranks on each host, or set "
-                f"{READ_BY_TORCHREC[0]} to it"
+                f"{name} is {shown(text)}, which is not one number of ranks for all hosts; start the same number on each host, "
+                f"and set {READ_BY_TORCHREC[0]} to it on every rank"
             )
         if local >= ranks:
             return Hosts(ranks, name)
@@ -82,10 +85,26 @@ def hosts_of(ranks: int) -> Hosts:
     return Hosts(get_local_size(ranks), "")
 
 
+def check_read() -> None:
+    """Raise InvalidInput for a variable that TorchRec reads and that is no number, as SLURM's `4(x2)` is none."""
+    for name, least in {_read(): 1, **PARSED_BY_TORCHREC}.items():
+        text = os.environ.get(name, str(least)).strip()
+        if not re.fullmatch(r"-?[0-9]+", text) or int(text) < least:
+            number = re.fullmatch(r"([1-9][0-9]*)\(x[0-9]+\)", text) if name in READ_BY_TORCHREC else None
+            way = f"={number[1]}" if number else f" to a whole number of {max(least, 0)} or more"
+            way += ", the ranks of a host" if name in READ_BY_TORCHREC else ""
+            raise InvalidInput(f"{name} is {shown(text)}, which TorchRec cannot read: set {name}{way}, on every rank")
+
+
+def _read() -> str:
+    return next((name for name in READ_BY_TORCHREC if name in os.environ), "")
+
+
 def _said(ranks: int) -> Iterator[tuple[str, str]]:
     """The variables that say the ranks of a host, by their names, those first that TorchRec reads."""
     there: Mapping[str, str] = os.environ
-    yield from ((name, there[name]) for name in READ_BY_TORCHREC if name in there)
+    of_ranks = [name for name in READ_BY_TORCHREC if there.get(PROCESSES.get(name, ""), str(ranks)) == str(ranks)]
+    yield from ((name, there[name]) for name in of_ranks if name in there)
     for every, local in LAUNCHERS:
         if next((there[name] for name in every if name in there), "") == str(ranks):
             yield from ((name, there[name]) for name in local if name in there)
@@ -107,9 +126,9 @@ def gpus_of_host(plan: Plan, local_world_size: int | None) -> int:
     if not trains and hosts.ranks == ranks:  # a plan that is only looked at, on one host
         return ranks
     warn(
-        f"nothing says how many ranks a host has: {READ_BY_TORCHREC[0]} is not set, and TorchRec then takes {hosts.ranks} of "
-        f"these {ranks}, so rank {ranks - 1} is on GPU {(ranks - 1) % hosts.ranks} of its host; set {READ_BY_TORCHREC[0]} "
-        "(torchrun does), or give local_world_size="
+        f"nothing says how many ranks a host has{hosts.unread}: TorchRec takes {hosts.ranks} of these {ranks}, so rank "
+        f"{ranks - 1} is on GPU {(ranks - 1) % hosts.ranks} of its host; set {READ_BY_TORCHREC[0]} (torchrun does), or give "
+        "local_world_size="
     )
     return hosts.ranks
 
@@ -132,6 +151,7 @@ def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None
     For a plan of one domain, or without a topology, it does not matter. Where no process group is up, only `local_world_size`
     is known.
     """
+    check_read()
     topology, devices = plan.task.topology_of_all, plan.task.ranks
     if topology is None or topology.domains(devices) == 1:
         return

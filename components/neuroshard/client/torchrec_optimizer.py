@@ -110,6 +110,7 @@ def load_resharded(
         storage_reader = _reader(checkpoint, storage_reader, read, group)
         orders = SavedOrders(f"checkpoint {checkpoint}", old_plan, new_plan)
         planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders)
+        planner.parts = getattr(storage_reader, "parts", ())
         with sharded_tensors_allowed():
             load(read, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
@@ -142,6 +143,9 @@ def saved_plan(checkpoint: str | os.PathLike[str], *, storage_reader: StorageRea
     try:
         metadata = reader.read_metadata()
         paths = dict(metadata.planner_data or {})
+        inside = {str(path[0]) for path in paths.values()} if type(reader) is not Together else ()
+        if isinstance(reader, FileSystemReader) and (again := parts_of(reader, inside)):
+            raise _twice(checkpoint, again)
         asked = [key for key in metadata.state_dict_metadata if _may_be_plan(paths.get(key, (key,)))]
         if not asked:
             return None
@@ -198,7 +202,7 @@ def _reader(
     else:
         reader.reset(checkpoint)  # as torch's load does
     try:
-        mine = [METADATA_FILE] if is_there(reader) else parts_of(reader)
+        mine = [METADATA_FILE, *parts_of(reader, state)] if is_there(reader) else parts_of(reader)
     except Exception:  # of a store, which reading names again; no rank must wait for this one
         mine = [METADATA_FILE]
     every = [mine]
@@ -206,7 +210,9 @@ def _reader(
         every = [mine] * dist.get_world_size(group)
         dist.all_gather_object(every, mine, group=group)
     for rank, found in enumerate(every):
-        if found != every[0] or (found != [METADATA_FILE] and not state.keys() & set(found)):
+        if found == every[0] and METADATA_FILE in found[:1] and found[1:]:
+            raise _twice(checkpoint, found[1:])
+        if found != every[0] or (METADATA_FILE not in found and not state.keys() & set(found)):
             beside = (
                 f", but in {first_few([f'{name}/' for name in found])}: give the state under these names"
                 if found
@@ -218,6 +224,13 @@ def _reader(
                 "torch.distributed.checkpoint.save wrote, or the one that model/ and optimizer/ are in, which all ranks must see"
             )
     return reader if mine == [METADATA_FILE] else Together(reader, mine)
+
+
+def _twice(checkpoint: object, parts: Sequence[str]) -> InvalidInput:
+    return InvalidInput(
+        f"{checkpoint} has a checkpoint of its own ({METADATA_FILE}) and others in {' and '.join(f'{one}/' for one in parts)}, "
+        f"and nothing says which is right: keep one of them, and remove the other's files ({METADATA_FILE} too)"
+    )
 
 
 def fault_of(whose: str, error: CheckpointException) -> str:
@@ -267,6 +280,7 @@ class _Resharding(DefaultLoadPlanner):
         self.whose, self.new_plan, self.group = whose, new_plan, group
         self.old, self.new = (_Tables(plan) if plan else None for plan in (old_plan, new_plan))
         self.weights_of: dict[ReadItem, float] = {}  # of what is added up
+        self.parts: Sequence[str] = ()  # folders that are read together
         self.anew: list[str] = []  # keys of moments that start at 0
         self.inexact: set[str] = set()  # keys of weights
 
@@ -476,6 +490,8 @@ class _Resharding(DefaultLoadPlanner):
                 name = str(self.mappings[key][-1])
                 if "." in name and (at := next((k for k, p in saved.paths.items() if str(p[-1]).endswith(name)), None)):
                     so = f"it has {at!r}; give the state under the keys that it was saved under"
+                elif self.parts and (part := str(self.mappings[key][0])) not in self.parts:
+                    so = f"folder {part}/ is missing or unfinished (no {METADATA_FILE}); give a checkpoint that was saved whole"
                 raise InvalidInput(f"{self.whose} has no {key!r}, which the state has: {so}")
         for key in weights:
             if (there := saved.shape(key)) != (here := tuple(self.state_dict[key].size())):

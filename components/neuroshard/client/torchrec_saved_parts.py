@@ -3,6 +3,7 @@
 What was saved in FOLDER/model is at the key "model" then, as if {"model": …, "optimizer": …} had been saved in FOLDER.
 """
 
+from collections.abc import Collection
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -18,14 +19,14 @@ def is_there(reader: FileSystemReader) -> bool:
     return reader.fs.exists(reader.fs.concat_path(reader.path, METADATA_FILE))
 
 
-def parts_of(reader: FileSystemReader) -> list[str]:
-    """The folders in it that have a checkpoint each, by name, in order."""
+def parts_of(reader: FileSystemReader, among: Collection[str] | None = None) -> list[str]:
+    """The folders in it that have a checkpoint each, by name, in order; only those `among` these names, if given."""
     try:
         listed = reader.fs.ls(reader.path)
     except (FileNotFoundError, NotADirectoryError):
         return []
     names = {str(path).rstrip("/").rpartition("/")[2] for path in listed}
-    return sorted(name for name in names if is_there(_of_part(reader, name)))
+    return sorted(name for name in names if (among is None or name in among) and is_there(_of_part(reader, name)))
 
 
 def _of_part(reader: FileSystemReader, name: str) -> FileSystemReader:

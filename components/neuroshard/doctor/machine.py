@@ -28,22 +28,23 @@ def check_machine(folder: Path) -> Iterator[Check]:
     cores = system.cores()
     few = "to measure all-to-alls, use a machine with a core for each device" if cores < 2 else ""
     yield Check("cores", "warn" if few else "ok", f"{cpu.name}", few)
-    yield memory_check(system.available_bytes() if sys.platform == "linux" else None)
+    yield memory_check(system.available_bytes() if sys.platform == "linux" else None, system.binding_ulimit())
     yield disk_check(folder, shutil.disk_usage(folder).free)
 
 
-def memory_check(available: int | None) -> Check:
-    """Whether the free memory is enough to measure some tables."""
+def memory_check(available: int | None, ulimit: str = "") -> Check:
+    """Whether the free memory, which a `ulimit` may bound, is enough to measure some tables."""
     if available is None:
         return Check("memory", "none", "this system does not report how much memory is free")
+    free = f"{format_bytes(available)} are free{f' ({ulimit} leaves no more: raise it)' if ulimit else ''}"
     if available < LITTLE_MEMORY:
         return Check(
             "memory",
             "warn",
-            f"{format_bytes(available)} are free",
+            free,
             "measure with --memory-limit 1GiB: larger tables are then measured with fewer rows",
         )
-    return Check("memory", "ok", f"{format_bytes(available)} are free")
+    return Check("memory", "ok", free)
 
 
 def disk_check(folder: Path, free: int) -> Check:

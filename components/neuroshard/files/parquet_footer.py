@@ -1,4 +1,4 @@
-"""What a Parquet file's footer says of its columns, read without Arrow: pyarrow's own view of a damaged one ends the process.
+"""What a Parquet file's footer says of its columns, read without Arrow, so that a damaged one is an error that names the file.
 
 The footer is a FileMetaData of parquet.thrift in Thrift's compact protocol: https://github.com/apache/parquet-format
 """

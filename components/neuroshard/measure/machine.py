@@ -92,7 +92,7 @@ class CpuMachine:
             raise MeasureError(
                 f"the tables of a case take up to {format_bytes(buffer_bytes)}, and the process that measures them takes "
                 f"{format_bytes(worker)}, but {format_bytes(available)} of memory are available; measure with a smaller "
-                "--memory-limit, or give more memory"
+                f"--memory-limit, or {f'raise {ulimit}' if (ulimit := system.binding_ulimit()) else 'give more memory'}"
             )
 
     def apart(self, buffer_bytes: int, ranks: int) -> bool:

@@ -181,8 +181,8 @@ def _neighbours(
 def _analytic(hardware: Hardware | None, spec: ModelSpec) -> Candidate:
     """The analytic cost model of the hardware, by its own datasheet or by a common one."""
     sheet, own = analytic_for(hardware, spec.hardware)
-    called = (hardware.name if hardware else spec.hardware) or "unknown hardware"
-    guess = "" if own else f", whose datasheet answers for {called}"
+    called = hardware.name if hardware else spec.hardware
+    guess = "" if own else f", as there is no datasheet of {called}" if called else ", as the hardware is not known"
     spread = DATASHEETS[sheet].spread
     off = "far" if spread is None else f"{spread:.0%}"
-    return Candidate(f"analytic:{sheet}", f"analytic:{sheet}, of datasheets, which may be {off} off{guess}")
+    return Candidate(f"analytic:{sheet}", f"analytic:{sheet}, made from a datasheet, which may be {off} off{guess}")

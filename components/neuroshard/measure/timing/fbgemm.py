@@ -37,7 +37,7 @@ SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
 PLACES: dict[Tier, str] = {"hbm": "DEVICE", "cached": "MANAGED_CACHING", "host": "MANAGED"}  # FBGEMM's, on a GPU
 
 ALIGNED = 16  # floats in a cache line; torch begins each of its own buffers on one
-# Of a lookup, in backward on a CPU (32 to 48 were tried). Where FBGEMM does not get them, it may end the process
+# Of a lookup, in backward on a CPU (32 to 48 were seen): what we ask to be free, so that a case that is too large fails alone
 BACKWARD_BYTES = 48
 MOST_OPERATORS = 256  # of a device: for fp32 or fp16, sums or means, weighted or not; for sequences of each width
 
@@ -110,7 +110,7 @@ class TableBatchedEmbedding:
             torch.full(output_shape(tables, len(batch[0]), batch_size), GRADIENT, device=self.device.torch)
             for tables, batch in zip(groups, batches, strict=True)
         ]
-        if self.buffers is not None:  # an error here, in place of FBGEMM's end
+        if self.buffers is not None:  # a MemoryError here, before FBGEMM's steps begin
             outputs = 2 * sum(gradient.nbytes for gradient in gradients)  # and what becomes of them in backward
             np.empty(outputs + BACKWARD_BYTES * max(len(batch[0]) for batch in batches), dtype=np.uint8)
 
