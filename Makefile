@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean findings
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -73,6 +73,15 @@ extras-check: .venv/run.done ## install every extra alone in a fresh venv, and r
 
 everything: .venv/dev.done ## run each target and bench in a small form; what of them, commands on pages and examples is not run, and why
 	@$(BIN)/python tests/infra/everything.py $(ARGS)
+
+findings: .venv/bin/python ## do the surprises of other libraries in findings/ still hold? Each is tried in a fresh venv; ARGS="findings/pyarrow*" for some
+	@export PYTHON="$(CURDIR)/$(BIN)/python"; said=; failed=0; \
+	for script in $(or $(ARGS),findings/*.sh); do \
+	  echo "== $$script"; ended=0; bash "$$script" || ended=$$?; \
+	  case $$ended in 0) found=holds;; 1) found=changed; failed=1;; *) found='could not be tried'; failed=1;; esac; \
+	  said+="$$script: $$found"$$'\n'; \
+	done; \
+	printf '==\n%s' "$$said"; exit $$failed
 
 package: .venv/dev.done ## build sdist and wheel into dist/, and try each in a fresh venv without a network: half a minute
 	@$(BIN)/python tests/infra/package.py

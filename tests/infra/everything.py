@@ -51,6 +51,7 @@ SMALL = {
     "apiserver-test": Small(),  # it says itself what it lacks
     "gpu": Small("--backend synthetic --cases 60 --tasks 1 --minutes 10"),
     "extras-check": Small("--only client", ("a package index",)),
+    "findings": Small("findings/pyarrow*", ("a package index",)),
     "package": Small(),
     "docs": Small(needs=("a package index",)),
     "bench": Small("--help"),  # its scripts are run by the targets below
