@@ -11,7 +11,7 @@ FBGEMM's CUDA kernels, caches, and batches of which the samples differ from rank
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from neuroshard.core.part import Part
@@ -156,7 +156,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     of_table: dict[str, list[Piece]] = {table.name: [] for table in task.tables}
     for piece in pieces:
         of_table[piece.part.table.name].append(piece)
-    found: list[dict[tuple[str, bool, bool], dict[Group, Traffic]]] = [{} for _ in range(ranks)]
+    found: list[dict[Group, Traffic]] = [{} for _ in range(ranks)]  # of their own shards
+    shared: dict[tuple[str, bool, bool], dict[Group, Traffic]] = {}
     cut: set[tuple[str, bool, bool]] = set()
     sent_as: dict[tuple[str, bool, bool], dict[Group, list[tuple[int, int, float]]]] = {}  # (rank, table, bytes)
     senders: dict[Group, set[int]] = {}
@@ -180,18 +181,14 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             (0 if group.sharding is ROW_WISE or sharding.copied else d, position, own) for d in offsets.values()
         ]
         senders.setdefault(group, set()).update(d // domain if sharding.over_domains else d for d in offsets.values())
-        for rank in range(ranks):
-            here = found[rank].setdefault(key, {}).setdefault(group, Traffic(group))
-            here.own += own
-            here.output += output
-            if sharding is ROW_WISE and table.pooling == "mean":
-                here.mean += output
-            if not sharding.copied:
-                here.sent += sent
-            if sharding.splits_rows and group.sequences:
-                here.order += LOOKUP_BYTES * ids
+        of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
+        of_all.own += own
+        of_all.output += output
+        of_all.mean += output * (sharding is ROW_WISE and table.pooling == "mean")
+        of_all.sent += sent * (not sharding.copied)
+        of_all.order += LOOKUP_BYTES * ids * (sharding.splits_rows and group.sequences)
         for part, _, _, device in held:
-            here = found[device][key][group]
+            here = found[device].setdefault(group, Traffic(group))
             if sharding.copied:
                 here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
                 gradient = part.memory().weights
@@ -208,18 +205,30 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             if sharding.over_domains:
                 here.middle += looked / domain
     permuted = {}
-    for key, by_group in sent_as.items():
-        order = [one for features in by_group.values() for one in sorted(features)]
+    for key, features in sent_as.items():
+        order = [one for some in features.values() for one in sorted(some)]
         in_order = [one[1] for one in order] == sorted({one[1] for one in order})
         permuted[key] = 0.0 if in_order else sum(one[2] for one in order)
-    for of_rank in found:
-        for groups in of_rank.values():
-            for group, here in groups.items():
-                here.one_sender = len(senders[group]) == 1
+    for by_group in shared.values():
+        for group, of_all in by_group.items():
+            of_all.one_sender = len(senders[group]) == 1
     return [
-        [Collection(list(groups.values()), permuted[key], key in cut) for key, groups in of_rank.items()]
-        for of_rank in found
+        [
+            Collection(
+                [_of_rank(of_all, here.get(group)) for group, of_all in by_group.items()], permuted[key], key in cut
+            )
+            for key, by_group in shared.items()
+        ]
+        for here in found
     ]
+
+
+def _of_rank(of_all: Traffic, own: Traffic | None) -> Traffic:
+    """What is the same on all ranks, and what a rank has of its own shards."""
+    if own is None:
+        return of_all
+    same = {name: getattr(of_all, name) for name in ("own", "output", "mean", "sent", "order", "one_sender")}
+    return replace(own, **same)
 
 
 class _Step:
@@ -370,10 +379,9 @@ class _Step:
             for one in self.collections
         )
         base = late + Counter[Cause]({"inputs": kept, "gradients": sum(one.sum("output") for one in self.collections)})
-        freed = (
-            0.0 if self.flight.ahead else 1.0
-        )  # where the forward pass runs ahead, gradients of outputs stay to the end
-        # where the forward pass runs ahead, each collection has a backward pass of its own, in their order
+        # Where the forward pass runs ahead, each collection has a backward pass of its own, in their order, and gradients of
+        # outputs stay to the end.
+        freed = 0.0 if self.flight.ahead else 1.0
         for at_once in [[one] for one in self.collections] if self.flight.ahead else [self.collections]:
             for now in reversed(at_once):
                 own, several = now.sum("output"), len(now.groups) > 1
@@ -382,9 +390,7 @@ class _Step:
                 for group in reversed(now.groups):
                     for moment, more in self._returned(group, several):
                         yield moment, base + more
-                        if (
-                            group.sequences and moment == "backward order"
-                        ):  # each output's gradient went into one of the group
+                        if group.sequences and moment == "backward order":  # each output's went into one of the group
                             base -= Counter[Cause]({"gradients": freed * group.output})
                             own -= group.output
                     base += self._returning(group)
