@@ -205,8 +205,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             if sharding.over_domains:
                 here.middle += looked / domain
     permuted = {}
-    for key, features in sent_as.items():
-        order = [one for some in features.values() for one in sorted(some)]
+    for key, groups in sent_as.items():
+        order = [one for of_group in groups.values() for one in sorted(of_group)]
         in_order = [one[1] for one in order] == sorted({one[1] for one in order})
         permuted[key] = 0.0 if in_order else sum(one[2] for one in order)
     for by_group in shared.values():
