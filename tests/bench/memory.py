@@ -48,11 +48,11 @@ def row(name: str, found: Sequence[float]) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 cases a row instead of 30")
+    parser.add_argument("--quick", action="store_true", help="2 cases a row instead of 15")
     parser.add_argument("--seed", type=int, default=FIRST_SEED)
     parser.add_argument("--publish", action="store_true", help="write the table to docs/benchmarks")
     arguments = parser.parse_args()
-    rows, every, cases = list[tuple[str, ...]](), list[float](), 2 if arguments.quick else 30
+    rows, every, cases = list[tuple[str, ...]](), list[float](), 2 if arguments.quick else 15
     for place, (name, pipelines, precisions) in enumerate(KINDS):
         found = list[float]()
         for number in range(cases):

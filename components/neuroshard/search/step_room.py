@@ -53,22 +53,21 @@ def with_room(task: ShardingTask, search: Callable[[ShardingTask], Plan]) -> Pla
     raises."""
     if not task.counts_steps:
         return search(task)
-    kept, why = np.full(task.devices, _expected_bytes(task)), list[Infeasible]()
+    kept, misses = np.full(task.devices, _expected_bytes(task)), list[StepDoesNotFit]()
     too_few: NDArray[np.int64] | None = None
     for _ in range(MOST_SEARCHES):
         try:
             plan = search(task.keeping_free(kept.tolist()))
         except StepDoesNotFit as error:
-            why.append(error)
+            misses.append(error)
             kept, too_few = error.more_bytes if too_few is None else np.maximum(kept, error.more_bytes), kept
-        except Infeasible as error:
+        except Infeasible:
             if not kept.any():
                 raise
-            why.append(error)
             kept = np.zeros_like(kept) if too_few is None else (kept + too_few) // 2
         else:
             return _bounded(plan, int(kept.max()))
-    raise why[0]
+    raise misses[0]
 
 
 def _bounded(plan: Plan, kept_bytes: int) -> Plan:
