@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything package docs bench bench-cache bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean findings
+.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -106,6 +106,9 @@ bench-machines: .venv/dev.done ## `make run` on machines that this one is not: c
 bench-measure: .venv/dev.done ## our harness beside a fresh operator for every case: cases a second, and the noise of both; ARGS=--quick
 	@$(BIN)/python tests/bench/measure.py $(ARGS)
 
+bench-memory: .venv/dev.done ## what a step takes of memory beside live bytes of real steps of TorchRec on gloo ranks; ARGS=--quick
+	@$(BIN)/python tests/bench/memory.py $(ARGS)
+
 bench-pretrain: .venv/dev.done ## our cost models beside the paper's nets and recipe on the same data; ARGS="--tables FILE --costs FOLDER", --quick
 	@$(BIN)/python tests/bench/pretrain.py $(ARGS)
 
@@ -121,9 +124,6 @@ bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir 
 
 bench-tiers: .venv/dev.done ## plans of tables that HBM does not hold beside optima, TorchRec's and bounds; ARGS="--tables-dir FOLDER", --quick
 	@$(BIN)/python tests/bench/tiers.py $(ARGS)
-
-bench-memory: .venv/dev.done ## what a step takes of memory beside live bytes of real steps of TorchRec on gloo ranks; ARGS=--quick
-	@$(BIN)/python tests/bench/memory.py $(ARGS)
 
 bench-nights: .venv/dev.done ## nights on the local runner: the fleet changes, the store goes away, the run is killed at every step; ARGS=--quick
 	@$(BIN)/python tests/bench/nights.py $(ARGS)
