@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Shard, sharding_of
+from neuroshard.core.plan import Shard, shardings_in
 from neuroshard.core.sharding import Group, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -39,10 +39,7 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
     """What is launched for these shards of the task's tables."""
     task = task.parted
     tables = {table.name: table for table in task.tables}
-    of_table: dict[str, list[Shard]] = {}
-    for shard in shards:
-        of_table.setdefault(shard.table, []).append(shard)
-    held = {name: sharding_of(task, tables[name], some) for name, some in of_table.items()}
+    held = shardings_in(task, shards)
     groups = {name: Group.of(tables[name], sharding) for name, sharding in held.items()}
     on_device: list[set[object]] = [set() for _ in range(task.devices)]
     kinds: set[object] = set()

@@ -474,6 +474,14 @@ def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sh
     return ROW_WISE if len(shards) == task.devices else TABLE_ROW_WISE
 
 
+def shardings_in(task: ShardingTask, shards: Sequence[Shard]) -> dict[str, Sharding]:
+    """What each table of a (parted) task is, of which there are shards."""
+    tables, held = {table.name: table for table in task.tables}, dict[str, list[Shard]]()
+    for shard in shards:
+        held.setdefault(shard.table, []).append(shard)
+    return {name: sharding_of(task, tables[name], some) for name, some in held.items()}
+
+
 def shardings_of(plan: Plan) -> dict[str, Sharding]:
     """What each table of a plan, or part of one held in two, is, in the order of the task."""
     shards, task = plan.by_table(), plan.parted
@@ -522,11 +530,7 @@ def peaks_of(
 ) -> tuple[StepPeak, ...]:
     """What lives on each device at the peak of a step, beside weights and optimizer state, by moment and cause."""
     task = task.parted
-    tables = {table.name: table for table in task.tables}
-    held: dict[str, list[Shard]] = {}
-    for shard in shards:
-        held.setdefault(shard.table, []).append(shard)
-    shardings = {name: sharding_of(task, tables[name], some) for name, some in held.items()}
+    shardings = shardings_in(task, shards)
     pieces = [
         Piece(part, shardings[shard.table], shard.column_offset, shard.device)
         for shard, part in zip(shards, parts_of(task, shards), strict=True)
