@@ -55,16 +55,16 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
         each = [None] * ranks
         dist.all_gather_object(each, mine, group=process_group)
     on_gpus = peak.reserved > 0
-    said = plan.memory_bytes() if on_gpus else [one.nbytes for one in peaks_of(plan.task, plan.shards, gloo=True)]
+    peaks = peaks_of(plan.task, plan.shards, gloo=not on_gpus)
+    said = plan.memory_bytes() if on_gpus else [one.nbytes for one in peaks]
     rank = max(range(ranks), key=lambda one: each[one][0] / max(said[one % len(said)], 1))
-    measured, reserved = each[rank]
-    promise = said[rank % len(said)]
+    (measured, reserved), place = each[rank], rank % len(said)
     what = "weights, state and a step" if on_gpus else "a step"
     held = f", {format_bytes(reserved)} reserved" if on_gpus else ""
-    step, off = plan.step_peaks()[rank % len(said)], measured / max(promise, 1) - 1
+    off = measured / max(said[place], 1) - 1
     return (
         f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it: {format_bytes(measured)} at its peak{held}, "
-        f"and it says {format_bytes(promise)} for {what} ({off:+.0%}), most at the {step.moment}"
+        f"and it says {format_bytes(said[place])} for {what} ({off:+.0%}), most at the {peaks[place].moment}"
     )
 
 
