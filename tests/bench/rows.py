@@ -365,7 +365,7 @@ def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -
             plans.append(search(task, model, settings))
             spent.append(time.process_time() - begin)
         without_ms, with_ms = (plan.cost_ms or 0.0 for plan in plans)
-        held = plans[1].task.constraints.rows_by_access
+        held = plans[1].held.constraints.rows_by_access
         in_two = sum(how.hot_rows is not None for how in held.values())
         found.append(
             [

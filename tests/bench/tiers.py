@@ -142,7 +142,7 @@ def torchrec(settings: Settings) -> Section:
         ours_s.append(own)
         costs = []
         for plan in plans:
-            prices = price_shards(model, plan.task, plan.shards)
+            prices = price_shards(model, plan.held, plan.shards)
             assert prices is not None
             too_full = fullest(plan.task, plan.shards) > min(task.placeable_bytes)
             costs.append((too_full, float(prices.total_ms.max())))

@@ -144,9 +144,9 @@ def test_a_plan_launches_and_holds_what_was_counted_for_it(ranks, local_world_si
     in_order: list[float] = []  # columns that need not be put into order, since the ranks happen to hold them so
     for plan, *of_ranks in zip(plans, *found, strict=True):
         counted, memory, copied = (
-            launches(plan.task, plan.shards),
+            launches(plan.held, plan.shards),
             plan.device_memory(),
-            plan.task.constraints.data_parallel,
+            plan.held.constraints.data_parallel,
         )
         copies = sum(table.rows * table.optimizer_bytes_per_row for table in plan.task.tables if table.name in copied)
         for rank, counts in enumerate(of_ranks):
@@ -158,7 +158,7 @@ def test_a_plan_launches_and_holds_what_was_counted_for_it(ranks, local_world_si
     assert len({plan.digest() for plan in plans}) == MODELS
     assert min(in_order) == 0
     assert in_order.count(0) >= MODELS * ranks / 2
-    held = {sharding_of(p.task, t, p.by_table()[t.name]) for p in plans for t in p.task.tables}
+    held = {sharding_of(p.held, t, p.by_table()[t.name]) for p in plans for t in p.task.tables}
     assert held == set(SHARDINGS) - ({TABLE_ROW_WISE, GRID} if ranks == 2 else set())
 
 

@@ -85,7 +85,7 @@ def trained(rank: int, plan: Plan) -> dict[str, tuple[int, int, int, int]]:
             copies = [
                 parameter
                 for key, parameter in model.named_parameters()
-                if key.split(".")[-2] in plan.task.constraints.data_parallel
+                if key.split(".")[-2] in plan.held.constraints.data_parallel
             ]
             optimizer = make(copies, lr=0.1)
             features = KeyedJaggedTensor(

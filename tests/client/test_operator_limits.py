@@ -147,7 +147,7 @@ def test_a_trainer_on_gpus_gets_no_shard_that_its_operator_cannot_hold(plan: Pla
     with refused(InvalidInput, "'t'", columns, "holds 1,024", "search again"):
         to_torchrec(plan, module_of(plan), device_type="cuda")
     on_cpus = to_torchrec(plan, module_of(plan), device_type="cpu")
-    if plan.task.constraints.data_parallel:
+    if plan.held.constraints.data_parallel:
         return
     with warned(ShardingWarning, "'t'", columns.split()[0], "on GPUs"):
         from_torchrec(on_cpus, module_of(plan), device_memory_bytes=(2**30,) * 2, batch_size=8)

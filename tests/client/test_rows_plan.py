@@ -243,8 +243,8 @@ def test_tables_are_read_from_a_model_as_it_was(tmp_path: Path) -> None:
 def test_maps_take_the_bytes_that_the_plan_counts() -> None:
     plan = planned()
     rows = by_access(model(), plan, HOT)["e"].rows  # type: ignore[index]
-    assert plan.task.by_access.map_bytes == 8 * (9 + 5)  # table "a" is dealt by its 9 listed ids, of "c" 5 are hot
-    assert sum(each.nbytes for each in rows.buffers()) == plan.task.by_access.map_bytes
+    assert plan.held.by_access.map_bytes == 8 * (9 + 5)  # table "a" is dealt by its 9 listed ids, of "c" 5 are hot
+    assert sum(each.nbytes for each in rows.buffers()) == plan.held.by_access.map_bytes
     assert all(held.hot_ids is None for held in rows.held.values())
 
 

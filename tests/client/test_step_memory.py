@@ -66,7 +66,7 @@ def test_a_plan_counts_the_memory_that_torchrecs_planner_counts(seed, pipeline):
     optimizer, devices = list(OPTIMIZERS)[seed % 4], (2, 4, 8)[seed % 3]
     plan = random_plan(rng, optimizer, devices, pipeline)
 
-    copied = [table for table in plan.task.tables if table.name in plan.task.constraints.data_parallel]
+    copied = [table for table in plan.task.tables if table.name in plan.held.constraints.data_parallel]
     gradients = (
         sum(table.rows * table.dim for table in copied) * GRADIENT_BYTES
     )  # which TorchRec's planner does not count

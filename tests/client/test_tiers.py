@@ -170,14 +170,14 @@ def test_operators_caches_and_bytes_are_those_of_the_plan(ranks: int, tmp_path: 
 
     seen = set()
     for plan, *of_ranks in zip(plans, *made, strict=True):
-        rules, copied = plan.task.constraints.beyond_hbm, plan.task.constraints.data_parallel
+        rules, copied = plan.held.constraints.beyond_hbm, plan.held.constraints.data_parallel
         cached = {name: rule.cached_rows for name, rule in rules.items() if rule.cached_rows is not None}
         shards, tables = plan.by_table(), {table.name: table for table in plan.task.tables}
         memory, host = plan.device_memory(), [0] * (ranks // 2)
         slots = dict.fromkeys(cached, 0)
         all_rows = set()  # tables of which all rows are cached, by several shards of one operator, which rounds up once
         for rank, operators in enumerate(of_ranks):
-            counted = launches(plan.task, plan.shards).operators[rank]
+            counted = launches(plan.held, plan.shards).operators[rank]
             fused = [one for one in operators if one.shards[0][3] != "dense"]
             assert len(operators) == counted, (operators, plan.shards)
             hbm = 0
@@ -365,7 +365,7 @@ def test_a_plan_with_tiers_comes_back_from_torchrec_as_it_was(monkeypatch) -> No
             tables=LEARNED,
             pipeline=pipeline,
         )
-        assert back.task.constraints.beyond_hbm == plan.task.constraints.beyond_hbm
+        assert back.held.constraints.beyond_hbm == plan.held.constraints.beyond_hbm
         assert (back.shards, back.memory_bytes(), back.host_memory()) == (
             plan.shards,
             plan.memory_bytes(),
@@ -517,10 +517,10 @@ def test_a_cache_of_torchrec_s_that_is_no_plan_s_is_refused(fields: dict[str, An
 
 def test_a_cache_of_torchrec_s_is_taken_with_its_rows() -> None:
     plan = taken_over(cache_params=CacheParams(load_factor=0.2, precision=DataType.FP32))
-    assert plan.task.constraints.beyond_hbm["user"].cached_rows == 96  # 80 of 400, in sets of 32
+    assert plan.held.constraints.beyond_hbm["user"].cached_rows == 96  # 80 of 400, in sets of 32
     assert plan.provenance.notes == ()
     full = taken_over(cache_params=CacheParams(load_factor=1.0))
-    assert full.task.constraints.beyond_hbm["user"].cached_rows == 400
+    assert full.held.constraints.beyond_hbm["user"].cached_rows == 400
 
 
 @pytest.mark.parametrize("params", [None, CacheParams(algorithm=CacheAlgorithm.LRU)])
@@ -528,7 +528,7 @@ def test_a_cache_without_a_load_factor_is_as_large_as_fbgemm_makes_it(params: Ca
     default = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters["cache_load_factor"].default
     plan = taken_over(cache_params=params)
     said = taken_over(cache_params=CacheParams(load_factor=default, algorithm=CacheAlgorithm.LRU))
-    assert plan.task.constraints.beyond_hbm == said.task.constraints.beyond_hbm
+    assert plan.held.constraints.beyond_hbm == said.held.constraints.beyond_hbm
     [note] = plan.provenance.notes
     assert all(names(note, fact) for fact in ("user", default, "cache_load_factor"))
 

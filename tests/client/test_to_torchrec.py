@@ -1185,7 +1185,7 @@ def test_what_a_plan_cannot_hold_is_refused_by_name(parameters, words):
 def test_a_copied_table_is_taken_over_and_given_back():
     plan = taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan({"item": ITEM_COPIES})}), collection(ITEM))
 
-    assert plan.task.constraints.data_parallel == {"item"}
+    assert plan.held.constraints.data_parallel == {"item"}
     assert [(shard.rows, shard.dim, shard.device) for shard in plan.shards] == [(300, 8, 0), (300, 8, 1)]
     assert to_torchrec(plan, collection(ITEM)).plan[""]["item"] == ITEM_COPIES
 

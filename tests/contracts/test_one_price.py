@@ -118,7 +118,7 @@ def drawn_plan(seed: int, *, knows_tasks: bool) -> Plan:
 
 
 def check_price(model: CostModel, plan: Plan) -> None:
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert prices is not None
     assert plan.predicted is not None
     said = [(one.compute_ms, one.forward_collective_ms, one.backward_collective_ms) for one in plan.predicted]
@@ -140,7 +140,7 @@ def test_a_plan_that_stays_as_it_is_costs_what_its_shards_do(name: str) -> None:
         if found.improvements and max(of_device.values()) == 1:
             assert found.improvements[-1].cost_ms == pytest.approx(found.cost_ms, rel=TIGHTLY)
         shards = found.by_table()
-        held.update(sharding_of(found.task, table, shards[table.name]) for table in found.task.tables)
+        held.update(sharding_of(found.held, table, shards[table.name]) for table in found.task.tables)
     assert several
     assert held.keys() == set(SHARDINGS) - ({TABLE_ROW_WISE, GRID} if name == "test" else set())
 

@@ -108,7 +108,7 @@ def test_blocks_of_sorted_ids_are_priced_by_their_own_lookups_and_dealt_ones_are
     in_order = ADS.model_copy(update={"row_order": ORDER.model_copy(update={"ids_digest": ""})})
     by_id, dealt = plan(task(ads=in_order), *BLOCKS), plan(task(*DEALT, ads=in_order), *BLOCKS)
     unknown = plan(task(ads=ADS.model_copy(update={"row_order": None})), *BLOCKS)
-    prices = price_shards(MODEL, by_id.task, by_id.shards)
+    prices = price_shards(MODEL, by_id.held, by_id.shards)
     assert prices is not None
     assert prices.compute_ms[0] > 1.1 * prices.compute_ms[1]
     # user lies on device 1, which is the fuller one where blocks are even

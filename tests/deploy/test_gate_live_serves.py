@@ -121,7 +121,7 @@ def decided(new: Plan, live: Plan, store: FolderStore, *, nightly: bool = True) 
         (
             planned(COLUMNS, COPIES, **with_rules(COPIED)),
             planned(COLUMNS, WHOLE, **with_rules(TableRule(table="country", data_parallel=False))),
-            "breaks today's task: table 'country' has overlapping shards",
+            "breaks today's task: table 'country' is held with data_parallel",
         ),
         (
             planned(COLUMNS, COPIES, **with_rules(COPIED)),
@@ -230,20 +230,22 @@ def test_a_plan_whose_copies_the_search_chose_stays_live_on_an_unchanged_task(st
     )
     auto = SearchSettings(rounds=1, try_row_wise=True, try_data_parallel=True)
     live, plain = search(task, model, auto), search(task, model, replace(auto, try_data_parallel=False))
-    assert live.task.constraints.data_parallel
-    assert not plain.task.constraints.data_parallel
+    assert live.held.constraints.data_parallel
+    assert not plain.held.constraints.data_parallel
 
     stays_live(live, plain, store, model, nightly=nightly)
     stays_live(live, search(task, model, replace(auto, seed=1)), store, model, nightly=nightly)
 
 
-def test_a_night_whose_search_chooses_copies_asks_of_the_live_plan_only_those_of_the_models_constraints(store):
-    new = planned(COLUMNS, COPIES, **with_rules(COPIED))
+def test_a_live_plan_must_have_the_copies_that_rules_ask_for_and_not_those_that_todays_plan_chose(store):
+    asked = planned(COLUMNS, COPIES, **with_rules(COPIED))
+    chosen = asked.answering(COLUMNS.task)
+    assert [one.table for one in chosen.holdings] == ["country"]
     gate = Gate(nightly=True, price=lambda live, today: 10.0)
     release = deploy(COLUMNS, store, "m", now=NOW)
-    for must_copy, verdict in ((None, "passed"), (frozenset({"country"}), "passed"), (frozenset(), "kept")):
+    for new, verdict in ((asked, "passed"), (chosen, "kept")):
         costs = new.model_copy(update={"predicted_ms": (10.0,) * 2})
-        assert decide(costs, gate._replace(must_copy=must_copy), release, COLUMNS).verdict == verdict
+        assert decide(costs, gate, release, COLUMNS).verdict == verdict
 
 
 def test_a_live_plan_is_priced_with_its_own_copies(store):

@@ -165,7 +165,7 @@ def test_an_order_may_let_the_search_copy_tables_and_names_its_dense_optimizer(p
     with refused(Infeasible, "no device can hold", "'hot'"):
         plan_of(**asked)
     plan = plan_of(data_parallel="auto", dense_optimizer="adagrad", **asked)
-    assert "hot" in plan.task.constraints.data_parallel
+    assert "hot" in plan.held.constraints.data_parallel
     assert plan.task.dense_optimizer == "adagrad"
     for wrong in ("'always'", "'shampoo'"):
         field = "data_parallel" if wrong == "'always'" else "dense_optimizer"
@@ -200,7 +200,7 @@ def test_nets_of_gpus_plan_a_night_beyond_hbm_from_the_live_plan(plan_of, tmp_pa
     most = max(live.memory_bytes())
     for asked in ({"move_budget": "0"}, {"keep_optimizer_state": True}):
         plan = plan_of(memory=str(most // 2), host_memory="1TiB", **asked)
-        assert plan.task.constraints.beyond_hbm
+        assert plan.held.constraints.beyond_hbm
         assert not changed_state(live, plan)
         assert moved_bytes(live, plan) == 0 or "move_budget" not in asked
 
@@ -268,7 +268,7 @@ def test_a_new_row_order_is_taken_only_where_access_has_drifted_so_far_that_rows
         return found
 
     made, alike, drifted = (night(day, ids) for day, ids in enumerate(lists, 1))
-    assert alike.task.orders == made.task.orders
-    assert drifted.task.orders[first.name].time == "2026-01-03T00:00:00Z"
+    assert alike.held.orders == made.held.orders
+    assert drifted.held.orders[first.name].time == "2026-01-03T00:00:00Z"
     note = f"table '{first.name}' has a new row order, and its rows move: row order of table '{first.name}': its hottest 20 rows"
     assert any(each.startswith(note) for each in drifted.provenance.notes)

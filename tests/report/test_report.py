@@ -134,11 +134,11 @@ def test_the_live_plan_is_priced_as_its_own_search_priced_it(html, parts):
 
 def test_what_a_shard_adds_is_what_its_device_saves_without_it(parts):
     plan, model = parts["plan"], parts["model"]
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
 
     for left_out in (0, len(plan.shards) - 1):
         others = plan.shards[:left_out] + plan.shards[left_out + 1 :]
-        without = price_shards(model, plan.task, others)
+        without = price_shards(model, plan.held, others)
         device = plan.shards[left_out].device
         assert prices.adds_ms[left_out] == pytest.approx(prices.compute_ms[device] - without.compute_ms[device])
 
@@ -169,7 +169,7 @@ def test_rows_of_a_table_are_priced_as_a_table_of_their_own():
     assert (0, 500) in set(zip(data["moves"]["row"], data["moves"]["rows"], strict=True))
     assert data["devices"]["live"] is not None
     dims = np.array([16 + 4, 16 + 4 + 4.0])  # each device sends all columns of user
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     # The row-wise table has all-to-alls of its own. Since item is cut, its outputs and those of country are put into order, and
     # then all are concatenated.
     launched = launch_ms(model, 2, operators=1, outputs=1, reordered=8 + 4 + (16 + 8 + 4)).backward_ms

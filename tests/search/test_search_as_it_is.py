@@ -82,7 +82,7 @@ def test_in_any_mixture_a_plan_stays_where_nothing_may_move_and_is_not_left_for_
     monkeypatch.setattr(toggle, "MOST_TOGGLES", 24)
     task = drawn(0, **{"host": False, "domain": None, "grouped": False, "by_access": False, **mixture})
     plan = found(task, AUTO)
-    assert bool(plan.task.copied) == ("domain" in mixture)
+    assert bool(plan.held.copied) == ("domain" in mixture)
     assert bool(plan.parted.constraints.beyond_hbm) == ("host" in mixture)
     for changes in ({"move_budget_bytes": 0}, {"move_budget_bytes": 0, "keep_optimizer_state": True}, {"seed": 1}):
         again = found(task, AUTO, plan, **changes)
@@ -114,13 +114,13 @@ def test_a_budget_is_kept_where_only_the_copies_of_the_plan_let_its_tables_stay(
     monkeypatch.setattr(toggle, "MOST_TOGGLES", 24)
     task = wide_and_copied()
     plan = found(task, AUTO)
-    assert plan.task.constraints.data_parallel == {"t2"}
-    assert plan.task.constraints.beyond_hbm.keys() == {"wide"}
+    assert plan.held.constraints.data_parallel == {"t2"}
+    assert plan.held.constraints.beyond_hbm.keys() == {"wide"}
     assert set(found(task, AUTO, plan, move_budget_bytes=0).shards) == set(plan.shards)
     # and where the tables are not quite those of the plan
     grown = task.model_copy(update={"tables": tuple(t.model_copy(update={"rows": t.rows + 1}) for t in task.tables)})
     more = found(grown, AUTO, plan, move_budget_bytes=2**20)
-    assert more.task.constraints.data_parallel == {"t2"}
+    assert more.held.constraints.data_parallel == {"t2"}
     assert moved_bytes(plan, more) <= 2**20
     # what today's rules ask for is no reason to keep what they do not
     with refused(Infeasible, "copies of data-parallel tables", "--move-budget"):
@@ -132,13 +132,13 @@ def test_a_plan_with_copies_stays_where_the_search_is_stopped_before_it_tries_an
     plan = found(task, AUTO)
     stop.set()
     again = search(task, analytic_model("h100", task.batch_size), AUTO, previous=plan, watch=Watch(stop=stop))
-    assert (set(again.shards), again.task.copied) == (set(plan.shards), plan.task.copied)
+    assert (set(again.shards), again.held.copied) == (set(plan.shards), plan.held.copied)
 
 
 def test_a_plan_in_which_every_table_that_is_placed_is_a_copy_stays():
     task = over_hosts()
     plan = found(task, AUTO)
-    assert not plan.task.placed
+    assert not plan.held.placed
     again = found(task, AUTO, plan, move_budget_bytes=0)
     assert (again.task.digest(), set(again.shards)) == (plan.task.digest(), set(plan.shards))
 
@@ -156,9 +156,9 @@ def test_a_plan_in_which_every_table_that_is_placed_is_a_copy_stays():
 def test_what_todays_rules_forbid_does_not_stay_however_cheap_it_is(changed):
     task = drawn(0, host=False, domain=2, grouped=False, by_access=False)
     plan = found(task, AUTO)
-    assert "t2" in plan.task.constraints.data_parallel
+    assert "t2" in plan.held.constraints.data_parallel
     settings = {name: changed[name] for name in changed if name == "try_data_parallel"}
     today = task.model_copy(update={name: changed[name] for name in changed if name not in settings})
     again = found(today, AUTO, plan, **settings)
     assert again.cost_ms > plan.cost_ms
-    assert "t2" not in again.task.constraints.data_parallel or again.task.constraints.beyond_hbm
+    assert "t2" not in again.held.constraints.data_parallel or again.held.constraints.beyond_hbm

@@ -47,12 +47,12 @@ def found(
         **more,
     )
     plan = search(task, MODEL, SearchSettings(algorithm=algorithm, rounds=2))
-    prices = price_shards(MODEL, plan.task, plan.shards)
+    prices = price_shards(MODEL, plan.held, plan.shards)
     assert prices is not None
     assert plan.predicted_ms == pytest.approx(prices.total_ms.tolist())
     assert plan.lower_bound_ms is None or (plan.cost_ms is not None and plan.lower_bound_ms <= plan.cost_ms)
     assert plan.task.tables == task.tables
-    assert plan.task.constraints.rows_by_access == task.constraints.rows_by_access
+    assert plan.held.constraints.rows_by_access == task.constraints.rows_by_access
     return plan
 
 
@@ -175,7 +175,7 @@ def test_what_a_plan_says_of_itself_is_of_the_plan_that_is_returned() -> None:
     ]
     usual: Any = {"devices": 4, "domain": 2, "memory": "1GiB", "batch_size": 8192, "rounds": 5, "quiet": True}
     plan = ns.search(tables, "analytic:h100", rows_by_access="auto", **usual)
-    assert plan.task.constraints.rows_by_access  # its plan was priced anew, without tables that gained nothing
+    assert plan.held.constraints.rows_by_access  # its plan was priced anew, without tables that gained nothing
     (network,) = (note for note in plan.provenance.notes if "two racks" in note)
     assert network.endswith(f"not {plan.cost_ms:.3f}")
     assert plan.provenance.rounds == 5  # not those of a trial
@@ -227,7 +227,7 @@ def test_from_a_plan_tables_keep_its_row_orders_until_newer_ones_are_worth_movin
         rules: Any = {"constraints": tmp_path / "rules.json"}
         plan = ns.search(folder / "tables.json", "analytic:h100", out=folder / "plan.json", **usual, **rules, **before)
         plans.append(plan)
-        assert ids_path(folder / "rows", plan.task.orders["large"]).exists()
-    times = [plan.task.orders["large"].time[:10] for plan in plans]
+        assert ids_path(folder / "rows", plan.held.orders["large"]).exists()
+    times = [plan.held.orders["large"].time[:10] for plan in plans]
     assert times == ["2025-11-20", "2025-11-20", "2025-11-22"]
     assert any("has a new row order, and its rows move" in note for note in plans[2].provenance.notes)

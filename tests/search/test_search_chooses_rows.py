@@ -78,7 +78,7 @@ def sequence() -> ShardingTask:
 
 def found(task: ShardingTask, settings: SearchSettings = AUTO, previous: Plan | None = None) -> Plan:
     plan = search(task, MODEL, settings, previous=previous)
-    prices = price_shards(MODEL, plan.task, plan.shards)
+    prices = price_shards(MODEL, plan.held, plan.shards)
     assert prices is not None
     assert plan.predicted_ms == pytest.approx(prices.total_ms.tolist())
     assert plan.lower_bound_ms is None or plan.lower_bound_ms <= ms(plan)
@@ -93,7 +93,7 @@ def ms(plan: Plan) -> float:
 
 
 def held(plan: Plan) -> dict[str, RowsByAccess]:
-    return plan.task.constraints.rows_by_access
+    return plan.held.constraints.rows_by_access
 
 
 def cheaper(task: ShardingTask) -> Plan:

@@ -82,7 +82,7 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
 def test_a_plan_beside_copies_is_priced_bounded_written_and_kept_as_it_is(model: CostModel, task: ShardingTask) -> None:
     plan = search(task, model, FEW)
 
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert prices is not None
     np.testing.assert_allclose(plan.predicted_ms, prices.total_ms, rtol=TIGHTLY)
     assert plan.lower_bound_ms is not None
@@ -108,7 +108,7 @@ def test_of_tables_that_either_plan_copies_only_weights_move_that_a_device_lacks
     other = other.model_copy(update={"tables": task.tables}).with_copies({"t0"} & other.constraints.data_parallel)
     old, new = search(task, model, FEW), search(other, model, FEW)
     found, tables = moves(old, new), {table.name: table for table in task.tables}
-    for name in old.task.constraints.data_parallel | new.task.constraints.data_parallel:
+    for name in old.held.constraints.data_parallel | new.held.constraints.data_parallel:
         moved = sum(move.nbytes for move in found if move.table == name and move.from_device is not None)
         assert moved == tables[name].element_bytes * sum(
             _lacks(one, old.by_table()[name]) for one in new.by_table()[name]

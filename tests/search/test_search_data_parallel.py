@@ -167,7 +167,7 @@ AUTO = SearchSettings(rounds=4, try_row_wise=True, try_data_parallel=True)
 def test_small_tables_are_copied_where_that_pays(seed: int) -> None:
     model, task = Analytic("h100", 65536), over_network(drawn(seed))
     plan, plain = search(task, model, AUTO), search(task, model, replace(AUTO, try_data_parallel=False))
-    copied = plan.task.constraints.data_parallel
+    copied = plan.held.constraints.data_parallel
     assert copied
     largest = max(table.rows for table in task.tables)
     assert all(table.rows < largest / 10 for table in task.tables if table.name in copied)
@@ -175,7 +175,7 @@ def test_small_tables_are_copied_where_that_pays(seed: int) -> None:
     assert plain.cost_ms is not None
     assert plan.cost_ms < 0.95 * plain.cost_ms
     assert any("data-parallel" in note and "dense optimizer" in note for note in plan.provenance.notes)
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert prices is not None
     assert plan.predicted_ms == pytest.approx(prices.total_ms)
 
@@ -205,8 +205,8 @@ def test_tables_whose_optimizer_state_is_to_stay_are_not_copied() -> None:
         search(task, model, replace(once, keep_optimizer_state=keep), previous=first) for keep in (False, True)
     )
     known = {table.name for table in first.task.tables}
-    assert loses.task.constraints.data_parallel & known
-    assert keeps.task.constraints.data_parallel.isdisjoint(known)
+    assert loses.held.constraints.data_parallel & known
+    assert keeps.held.constraints.data_parallel.isdisjoint(known)
 
 
 def test_where_links_are_fast_and_tables_large_nothing_is_copied() -> None:
@@ -221,16 +221,16 @@ def test_no_table_is_copied_that_a_rule_is_about_and_one_is_left() -> None:
     rules = (TableRule(table="t0", max_shards=1), TableRule(table="t1", data_parallel=True))
     task = over_network(tiny, tables=rules, together=(("t2", "t3"),))
     plan = search(task, Analytic("h100", 65536), AUTO)
-    assert plan.task.constraints.data_parallel <= {"t1", "t4", "t5"}
+    assert plan.held.constraints.data_parallel <= {"t1", "t4", "t5"}
     every = search(over_network(tiny), Analytic("h100", 65536), AUTO)
-    assert len(every.task.constraints.data_parallel) < len(tiny)
+    assert len(every.held.constraints.data_parallel) < len(tiny)
 
 
 def test_an_algorithm_that_chooses_no_copies_says_so() -> None:
     task = over_network(drawn(0), devices=4)
     for algorithm in ("size", "neuroshard-2023"):
         plan = search(task, Analytic("h100", 65536), replace(AUTO, algorithm=algorithm))
-        assert not plan.task.copied
+        assert not plan.held.copied
         assert plan.task.dense_optimizer is None
         assert [
             note
@@ -281,7 +281,7 @@ def test_notes_are_of_the_whole_plan() -> None:
     model, task = Analytic("h100", 65536), task.with_copies("c")
     plan = search(task, model, replace(AUTO, try_data_parallel=False))
     assert plan.task.constraints.row_wise  # which the search permitted itself
-    fp32 = price_shards(model, plan.task.model_copy(update={"collective_precision": None}), plan.shards)
+    fp32 = price_shards(model, plan.held.model_copy(update={"collective_precision": None}), plan.shards)
     assert fp32 is not None
     notes = "\n".join(plan.provenance.notes)
     assert f"in fp32 this plan takes {fp32.total_ms.max():.3f} ms" in notes
@@ -312,7 +312,7 @@ def test_auto_is_a_word_of_the_command_line_not_a_pattern() -> None:
         data_parallel=["auto", "t3"],
         quiet=True,
     )
-    assert "t3" in plan.task.constraints.data_parallel
+    assert "t3" in plan.held.constraints.data_parallel
 
 
 def test_choosing_copies_leaves_most_of_a_time_budget_and_the_searches_use_it(ticking: None) -> None:
@@ -323,7 +323,7 @@ def test_choosing_copies_leaves_most_of_a_time_budget_and_the_searches_use_it(ti
         replace(AUTO, rounds=None, time_budget_s=0.5),
         watch=clock.Watch(0.5, on_improvement=lambda seconds, ms: told.append((seconds, ms))),
     )
-    assert plan.task.constraints.data_parallel
+    assert plan.held.constraints.data_parallel
     assert plan.provenance.time_budget_s == 0.5
     assert 0.85 * 0.5 <= clock.Watch().began <= 1.02 * 0.5  # some of what is left for undoing cuts is not needed
     costs = [ms for _, ms in told]
@@ -361,7 +361,7 @@ def test_of_a_plan_to_start_from_copies_are_as_large_as_its_own_task_says(make_t
     need = max(memory.total for memory in device_memory(before, search(before, AnalyticModel(), FEW).shards))
     before = before.model_copy(update={"device_memory_bytes": (need + 2**20,) * 2})
     plan = search(task.with_copies({"t2"}), AnalyticModel(), FEW, previous=search(before, AnalyticModel(), FEW))
-    assert plan.task.constraints.data_parallel == {"t2"}
+    assert plan.held.constraints.data_parallel == {"t2"}
 
 
 def test_copies_that_do_not_fit_are_passed_over_without_hints(make_task, monkeypatch: pytest.MonkeyPatch) -> None:

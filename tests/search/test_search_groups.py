@@ -94,7 +94,7 @@ def test_averaging_has_the_rates_of_a_trained_model_too():
 def test_averaging_is_in_the_cost_of_every_device_each_so_many_steps():
     plan = found(devices=16, domain=8, group_size=4, sync_every=10)
     assert plan.task.groups is not None
-    fullest = max(memory.weights + memory.optimizer for memory in device_memory(plan.task, plan.shards))
+    fullest = max(memory.weights + memory.optimizer for memory in device_memory(plan.held, plan.shards))
     ms = averaging(Analytic("h100", plan.task.batch_size), plan.task, fullest).ms / 10
     assert plan.predicted is not None
     assert plan.predicted_ms is not None
@@ -132,7 +132,7 @@ def test_baselines_average_the_bytes_of_their_own_shards(rows, monkeypatch):
     monkeypatch.setattr(layout, "_averaged_bytes", lambda *of: seen.append(counted(*of)) or seen[-1])
     big = [*TABLES, {"name": "big", "rows": 4_000_000, "dim": 64, "pooling_factor": 40.0, "optimizer_bytes_per_row": 4}]
     plan = found(tables=big, devices=16, domain=8, group_size=4, sync_every=50, no_row_wise=not rows)
-    assert averaged_bytes(plan.task, plan.shards) in seen
+    assert averaged_bytes(plan.held, plan.shards) in seen
 
 
 def test_a_plan_that_averages_less_is_taken_where_averaging_costs_most():
@@ -142,9 +142,9 @@ def test_a_plan_that_averages_less_is_taken_where_averaging_costs_most():
         for i in range(12)
     ]
     plan = found(tables=some, devices=16, domain=8, group_size=8, no_row_wise=True)
-    held = [memory.weights + memory.optimizer for memory in device_memory(plan.task, plan.shards)]
+    held = [memory.weights + memory.optimizer for memory in device_memory(plan.held, plan.shards)]
     rarely = found(tables=some, devices=16, domain=8, group_size=8, no_row_wise=True, sync_every=10_000)
-    uneven = [memory.weights + memory.optimizer for memory in device_memory(rarely.task, rarely.shards)]
+    uneven = [memory.weights + memory.optimizer for memory in device_memory(rarely.held, rarely.shards)]
     assert max(held) < max(uneven)
     assert plan.cost_ms <= min(one.cost_ms for one in plan.baselines if one.cost_ms)
 
@@ -195,7 +195,7 @@ def test_copies_are_summed_up_over_all_ranks():
     assert ours.compute_ms == pytest.approx(theirs.compute_ms, rel=0.02)  # reuse bins are of another batch
     plan = search(grouped, model, SearchSettings(rounds=1))
     kept = sum(Part.of(t).table.memory_bytes for t in grouped.placed)
-    assert averaged_bytes(plan.task, plan.shards) <= kept  # copies are not averaged
+    assert averaged_bytes(plan.held, plan.shards) <= kept  # copies are not averaged
     refilled = found(devices=16, domain=8, group_size=4, data_parallel=["t0"])
     assert len(refilled.by_table()["t0"]) == 4
 

@@ -103,7 +103,7 @@ def test_every_table_beside_them_may_be_copied():
     auto = SearchSettings(rounds=3, try_row_wise=True, try_data_parallel=True)
     without, plan, named = search(task, MODEL, NONE), search(task, MODEL, auto), search(task.with_copies(names), MODEL)
     check(plan)
-    assert plan.task.constraints.data_parallel == names
+    assert plan.held.constraints.data_parallel == names
     assert plan.cost_ms == named.cost_ms < without.cost_ms * 0.9
     assert plan.task.dense_optimizer == named.task.dense_optimizer == "adam"
     for one in (plan, named):

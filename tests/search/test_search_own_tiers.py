@@ -36,7 +36,7 @@ def planned(asked: ShardingTask, **settings: Any) -> Plan:
 
 
 def tiers(plan: Plan) -> dict[str, tuple[Any, Any]]:
-    return {name: (rule.tier, rule.cached_rows) for name, rule in plan.task.constraints.beyond_hbm.items()}
+    return {name: (rule.tier, rule.cached_rows) for name, rule in plan.held.constraints.beyond_hbm.items()}
 
 
 def test_host_memory_changes_no_plan_of_tables_that_hbm_holds() -> None:

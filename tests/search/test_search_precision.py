@@ -98,7 +98,7 @@ def test_a_plan_costs_what_its_shards_are_priced_at(model: CostModel, words: str
     """Column-wise, row-wise and table-row-wise, with copies."""
     for more in ({"row_wise": True}, {"tables": (TableRule(table="t0", data_parallel=True),)}):
         plan = search(task_of(words, network=1e9, **more), model, SearchSettings(rounds=4))
-        prices = price_shards(model, plan.task, plan.shards)
+        prices = price_shards(model, plan.held, plan.shards)
         assert prices is not None
         assert plan.predicted_ms == pytest.approx(prices.total_ms)
 

@@ -89,7 +89,7 @@ def test_a_plan_costs_what_its_shards_are_priced_at(data_parallel: bool) -> None
     task = ShardingTask(tables=(small, heavy, *even_tables(6)), device_memory_bytes=(2**34,) * 4, batch_size=65536)
     model = Analytic("h100", 65536)
     plan = search(task, model, SearchSettings(try_data_parallel=data_parallel, try_row_wise=True))
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert prices is not None
     assert plan.cost_ms == pytest.approx(prices.total_ms.max())
     counted = launches(task, plan.shards)

@@ -59,7 +59,7 @@ def plainly(plan: Plan, model: CostModel) -> np.ndarray:
     sums, columns = np.zeros((plan.task.devices, vectors.shape[1])), np.zeros(plan.task.devices)
     np.add.at(sums, devices, vectors)
     np.add.at(columns, devices, dims)
-    counted = launches(plan.task, plan.shards)
+    counted = launches(plan.held, plan.shards)
     operators, outputs = counted.kinds_of_operators - 1, counted.outputs - 1
     launched = launch_ms(model, plan.task.devices, operators, outputs, reordered=counted.reordered)
     return np.sum(device_costs(model, sums, columns), axis=0) + launched.total_ms

@@ -88,7 +88,7 @@ def test_a_plan_costs_what_its_shards_are_priced_at(model: CostModel) -> None:
     some = hot_tables(3)
     for types in (None, ("table-row-wise",), ("row-wise", "table-row-wise")):
         plan = search(task_of(some, types, row_wise=True), model, SearchSettings(rounds=6))
-        prices = price_shards(model, plan.task, plan.shards)
+        prices = price_shards(model, plan.held, plan.shards)
         assert prices is not None
         assert plan.predicted is not None
         assert plan.predicted_ms == pytest.approx(prices.total_ms)
@@ -164,7 +164,7 @@ def test_in_domains_of_one_device_no_rows_are_split_and_a_plan_costs_what_its_sh
     model, alone = Analytic("h100", BATCH_SIZE), Topology(domain=1, local_world_size=1)
     task = task_of(hot_tables(0), types).model_copy(update={"topology": alone})
     plan = search(task, model, TRY)
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert prices is not None
     assert plan.predicted_ms == pytest.approx(prices.total_ms)
     assert all(len(devices) == DEVICES for devices in split(plan).values())

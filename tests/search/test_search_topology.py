@@ -107,7 +107,7 @@ def test_a_plan_whose_network_is_not_given_says_what_it_takes_at_a_quarter_of_th
 def test_a_plan_costs_what_its_shards_are_priced_at(seed: int) -> None:
     for model in (trained(seed), Analytic("h100", BATCH_SIZE)):
         plan = search(task_of(tables(seed, 8), 4, domain=2, pipeline="none"), model, SearchSettings(rounds=2))
-        prices = price_shards(model, plan.task, plan.shards)
+        prices = price_shards(model, plan.held, plan.shards)
         assert plan.predicted is not None
         assert prices is not None
         assert [cost.compute_ms for cost in plan.predicted] == pytest.approx(prices.compute_ms)

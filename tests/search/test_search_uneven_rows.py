@@ -44,7 +44,7 @@ def test_a_plan_costs_what_its_blocks_do_and_small_tables_keep_off_the_full_one(
     assert even.cost_ms is not None
     assert uneven.cost_ms is not None
     assert uneven.cost_ms > 1.1 * even.cost_ms
-    prices = price_shards(MODEL, uneven.task, uneven.shards)
+    prices = price_shards(MODEL, uneven.held, uneven.shards)
     assert prices is not None
     assert uneven.predicted_ms == pytest.approx(prices.total_ms.tolist())
     assert uneven.lower_bound_ms is not None

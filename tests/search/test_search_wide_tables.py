@@ -55,7 +55,7 @@ def test_tables_of_3000_and_4096_columns_are_in_shards_that_the_operator_holds(d
     for name in "ab":
         assert max(widths(plan, name)) <= 1024
         assert len(set(widths(plan, name))) == 1  # several are on one device, where TorchRec takes them to be so
-    assert plan.cost_ms == pytest.approx(price_shards(H100, plan.task, plan.shards).total_ms.max())
+    assert plan.cost_ms == pytest.approx(price_shards(H100, plan.held, plan.shards).total_ms.max())
     assert (plan.lower_bound_ms or 0.0) <= (plan.cost_ms or 0.0) * (1 + 1e-9)
     assert any("FBGEMM's operator holds" in line for line in plan.bound_assumptions)
 
@@ -120,7 +120,7 @@ def test_a_grid_holds_what_row_wise_shards_cannot() -> None:
 def test_no_wide_table_becomes_data_parallel_by_itself() -> None:
     tables = (table("a", 1500, rows=10), table("b", 64, rows=10), *(table(f"c{i}", 64) for i in range(4)))
     plan = search(task(tables, 4), H100, replace(FEW, try_data_parallel=True))
-    assert "a" not in plan.task.constraints.data_parallel
+    assert "a" not in plan.held.constraints.data_parallel
 
 
 def test_a_current_plan_with_wider_shards_is_cut_and_its_cuts_are_not_kept() -> None:

@@ -317,7 +317,7 @@ def test_tables_that_fit_but_cannot_be_packed_go_to_host_memory():
     task = ShardingTask(tables=tables, device_memory_bytes=(memory,) * 2, batch_size=8192, constraints=rules)
     task = task.model_copy(update={"host_memory_bytes": 2**40})
     plan = search(task, analytic_model("h100", task.batch_size), FEW)
-    assert {"t3"} < set(plan.task.constraints.beyond_hbm)
+    assert {"t3"} < set(plan.held.constraints.beyond_hbm)
 
 
 def test_a_task_that_leaves_room_in_hbm_is_planned_as_without_host_memory(monkeypatch):
@@ -348,7 +348,7 @@ def test_a_large_table_that_hbm_holds_only_in_costly_cuts_goes_to_host_memory():
     plan, without = (
         search(one, model, settings) for one in (task, task.model_copy(update={"host_memory_bytes": None}))
     )
-    assert set(plan.task.constraints.beyond_hbm) == {"large"}
+    assert set(plan.held.constraints.beyond_hbm) == {"large"}
     assert plan.cost_ms < 0.97 * without.cost_ms
 
 
@@ -359,7 +359,7 @@ def test_a_table_that_is_read_too_often_for_host_memory_stays_in_tight_hbm(host_
     plan, without = (
         search(one, model, settings) for one in (task, task.model_copy(update={"host_memory_bytes": None}))
     )
-    assert "large" not in plan.task.constraints.beyond_hbm
+    assert "large" not in plan.held.constraints.beyond_hbm
     assert plan.lower_bound_ms <= plan.cost_ms <= without.cost_ms
 
 
@@ -372,8 +372,8 @@ def test_a_trained_model_of_gpus_prices_tiers_by_the_bus_of_their_datasheet(rate
     )
     model = replace(nets, manifest=nets.manifest.model_copy(update={"bench": bench}))
     plan = search(task, model, FEW)
-    prices = price_shards(model, plan.task, plan.shards)
-    assert plan.task.constraints.beyond_hbm
+    prices = price_shards(model, plan.held, plan.shards)
+    assert plan.held.constraints.beyond_hbm
     assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
     assert plan.lower_bound_ms <= plan.cost_ms
     assert any("not measured" in note for note in plan.provenance.notes)
@@ -396,8 +396,8 @@ def test_a_model_that_was_measured_beyond_hbm_prices_tiers_by_that(measured):
     fields = {"bench": bench, "tiers": measured.model_copy(update={"cases": 36}), "report": report}
     model = replace(nets, manifest=nets.manifest.model_copy(update=fields))
     plan = search(task, model, FEW)
-    rules = plan.task.constraints.beyond_hbm
-    assert plan.cost_ms == pytest.approx(float(price_shards(model, plan.task, plan.shards).total_ms.max()))
+    rules = plan.held.constraints.beyond_hbm
+    assert plan.cost_ms == pytest.approx(float(price_shards(model, plan.held, plan.shards).total_ms.max()))
     assert 0 < plan.lower_bound_ms <= plan.cost_ms
     said = "as measured beyond HBM on NVIDIA H100 80GB HBM3 (36 cases; off on cases held out: cached 3.1%)"
     assert any(note.endswith(f"of a device's step, {said}") for note in plan.provenance.notes)

@@ -35,10 +35,10 @@ def planned(task: ShardingTask, settings: SearchSettings = FEW) -> Plan:
     tables are beyond HBM."""
     model = analytic_model("h100", task.batch_size)
     plan = search(task, model, settings)
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
     assert plan.lower_bound_ms <= plan.cost_ms
-    assert plan.task.constraints.beyond_hbm
+    assert plan.held.constraints.beyond_hbm
     return plan
 
 
@@ -67,7 +67,7 @@ def test_tiers_that_rules_name_stand_and_the_search_chooses_the_others(seed, cou
     plan = planned(task.with_tiers(named))
     found = tiers(plan)
     assert {name: found[name] for name in named} == named
-    assert len(plan.task.constraints.beyond_hbm) > 2
+    assert len(plan.held.constraints.beyond_hbm) > 2
 
 
 @pytest.mark.parametrize(("seed", "count", "devices", "share"), DRAWN)
@@ -100,7 +100,7 @@ def test_tables_kept_together_go_beyond_hbm_together_with_no_device_too_full():
     by_size = sorted(task.tables, key=lambda table: -table.memory_bytes)
     sets = tuple(tuple(table.name for table in by_size[n : n + 3]) for n in (0, 3))
     plan = planned(task.model_copy(update={"constraints": Constraints(together=sets)}))
-    beyond = plan.task.constraints.beyond_hbm
+    beyond = plan.held.constraints.beyond_hbm
     assert all(name in beyond for name in sets[0])
 
 
@@ -118,7 +118,7 @@ def test_a_data_parallel_table_is_in_hbm_on_every_device_beside_tables_beyond_it
     task = task.with_copies([smallest])
     plan = planned(task)
     assert [shard.device for shard in plan.shards if shard.table == smallest] == list(range(devices))
-    assert smallest not in plan.task.constraints.beyond_hbm
+    assert smallest not in plan.held.constraints.beyond_hbm
     assert any("1 table data-parallel" in note for note in plan.provenance.notes)
     assert min(np.array(plan.task.usable_bytes) - plan.memory_bytes()) >= 0
 
@@ -126,9 +126,9 @@ def test_a_data_parallel_table_is_in_hbm_on_every_device_beside_tables_beyond_it
 def test_a_search_copies_a_table_that_no_device_should_have_alone_and_chooses_tiers_beside_it():
     task = with_a_hot_table()
     without, with_some = (planned(task, replace(FEW, try_data_parallel=auto)) for auto in (False, True))
-    assert "hot" in with_some.task.constraints.data_parallel
+    assert "hot" in with_some.held.constraints.data_parallel
     assert with_some.cost_ms < 0.8 * without.cost_ms
-    assert not with_some.task.constraints.data_parallel.intersection(with_some.task.constraints.beyond_hbm)
+    assert not with_some.held.constraints.data_parallel.intersection(with_some.held.constraints.beyond_hbm)
     assert with_some.improvements[-1].cost_ms == pytest.approx(with_some.cost_ms)
 
 
@@ -145,7 +145,7 @@ def test_a_plan_with_copies_and_tiers_is_started_from():
     live, model = planned(task.with_copies(["hot"])), analytic_model("h100", task.batch_size)
     stays = replace(FEW, try_data_parallel=True, move_budget_bytes=0)
     again = search(task, model, stays, previous=live)
-    assert "hot" in again.task.constraints.data_parallel
+    assert "hot" in again.held.constraints.data_parallel
     assert moved_bytes(live, again) == 0
     assert again.cost_ms <= live.cost_ms * (1 + 1e-9)
 
@@ -156,7 +156,7 @@ def test_the_copies_of_the_plan_to_start_from_stay_where_those_beside_them_do_no
     others = frozenset(table.name for table in sorted(task.tables, key=lambda table: table.memory_bytes)[-3:])
     monkeypatch.setattr("neuroshard.search.tiers.plan.worth_copying", lambda *_: others - {"hot"})
     again = search(task, model, replace(FEW, try_data_parallel=True), previous=live)
-    assert again.task.constraints.data_parallel == live.task.constraints.data_parallel
+    assert again.held.constraints.data_parallel == live.held.constraints.data_parallel
     assert again.cost_ms <= live.cost_ms * (1 + 1e-9)
 
 
@@ -205,7 +205,7 @@ def test_small_tables_off_the_critical_path_are_in_hbm_where_it_has_room(seed, s
     task = one_large(seed)
     model, settings = analytic_model("h100", task.batch_size), replace(FEW, rounds=1, simplicity=simplicity)
     plan = search(task, model, settings)
-    assert plan.task.constraints.beyond_hbm.keys() == {"t0"}
+    assert plan.held.constraints.beyond_hbm.keys() == {"t0"}
     monkeypatch.setattr(tiers_search, "fewest_beyond", lambda problems, found, *_: found)
     assert plan.cost_ms <= search(task, model, settings).cost_ms * (1 + simplicity)
 

@@ -36,7 +36,7 @@ def planned(task: ShardingTask, previous: Plan | None = None, **settings: Any) -
     """The plan, whose price is that of its shards and whose bound is below it."""
     model = analytic_model("h100", task.batch_size)
     plan = search(task, model, SearchSettings(rounds=4, **settings), previous=previous)
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
     assert plan.lower_bound_ms <= plan.cost_ms
     return plan
@@ -63,9 +63,9 @@ def test_tables_that_hbm_no_longer_holds_go_to_host_memory_where_they_are(drawn_
     """A live plan in HBM, and today less memory: with nothing to move, only tiers change."""
     task = of(*drawn_as)
     live = live_plan(drawn_as, 100)
-    assert not live.task.constraints.beyond_hbm
+    assert not live.held.constraints.beyond_hbm
     plan = planned(task, live, move_budget_bytes=0, keep_optimizer_state=keep)
-    assert plan.task.constraints.beyond_hbm
+    assert plan.held.constraints.beyond_hbm
     assert moved_bytes(live, plan) == 0
     assert not changed_state(live, plan)
 
@@ -75,7 +75,7 @@ def test_tables_in_tiers_that_fit_today_come_back_to_hbm(drawn_as):
     task = of(*drawn_as)
     live = live_plan(drawn_as)
     plan = planned(with_memory(task, 100), live, move_budget_bytes=0)
-    assert not plan.task.constraints.beyond_hbm
+    assert not plan.held.constraints.beyond_hbm
     assert moves(live, plan) == ()
     assert plan.cost_ms < live.cost_ms
 
@@ -107,7 +107,7 @@ def test_kept_cuts_are_in_one_tier_and_kept(drawn_as):
     roomy = with_memory(task, 100)
     cut = Plan(task=roomy, shards=tuple(shards), provenance=live.provenance)
     plan = planned(task, cut, keep_optimizer_state=True)
-    assert plan.task.constraints.beyond_hbm
+    assert plan.held.constraints.beyond_hbm
     for table in halves:
         widths = {(s.column_offset, s.dim) for s in plan.shards if s.table == table.name}
         assert widths == {(0, table.dim // 2), (table.dim // 2, table.dim // 2)}

@@ -86,7 +86,7 @@ def test_where_all_is_hidden_caches_are_smaller() -> None:
 
     def in_caches(plan: Plan) -> int:
         tables = {table.name: table for table in plan.task.tables}
-        beyond = plan.task.constraints.beyond_hbm
+        beyond = plan.held.constraints.beyond_hbm
         return sum((rule.cached_rows or 0) * 4 * tables[name].dim for name, rule in beyond.items())
 
     assert in_caches(hidden) < in_caches(waiting)

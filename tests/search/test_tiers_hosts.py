@@ -30,7 +30,7 @@ def planned(task: ShardingTask, **settings: Any) -> Plan:
     """The plan, which a Plan checks: HBM of each device, memory of each host. Its price is that of its shards."""
     model = analytic_model("h100", task.batch_size)
     plan = search(task, model, SearchSettings(rounds=4, **settings))
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     assert plan.cost_ms == pytest.approx(float(prices.total_ms.max()))
     assert plan.lower_bound_ms <= plan.cost_ms
     assert task.topology is not None  # whose network is that of the datasheet
@@ -93,5 +93,5 @@ def test_tables_whose_tiers_are_named_are_dealt_to_the_hosts_that_have_room():
     named: dict[str, tuple[Tier | None, int | None]] = {f"t{n}": ("host", None) for n in range(1, 5)}
     for rules in (named, named | {"t0": ("hbm", None)}):
         plan = planned(task.with_tiers(rules))
-        assert set(plan.task.constraints.beyond_hbm) == set(named)
+        assert set(plan.held.constraints.beyond_hbm) == set(named)
         assert plan.host_memory()[0] == plan.host_memory()[1]

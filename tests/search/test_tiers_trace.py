@@ -18,7 +18,7 @@ FEW = SearchSettings(rounds=4)
 def planned(watch: Watch, settings: SearchSettings = FEW, seed: int = 1) -> Plan:
     task = drawn(seed, 16, 4, 0.25)
     plan = search(task, analytic_model("h100", task.batch_size), settings, watch=watch)
-    assert plan.task.constraints.beyond_hbm
+    assert plan.held.constraints.beyond_hbm
     return plan
 
 

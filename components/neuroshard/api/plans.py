@@ -126,7 +126,7 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
 def _of_orders(old: Plan, new: Plan, folders: Sequence[Path]) -> tuple[list[str], dict[str, int]]:
     """Lines on row orders of the old plan that access has drifted from, and how many rows are hot by those of both plans, by the
     lists in these folders."""
-    if not (old.task.orders and new.task.orders):
+    if not (old.held.orders and new.held.orders):
         return [], {}
     from functools import cache, partial
 
@@ -134,10 +134,10 @@ def _of_orders(old: Plan, new: Plan, folders: Sequence[Path]) -> tuple[list[str]
 
     read = cache(partial(ids_among, folders))
     try:
-        lines = [drift.text for drift in drifts(old.task, new.task.orders, read) if drift.is_large]
+        lines = [drift.text for drift in drifts(old.held, new.held.orders, read) if drift.is_large]
     except InvalidInput as error:
         lines = [f"whether access has drifted from the row orders is not known: {error}"]
-    return lines, hot_in_both(old.task, new.task, read)
+    return lines, hot_in_both(old.held, new.held, read)
 
 
 @public

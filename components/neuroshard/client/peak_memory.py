@@ -55,7 +55,7 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
         each = [None] * ranks
         dist.all_gather_object(each, mine, group=process_group)
     on_gpus = peak.reserved > 0
-    peaks = peaks_of(plan.task, plan.shards, gloo=not on_gpus)
+    peaks = peaks_of(plan.held, plan.shards, gloo=not on_gpus)
     said = plan.memory_bytes() if on_gpus else [one.nbytes for one in peaks]
     rank = max(range(ranks), key=lambda one: each[one][0] / max(said[one % len(said)], 1))
     (measured, reserved), place = each[rank], rank % len(said)

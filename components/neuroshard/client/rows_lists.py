@@ -42,7 +42,7 @@ def hot_ids(
     cannot be read within `deadline_seconds` or is not that of its digest.
     """
     check_plan(plan)
-    orders = {name: order for name, order in plan.task.orders.items() if order.ids_digest}
+    orders = {name: order for name, order in plan.held.orders.items() if order.ids_digest}
     if not orders:
         return {}
     digests = sorted({order.ids_digest for order in orders.values()})

@@ -75,7 +75,7 @@ def rows_of(
     """How the plan holds each table that it holds by access; without `hot_ids`, no lists are asked for."""
     tables = {table.name: table for table in plan.task.tables}
     held = {}
-    for name, by in plan.task.constraints.rows_by_access.items():
+    for name, by in plan.held.constraints.rows_by_access.items():
         table = tables[name]
         if by.hot_rows is None:
             parts: tuple[Part, ...] = (Part("dealt", 0, table.rows, _blocks(plan, name)),)
@@ -121,11 +121,11 @@ def check_by_access(model: nn.Module, plan: Plan, whose: str) -> Plan:
             f"table {table!r} of module {path!r} is held by access in the model, and not in {whose}; give the model as it was"
         )
     if not held:
-        return plan
+        return plan.named
     task = plan.parted
-    copied = plan.task.by_access.hot & task.constraints.data_parallel
+    copied = plan.held.by_access.hot & task.constraints.data_parallel
     task = task.model_copy(update={"tables": tuple(table for table in task.tables if table.name not in copied)})
-    return plan.model_copy(update={"task": task, "shards": tuple(s for s in plan.shards if s.table not in copied)})
+    return plan.named.model_copy(update={"task": task, "shards": tuple(s for s in plan.shards if s.table not in copied)})
 
 
 def _blocks(plan: Plan, name: str) -> int:

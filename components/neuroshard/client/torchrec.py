@@ -215,7 +215,7 @@ def to_torchrec(
         own = {"tables": whole.parted.tables, "batch_size": now.batch_size, "pipeline": now.pipeline}
         own |= {"step_ledger": now.step_ledger}
         with_copies = whole.parted.model_copy(update=own)
-        check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
+        check_memory(trained.named.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     check_trained(plan, kinds, optimizers, whose)
     check_id_maps(places, collections, optimizers, device_type, compute_kernel)
     check_averaged(plan, optimizers, whose)
@@ -288,7 +288,7 @@ def _sharding_types(
     ones are called column-wise, in one shard: the same bytes in half as many launches (torchrec 1.8, 4 gloo ranks, 8 small
     tables: 17 instead of 22 ms a step). Sequences are an exception: their operators have rows of one width.
     """
-    kinds = {table.name: sharding_of(plan.task, table, shards[table.name]) for table in plan.task.tables}
+    kinds = {table.name: sharding_of(plan.held, table, shards[table.name]) for table in plan.task.tables}
     cut = {places[name].path for name, kind in kinds.items() if kind is COLUMN_WISE}
     return {
         name: kind.runs_as(sequences=places[name].pooling == "none") if places[name].path in cut else kind

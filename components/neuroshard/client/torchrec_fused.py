@@ -90,7 +90,7 @@ def check_memory(
                 update={"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}
             )
         tables.append(table)
-    task = plan.task.model_copy(update={"tables": tuple(tables), "dense_optimizer": dense})
+    task = plan.held.model_copy(update={"tables": tuple(tables), "dense_optimizer": dense})
     names = {*optimizers.values(), *([f"dense {dense}"] if dense and task.constraints.data_parallel else [])}
     step = [f"{task.global_batch_size:,} samples a step", *([f"pipeline {task.pipeline}"] if task.pipeline else [])]
     trained = f" with the trainer's {', '.join([*sorted(names), *step])}"
@@ -205,7 +205,7 @@ def warn_of_copies(applied: Mapping[str, InBackward], copied: Sequence[str], pla
 def warn_of_dense_optimizer(plan: Plan, dense_optimizer: DenseOptimizer | None) -> None:
     """Warn of a trainer's dense optimizer other than that for which the plan counts the memory of copies."""
     counted_for = plan.task.dense_optimizer
-    if plan.task.constraints.data_parallel and dense_optimizer and counted_for not in (None, dense_optimizer):
+    if plan.held.constraints.data_parallel and dense_optimizer and counted_for not in (None, dense_optimizer):
         warn(
             f"dense_optimizer is {dense_optimizer}, and the plan counts its copies as trained by {counted_for}: they fit with "
             f"{dense_optimizer} too, but leave other memory than the plan says (search with --dense-optimizer {dense_optimizer})"

@@ -639,7 +639,7 @@ class _Tables:
     """A plan's tables, by the keys of their weights."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.copied = plan, plan.task.constraints.data_parallel
+        self.plan, self.copied = plan, plan.held.constraints.data_parallel
         self.called = defaultdict[str, list[Table]](list)
         for each in plan.task.tables:
             for known_as in {each.name, each.name_in_module}:
@@ -667,7 +667,7 @@ def _check_plan(tables: _Tables, held: Mapping[str, Sequence[_Rectangle]], copie
             raise InvalidInput(f"{whose} has table {_table_of(key)!r}, which {name} lacks")
         taken.add(table.name)
         if (
-            table.name in tables.plan.task.constraints.in_two_parts
+            table.name in tables.plan.held.constraints.in_two_parts
         ):  # in blocks of ids over all ranks (client/rows_state.py)
             continue
         there = sorted(rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns)

@@ -66,7 +66,7 @@ def check_pipeline(plan: Plan, pipeline: Any) -> None:
     elif trained != plan.task.pipeline:
         task = as_trained(plan, None, trained, whose, name).task
         parted = plan.parted.model_copy(update={"pipeline": task.pipeline, "step_ledger": task.step_ledger})
-        check_memory(plan.model_copy(update={"task": parted}), {}, whose)
+        check_memory(plan.named.model_copy(update={"task": parted}), {}, whose)
     _check_averaging(plan, kind, name, getattr(pipeline, "_dmp_collection_sync_interval_batches", None), whose)
 
 

@@ -180,7 +180,7 @@ class _Job:
                 f"{whose} is for {self.plan.task.groups.text(self.plan.task.devices)}, and the model is one group; start again "
                 "by the plan, with DMPCollection"
             )
-        if by_access := self.plan.task.constraints.rows_by_access:
+        if by_access := self.plan.held.constraints.rows_by_access:
             raise InvalidInput(
                 f"table {next(iter(by_access))!r} is held by access in {whose}, and reshard cannot move such tables; start "
                 "again by the plan from a checkpoint"
@@ -452,9 +452,9 @@ class _Job:
     def _plan_of_old(self) -> Plan:
         """The plan of the tables in collections that change alone, which the new shards are compared with."""
         names = {name for name, _ in self.places.values()}
-        task, shards = self.plan.task, tuple(shard for shard in self.plan.shards if shard.table in names)
+        task, shards = self.plan.held, tuple(shard for shard in self.plan.shards if shard.table in names)
         task = task.model_copy(update={"tables": tuple(table for table in task.tables if table.name in names)})
-        return self.plan.model_copy(update={"task": task, "shards": shards})
+        return self.plan.named.model_copy(update={"task": task, "shards": shards})
 
     def _check_memory(self, ranks: Sequence[Held], turned: set[Place]) -> None:
         """Raise InvalidInput, the same on all ranks, where memory is short for what is needed in between."""

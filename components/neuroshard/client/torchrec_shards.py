@@ -74,7 +74,7 @@ def check_widths(plan: Plan, shards: Mapping[str, list[Shard]], device_type: str
     """Raise InvalidInput for a shard, as TorchRec gets it, that the operator of these devices cannot hold."""
     device: Device = "cuda" if device_type == "cuda" else "cpu"
     given = [shard for of_table in shards.values() for shard in of_table]
-    wide = fault_of_shards(plan.task.tables, given, device, plan.task.constraints.data_parallel)
+    wide = fault_of_shards(plan.task.tables, given, device, plan.held.constraints.data_parallel)
     if wide:
         raise InvalidInput(f"{wide}; {whose} must cut it: search again, with costs of this kind of device")
 

@@ -30,7 +30,7 @@ TIERS: Mapping[str, Tier] = {kernel: tier for tier, kernel in KERNELS.items()}
 
 def check_no_kernel(plan: Plan, compute_kernel: str | None) -> None:
     """Raise UsageError where a `compute_kernel` is given for a plan that says the kernel of each table."""
-    rules = plan.task.constraints.beyond_hbm
+    rules = plan.held.constraints.beyond_hbm
     if rules and compute_kernel is not None:
         raise UsageError(
             f"compute_kernel is {compute_kernel!r}, but the plan says of each table where it lies, and has "
@@ -41,7 +41,7 @@ def check_no_kernel(plan: Plan, compute_kernel: str | None) -> None:
 def kernels(plan: Plan, compute_kernel: str, device_type: str) -> dict[str, tuple[str, CacheParams | None]]:
     """The compute kernel and the cache parameters of each table: those of its tier, or `compute_kernel` in a plan without tiers.
     Warns of tiers on ranks without GPUs."""
-    rules, found = plan.task.constraints.beyond_hbm, dict[str, tuple[str, CacheParams | None]]()
+    rules, found = plan.held.constraints.beyond_hbm, dict[str, tuple[str, CacheParams | None]]()
     if rules and device_type == "cpu":
         warn(
             f"the plan has {counted(len(rules), 'table')} ({first_few(list(rules))}) beyond HBM, and on CPUs TorchRec "
@@ -69,7 +69,7 @@ def _prefetches_rows(plan: Plan) -> bool:
 
 def cached(plan: Plan) -> list[str]:
     """The tables of a plan that are cached."""
-    return [name for name, rule in plan.task.constraints.beyond_hbm.items() if rule.tier == "cached"]
+    return [name for name, rule in plan.held.constraints.beyond_hbm.items() if rule.tier == "cached"]
 
 
 def check_caches(settings: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:

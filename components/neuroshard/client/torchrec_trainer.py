@@ -317,7 +317,7 @@ def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Pri
             "memory does not count; reserve it with --reserve"
         )
     if key == "uvm_non_rowwise_momentum":
-        beyond = priced.plan.task.constraints.beyond_hbm  # there it is anyway
+        beyond = priced.plan.held.constraints.beyond_hbm  # there it is anyway
         element = {
             name: OPTIMIZER_BYTES[NAMES[given]][1]
             for name in names

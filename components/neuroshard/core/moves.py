@@ -46,7 +46,7 @@ class Move(Value):
 
 def moves(old: Plan, new: Plan, hot_in_both: Mapping[str, int] = {}) -> tuple[Move, ...]:
     """Everything that devices hold under `new` and not under `old`, in the order of the new plan's shards."""
-    held, by_table, copied = HeldRows(old, new.task, hot_in_both), new.by_table(), new.parted.constraints.data_parallel
+    held, by_table, copied = HeldRows(old, new.held, hot_in_both), new.by_table(), new.parted.constraints.data_parallel
     there = {name: held.of(name, shards) for name, shards in by_table.items()}
     tables = {name: held.table(name, copied=name in copied) for name in by_table}
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], there[shard.table]))
@@ -86,7 +86,7 @@ class HeldRows:
             for part in parts_of_table(table, held.get(table.name)):
                 own = _NewTable(parted[part.name], table, held.get(table.name), part, tables.get(table.name))
                 self._tables[part.name] = own
-                if table.name in held or table.name in old.task.constraints.rows_by_access:
+                if table.name in held or table.name in old.held.constraints.rows_by_access:
                     elsewhere.append(part.name)
         self.elsewhere = frozenset(elsewhere)
 
@@ -112,7 +112,7 @@ class HeldRows:
         was, there = new.before, self._shards.get(name, ())
         if was is None or was.dim != new.whole.dim:
             return _OldShards((), copies=False)
-        how = self._old.task.constraints.rows_by_access.get(was.name)
+        how = self._old.held.constraints.rows_by_access.get(was.name)
         hot, order = self._hot_in_both.get(was.name), _order(new.whole)
         same_cold = (
             new.part.first and how is not None and hot == how.hot_rows
@@ -158,8 +158,8 @@ def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
     those with state per row and shard whose column cuts differ, and those with any state that only one of the plans copies to
     every device, where the dense optimizer trains them. A table with another number of columns is initialised."""
     before = {table.name: table for table in old.task.tables}
-    densely = new.task.constraints.data_parallel ^ old.task.constraints.data_parallel
-    densely -= new.task.by_access.hot | old.task.by_access.hot
+    densely = new.held.constraints.data_parallel ^ old.held.constraints.data_parallel
+    densely -= new.held.by_access.hot | old.held.by_access.hot
     cuts, were = new.by_table(), old.by_table()
 
     def cut_otherwise(table: Table) -> bool:
@@ -233,7 +233,7 @@ class PlanPart(NamedTuple):
 
 def plan_parts(plan: Plan, table: Table) -> tuple[PlanPart, ...]:
     """The tables of a plan's shards that have the rows of a table of its task: two of one in two parts."""
-    return parts_of_table(table, plan.task.constraints.rows_by_access.get(table.name))
+    return parts_of_table(table, plan.held.constraints.rows_by_access.get(table.name))
 
 
 def parts_of_table(table: Table, how: RowsByAccess | None) -> tuple[PlanPart, ...]:

@@ -88,7 +88,7 @@ def said_reordered(modules: Sequence[str]) -> str:
 def _orders(plan: Plan, tables: Sequence[Table]) -> dict[str, tuple[str, ...]]:
     """The orders of these tables of a plan, by module."""
     shards, task = plan.by_table(), plan.parted
-    own, wrapped = {table.name: table for table in task.tables}, plan.task.constraints.rows_by_access
+    own, wrapped = {table.name: table for table in task.tables}, plan.held.constraints.rows_by_access
 
     def held(name: str) -> Held:
         group = Group.of(own[name], sharding_of(task, own[name], shards[name]))

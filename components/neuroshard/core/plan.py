@@ -13,6 +13,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.holding import Holding
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, TABLE_ROW_WISE, TABLE_WISE, Sharding
@@ -27,7 +28,7 @@ from neuroshard.core.value import Value, canonical_json, check_format, decode_js
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[6] = 6  # written is the oldest whose readers know what the task names (`ShardingTask.plan_format`)
+PLAN_FORMAT: Literal[7] = 7  # written is the oldest whose readers know what the plan names (`Plan.least_format`)
 
 
 class Shard(Value):
@@ -41,6 +42,7 @@ class Shard(Value):
     device: Annotated[int, Field(ge=0)]
 
 
+OF_A_TASK = {"format_version", "task", "task_digest", "holdings"}  # what a plan of the same shards has otherwise
 MOST_PREDICTED_MS = 1e24  # given costs of a table may be 1e9 ms, times a factor of a million where it is narrow
 PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
 
@@ -146,15 +148,19 @@ class Plan(Value):
     """Shards that tile every table of the task exactly once and fit every device. Of a data-parallel table, every device has one
     whole shard. Of a table held in two parts, shards are of its parts, as if these were tables (`parted`).
 
+    The `task` is the one that was asked, and `holdings` say how tables are held beyond what its rules name: `held` is the task
+    with rules for all of it, by which shards are weighed and priced.
+
     A Plan that exists is valid: building one checks bounds, widths, gaps, overlaps, devices and memory, and raises
     pydantic's ValidationError that names table or device, the value and the limit. `predicted_ms[d]` is the predicted
     cost of device `d` in milliseconds; the plan's cost is the largest. By the same cost model no plan costs less than
     `lower_bound_ms`, under the `bound_assumptions`. `improvements` are the costs on the way to it.
     """
 
-    format_version: Literal[1, 2, 3, 4, 5, 6] = 1
+    format_version: Literal[1, 2, 3, 4, 5, 6, 7] = 1
     task: ShardingTask
     task_digest: str = ""
+    holdings: tuple[Holding, ...] = ()
     shards: tuple[Shard, ...]
     predicted_ms: tuple[PredictedMs, ...] | None = None
     predicted: tuple[DeviceCost, ...] | None = None
@@ -168,13 +174,16 @@ class Plan(Value):
     @classmethod
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
-            return {"format_version": data["task"].plan_format, **data, "task_digest": data["task"].digest()}
+            known = PLAN_FORMAT if data.get("holdings") else data["task"].plan_format
+            return {"format_version": known, **data, "task_digest": data["task"].digest()}
         return data
 
     @model_serializer(mode="wrap")
     def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Bound and improvements are written only if there are any."""
+        """Holdings, bound and improvements are written only if there are any."""
         data: dict[str, Any] = handler(self)
+        if not self.holdings:
+            data.pop("holdings", None)
         if not self.improvements:
             data.pop("improvements", None)
         if self.lower_bound_ms is None and not self.bound_assumptions:
@@ -196,6 +205,9 @@ class Plan(Value):
             raise ValueError(
                 f"the plan's task names {named}, which format_version {self.format_version} lacks; it is {known}"
             )
+        if self.holdings and self.format_version < PLAN_FORMAT:
+            raise ValueError(f"format_version {self.format_version} has no holdings; it is {PLAN_FORMAT}")
+        self._check_holdings()
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:
                 raise ValueError(
@@ -215,9 +227,45 @@ class Plan(Value):
         return self
 
     @property
+    def held(self) -> ShardingTask:
+        """The task whose rules name all that the plan holds: what shards are weighed and priced by."""
+        return self.task.holding(self.holdings)
+
+    @property
+    def named(self) -> Self:
+        """The same shards as a plan of the task `held`, for who changes that task; not checked, nor to be written."""
+        if not self.holdings:
+            return self
+        held = self.held
+        return self.model_copy(update={"task": held, "task_digest": held.digest(), "holdings": ()})
+
+    def answering(self, asked: ShardingTask) -> Self:
+        """This plan, whose task's rules name all that it holds, as one of a task with the rules that were `asked` for. Raises
+        ValidationError where these do not allow what it holds."""
+        task = self.task.model_copy(update={"constraints": asked.constraints})
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name not in OF_A_TASK}
+        return type(self)(task=task, holdings=task.holdings_of(self.task), **fields)
+
+    @property
     def parted(self) -> ShardingTask:
         """The task that the shards are of: with its parts in place of a table held in two."""
-        return self.task.parted
+        return self.held.parted
+
+    def _check_holdings(self) -> None:
+        """Raise ValueError for a table with two holdings, or one that a rule does not allow."""
+        if not self.holdings:
+            return
+        held, rules, seen = self.held, self.task.constraints.rules(), set[str]()
+        known = {table.name for task in (held, held.parted) for table in task.tables}
+        for one in self.holdings:
+            if one.table in seen:
+                raise ValueError(f"table {one.table!r} has two holdings")
+            seen.add(one.table)
+            if one.table not in known:
+                raise ValueError(f"a holding is of table {shown(one.table)}, which is not in the task")
+            if fault := one.fault(rules.get(one.table)):
+                raise ValueError(f"table {one.table!r} {fault}")
+        ShardingTask.model_validate(dict(held))  # which checks what rules name
 
     def _check_tiling(self) -> None:
         task = self.parted
@@ -225,7 +273,7 @@ class Plan(Value):
         shards: dict[str, list[Shard]] = {name: [] for name in tables}
         for shard in self.shards:
             if shard.table not in tables:
-                in_two = shard.table in self.task.constraints.in_two_parts
+                in_two = shard.table in self.held.constraints.in_two_parts
                 what = "held in two parts, of which shards are" if in_two else "not in the task"
                 raise ValueError(f"a shard is of table {shown(shard.table)}, which is {what}")
             if shard.device >= self.task.devices:
@@ -265,7 +313,7 @@ class Plan(Value):
         constraints = task.constraints
         rules = constraints.rules()
         rows = {table.name: table.rows for table in task.tables}
-        for name, by_access in self.task.constraints.rows_by_access.items():
+        for name, by_access in self.held.constraints.rows_by_access.items():
             if by_access.dealt and all(shard.rows == rows[name] for shard in shards[name]):
                 raise ValueError(
                     f"table {name!r} is dealt by access, but none of its shards is a block of its rows; leave out the rule"
@@ -312,15 +360,15 @@ class Plan(Value):
 
     def device_memory(self) -> tuple[Memory, ...]:
         """What takes the memory of each device."""
-        return device_memory(self.task, self.shards)
+        return device_memory(self.held, self.shards)
 
     def step_peaks(self) -> tuple[StepPeak, ...]:
         """What lives on each device at the peak of a step, beside weights and optimizer state, by moment and cause."""
-        return peaks_of(self.task, self.shards)
+        return peaks_of(self.held, self.shards)
 
     def host_memory(self) -> tuple[int, ...]:
         """Bytes of host memory on each host, for tables that are cached or in host memory."""
-        return host_memory(self.task, self.shards)
+        return host_memory(self.held, self.shards)
 
     @property
     def cost_ms(self) -> float | None:
@@ -345,7 +393,7 @@ class Plan(Value):
         columns: dict[str, list[Any]] = {
             name: [getattr(shard, name) for shard in self.shards] for name in Shard.model_fields
         }
-        columns["memory_bytes"] = [memory.total for memory in shard_memory(self.task, self.shards)]
+        columns["memory_bytes"] = [memory.total for memory in shard_memory(self.held, self.shards)]
         return frame(columns)
 
     def _device_columns(self) -> dict[str, list[Any]]:
@@ -417,7 +465,7 @@ class Plan(Value):
         from neuroshard.files.plan import write_plan
 
         write_plan(Path(path), self)
-        if self.task.orders:
+        if self.held.orders:
             log(
                 f"note: {path} names lists of hot rows, which are not in it: search with out=, or put their folder beside it"
             )
@@ -453,9 +501,7 @@ def check_plan(plan: object) -> None:
 def unparted(plan: Plan, task: ShardingTask) -> Plan:
     """A plan of the parted task of `task`, or of that with other rules and settings, as one of `task` with these. Raises
     pydantic's ValidationError where a dealt table is in no row blocks."""
-    fields = {
-        name: getattr(plan, name) for name in Plan.model_fields if name not in ("format_version", "task", "task_digest")
-    }
+    fields = {name: getattr(plan, name) for name in Plan.model_fields if name not in OF_A_TASK}
     return Plan(task=plan.task.unparted(task), **fields)
 
 

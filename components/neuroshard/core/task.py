@@ -14,6 +14,7 @@ from pydantic import (
 
 from neuroshard.core.constraints import Constraints, TableRule, check_known
 from neuroshard.core.groups import MAX_RANKS, Groups
+from neuroshard.core.holding import Holding
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
@@ -282,6 +283,18 @@ class ShardingTask(Value):
         task._by_access = ByAccess()
         return task
 
+    def holding(self, holdings: Sequence[Holding]) -> Self:
+        """The same task, whose rules name these holdings too. Itself where there are none."""
+        if not holdings:
+            return self
+        rules = dict(self.constraints.rules())
+        return self._with_rules(rules | {one.table: one.named(rules.get(one.table)) for one in holdings})
+
+    def holdings_of(self, held: "ShardingTask") -> tuple[Holding, ...]:
+        """What the rules of a task that is `held` name beyond those of this one."""
+        rules = self.constraints.rules()
+        return tuple(filter(None, (Holding.beyond(rules, rule) for rule in held.constraints.tables)))
+
     @property
     def orders(self) -> dict[str, RowOrder]:
         """The row orders of the tables that are held by access, by the tables' names. Those with a list need it in a trainer."""
@@ -448,17 +461,15 @@ class ShardingTask(Value):
         neither has any."""
         if not (self.constraints.rows_by_access or other.constraints.rows_by_access):
             return self
-        orders = {table.name: table.row_order for table in other.tables}
-        held = {
-            table.name: other.constraints.rows_by_access[table.name]
-            for table in self.tables
-            if table.name in other.constraints.rows_by_access
-        }
-        tables = (
-            table.model_copy(update={"row_order": orders[table.name]}) if table.name in held else table
-            for table in self.tables
-        )
-        return self.model_copy(update={"tables": tuple(tables)}).with_rows_by_access(held)
+        mine = {table.name for table in self.tables}
+        held = {name: how for name, how in other.constraints.rows_by_access.items() if name in mine}
+        return self.with_orders_of(other).with_rows_by_access(held)
+
+    def with_orders_of(self, other: "ShardingTask") -> Self:
+        """The same task, in which tables that `other` holds by access have its row orders."""
+        held, orders = other.constraints.rows_by_access, {table.name: table.row_order for table in other.tables}
+        tables = (t.model_copy(update={"row_order": orders[t.name]}) if t.name in held else t for t in self.tables)
+        return self.model_copy(update={"tables": tuple(tables)}) if held else self
 
     @property
     def waits_for_input(self) -> bool:

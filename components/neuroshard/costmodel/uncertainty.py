@@ -44,7 +44,7 @@ def cost_ranges(model: CostModel, plan: Plan) -> CostRanges | None:
     """
     if plan.predicted is None or plan.cost_ms is None or not is_calibrated(model):
         return None
-    task = plan.task
+    task = plan.held
     networked = task.topology is not None and task.topology.domains(task.devices) > 1
     if networked or task.groups is not None or task.constraints.beyond_hbm:
         return None

@@ -6,13 +6,12 @@ live if it is better by more than `min_gain`, or if the live plan breaks today's
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
-from neuroshard.core.constraints import TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import every
 from neuroshard.core.id_map import IdMap
@@ -39,8 +38,7 @@ class Gate(NamedTuple):
 
     In a `nightly` run, a plan that is too uncertain or was rolled back is not refused. Instead the live plan is kept, if it
     fits today's task; if not, an uncertain plan is better than none, while one that was rolled back stays away, and the decision
-    says why the live one does not serve. A live plan of groups of ranks is kept too. `must_copy` are the tables that a live
-    plan must have data-parallel then, by default all those that the new plan has.
+    says why the live one does not serve. A live plan of groups of ranks is kept too.
     """
 
     tables: tuple[Table, ...] | None = None
@@ -50,7 +48,6 @@ class Gate(NamedTuple):
     price: Callable[[Plan, Plan], float | None] | None = None
     force: bool = False
     nightly: bool = False
-    must_copy: frozenset[str] | None = None
 
     def check(self) -> None:
         """Raise UsageError for an invalid rule."""
@@ -222,10 +219,13 @@ def why_it_cannot_serve(live_plan: Plan, today: ShardingTask, gate: Gate) -> str
         return f"the live plan {fault}"
     if wide := _widths(live_plan):
         return f"in the live plan {wide}"
-    today = _with_live_copies(today, live_plan.task, gate)
-    if other := _other_tables(today, live_plan.task) or _other_devices(today, live_plan.task):
+    live = live_plan.held
+    if other := _other_tables(today, live) or _other_devices(today, live):
         return other
-    memory = zip(device_memory(today, live_plan.shards), today.usable_bytes, strict=True)
+    own = {"dense_optimizer": today.dense_optimizer or live.dense_optimizer}
+    today = today.with_orders_of(live).model_copy(update=own)
+    holdings = today.holdings_of(live)
+    memory = zip(device_memory(today.holding(holdings), live_plan.shards), today.usable_bytes, strict=True)
     for device, (needed, limit) in enumerate(memory):
         if needed.total > limit:
             return (
@@ -233,41 +233,10 @@ def why_it_cannot_serve(live_plan: Plan, today: ShardingTask, gate: Gate) -> str
                 f"{format_bytes(limit)}"
             )
     try:
-        Plan(task=today, shards=live_plan.shards, provenance=live_plan.provenance)
+        Plan(task=today, holdings=holdings, shards=live_plan.shards, provenance=live_plan.provenance)
     except ValidationError as error:
         return f"the live plan breaks today's task: {explain(error)}"
     return ""
-
-
-def _with_live_copies(today: ShardingTask, live: ShardingTask, gate: Gate) -> ShardingTask:
-    """Today's task with the live plan's tables in two parts, dealt, in tiers and data-parallel, except those copies that today's
-    rules pin or forbid.
-
-    A search may copy tables by itself, and its plan's task does not say which. So a table that only today's plan copies need not
-    be copied, except in a `nightly` run, which knows which the model's constraints name (`must_copy`). A search permits itself to
-    split rows too, but only searches obey that permission: it makes no other plan invalid.
-    """
-    today = today.parted_as(live)
-    rules, live = dict(today.constraints.rules()), live.parted
-    copied = live.constraints.data_parallel
-    required: Collection[str] = gate.must_copy or ()
-    if gate.nightly and gate.must_copy is None:
-        required = today.constraints.data_parallel
-    for name in today.constraints.data_parallel.difference(copied, required):
-        rules[name] = rules[name].model_copy(update={"data_parallel": None})
-    for name in copied:
-        rule = rules.get(name, TableRule(table=name))
-        if rule.data_parallel is None and rule.devices is None:
-            rules[name] = rule.model_copy(update={"data_parallel": True})
-    constraints = today.constraints.model_copy(update={"tables": tuple(rules.values())})
-    dense = today.dense_optimizer or live.dense_optimizer
-    held = today.model_copy(update={"constraints": constraints, "dense_optimizer": dense})
-    if not (held.constraints.beyond_hbm or live.constraints.beyond_hbm):
-        return held
-    beyond = {name: (rule.tier, rule.cached_rows) for name, rule in live.constraints.beyond_hbm.items()}
-    names = {table.name for table in held.parted.tables}
-    tiers = dict.fromkeys(held.constraints.beyond_hbm, (None, None)) | beyond
-    return held.with_tiers({name: tier for name, tier in tiers.items() if name in names})
 
 
 def _other_tables(today: ShardingTask, live: ShardingTask) -> str | None:

@@ -74,7 +74,7 @@ def claim(store: Store, track: ReleaseTrack[R], artifact: Artifact) -> Artifact:
 def put_lists(plan: Plan, store: Store, model: str, folder: Path | None = None) -> None:
     """Put the lists of the tables that the plan holds by access into the store from the folder, and keep those that are there
     from `gc`. Raises InvalidInput for a damaged list and for one that is in neither, and StoreError."""
-    orders = {name: order for name, order in plan.task.orders.items() if order.ids_digest}
+    orders = {name: order for name, order in plan.held.orders.items() if order.ids_digest}
     if not orders:
         return
     from neuroshard.files.row_orders import files_of, ids_in  # NumPy, which other plans do not need

@@ -17,5 +17,5 @@ def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
 
 def price(other: Plan, today: Plan, model: CostModel) -> float | None:
     """Predicted ms of the slowest device for the shards of `other` with the tables of `today`; None where it cannot be priced."""
-    prices = price_shards(model, today.task.held_as(other.task), other.shards)
+    prices = price_shards(model, today.held.held_as(other.held), other.shards)
     return None if prices is None else float(prices.total_ms.max())

@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 def with_drift(live: Plan | None, plan: Plan, read: "ReadIds") -> tuple[Plan | None, tuple[str, ...]]:
     """The live plan with what the hottest rows of its row orders have of the lookups now, by the newer orders of a plan; and
     lines on those that access has drifted from. A note says where that is not known."""
-    if live is None or not live.task.orders:
+    if live is None or not live.held.orders:
         return live, ()
     from neuroshard.files.row_orders import as_now  # NumPy, which other plans do not need
 
     try:
-        task, found = as_now(live.task, plan.task, read)
+        task, found = as_now(live.held, plan.held, read)
     except (NotFound, InvalidInput) as error:
         log(f"note: whether access has drifted from the live plan's row orders is not known: {error}")
         return live, ()
     lines = tuple(f"the live plan's {drift.text}" for drift in found if drift.is_large)
-    return live.model_copy(update={"task": task}), lines
+    return live.named.model_copy(update={"task": task}), lines
 
 
 def hot_in_both(live: Plan | None, plan: Plan, read: "ReadIds") -> dict[str, int]:
     """How many rows are hot by both plans' orders, where those differ and the store has both lists (files/row_orders.py)."""
-    if live is None or not live.task.orders:
+    if live is None or not live.held.orders:
         return {}
     from neuroshard.files import row_orders
 
-    return row_orders.hot_in_both(live.task, plan.task, read)
+    return row_orders.hot_in_both(live.held, plan.held, read)

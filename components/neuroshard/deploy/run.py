@@ -48,7 +48,6 @@ class DeploySettings:
     min_gain: float | None = None
     force: bool = False
     nightly: bool = False
-    must_copy: frozenset[str] | None = None
     single_writer: bool = False
     row_orders: Path | None = None
 
@@ -116,7 +115,6 @@ def deploy_into(plan: Plan, store_url: str, model: str, settings: DeploySettings
         price=price,
         force=settings.force,
         nightly=settings.nightly,
-        must_copy=settings.must_copy,
     )
     store = open_store(store_url, single_writer=settings.single_writer)
     deployed = _deploy_plan(plan, store, model, gate, datetime.now(UTC), settings.row_orders)

@@ -125,7 +125,7 @@ def _cases(plan: Plan, by_device: Sequence[ComputeCase | None], all_to_all: Coll
 
 def _with_reordering(measured: Sequence[DeviceCost | str], plan: Plan, bench: Bench) -> list[DeviceCost | str]:
     """The costs, and what putting outputs into order takes: the bench's ms of a column times the columns of the plan."""
-    launched = launches(plan.task, plan.shards)
+    launched = launches(plan.held, plan.shards)
     each_way = launched.reordered * (bench.reorder_ms or 0.0) / plan.task.devices / 2
     return [
         cost
@@ -166,7 +166,7 @@ def _device_evaluations(
 def device_tables(plan: Plan) -> list[list[Table]]:
     """The shards of each device as tables. A row-wise shard has its share of the table's lookups."""
     sets: list[list[Table]] = [[] for _ in range(plan.task.devices)]
-    for shard, part in zip(plan.shards, parts_of(plan.task, plan.shards), strict=True):
+    for shard, part in zip(plan.shards, parts_of(plan.held, plan.shards), strict=True):
         sets[shard.device].append(part.as_table())
     return sets
 

@@ -28,7 +28,6 @@ from neuroshard.deploy.gate import Gate, why_it_cannot_serve
 from neuroshard.deploy.golive import delete_damaged, mended_or_why_not
 from neuroshard.deploy.run import Deployed, DeploySettings
 from neuroshard.deploy.run import run as deploy
-from neuroshard.files.constraints import resolve
 from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.nightly.search import todays_order
@@ -123,7 +122,6 @@ def _verdict(
         cost_model=searched.model,
         max_error=survey.max_error,
         nightly=True,
-        must_copy=_must_copy(survey, name, files.tables),
     )
 
     def attempt() -> Deployed:
@@ -146,14 +144,6 @@ def _verdict(
         doubts = [*doubts, UNSERVED]
     files.release.write_bytes(release.canonical_json())
     return Verdict(run=survey.owner, model=name, end=end, why=why, doubts=tuple(doubts), release=release.number)
-
-
-def _must_copy(survey: Survey, name: str, tables: Path) -> frozenset[str] | None:
-    """The tables that the model's constraints say are data-parallel, where the search may choose others too; else None."""
-    spec = survey.spec(name)
-    if not spec.order.settings["try_data_parallel"]:
-        return None
-    return resolve(spec.rules, read_tables(tables)[0], f"constraints of model {name!r}").data_parallel
 
 
 def _without_plan(
@@ -184,7 +174,7 @@ def _why_it_cannot_serve(live: Plan, survey: Survey, name: str, tables: Path) ->
     """Why the live plan does not serve what the model asks for today; empty where it does, and where that is not known."""
     with suppress(NeuroshardError):
         listed, order = read_tables(tables)[0], todays_order(survey, survey.spec(name), 0.0)
-        gate = Gate(listed, nightly=True, must_copy=_must_copy(survey, name, tables))
+        gate = Gate(listed, nightly=True)
         if live.task.groups is None:  # no night plans groups
             return why_it_cannot_serve(live, task_of(order, listed, None), gate)
     return ""

@@ -105,7 +105,7 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
     live_ms, why = _live_ms(plan, live, model)
     differ = other_groups(live.plan.task, plan.task)
     found = (
-        () if differ else moves(live.plan, plan, hot_in_both(live.plan.task, plan.task, live.read) if live.read else {})
+        () if differ else moves(live.plan, plan, hot_in_both(live.plan.held, plan.held, live.read) if live.read else {})
     )
     sums = bytes_by_device(found, max(plan.task.devices, live.plan.task.devices))
     place = {table.name: index for index, table in enumerate(plan.parted.tables)}
@@ -147,7 +147,7 @@ def _live_ms(plan: Plan, there: LivePlan, model: CostModel | None) -> tuple[tupl
         return None, f"not compared in ms: the live plan is for {counted(live.task.devices, 'device')}"
     if model is not None:
         task, drifted = _with_drift(plan, there)
-        prices = price_shards(model, plan.task.held_as(task), live.shards)
+        prices = price_shards(model, plan.held.held_as(task), live.shards)
         if prices is None:
             return None, "not compared in ms: the live plan splits tables row-wise, which given costs do not cover"
         apart = other_work(live.task, plan.task).replace("the predictions are", "the plans are")
@@ -168,10 +168,10 @@ def _live_ms(plan: Plan, there: LivePlan, model: CostModel | None) -> tuple[tupl
 def _with_drift(plan: Plan, live: LivePlan) -> tuple[ShardingTask, list[str]]:
     """The live plan's task with what its hottest rows have of the lookups now, as the gate prices it (deploy/row_orders.py), and
     lines on row orders that access has drifted from."""
-    if live.read is None or not live.plan.task.orders:
-        return live.plan.task, []
+    if live.read is None or not live.plan.held.orders:
+        return live.plan.held, []
     try:
-        task, found = as_now(live.plan.task, plan.task, live.read)
+        task, found = as_now(live.plan.held, plan.held, live.read)
     except (NotFound, InvalidInput) as error:
-        return live.plan.task, [f"whether access has drifted from its row orders is not known: {error}"]
+        return live.plan.held, [f"whether access has drifted from its row orders is not known: {error}"]
     return task, [f"its {drift.text}" for drift in found if drift.is_large]

@@ -40,7 +40,7 @@ def cut_tables(plan: Plan) -> str:
     if beyond := plan.parted.constraints.beyond_hbm:
         cached = sum(rule.tier == "cached" for rule in beyond.values())
         split += f", {cached} cached, {len(beyond) - cached} in host memory"
-    held = plan.task.constraints.rows_by_access
+    held = plan.held.constraints.rows_by_access
     in_two = sum(one.hot_rows is not None for one in held.values())
     split += f", {counted(in_two, 'table')} in two parts" if in_two else ""
     split += f", {counted(len(held) - in_two, 'table')} dealt by access" if len(held) > in_two else ""
@@ -61,7 +61,7 @@ def memory_counts(plan: Plan) -> str:
         what += "; of tables beyond HBM their caches, and what they keep in HBM"
     if plan.task.mapped:
         what += "; id maps, and what is remembered of ids until they are evicted"
-    if maps := plan.task.by_access.map_bytes:
+    if maps := plan.held.by_access.map_bytes:
         what += f"; {format_bytes(maps)} for maps of ids to rows by access"
     return what + _copies_counted(plan.parted)
 

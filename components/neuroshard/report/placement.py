@@ -43,7 +43,7 @@ def _caches(plan: Plan) -> list[int]:
     """Bytes of the caches on each device."""
     beyond, caches = plan.parted.constraints.beyond_hbm, [0] * plan.task.devices
     if beyond:
-        for shard, memory in zip(plan.shards, shard_memory(plan.task, plan.shards), strict=True):
+        for shard, memory in zip(plan.shards, shard_memory(plan.held, plan.shards), strict=True):
             caches[shard.device] += memory.weights if shard.table in beyond else 0
     return caches
 
@@ -64,7 +64,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
     tables = plan.parted.tables
     shards, row_wise = plan.by_table(), row_wise_tables(plan)
     nbytes = dict.fromkeys(shards, 0)
-    for shard, memory in zip(plan.shards, shard_memory(plan.task, plan.shards), strict=True):
+    for shard, memory in zip(plan.shards, shard_memory(plan.held, plan.shards), strict=True):
         nbytes[shard.table] += memory.total
     columns: Columns = {
         "name": [table.name for table in tables],
@@ -80,7 +80,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
     if beyond := plan.parted.constraints.beyond_hbm:
         columns["tier"] = [beyond[table.name].tier if table.name in beyond else "hbm" for table in tables]
         columns["cached"] = [beyond[table.name].cached_rows if table.name in beyond else None for table in tables]
-        columns["host"] = [sum(host_memory(plan.task, shards[table.name])) for table in tables]
+        columns["host"] = [sum(host_memory(plan.held, shards[table.name])) for table in tables]
     if prices is not None:
         columns["adds"] = short(np.bincount(_places(plan), weights=prices.adds_ms, minlength=len(tables)))
     return columns
@@ -91,7 +91,7 @@ def shard_columns(plan: Plan, prices: Prices | None) -> tuple[Columns, Columns |
 
     `table` is the index of the shard's table. `alone` and `adds` are predicted ms of compute.
     """
-    place, nbytes = _places(plan), [memory.total for memory in shard_memory(plan.task, plan.shards)]
+    place, nbytes = _places(plan), [memory.total for memory in shard_memory(plan.held, plan.shards)]
     listed = sorted(sorted(range(len(nbytes)), key=lambda shard: -nbytes[shard])[:MOST_SHARDS])
     shards = [plan.shards[shard] for shard in listed]
     columns: Columns = {

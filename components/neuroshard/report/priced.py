@@ -9,7 +9,7 @@ from neuroshard.costmodel.protocol import CostModel
 
 def priced(plan: Plan, model: CostModel) -> tuple[DeviceCost, ...]:
     """Predicted ms of every device (D,). Raises InvalidInput where the plan splits rows and the model knows whole tables only."""
-    prices = price_shards(model, plan.task, plan.shards)
+    prices = price_shards(model, plan.held, plan.shards)
     if prices is None:
         raise InvalidInput(
             f"cost model {short_name(model.name)} knows whole tables only, but plan {plan.digest()[:12]} splits some row-wise; "

@@ -65,7 +65,7 @@ def report(
         changed=None if live is None else change(plan, live, model),
         costs=costs,
         evaluated=evaluated,
-        prices=None if model is None else price_shards(model, plan.task, plan.shards),
+        prices=None if model is None else price_shards(model, plan.held, plan.shards),
         learned=[] if manifest is None else curves(manifest.report),
     )
     shards, smaller = shard_columns(plan, shown.prices)

@@ -181,7 +181,7 @@ def _row_wise_lines(plan: Plan) -> list[str]:
 
 def _by_access_lines(plan: Plan) -> list[str]:
     """The tables that are in two parts, or dealt over their row blocks, those with most lookups first."""
-    held, kinds = plan.task.constraints.rows_by_access, shardings_of(plan)
+    held, kinds = plan.held.constraints.rows_by_access, shardings_of(plan)
     tables = sorted((table for table in plan.task.tables if table.name in held), key=lambda one: -one.pooling_factor)
     lines = []
     for table in tables[:BY_ACCESS_SHOWN]:
@@ -254,8 +254,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             {"table": rule.table, "tier": rule.tier, "cached_rows": rule.cached_rows}
             for rule in plan.parted.constraints.beyond_hbm.values()
         ],
-        "rows_by_access": {name: held.model_dump() for name, held in plan.task.constraints.rows_by_access.items()},
-        "row_maps_bytes": plan.task.by_access.map_bytes,
+        "rows_by_access": {name: held.model_dump() for name, held in plan.held.constraints.rows_by_access.items()},
+        "row_maps_bytes": plan.held.by_access.map_bytes,
         "host_memory_bytes": list(plan.host_memory()),
         "batch_size": plan.task.global_batch_size,
         "groups": _groups_json(plan),

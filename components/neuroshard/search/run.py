@@ -98,6 +98,7 @@ def search(
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
     """
     settings.check(from_a_plan=previous is not None)
+    previous = previous and previous.named
     watch = watch or Watch(settings.time_budget_s)
 
     def found() -> Plan:
@@ -115,7 +116,7 @@ def search(
     said = {"cost_ranges": ranges, "rounds": settings.most_rounds if by_rounds else None}
     provenance = plan.provenance.model_copy(update=said)
     plan = say.with_notes(plan.model_copy(update={"provenance": provenance}), *own, *[say.STOPPED] * watch.stopped)
-    return plan.read_back("the plan found")
+    return plan.answering(task).read_back("the plan found")
 
 
 def _found_plan(

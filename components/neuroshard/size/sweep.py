@@ -242,7 +242,7 @@ def _row(cell: Cell, what: Sweep, stop: threading.Event | None, seconds: float |
     if watch.expired and not watch.stopped:
         plan = with_notes(plan, TIME_UP)
     model = model or open_cost_model(cell.kind.name, plan.task.batch_size)  # a group's
-    caveats = beyond_measured(plan, for_task(model, plan.task))
+    caveats = beyond_measured(plan, for_task(model, plan.held))
     if plan.task.groups is not None:
         caveats.append(f"trained in {plan.task.groups.text(plan.task.devices)}")
     return Row(cell, "fits", plan=plan, bound_ms=plan.lower_bound_ms, caveats=tuple(caveats))

@@ -269,7 +269,7 @@ def test_rows_that_are_split_become_rectangles_and_copies_lie_on_every_device(mi
     assert len({s.device // 4 for s in tall}) == 1
     assert {table.name for table in plan.task.tables} == {"copied", "grid", "tall", "seq"}
     assert [shard.rows for shard in plan.shards if shard.table == "seq"] == [12_500] * 8
-    assert plan.task.constraints.data_parallel == {"copied"}
+    assert plan.held.constraints.data_parallel == {"copied"}
     assert [(s.rows, s.device) for s in plan.by_table()["copied"]] == [(100, device) for device in range(8)]
 
 

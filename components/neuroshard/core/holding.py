@@ -1,0 +1,53 @@
+"""How a plan holds a table: part of the answer, where rules (core/constraints.py) are part of the question."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from neuroshard.core.constraints import TableRule
+from neuroshard.core.parts import RowsByAccess
+from neuroshard.core.table import MAX_ROWS
+from neuroshard.core.tiers import Tier
+from neuroshard.core.value import Value, Whole, without_defaults
+
+FIELDS = ("data_parallel", "tier", "cached_rows", "rows_by_access")  # of a rule that names what a plan is to hold
+
+
+class Holding(Value):
+    """What a plan holds of a `table`, or of a part of one, that its task does not ask for: copies on all devices, the tier and
+    the rows that a cache has room for, what is made of its row order. None: as its rule says or, without one, sharded in HBM.
+    The sharding type of other tables is that of their shards (`sharding_of` in core/plan.py)."""
+
+    table: str
+    data_parallel: bool | None = None
+    tier: Tier | None = None
+    cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
+    rows_by_access: RowsByAccess | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(fields(self), dict.fromkeys(FIELDS))
+
+    def fault(self, rule: TableRule | None) -> str:
+        """Why a table with this rule cannot be held so, as words after its name; empty if it can."""
+        for name in FIELDS:
+            own, said = getattr(self, name), None if rule is None else getattr(rule, name)
+            if own is not None and said is not None and own != said:
+                return f"is held with {name} {own}, and its rule says {said}"
+        return ""
+
+    def named(self, rule: TableRule | None) -> TableRule:
+        """A rule that names it, beside what the table's `rule` says."""
+        said = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
+        return (rule or TableRule(table=self.table)).model_copy(update=said)
+
+    @classmethod
+    def beyond(cls, asked: Mapping[str, TableRule], named: TableRule) -> Self | None:
+        """What a rule names beyond the rules that were asked for, of the same table; None where that is nothing."""
+        rule = asked.get(named.table)
+        said = {name: getattr(named, name) for name in FIELDS if rule is None or getattr(rule, name) != getattr(named, name)}
+        if said.get("tier") == "hbm":
+            del said["tier"]
+        said = {name: value for name, value in said.items() if value is not None}
+        return cls(table=named.table, **said) if said else None
