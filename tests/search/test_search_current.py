@@ -16,8 +16,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.analytic import analytic_model
-from neuroshard.search.problem.column_shards import Placement
-from neuroshard.search.problem.problem import Problem
+from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
@@ -164,11 +163,8 @@ def test_a_table_that_lies_in_pieces_on_a_device_stays_in_them_within_a_budget(t
     assert moves(theirs, same) == ()
     assert sorted(same.shards, key=str) == sorted(theirs.shards, key=str)
 
-    model = AnalyticModel()
-    problem = Problem(task, model)
-    lying = [(problem.first[int(s.table[1:])] + s.dim // 4, s.device) for s in same.shards]
-    alone = problem.costs([Placement(*np.array(lying).T)])
-    assert same.cost_ms == pytest.approx(np.sum(alone, axis=0).max())  # priced as the pieces that it has
+    prices = price_shards(AnalyticModel(), task, same.shards)
+    assert same.cost_ms == pytest.approx(prices.total_ms.max())  # priced as the pieces that it has
 
     freed = search(task, AnalyticModel(), SearchSettings(rounds=2, move_budget_bytes=2**40), previous=theirs)
     assert freed.cost_ms < same.cost_ms

@@ -122,19 +122,6 @@ def test_heuristics_are_priced_with_what_they_average():
     assert [one.cost_ms for one in plan.baselines if one.algorithm == "size"] == [pytest.approx(plan.cost_ms)]
 
 
-@pytest.mark.parametrize("rows", [True, False])
-def test_baselines_average_the_bytes_of_their_own_shards(rows, monkeypatch):
-    """The bytes that a placement is taken to hold are those of the plan that it becomes."""
-    from neuroshard.search.problem import layout
-
-    seen: list[int] = []
-    counted = layout._averaged_bytes
-    monkeypatch.setattr(layout, "_averaged_bytes", lambda *of: seen.append(counted(*of)) or seen[-1])
-    big = [*TABLES, {"name": "big", "rows": 4_000_000, "dim": 64, "pooling_factor": 40.0, "optimizer_bytes_per_row": 4}]
-    plan = found(tables=big, devices=16, domain=8, group_size=4, sync_every=50, no_row_wise=not rows)
-    assert averaged_bytes(plan.held, plan.shards) in seen
-
-
 def test_a_plan_that_averages_less_is_taken_where_averaging_costs_most():
     """Tables that are looked up much are small here, so the cheapest devices would hold unequal bytes."""
     some = [

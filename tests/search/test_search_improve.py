@@ -10,6 +10,7 @@ import pytest
 from helpers.analytic import AnalyticModel
 from helpers.states import whole
 from neuroshard.core.constraints import Constraints
+from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search import watch
 from neuroshard.search.improve import local_search
 from neuroshard.search.improve.candidates import candidates
@@ -21,6 +22,7 @@ from neuroshard.search.improve.perturb import perturbed
 from neuroshard.search.improve.swaps import Takes
 from neuroshard.search.infeasible.packing import deals, pack
 from neuroshard.search.problem.filling import Shares
+from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.plans import Plans
 from neuroshard.search.problem.problem import Problem
@@ -168,9 +170,8 @@ def test_what_plans_count_after_many_steps_is_what_they_would_count_anew(make_ta
                 np.testing.assert_allclose(getattr(plans, name)[plan], getattr(anew, name), rtol=1e-9, err_msg=name)
             assert ((widths.T > 0) == plans.held[plan]).all()
             assert (anew.free >= 0).all()
-            assert plans.cost[plan] == pytest.approx(
-                np.sum(plans.problem.costs([anew.placement]), axis=0).max(), rel=1e-9
-            )
+            prices = price_shards(model, plans.problem.task, lay_out(anew))
+            assert plans.cost[plan] == pytest.approx(prices.total_ms.max(), rel=1e-9)
     assert rounds > 5
 
 

@@ -14,7 +14,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import first_few
 from neuroshard.costmodel.protocol import device_costs
 from neuroshard.search.problem.kept_cuts import KeptCuts
-from neuroshard.search.problem.layout import lay_out, placement_of
+from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.run import search
@@ -161,10 +161,9 @@ def test_a_piece_has_a_name_that_no_table_has(make_task):
     )
     kept = KeptCuts(named, split(named, every=2), AnalyticModel())
     assert [table.name for table in kept.task.tables] == ["t0[0:4]'", "t0[4:16]", "t1", "t0[0:4][0:4]", "t0[0:4][4:16]"]
-    problem, there = Problem(named, AnalyticModel()), Problem(kept.task, AnalyticModel())
+    there = Problem(kept.task, AnalyticModel())
     state = State(there, np.eye(5, 2, dtype=np.int64) * there.all_units[:, None])
-    placement = placement_of(problem, kept.shards(lay_out(state)), state)
-    assert problem.dims[placement.shards].tolist() == [4, 12]
+    assert [shard.dim for shard in kept.shards(lay_out(state)) if shard.table == "t0"] == [4, 12]
 
 
 @pytest.mark.parametrize(

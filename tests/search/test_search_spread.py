@@ -122,9 +122,6 @@ def assert_priced_alike(problem: Problem, state: State) -> None:
     assert prices is not None
     total = prices.compute_ms + prices.forward_collective_ms + prices.backward_collective_ms
     assert state.cost == pytest.approx(total.max(), rel=1e-9)
-    costs = [of[0] for of in problem.costs([state.placement])]
-    for own, of_shards in zip(costs, prices[:3], strict=True):
-        assert own == pytest.approx(of_shards, rel=1e-9)
 
 
 def test_not_every_table_may_be_a_copy() -> None:

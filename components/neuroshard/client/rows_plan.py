@@ -125,7 +125,9 @@ def check_by_access(model: nn.Module, plan: Plan, whose: str) -> Plan:
     task = plan.parted
     copied = plan.held.by_access.hot & task.constraints.data_parallel
     task = task.model_copy(update={"tables": tuple(table for table in task.tables if table.name not in copied)})
-    return plan.named.model_copy(update={"task": task, "shards": tuple(s for s in plan.shards if s.table not in copied)})
+    return plan.named.model_copy(
+        update={"task": task, "shards": tuple(s for s in plan.shards if s.table not in copied)}
+    )
 
 
 def _blocks(plan: Plan, name: str) -> int:

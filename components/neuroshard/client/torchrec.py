@@ -215,7 +215,9 @@ def to_torchrec(
         own = {"tables": whole.parted.tables, "batch_size": now.batch_size, "pipeline": now.pipeline}
         own |= {"step_ledger": now.step_ledger}
         with_copies = whole.parted.model_copy(update=own)
-        check_memory(trained.named.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
+        check_memory(
+            trained.named.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense
+        )
     check_trained(plan, kinds, optimizers, whose)
     check_id_maps(places, collections, optimizers, device_type, compute_kernel)
     check_averaged(plan, optimizers, whose)

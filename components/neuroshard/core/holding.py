@@ -46,7 +46,9 @@ class Holding(Value):
     def beyond(cls, asked: Mapping[str, TableRule], named: TableRule) -> Self | None:
         """What a rule names beyond the rules that were asked for, of the same table; None where that is nothing."""
         rule = asked.get(named.table)
-        said = {name: getattr(named, name) for name in FIELDS if rule is None or getattr(rule, name) != getattr(named, name)}
+        said = {
+            name: getattr(named, name) for name in FIELDS if rule is None or getattr(rule, name) != getattr(named, name)
+        }
         if said.get("tier") == "hbm":
             del said["tier"]
         said = {name: value for name, value in said.items() if value is not None}

@@ -55,7 +55,7 @@ from neuroshard.search.mapped import blocks_only, check_mapped, or_every_copied
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
-from neuroshard.search.problem.layout import lay_out, make_plan, placement_of
+from neuroshard.search.problem.layout import lay_out, make_plan
 from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -264,8 +264,8 @@ def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
     bound = lower_bound(problem, found.best)
     check_host_memory(problem.task, shards)
     return make_plan(
+        given.cost_model,
         problem,
-        placement_of(problem, shards, found.best),
         shards,
         baselines=heuristics,
         bound_ms=bound.ms,

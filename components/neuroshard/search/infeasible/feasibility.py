@@ -111,7 +111,8 @@ def misfit(problem: Problem, placement: Placement) -> str:
     lost = placement.shards[placement.devices < 0]
     largest = lost[np.argmax(problem.nbytes[lost])]
     placed = Placement(placement.shards[placement.devices >= 0], placement.devices[placement.devices >= 0])
-    left = problem.memory - problem.sums(placed)[2]
+    left = problem.memory.copy()
+    np.subtract.at(left, placed.devices, problem.nbytes[placed.shards])
     if problem.capped[problem.group[largest]]:
         return (
             f"{problem.columns[largest]} columns of {problem.name(problem.group[largest])} would be on one device with others of "

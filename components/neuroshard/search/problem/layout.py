@@ -1,13 +1,14 @@
 """From a placement to a plan: where each shard's columns begin, and what the plan is predicted to cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.part import Part
-from neuroshard.core.plan import Baseline, DeviceCost, Improvement, Plan, Provenance, Shard
-from neuroshard.costmodel.averaging import averaging_ms, least_averaging_ms
+from neuroshard.core.plan import Baseline, Improvement, Plan, Provenance, Shard
+from neuroshard.costmodel.averaging import averaged_bytes, averaging_ms, least_averaging_ms
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
 from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of
@@ -17,8 +18,8 @@ from neuroshard.search.step_room import check_step
 
 
 def make_plan(
+    model: CostModel,
     problem: Problem,
-    placement: Placement,
     shards: tuple[Shard, ...],
     *,
     baselines: Mapping[str, Placement | str],
@@ -27,77 +28,52 @@ def make_plan(
     improvements: tuple[Improvement, ...],
     provenance: Provenance,
 ) -> Plan:
-    """The plan of a placement in these shards, with what each baseline's costs, or why it has none. All are priced anew.
+    """The plan of these shards, priced by the cost `model`, and what each baseline's costs, or why it has none. The `problem` is
+    that of the plan's task.
 
     Raises InvalidInput where the cost model predicts a cost that is negative or not finite, and StepDoesNotFit where a device has
     no room for a step.
     """
-    check_step(problem.task, shards)
-    solved = {name: other for name, other in baselines.items() if isinstance(other, Placement)}
-    placements = [placement, *solved.values()]
-    compute, forward, backward = problem.costs(placements)
-    held = (
-        np.zeros(len(placements)) if problem.task.groups is None else [_averaged_bytes(problem, p) for p in placements]
-    )
-    averaging = np.array([averaging_ms(problem.model, problem.task, float(nbytes)) for nbytes in held])
-    total = compute + forward + backward + averaging[:, None]
+    task = problem.task
+    check_step(task, shards)
+    prices = price_shards(model, task, shards)
+    assert prices is not None  # models that price no rows split none
+    total = prices.total_ms
     if not (np.isfinite(total).all() and total.min() >= 0):
-        raise InvalidInput(f"cost model {problem.model.name} predicts {total.min():g} ms for a device; train it again")
-    baseline_ms = dict(zip(solved, total[1:].tolist(), strict=True))
+        raise InvalidInput(f"cost model {model.name} predicts {total.min():g} ms for a device; train it again")
     return Plan(
-        task=problem.task.keeping_free(()),
+        task=task.keeping_free(()),
         shards=shards,
-        predicted_ms=tuple(total[0].tolist()),
-        predicted=tuple(
-            DeviceCost(
-                compute_ms=c, forward_collective_ms=f, backward_collective_ms=b, averaging_ms=float(averaging[0])
-            )
-            for c, f, b in zip(compute[0].tolist(), forward[0].tolist(), backward[0].tolist(), strict=True)
-        ),
+        predicted_ms=tuple(total.tolist()),
+        predicted=prices.of_devices,
         baselines=tuple(
             Baseline(algorithm=name, error=other)
             if isinstance(other, str)
             else Baseline(
                 algorithm=name,
-                predicted_ms=tuple(baseline_ms[name]),
+                predicted_ms=_baseline_ms(model, problem, other),
                 cuts=len(other.shards) - len(problem.whole),
             )
             for name, other in baselines.items()
         ),
         lower_bound_ms=None
         if bound_ms is None
-        else min(bound_ms + least_averaging_ms(problem.model, problem.task), float(total[0].max())),  # sums round
+        else min(bound_ms + least_averaging_ms(model, task), float(total.max())),  # sums round
         bound_assumptions=bound_assumptions,
         # a search does not weigh averaging, whose cost differs from plan to plan
-        improvements=() if problem.task.groups is not None else improvements,
+        improvements=() if task.groups is not None else improvements,
         provenance=provenance,
     )
 
 
-def _averaged_bytes(problem: Problem, placement: Placement) -> int:
-    """Bytes of weights and optimizer state of the device that holds most under a placement, without copies."""
-    parts, devices, times = list[Part](), list[int](), list[int]()
-    for shard, device in zip(placement.shards.tolist(), placement.devices.tolist(), strict=True):
-        group = problem.group[shard]
-        equal = int(problem.units[shard]) if problem.in_equal_shards[group] else 1
-        tables = problem.tables[group]
-        for table in tables:
-            dim = table.dim if len(tables) > 1 else int(problem.columns[shard]) // equal
-            parts.append(Part(table, table.rows, dim))
-            devices.append(device)
-            times.append(equal)
-    for group, place in zip(placement.spread.tolist(), placement.places.tolist(), strict=True):
-        if problem.options.way_of[place] == problem.options.copied:
-            continue
-        table = problem.tables[group][0]
-        for piece in problem.options.shards(table, place):
-            parts.append(Part(table, piece.rows, piece.dim))
-            devices.append(piece.device)
-            times.append(1)
-    held = [0] * problem.devices
-    for memory, device, equal in zip(problem.task.memories(parts), devices, times, strict=True):
-        held[device] += equal * (memory.weights + memory.optimizer)
-    return max(held)
+def _baseline_ms(model: CostModel, problem: Problem, placement: Placement) -> tuple[float, ...]:
+    """What each device takes under a baseline's placement, whose shards of a table on one device are one."""
+    state, task = State.of(problem, placement), problem.task
+    more = state.launched_ms
+    if task.groups is not None:
+        more += averaging_ms(model, task, averaged_bytes(task, lay_out(state)))
+    each: Floats = np.sum(device_costs(problem.model, state.sums, state.dims), axis=0) + more
+    return tuple(each.tolist())
 
 
 def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard, ...]:
@@ -122,24 +98,3 @@ def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard
         for shard in laid:
             shards[shard.table].append(shard)
     return tuple(shard for laid in shards.values() for shard in laid)
-
-
-def placement_of(problem: Problem, shards: Sequence[Shard], plan: State) -> Placement:
-    """These shards of a plan as a placement. Several shards of a table on one device stay several, unlike in the plan's widths;
-    and the problem may have cut the tables otherwise than the plan's, which keeps the cuts of a current plan."""
-    number = {tables[0].name: group for group, tables in enumerate(problem.tables)}
-    there = zip((plan.problem.tables[group][0].name for group in plan.problem.spread), plan.problem.places, strict=True)
-    spread = {
-        number[name]: place for name, place in there if name in number
-    }  # not those that are copied in the problem anyway
-    column_wise = set(number.values()).difference(spread)
-    held = sorted(
-        (number[shard.table], shard.device, shard.column_offset, shard.dim)
-        for shard in shards
-        if number.get(shard.table) in column_wise
-    )
-    groups, devices, _, dims = np.array(held, dtype=np.int64).reshape(-1, 4).T
-    widest = np.array([tables[0].dim for tables in problem.tables])[groups]
-    units = dims * problem.all_units[groups] // widest
-    chosen, places = (np.array(list(of), dtype=np.int64) for of in (spread, spread.values()))
-    return Placement(problem.first[groups] + units, devices, chosen, places)

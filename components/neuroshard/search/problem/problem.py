@@ -1,7 +1,7 @@
 """A sharding task as arrays: its placed and its spread sharding options, each priced once by the cost model."""
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cached_property
 from types import MappingProxyType
 
@@ -13,12 +13,12 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import MOST_PREDICTED_MS
 from neuroshard.core.sharding import DATA_PARALLEL, SHARDINGS, Sharding
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.network import sending_more, waiting_ms
+from neuroshard.costmodel.network import sending_more
 from neuroshard.costmodel.pricing import CopyPrices, LaunchMs
-from neuroshard.costmodel.protocol import CostModel, Floats, Ints, device_costs
+from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.problem.column_shards import ColumnShards, Placement
 from neuroshard.search.problem.kinds import MayHold
-from neuroshard.search.problem.launches import NONE, LaunchCosts, distinct
+from neuroshard.search.problem.launches import NONE, LaunchCosts
 from neuroshard.search.problem.spread import SpreadOptions, blocks_of, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
@@ -309,42 +309,3 @@ class Problem(ColumnShards):
         """What the `narrowest` shard of each group takes alone, infinite if no device has room for it: (G,)."""
         fits = self.nbytes[self.narrowest] <= self.roomiest()
         return np.where(fits, self.alone_ms(self.narrowest), np.inf)
-
-    def sums(self, placement: Placement) -> tuple[Floats, Floats, Ints]:
-        """What each device holds: sum of vectors (D, K), columns sent (D,), bytes (D,) of what is not spread."""
-        self.price(placement.shards)
-        order = np.argsort(placement.devices, kind="stable")
-        shards, devices = placement.shards[order], placement.devices[order]
-        begins = np.flatnonzero(np.diff(devices, prepend=-1))
-        vectors = np.zeros((self.devices, self.vectors.shape[1]))
-        if len(shards):
-            vectors[devices[begins]] = np.add.reduceat(self.vectors[shards], begins)
-        dims: Floats = np.bincount(devices, weights=self.dims[shards], minlength=self.devices).astype(np.float64)
-        nbytes = np.zeros(self.devices, dtype=np.int64)
-        np.add.at(nbytes, devices, self.nbytes[shards])
-        return vectors + self.base, dims + self.base_dims, nbytes
-
-    def costs(self, placements: Sequence[Placement]) -> tuple[Floats, Floats, Floats]:
-        """Compute, forward all-to-all and backward all-to-all ms of P placements that fit: three (P, D)."""
-        each = [self._costs(placement) for placement in placements]
-        compute, forward, backward = (np.stack(of) for of in zip(*each, strict=True))
-        return compute, forward, backward
-
-    def _costs(self, placement: Placement) -> tuple[Floats, Floats, Floats]:
-        """The same of one placement: three (D,)."""
-        there = self.with_spread(placement.spread, placement.places)
-        assert there is not None
-        vectors, dims, _ = there.sums(placement)
-        launched, copies = there._launched(self._cut(placement)), there.copies_ms
-        compute, forward, backward = (
-            ms + more + own
-            for ms, more, own in zip(device_costs(there.model, vectors, dims), launched, copies, strict=True)
-        )
-        waiting = waiting_ms(self.model, vectors)
-        return compute - waiting, forward + waiting, backward
-
-    def _cut(self, placement: Placement) -> Ints:
-        """The table groups of which a placement has shards that are not whole: also those on one device in equal shards."""
-        groups = self.group[placement.shards]
-        cut = (self.units[placement.shards] < self.all_units[groups]) | self.in_equal_shards[groups]
-        return distinct(groups[cut])

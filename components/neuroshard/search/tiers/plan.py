@@ -19,7 +19,7 @@ from neuroshard.search.given import Given
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
-from neuroshard.search.problem.layout import make_plan, placement_of
+from neuroshard.search.problem.layout import make_plan
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.tiers.copies import worth_copying
@@ -109,8 +109,8 @@ def beyond_hbm(given: Given) -> Plan:
     kept = None if before is None else before.kept
     problem = Problem(planned, model, settings.tuning, cut_before=() if kept is None else kept.cut)
     return make_plan(
+        given.cost_model,
         problem,
-        placement_of(problem, shards, found.plan.state),
         shards,
         baselines={},
         bound_ms=found.bound.ms,
