@@ -144,7 +144,7 @@ def torchrec(settings: Settings) -> Section:
         for plan in plans:
             prices = price_shards(model, plan.held, plan.shards)
             assert prices is not None
-            too_full = fullest(plan.task, plan.shards) > min(task.placeable_bytes)
+            too_full = fullest(plan.held, plan.shards) > min(task.placeable_bytes)
             costs.append((too_full, float(prices.total_ms.max())))
         if not costs:
             none += 1

@@ -142,7 +142,7 @@ def says_what_is_true_of_it(plan: Plan, rounds: int) -> None:
     assert plan.provenance.rounds == (rounds if plan.provenance.algorithm == "local-search" else None)
     assert plan.cost_ms is not None
     assert plan.lower_bound_ms is None or plan.lower_bound_ms <= plan.cost_ms
-    prices = price_shards(open_cost_model("analytic:h100", plan.task.batch_size), plan.task, plan.shards)
+    prices = price_shards(open_cost_model("analytic:h100", plan.task.batch_size), plan.held, plan.shards)
     assert prices is not None
     assert prices.total_ms.max() == pytest.approx(plan.cost_ms)
 

@@ -63,7 +63,7 @@ def test_plans_are_above_their_bound_and_a_longer_dense_time_costs_no_more(seed:
     for dense_ms in (0.3 * fetched, fetched, 4 * fetched):
         task = drawn(seed, 8, 2, share, dense_ms)
         plan = planned(task)
-        again = price_shards(analytic_model("h100", task.batch_size), plan.task, plan.shards)
+        again = price_shards(analytic_model("h100", task.batch_size), plan.held, plan.shards)
         assert again is not None
         assert again.total_ms.max() == pytest.approx(plan.cost_ms)
         assert plan.lower_bound_ms <= plan.cost_ms
@@ -101,7 +101,7 @@ def test_a_plan_says_what_is_hidden_under_what() -> None:
     [said] = [note for note in hidden.provenance.notes if "dense layers" in note]
     assert "0.250 ms are hidden under dense layers of 0.25 ms" in said
     assert hidden.task.dense_ms == 0.25
-    assert hidden.format_version == 3
+    assert hidden.format_version == 7
 
 
 def test_where_no_time_is_hidden_a_search_is_as_without_prefetching() -> None:
