@@ -3,13 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from helpers.refusals import refused
 from neuroshard.core.constraints import TableRule
-from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.moves import moved_bytes, moves
+from neuroshard.core.errors import UsageError
+from neuroshard.core.moves import moves
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, device_memory, shardings_of
 from neuroshard.core.row_order import RowOrder
@@ -148,21 +146,6 @@ def test_from_a_plan_tables_stay_as_they_are_held() -> None:
     assert held(kept) == held(before)
     plain = found(task, NONE)
     assert held(found(task, replace(AUTO, move_budget_bytes=0), previous=plain)) == {}
-
-
-def test_rows_that_are_hot_by_both_orders_count_as_such() -> None:
-    hot = 5_000
-    before = with_hot(sequence(), hot)
-    then = before.task
-    large, *small = then.tables
-    order = large.row_order.model_copy(update={"ids_digest": "2" * 64})
-    now = then.model_copy(update={"tables": (large.model_copy(update={"row_order": order}), *small)})
-    listed = np.random.default_rng(0).permutation(large.rows)[: order.hot_rows]
-    stay = replace(NONE, move_budget_bytes=0)
-    again = search(now, MODEL, stay, previous=before, read=lambda order: listed)  # one list, made twice
-    assert moved_bytes(before, again, {"large": hot}) == 0
-    with refused(Infeasible, "0 B", "--move-budget"):
-        search(now, MODEL, stay, previous=before)
 
 
 def test_another_number_of_hot_rows_is_taken_where_that_is_worth_moving() -> None:

@@ -187,20 +187,6 @@ def drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> l
     return [drift for drift, _ in _drifts(was, newer, read)]
 
 
-def hot_in_both(was: ShardingTask, now: ShardingTask, read: ReadIds) -> dict[str, int]:
-    """How many rows are hot by the orders of two plans, of each table that both hold in two parts, by different orders. None of
-    them where `read` does not find a list (NotFound, InvalidInput): moves are then counted without."""
-    before, after, found = was.constraints.rows_by_access, now.constraints.rows_by_access, dict[str, int]()
-    for name, old in was.orders.items():
-        new, hot_rows = now.orders.get(name), before[name].hot_rows
-        if new is None or hot_rows is None or after[name].hot_rows is None or old.ids_digest == new.ids_digest:
-            continue
-        with suppress(NotFound, InvalidInput):
-            then, today = read(old)[:hot_rows], read(new)[: after[name].hot_rows]
-            found[name] = len(np.intersect1d(then, today, assume_unique=True))
-    return found
-
-
 def as_now(was: ShardingTask, today: ShardingTask, read: ReadIds) -> tuple[ShardingTask, list[Drift]]:
     """The task of a plan with the shares of the lookups that the rows of its orders have now, and their `drifts`, by the newer
     orders of today's tables. Where `read` finds no list (NotFound) of a table that is not held by access today, nothing is known

@@ -7,7 +7,7 @@ and priced, with the heuristics' plans and a lower bound beside it.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from neuroshard.costmodel.uncertainty import cost_ranges
 from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
-from neuroshard.files.row_orders import ReadIds, files_of, hot_in_both, ids_among, kept_orders, write_ids
+from neuroshard.files.row_orders import ReadIds, files_of, ids_among, kept_orders, write_ids
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import LOCAL_SEARCH
@@ -73,15 +73,12 @@ def search(
     trust: Trust = UNKNOWN,
     notes: tuple[str, ...] = (),
     watch: Watch | None = None,
-    read: ReadIds | None = None,
 ) -> Plan:
     """The plan with the fastest slowest device that `settings.algorithm` finds, and what the heuristics' plans cost.
 
-    With a `previous` plan the search starts from it. `read` reads the lists of row orders, so that rows which are hot by that
-    plan's order and by today's count as such; without it, as many do as by chance (core/moves.py). `trust` and `notes` go into
-    the plan's provenance. `watch` is the clock of the search, with the time budget of the settings, from now on unless it began
-    before. It is told of every plan that is better than all before. Once its `stop` is set, the search ends with the best plan
-    so far.
+    With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `watch` is the clock of
+    the search, with the time budget of the settings, from now on unless it began before. It is told of every plan that is better
+    than all before. Once its `stop` is set, the search ends with the best plan so far.
 
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
@@ -90,7 +87,7 @@ def search(
     watch = watch or Watch(settings.time_budget_s)
 
     def found() -> Plan:
-        return _found_plan(task, cost_model, settings, previous, trust, notes, watch, read)
+        return _found_plan(task, cost_model, settings, previous, trust, notes, watch)
 
     def given(start: Plan) -> Given:
         before = Previous.of(start, task)
@@ -116,7 +113,6 @@ def _found_plan(
     trust: Trust,
     notes: tuple[str, ...],
     watch: Watch,
-    read: ReadIds | None,
 ) -> Plan:
     """As `search`, without what it says of the plan that it returns."""
     if previous is not None and (differ := other_groups(previous.task, task)):
@@ -132,8 +128,7 @@ def _found_plan(
         )
 
     def found(one: ShardingTask, watch: Watch) -> Plan:
-        both = {} if previous is None or read is None else hot_in_both(previous.task, one, read)
-        start = None if previous is None else Previous.of(previous, one, both)
+        start = None if previous is None else Previous.of(previous, one)
         plan = with_room(one.parted, lambda task: _searched(task, cost_model, settings, start, trust, notes, watch))
         return unparted(plan, one) if one.constraints.rows_by_access else plan
 
@@ -419,7 +414,6 @@ def run(
     if keeping is not None:
         listed, more = kept_orders(listed, keeping.plan.task, keeping.read)
         said = (*said, *more)
-    read = None if keeping is None else cache(keeping.read)  # a list may be 16 MiB, and is asked for more than once
     # groups have batches of their own, which a model may know without that of all ranks
     model = open_cost_model(cost_model, order.task.get("batch_size")) if order.groups is None else None
     task = task_of(order, listed, model)
@@ -428,7 +422,7 @@ def run(
     def find(one: ShardingTask, watch: Watch) -> Plan:
         own = model or open_cost_model(cost_model, one.batch_size)
         trust = trust_in(own, instead)
-        return search(one, own, settings, previous=before, trust=trust, notes=(*said, *notes), watch=watch, read=read)
+        return search(one, own, settings, previous=before, trust=trust, notes=(*said, *notes), watch=watch)
 
     plan = search_in_groups(order, task, find, watch or Watch(settings.time_budget_s), before)
     if out is not None:
