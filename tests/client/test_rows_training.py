@@ -47,11 +47,15 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("held", "optimizer"),
-    [(DEALT, "adagrad"), (APART, "rowwise_adagrad"), (COPIED, "sgd"), (COPIED, "adagrad"), (COPIED, "rowwise_adagrad")],
-    ids=["dealt-adagrad", "apart-rowwise", "copied-sgd", "copied-adagrad", "copied-rowwise"],
+    ("kind", "held", "optimizer"),
+    [
+        ("pooled", DEALT, "adagrad"),
+        ("pooled", COPIED, "rowwise_adagrad"),
+        ("sequences", APART, "rowwise_adagrad"),
+        *[("sequences", COPIED, optimizer) for optimizer in ("sgd", "adagrad", "rowwise_adagrad")],
+    ],
+    ids=["pooled-dealt", "pooled-copied", "apart", "copied-sgd", "copied-adagrad", "copied-rowwise"],
 )
-@pytest.mark.parametrize("kind", ["pooled", "sequences"])
 def test_tables_held_by_access_learn_what_others_do(
     tmp_path: Path, kind: str, held: Mapping[str, TableRows], optimizer: str
 ) -> None:
@@ -79,13 +83,16 @@ def test_means_that_are_dealt_stand_with_row_wise_ones(tmp_path: Path) -> None:
     check(2, tmp_path, Means(), {"a": dealt(41, 2), "b": dealt(17, 2), "c": dealt(29, 2)}, "abc")
 
 
-@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
+@pytest.mark.parametrize("held", [DEALT, COPIED], ids=["dealt", "copied"])
 def test_lookups_have_their_weights(tmp_path: Path, held: Mapping[str, TableRows]) -> None:
     check(2, tmp_path, Case(weighted=True, optimizer="rowwise_adagrad"), held)
 
 
-@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
-@pytest.mark.parametrize("kind", ["pooled", "sequences"])
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [("pooled", DEALT), ("pooled", APART), ("sequences", APART), ("sequences", COPIED)],
+    ids=["dealt", "pooled", "apart", "copied"],
+)
 def test_fp16_rows_are_rounded_alike(tmp_path: Path, kind: str, held: Mapping[str, TableRows]) -> None:
     case = Case(kind=kind, data_type=DataType.FP16, fused={"stochastic_rounding": False})
     check(2, tmp_path, case, held, most=0.0 if kind == "sequences" and held is not COPIED else 3e-4)

@@ -1,4 +1,5 @@
-"""Rows by access in a plan: a table dealt over its row blocks, or held in two parts, by the order of its rows (row_order.py).
+"""Rows by access in a plan: a table dealt over its row blocks, or held in two parts, by the order of its rows (row_order.py). New
+plans hold sequences in two parts, and older ones all else that is here too.
 
 A table held in two parts stands in a plan's shards as two tables, `<table>/hot` and `<table>/cold`: its hottest rows and the
 others. Each has a sharding type and a tier of its own. `ShardingTask.parted` is the task in which these two stand for it, so what
