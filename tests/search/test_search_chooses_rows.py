@@ -85,7 +85,7 @@ def cheaper(task: ShardingTask) -> Plan:
     assert held(plan).keys() == {"large"}
     assert ms(plan) < ms(without) * (1 - WORTH)
     assert AS_HELD in plan.bound_assumptions
-    assert [note for note in plan.provenance.notes if "by access: that saves" in note]
+    assert [note for note in plan.provenance.notes if "copied (large): that saves" in note]
     return plan
 
 
@@ -170,7 +170,7 @@ def with_hot(task: ShardingTask, hot_rows: int) -> Plan:
 def test_a_table_is_whole_again_where_copies_gain_nothing_any_more() -> None:
     again = found(sequence(lookups=0.1), previous=found(sequence()))
     assert held(again) == {}
-    assert any("1 sequence no longer (large)" in note for note in again.provenance.notes)
+    assert any("1 sequence are no longer copied (large)" in note for note in again.provenance.notes)
 
 
 def test_only_local_search_chooses() -> None:

@@ -157,9 +157,11 @@ def _saves(held: Mapping[str, int], share: float, without: Plan) -> str:
     """A line on the hot rows that were chosen, and the share of a plan's ms that they save."""
     in_two, whole = ([name for name, rows in held.items() if bool(rows) is so] for so in (True, False))
     said = [f"hot rows of {counted(len(in_two), 'sequence')} are copied ({first_few(in_two)})"] if in_two else []
-    said += [f"those of {counted(len(whole), 'sequence')} no longer ({first_few(whole)})"] if whole else []
+    said += (
+        [f"hot rows of {counted(len(whole), 'sequence')} are no longer copied ({first_few(whole)})"] if whole else []
+    )
+    needs = "; the trainer needs their lists of hot ids. TorchRec's use_index_dedup needs none, and may save as much"
     return (
-        f"{' and '.join(said)} by access: that saves {share:.1%} of the {without.cost_ms:.3f} ms of the plan found "
-        f"{'with tables held as before' if _held(without) else 'without'}; the trainer needs their lists of hot ids. TorchRec's "
-        "use_index_dedup needs none, and may save as much"
+        f"{' and '.join(said)}: that saves {share:.1%} of the {without.cost_ms:.3f} ms of the plan found "
+        f"{'with tables held as before' if _held(without) else 'without'}{needs if in_two else ''}"
     )
