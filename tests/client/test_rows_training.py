@@ -14,6 +14,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.streamable import Pipelineable
 
+from helpers import refusals
 from helpers.gloo import on_ranks
 from helpers.row_trainers import Case, Trainer, dealt, differences, in_parts
 from neuroshard.client.rows import CollectionByAccess, TableRows
@@ -223,20 +224,12 @@ def test_wrong_ids_go_where_they_went_to_a_dealt_table(row: int) -> None:
     assert inside["f->a/dealt"].values().tolist()[0] == row
 
 
-def test_what_cannot_be_held_by_access_is_refused() -> None:
+def test_means_with_weights_are_refused() -> None:
     config = EmbeddingBagConfig(
         name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"], pooling=PoolingType.MEAN
     )
-    weighted, plain = EmbeddingBagCollection([config], is_weighted=True), EmbeddingBagCollection([config])
-    for module, held, said in [
-        (weighted, {"t": in_parts(9, 3, count=3)}, "table 't' is pooled by mean with weights"),
-        (plain, {"u": in_parts(9, 3, count=3)}, "table 'u' is to be held by access, and the collection lacks it"),
-        (plain, {"t": in_parts(8, 3, count=3)}, "table 't' has 9 rows, and is to be held in parts of 3 and 5"),
-        (plain, {"t": in_parts(9, 9, count=3)}, "in parts of 9 and 0"),
-    ]:
-        with pytest.raises(InvalidInput) as refused:
-            CollectionByAccess(module, held)
-        assert said in str(refused.value)
+    with refusals.refused(InvalidInput, "'t'", "mean", "weights"):
+        CollectionByAccess(EmbeddingBagCollection([config], is_weighted=True), {"t": in_parts(9, 3, count=3)})
 
 
 def test_variable_batches_are_refused() -> None:
