@@ -116,7 +116,7 @@ bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trai
 	@$(BIN)/python tests/bench/release.py $(ARGS)
 	@$(BIN)/python tests/bench/trainer.py $(ARGS)
 
-bench-rows: .venv/dev.done ## what rows by access cost and save two gloo ranks, and a search: the map, row blocks, sequences, shaped links (as root); ARGS="--tables-dir FOLDER", "--ratings u.data --requests FILE" (real streams), --quick
+bench-rows: .venv/dev.done ## what copies of hot rows cost and save two gloo ranks, and a search: the map, sequences, shaped links (as root); ARGS="--tables-dir FOLDER", "--ratings u.data --requests FILE" (real streams), --quick
 	@$(BIN)/python tests/bench/rows.py $(ARGS)
 
 bench-search: .venv/dev.done ## our search beside its peers; ARGS="--tables-dir FOLDER" of public table sets, --quick for some of it

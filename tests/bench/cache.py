@@ -32,7 +32,7 @@ from neuroshard.core.table import Table
 from neuroshard.costmodel.cache import MissCurve, miss_curve
 from neuroshard.files.access import count_bins
 from neuroshard.files.count_access import AccessCounter
-from neuroshard.files.row_orders import share_now
+from neuroshard.files.row_orders import shares_now
 
 MOST_WARM_UP = 400  # batches; what needs more is left out
 TIMED_ROWS = 100_000  # distinct rows of the batches after the warm-up, so that a rate is known to 0.3 points
@@ -274,7 +274,7 @@ def row_orders(ratings: Path | None, requests: Path | None) -> tuple[list[str], 
         shares = (
             old.share_of(hottest),
             np.isin(np.concatenate(batches[half:]), old_ids[:hottest]).mean(),
-            share_now(old_ids[:hottest], new, new_ids),
+            shares_now(old_ids[:hottest], new, new_ids).sum(),
         )
         rows.append([name, f"{of_table:,}", f"{hottest:,}", *(f"{share * 100:.1f}" for share in shares)])
     return columns, rows

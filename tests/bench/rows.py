@@ -1,23 +1,22 @@
-"""What rows by access cost and save a trainer on two gloo ranks of this CPU, and a search. Run `make bench-rows`, or with
-ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json is (see bench/search.py), the search too; with
-ARGS="--ratings u.data --requests cloudPhysicsIO.txt" real streams, never committed: MovieLens 100K's ratings (GroupLens), and
-block requests, a number a line (libCacheSim's data/).
+"""What copies of hot rows cost and save a trainer of sequences on two gloo ranks of this CPU, and a search.
 
-Five questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
+Run `make bench-rows`, or with ARGS=--quick; with ARGS="--tables-dir FOLDER", where meta-production-1935.json is (see
+bench/search.py), the search too; with ARGS="--ratings u.data --requests cloudPhysicsIO.txt" real streams, never committed:
+MovieLens 100K's ratings (GroupLens), and block requests, a number a line (libCacheSim's data/).
+
+Four questions of the trainer, each of runs that take turns step by step in the same processes, so that whatever else this
 machine does meets all of them alike; medians, and the quarter of steps below and above:
 - what it costs to map an id, where ids are in order and by listed ids, beside what a plan's cost has for it;
-- a row-wise table whose ids are in order of access: a step as TorchRec deals rows out, and with rows dealt by access; and a
-  table-row-wise one on four ranks;
 - sequences: bytes sent and a step, with hot rows copied to both ranks, beside TorchRec's use_index_dedup. FBGEMM has the kernel
   of that (jagged_unique_indices) for GPUs alone: here torch.unique stands for it;
 - the same where the ranks are in network namespaces with a shaped link between them (tests/helpers/hosts.py). It needs root and
   iproute2, and is skipped without;
-- real streams in order of time: sequences with hot rows copied, and row blocks dealt, by an order that the product makes of the
-  first half, while steps read the second.
+- real streams in order of time: sequences with hot rows copied, by an order that the product makes of the first half, while
+  steps read the second.
 
-And of the search: what plans that may hold tables by access save in the model (analytic:h100), beside plans in tiers that may
-not, and how long they are sought. Tasks are drawn by seed as those of bench/tiers.py; each table has an order of its hottest
-million rows, or of half of them, by its own distribution; of every fourth ids are in this order.
+And of the search: what plans that may copy hot rows save in the model (analytic:h100), and how long they are sought. Tasks are
+drawn by seed as those of bench/tiers.py, and every second table is a sequence; each has an order of its hottest million rows, or
+of half of them, by its own distribution; of every fourth ids are in this order.
 """
 
 import argparse
@@ -42,7 +41,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -55,7 +54,7 @@ from helpers.hosts import Rank, enter, environment_of, hosts, lacks_hosts
 from helpers.row_trainers import sharding
 from helpers.streams import in_time, ordered
 from neuroshard.client.rows import CollectionByAccess, TableRows
-from neuroshard.client.rows_map import Part, RowMap
+from neuroshard.client.rows_map import Part
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
 from neuroshard.core.parts import ByAccess, RowsByAccess
 from neuroshard.core.plan import Plan
@@ -76,11 +75,9 @@ LINKS = ("500mbit", "100mbit")  # of a rank, in tc's words
 FIRST_SEED = 8_700_000  # add to it for tasks that nobody has looked at
 MOST_LISTED = 2**20
 # tables, devices, and HBM of all devices over what the tables need
-SIZES = (
-    (10, 2, 0.25), (10, 4, 0.5), (20, 4, 0.25), (20, 8, 0.1), (40, 8, 0.25), (10, 2, 1.4), (20, 4, 1.4), (40, 8, 1.3),
-)  # fmt: skip
+SIZES = (10, 2, 1.4), (10, 4, 0.5), (20, 4, 1.4), (20, 8, 0.25), (40, 8, 1.3)
 SEARCHED = (
-    "tables", "devices", "HBM", "without, ms", "with, ms", "saved", "in two parts and dealt",
+    "tables", "devices", "HBM", "without, ms", "with, ms", "saved", "sequences with copies",
     "CPU s without", "CPU s with", "ratio",
 )  # fmt: skip
 
@@ -102,15 +99,11 @@ class Zipf:
         return int(torch.searchsorted(self.shares, share)) + 1
 
 
-def model(
-    rows: int, held: TableRows | None = None, *, pooled: bool = False, dedup: bool = False, dim: int = DIM
-) -> Any:
-    """One row-wise table on all ranks, sharded, held by access or not; with use_index_dedup or not."""
+def model(rows: int, held: TableRows | None = None, *, dedup: bool = False, dim: int = DIM) -> Any:
+    """One row-wise sequence on all ranks, sharded, held by access or not; with use_index_dedup or not."""
     warnings.simplefilter("ignore")
-    of = {"name": "t", "num_embeddings": rows, "embedding_dim": dim, "feature_names": ["f"]}
-    given: Any = (
-        EmbeddingBagCollection([EmbeddingBagConfig(**of)]) if pooled else EmbeddingCollection([EmbeddingConfig(**of)])
-    )
+    of: dict[str, Any] = {"name": "t", "num_embeddings": rows, "embedding_dim": dim, "feature_names": ["f"]}
+    given: Any = EmbeddingCollection([EmbeddingConfig(**of)])
     given = given if held is None else CollectionByAccess(given, {"t": held})
     plan = EmbeddingModuleShardingPlan()
     for config_name, config_rows in (
@@ -211,11 +204,11 @@ def in_turn(
     return found
 
 
-def on_gloo(*arguments: Any, link: str = "", of_hosts: int = 1) -> list[Any]:
-    """What ranks found, RANKS of each host; or of one, with a link between them over which each sends at this rate."""
+def on_gloo(*arguments: Any, link: str = "") -> list[Any]:
+    """What RANKS ranks found; with a link between them over which each sends at this rate."""
     with tempfile.TemporaryDirectory() as folder, hosts(RANKS, 1, link) if link else nullcontext() as there:
         begin = partial(on_host, there)
-        return on_ranks(RANKS * of_hosts, Path(folder), in_turn, *arguments, timeout=500, begin=begin)
+        return on_ranks(RANKS, Path(folder), in_turn, *arguments, timeout=500, begin=begin)
 
 
 def on_host(there: Sequence[Rank] | None, rank: int) -> None:
@@ -260,46 +253,28 @@ def map_cost(rows: int, quick: bool) -> tuple[list[str], list[list[str]]]:
         ids = zipf.draw(samples * LOOKUPS, generator)
         ids = shuffled[ids] if listed else ids
         cells = [f"{listed:,}" if listed else "none: ids are in order"]
-        for parts in (
-            (Part("dealt", 0, rows, RANKS),),
-            (Part("hot", 0, hot, RANKS), Part("cold", hot, rows - hot, RANKS)),
-        ):
-            held = TableRows(parts, shuffled[:listed] if listed else None)
-            config = EmbeddingBagConfig(name="t", num_embeddings=rows, embedding_dim=4, feature_names=["f"])
-            collection = EmbeddingBagCollection([config], device=torch.device("meta"))
-            split, spent = CollectionByAccess(collection, {"t": held}).rows.split, []
-            for _ in range(count):
-                batch = KeyedJaggedTensor(["f"], ids, lengths=torch.full((samples,), LOOKUPS))
-                begin = time.process_time()
-                split(batch)
-                spent.append((time.process_time() - begin) / len(ids) * 1e9)
-            cells.append(spread(spent))
-        for how in (RowsByAccess(dealt=True), RowsByAccess(hot_rows=hot)):
-            order = RowOrder(
-                ids_digest="0" * 64 if listed else "",
-                rows=rows,
-                hot_rows=hot,
-                lookup_share=1.0,
-                time="2025-11-20T12:00:00Z",
-            )
-            by_access = ByAccess.of([Table(name="t", rows=rows, dim=4, pooling_factor=1, row_order=order)], {"t": how})
-            a_lookup = price.a_sample(by_access) + by_access.kernels * price.kernel / len(ids)
-            cells.append(f"{a_lookup * 1e6:.0f}")
-        found.append(cells)
-    return [
-        "listed ids",
-        "dealt, ns a lookup (quartiles)",
-        "in two parts, ns a lookup (quartiles)",
-        "priced: dealt",
-        "priced: in two parts",
-    ], found
+        parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
+        held = TableRows(parts, shuffled[:listed] if listed else None)
+        config = EmbeddingConfig(name="t", num_embeddings=rows, embedding_dim=4, feature_names=["f"])
+        collection = EmbeddingCollection([config], device=torch.device("meta"))
+        split, spent = CollectionByAccess(collection, {"t": held}).rows.split, []
+        for _ in range(count):
+            batch = KeyedJaggedTensor(["f"], ids, lengths=torch.full((samples,), LOOKUPS))
+            begin = time.process_time()
+            split(batch)
+            spent.append((time.process_time() - begin) / len(ids) * 1e9)
+        digest, when = "0" * 64 if listed else "", "2025-11-20T12:00:00Z"
+        order = RowOrder(ids_digest=digest, rows=rows, hot_rows=hot, lookup_share=1.0, time=when)
+        table = Table(name="t", rows=rows, dim=4, pooling_factor=1, pooling="none", row_order=order)
+        by_access = ByAccess.of([table], {"t": RowsByAccess(hot_rows=hot)})
+        a_lookup = price.a_sample(by_access) + by_access.kernels * price.kernel / len(ids)
+        found.append([*cells, spread(spent), f"{a_lookup * 1e6:.0f}"])
+    return ["listed ids", "in two parts, ns a lookup (quartiles)", "priced"], found
 
 
-def of_streams(
-    streams: Iterable[tuple[str, NDArray[np.int64], int]], samples: int, passes: int
-) -> tuple[list[list[str]], list[list[str]]]:
-    """Rows of two tables: sequences with hot rows copied, and row blocks dealt by access."""
-    sequences, blocks = list[list[str]](), list[list[str]]()
+def of_streams(streams: Iterable[tuple[str, NDArray[np.int64], int]], samples: int, passes: int) -> list[list[str]]:
+    """Rows of a table: sequences with hot rows copied."""
+    sequences = list[list[str]]()
     for name, ids, rows in streams:
         first, second = ids[: len(ids) // 2], ids[len(ids) // 2 :]
         a_step = RANKS * samples * LOOKUPS
@@ -307,7 +282,6 @@ def of_streams(
         found = ordered(np.array_split(first, len(steps)), rows)
         if found is None:
             sequences.append([name, f"{rows:,}", "no order", *[""] * (2 + len(COLUMNS + BYTES))])
-            blocks.append([name, f"{rows:,}", "no order", *[""] * (1 + len(COLUMNS))])
             continue
         hot_ids, base = torch.from_numpy(found[1].astype(np.int64)), "row-wise"
         hot = next((n for n in range(1, len(hot_ids)) if found[0].share_of(n) >= HOT_SHARE), len(hot_ids))
@@ -322,40 +296,30 @@ def of_streams(
             by_rank = on_gloo(rows, samples, passes * len(steps), partial(one_after_another, steps), runs)
             head = [name, f"{rows:,}", f"{hot:,}", f"{share:.1%}", f"{dim}"]
             sequences += [[*head, *row_of(run, by_rank, base, with_bytes=True)] for run in runs]
-        by_frequency = torch.from_numpy(np.argsort(np.argsort(-np.bincount(first, minlength=rows), kind="stable")))
-        for numbered, lists, read in (("by frequency", None, by_frequency[steps]), ("of the stream", hot_ids, steps)):
-            dealt = TableRows((Part("dealt", 0, rows, RANKS),), lists)
-            runs = {base: {"pooled": True}, "dealt by access": {"pooled": True, "held": dealt}}
-            by_rank = on_gloo(rows, samples, passes * len(read), partial(one_after_another, read), runs)
-            places = dealt.parts[0].held_in(RowMap("t", rows, lists).ranks(read)[0])
-            for run, held in zip(runs, (read, places), strict=True):
-                shares = torch.bincount(held.flatten() // -(-rows // RANKS)) / held.numel()
-                row = row_of(run, by_rank, base, with_bytes=False)
-                blocks.append([name, f"{rows:,}", numbered, f"{float(shares.max()):.1%}", *row])
-    return sequences, blocks
+    return sequences
 
 
-def with_order(table: Table, *, ids_in_order: bool) -> Table:
-    """The table with an order of its rows by its own distribution."""
+def with_order(table: Table, place: int) -> Table:
+    """The table, every second a sequence, with an order of its rows by its own distribution."""
     hot = max(min(table.rows // 2, MOST_LISTED), 1)
     points = tuple((2**n, table.hottest_share(2**n)) for n in range(hot.bit_length()) if 2**n < hot)
     order = RowOrder(
-        ids_digest="" if ids_in_order else "0" * 64,
+        ids_digest="" if place % 4 == 0 else "0" * 64,
         rows=table.rows,
         hot_rows=hot,
         lookup_share=table.hottest_share(hot),
         points=points,
         time="2025-11-20T12:00:00Z",
     )
-    return table.model_copy(update={"row_order": order})
+    return table.model_copy(update={"row_order": order, "pooling": "sum" if place % 2 else "none"})
 
 
 def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -> list[list[str]]:
-    """Plans of drawn tasks without tables by access and with them: what they cost, and CPU seconds to find them."""
+    """Plans of drawn tasks without copies of hot rows and with them: what they cost, and CPU seconds to find them."""
     found = []
     for number, (count, devices, share) in enumerate(sizes):
         task = drawn(count, devices, seed + number, share, folder)
-        tables = tuple(with_order(table, ids_in_order=place % 4 == 0) for place, table in enumerate(task.tables))
+        tables = tuple(with_order(table, place) for place, table in enumerate(task.tables))
         task = task.model_copy(update={"tables": tables})
         model = analytic_model("h100", task.batch_size)
         plans, spent = list[Plan](), list[float]()
@@ -366,7 +330,6 @@ def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -
             spent.append(time.process_time() - begin)
         without_ms, with_ms = (plan.cost_ms or 0.0 for plan in plans)
         held = plans[1].held.constraints.rows_by_access
-        in_two = sum(how.hot_rows is not None for how in held.values())
         found.append(
             [
                 f"{count}",
@@ -375,7 +338,7 @@ def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -
                 f"{without_ms:.3f}",
                 f"{with_ms:.3f}",
                 f"{1 - with_ms / without_ms:.1%}",
-                f"{in_two} and {len(held) - in_two}",
+                f"{len(held)}",
                 f"{spent[0]:.1f}",
                 f"{spent[1]:.1f}",
                 f"{spent[1] / spent[0]:.2f}",
@@ -393,7 +356,7 @@ def main() -> int:
     parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
     parser.add_argument("--requests", type=Path, help="a number a line, in order of time")
     parser.add_argument(
-        "--only", default="map,blocks,sequences,links,streams,search", help="some of them, separated by commas"
+        "--only", default="map,sequences,links,streams,search", help="some of them, separated by commas"
     )
     options = parser.parse_args()
     if options.publish and options.quick:
@@ -421,40 +384,12 @@ def main() -> int:
             columns,
             found,
         )
-    if "blocks" in only:
-        found = []
-        for exponent in EXPONENTS:
-            runs: dict[str, dict[str, Any]] = {
-                "as TorchRec deals rows": {"held": None, "pooled": True},
-                "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),)), "pooled": True},
-            }
-            for of_hosts, kind in ((1, "row-wise"), (2, "table-row-wise")):
-                by_rank = on_gloo(
-                    rows,
-                    samples,
-                    steps,
-                    partial(drawn_by_zipf, rows, samples * LOOKUPS, exponent),
-                    runs,
-                    of_hosts=of_hosts,
-                )
-                some = [row_of(name, by_rank, next(iter(runs)), with_bytes=False) for name in runs]
-                found += [[f"{exponent:g}", kind, *row] for row in some]
-        show(
-            "blocks",
-            "What do row blocks that are dealt by access save, where ids are in order of access? Of a row-wise table, and of one "
-            f"that is table-row-wise on the first of two hosts of as many ranks, which share this machine's cores: {size}.",
-            ("zipf", "table", *COLUMNS),
-            found,
-        )
     if "sequences" in only or "links" in only:
         hot, zipf = Zipf(rows, 1.05).hot_rows(HOT_SHARE), partial(drawn_by_zipf, rows, samples * LOOKUPS, 1.05)
         parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
-        sharded = Part("hot", 0, hot, RANKS), parts[1]
         runs = {
             "row-wise": {},
-            "dealt by access": {"held": TableRows((Part("dealt", 0, rows, RANKS),))},
             "hot rows copied": {"held": TableRows(parts)},
-            "hot rows row-wise": {"held": TableRows(sharded)},
             "use_index_dedup": {"dedup": True},
         }
         of_what = (
@@ -486,7 +421,7 @@ def main() -> int:
             f"made of the first half, steps read the second, {passes} times over: {samples} samples a rank of {LOOKUPS} ids that "
             f"follow each other, fp32, {RANKS} gloo ranks."
         )
-        sequences, blocks = of_streams(in_time(options.ratings, options.requests), samples, passes)
+        sequences = of_streams(in_time(options.ratings, options.requests), samples, passes)
         show(
             "streams-sequences",
             f"What do copies of hot rows save sequences, where the hottest rows of the first half ({HOT_SHARE:.0%} of its "
@@ -494,19 +429,12 @@ def main() -> int:
             (*STREAM, "hot", "of the second half's lookups", "columns", *COLUMNS, *BYTES),
             sequences,
         )
-        show(
-            "streams-blocks",
-            "What do row blocks save that are dealt by an earlier order? Of a pooled row-wise table of "
-            f"{DIM} columns whose ids are numbered by their frequency in the first half, or as the stream numbers them. {how}",
-            (*STREAM, "ids", "largest rank's share of the lookups", *COLUMNS),
-            blocks,
-        )
     if "search" in only and options.tables_dir:
         found = searched(options.tables_dir, options.seed, SIZES[:1] if options.quick else SIZES)
         show(
             "search",
-            "What do tables by access save in the model, and what does it take to find them? Tasks by seed, plans in tiers that "
-            "may hold none so, and that may.",
+            "What do copies of hot rows save in the model, and what does it take to find them? Tasks by seed, every second table "
+            "a sequence; plans that may copy none, and that may.",
             SEARCHED,
             found,
         )

@@ -49,11 +49,17 @@ def going_on(rank: int, case: Case, held: Held, folder: Path, split: str, cut: S
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [(DEALT, None), (COPIED, None), (None, COPIED), (COPIED, OTHER), (DEALT, COPIED)],
-    ids=["from-dealt", "from-parts", "to-parts", "other-order", "dealt-to-parts"],
+    ("kind", "optimizer", "old", "new"),
+    [
+        ("pooled", "adagrad", DEALT, None),
+        ("pooled", "adagrad", COPIED, None),
+        *[
+            ("sequences", "rowwise_adagrad", *both)
+            for both in ((COPIED, None), (None, COPIED), (COPIED, OTHER), (DEALT, COPIED))
+        ],
+    ],
+    ids=["from-dealt", "from-pooled-parts", "from-parts", "to-parts", "other-order", "dealt-to-parts"],
 )
-@pytest.mark.parametrize(("kind", "optimizer"), [("pooled", "adagrad"), ("sequences", "rowwise_adagrad")])
 def test_training_goes_on_under_any_plan(tmp_path: Path, kind: str, old: Held, new: Held, optimizer: str) -> None:
     case = Case(kind=kind, optimizer=optimizer)
     for part in ("old", "new"):

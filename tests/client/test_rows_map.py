@@ -1,10 +1,12 @@
-"""Ids to rows on tensors, beside the same arithmetic on integers in core/row_order.py."""
+"""Ids to rows on tensors."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
@@ -12,7 +14,6 @@ from neuroshard.client.rows import CollectionByAccess, TableRows
 from neuroshard.client.rows_map import Part, RowMap
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.parts import LIST_KERNELS, MAP_KERNELS, SPLIT_KERNELS
-from neuroshard.core.row_order import Dealing
 
 HOT = torch.tensor([7, 2, 11, 5])
 WRONG = torch.tensor([-1, -5, 13, 14, 2**40, -(2**40)])
@@ -20,13 +21,23 @@ WRONG = torch.tensor([-1, -5, 13, 14, 2**40, -(2**40)])
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 12, 13, 16, 97])
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 8])
-def test_rows_of_a_part_are_dealt_as_the_core_deals_them(rows: int, blocks: int) -> None:
-    part, dealing = Part("t", first=3, rows=rows, blocks=blocks), Dealing.of(rows, blocks)
+def test_every_rank_has_a_row_and_no_full_block_has_more_hot_ranks_than_another_but_for_one_row(
+    rows: int, blocks: int
+) -> None:
+    part = Part("t", first=3, rows=rows, blocks=blocks)
     ranks = torch.arange(rows) + 3
-    wanted = [block * dealing.block_rows + row for block, row in map(dealing.place, range(rows))]
-    assert part.held_in(ranks).tolist() == wanted
-    assert sorted(wanted) == list(range(rows))
-    assert part.ranks_of(part.held_in(ranks)).tolist() == ranks.tolist()
+    held, block_rows = part.held_in(ranks), -(-rows // blocks)
+    assert held.sort().values.tolist() == list(range(rows))
+    assert part.ranks_of(held).tolist() == ranks.tolist()
+    lookups = torch.bincount(held // block_rows, 1.0 / (ranks - 2))[: rows // block_rows]
+    assert lookups.max() - lookups.min() <= 1 + 1e-6
+
+
+@given(st.integers(1, 2**40), st.integers(1, 4096), st.data())
+def test_dealing_has_an_inverse_whatever_the_size(rows: int, blocks: int, data: st.DataObject) -> None:
+    part, rank = Part("t", 0, rows, blocks), torch.tensor(data.draw(st.integers(0, rows - 1)))
+    assert part.ranks_of(part.held_in(rank)) == rank
+    assert 0 <= part.held_in(rank) < rows
 
 
 def test_listed_ids_come_first_and_others_in_their_order() -> None:

@@ -14,6 +14,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.streamable import Pipelineable
 
+from helpers import refusals
 from helpers.gloo import on_ranks
 from helpers.row_trainers import Case, Trainer, dealt, differences, in_parts
 from neuroshard.client.rows import CollectionByAccess, TableRows
@@ -47,11 +48,15 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("held", "optimizer"),
-    [(DEALT, "adagrad"), (APART, "rowwise_adagrad"), (COPIED, "sgd"), (COPIED, "adagrad"), (COPIED, "rowwise_adagrad")],
-    ids=["dealt-adagrad", "apart-rowwise", "copied-sgd", "copied-adagrad", "copied-rowwise"],
+    ("kind", "held", "optimizer"),
+    [
+        ("pooled", DEALT, "adagrad"),
+        ("pooled", COPIED, "rowwise_adagrad"),
+        ("sequences", APART, "rowwise_adagrad"),
+        *[("sequences", COPIED, optimizer) for optimizer in ("sgd", "adagrad", "rowwise_adagrad")],
+    ],
+    ids=["pooled-dealt", "pooled-copied", "apart", "copied-sgd", "copied-adagrad", "copied-rowwise"],
 )
-@pytest.mark.parametrize("kind", ["pooled", "sequences"])
 def test_tables_held_by_access_learn_what_others_do(
     tmp_path: Path, kind: str, held: Mapping[str, TableRows], optimizer: str
 ) -> None:
@@ -79,13 +84,16 @@ def test_means_that_are_dealt_stand_with_row_wise_ones(tmp_path: Path) -> None:
     check(2, tmp_path, Means(), {"a": dealt(41, 2), "b": dealt(17, 2), "c": dealt(29, 2)}, "abc")
 
 
-@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
+@pytest.mark.parametrize("held", [DEALT, COPIED], ids=["dealt", "copied"])
 def test_lookups_have_their_weights(tmp_path: Path, held: Mapping[str, TableRows]) -> None:
     check(2, tmp_path, Case(weighted=True, optimizer="rowwise_adagrad"), held)
 
 
-@pytest.mark.parametrize("held", [DEALT, APART, COPIED], ids=["dealt", "apart", "copied"])
-@pytest.mark.parametrize("kind", ["pooled", "sequences"])
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [("pooled", DEALT), ("pooled", APART), ("sequences", APART), ("sequences", COPIED)],
+    ids=["dealt", "pooled", "apart", "copied"],
+)
 def test_fp16_rows_are_rounded_alike(tmp_path: Path, kind: str, held: Mapping[str, TableRows]) -> None:
     case = Case(kind=kind, data_type=DataType.FP16, fused={"stochastic_rounding": False})
     check(2, tmp_path, case, held, most=0.0 if kind == "sequences" and held is not COPIED else 3e-4)
@@ -216,20 +224,12 @@ def test_wrong_ids_go_where_they_went_to_a_dealt_table(row: int) -> None:
     assert inside["f->a/dealt"].values().tolist()[0] == row
 
 
-def test_what_cannot_be_held_by_access_is_refused() -> None:
+def test_means_with_weights_are_refused() -> None:
     config = EmbeddingBagConfig(
         name="t", num_embeddings=9, embedding_dim=4, feature_names=["f"], pooling=PoolingType.MEAN
     )
-    weighted, plain = EmbeddingBagCollection([config], is_weighted=True), EmbeddingBagCollection([config])
-    for module, held, said in [
-        (weighted, {"t": in_parts(9, 3, count=3)}, "table 't' is pooled by mean with weights"),
-        (plain, {"u": in_parts(9, 3, count=3)}, "table 'u' is to be held by access, and the collection lacks it"),
-        (plain, {"t": in_parts(8, 3, count=3)}, "table 't' has 9 rows, and is to be held in parts of 3 and 5"),
-        (plain, {"t": in_parts(9, 9, count=3)}, "in parts of 9 and 0"),
-    ]:
-        with pytest.raises(InvalidInput) as refused:
-            CollectionByAccess(module, held)
-        assert said in str(refused.value)
+    with refusals.refused(InvalidInput, "'t'", "mean", "weights"):
+        CollectionByAccess(EmbeddingBagCollection([config], is_weighted=True), {"t": in_parts(9, 3, count=3)})
 
 
 def test_variable_batches_are_refused() -> None:

@@ -61,14 +61,11 @@ def drawn_constraints(draw: st.DrawFn, tables: list[dict[str, Any]]) -> dict[str
     """Rules of a few tables, and of parts of those that are in two."""
     rules = []
     for table in draw(st.lists(st.sampled_from(tables), max_size=2, unique_by=lambda one: str(one["name"]))):
-        held: list[dict[str, Any]] = [
-            {},
-            {"rows_by_access": {"dealt": True}},
-            *[{"rows_by_access": {"hot_rows": 300}}] * 3,
-        ]
-        by_access = draw(st.sampled_from(held)) if table.get("row_order") else {}
+        held: list[dict[str, Any]] = [{}, *[{"rows_by_access": {"hot_rows": 300}}] * 3]
+        sequence = table.get("row_order") and table["pooling"] == "none"
+        by_access = draw(st.sampled_from(held)) if sequence else {}
         rules.append({"match": table["name"], **by_access, **draw(st.sampled_from(RULES))})
-        if "hot_rows" in by_access.get("rows_by_access", {}):
+        if by_access:
             rules += [{"match": f"{table['name']}/{part}", **draw(st.sampled_from(RULES))} for part in ("hot", "cold")]
     return {"tables": rules}
 

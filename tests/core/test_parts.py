@@ -302,22 +302,6 @@ def test_rows_of_parts_move_as_those_of_tables_and_copies_take_state_with_them()
     anew = Plan(task=refreshed, shards=IN_PARTS.shards, provenance=IN_PARTS.provenance)
     # the same number of hot rows, of which hardly any were in the copy of device 1
     assert moved_bytes(IN_PARTS, anew) == pytest.approx(copy * (1 - HOT / ROWS), rel=1e-3)
-    # counted in the lists, only those move that came: none where a list is the same in another order
-    assert moved_bytes(IN_PARTS, anew, {"ads": HOT}) == 0
-    assert moved_bytes(IN_PARTS, anew, {"ads": HOT - 10}) == 10 * (DIM * 4 + 4)
-    apart, there = (
-        [(name, 0, rows, at) for name, rows, at in (("ads/hot", HOT, 1), ("ads/cold", ROWS - HOT, 0))],
-        {"ads": 990},
-    )
-    found = moves(plan(task(IN_TWO), *apart), plan(task(IN_TWO, tables=(other_order, USER)), *apart), there)
-    assert [(move.table, move.rows, move.from_device, move.to_device) for move in found] == [
-        ("ads/hot", HOT - 990, 0, 1),
-        ("ads/cold", HOT - 990, 1, 0),
-    ]
-    half = (ROWS - HOT) // 2
-    blocks = apart[0], ("ads/cold", 0, half, 0), ("ads/cold", half, half, 1)
-    listed, listed_anew = (plan(task(IN_TWO, tables=(table, USER)), *blocks) for table in (ADS, other_order))
-    assert moves(listed, listed_anew, {"ads": HOT}) == ()  # the same rows are cold, in order of their ids
     renamed = ADS.model_copy(update={"row_order": ORDER.model_copy(update={"time": "2025-11-21T12:00:00Z"})})
     same = Plan(
         task=task(*COPIED.constraints.tables, tables=(renamed, USER)),

@@ -3,11 +3,9 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.row_order import Dealing, RowOrder
+from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
@@ -16,38 +14,6 @@ ORDER = {
     "ids_digest": "a" * 64, "rows": 1000, "hot_rows": 100, "lookup_share": 0.8, "points": [[1, 0.2], [10, 0.5]], "time": TIME,
 }  # fmt: skip
 TABLE = {"name": "a", "rows": 1000, "dim": 16, "pooling_factor": 2.0}
-
-
-@given(st.integers(1, 200), st.integers(1, 20))
-def test_dealing_puts_every_rank_into_one_row_of_the_blocks_that_torchrec_makes(rows: int, blocks: int) -> None:
-    dealing = Dealing.of(rows, blocks)
-    places = [dealing.place(rank) for rank in range(rows)]
-    of_torchrec = Table.parse(TABLE | {"rows": rows}, "it").row_blocks(blocks)
-    assert sorted(places) == [(block, row) for block, (_, held) in enumerate(of_torchrec) for row in range(held)]
-    assert [dealing.rank(*place) for place in places] == [*range(rows)]
-
-
-@given(st.integers(1, 2**40), st.integers(1, 4096), st.data())
-def test_dealing_has_an_inverse_whatever_the_size(rows: int, blocks: int, data: st.DataObject) -> None:
-    dealing = Dealing.of(rows, blocks)
-    rank = data.draw(st.integers(0, rows - 1))
-    block, row = dealing.place(rank)
-    assert dealing.rank(block, row) == rank
-    assert (0 <= block < blocks, 0 <= row < dealing.block_rows) == (True, True)
-
-
-@given(st.integers(4, 300), st.integers(2, 8), st.floats(0, 2))
-def test_no_block_has_more_of_what_falls_with_rank_than_the_next_but_for_one_row(
-    rows: int, blocks: int, exponent: float
-) -> None:
-    weights = [(1 + rank) ** -exponent for rank in range(rows)]
-    dealing = Dealing.of(rows, blocks)
-    held = [0.0] * dealing.full_blocks
-    for rank, weight in enumerate(weights):
-        block, _ = dealing.place(rank)
-        if block < dealing.full_blocks:
-            held[block] += weight
-    assert max(held) - min(held) <= weights[0] + 1e-9
 
 
 def test_the_share_of_lookups_is_read_off_the_points() -> None:

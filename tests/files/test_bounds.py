@@ -119,7 +119,8 @@ def use_given(data: Any, folder: Path) -> None:
 
 def use_constraints(data: Any, folder: Path) -> None:
     given, _ = read_constraints(file_of(data, folder))
-    resolve(given, [TABLES[0].model_copy(update={"name": name}) for name in ("user_id", "user_history", "item_a")], "")
+    names = ("user_id", "user_history", "item_a")
+    resolve(given, [TABLES[0].model_copy(update={"name": name, "pooling": "none"}) for name in names], "")
 
 
 def use_cases_manifest(data: Any, folder: Path) -> None:

@@ -125,7 +125,8 @@ def test_rules_of_tiers_that_contradict_each_other_are_refused(rules, facts):
 
 
 def test_rules_of_a_table_in_two_parts_hold_for_both_and_parts_may_have_rules_of_their_own():
-    tables = [Table(name=name, rows=1000, dim=16, pooling_factor=1.0) for name in ("ads", "user")]
+    sequence = {"rows": 1000, "dim": 16, "pooling_factor": 1.0, "pooling": "none"}
+    tables = [Table(name=name, **sequence) for name in ("ads", "user")]
     rules = [
         {"match": "ads", "rows_by_access": {"hot_rows": 10}},
         {"match": "ads/hot", "data_parallel": True},

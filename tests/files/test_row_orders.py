@@ -25,7 +25,7 @@ from neuroshard.files.row_orders import (
     ids_of,
     ids_path,
     kept_orders,
-    share_now,
+    shares_now,
     write_ids,
 )
 
@@ -189,9 +189,11 @@ def test_an_order_has_drifted_where_its_hottest_rows_have_less_by_a_newer_one() 
 def test_the_share_that_old_hot_rows_have_now_is_read_off_the_new_order() -> None:
     new = order_of([5, 6, 7, 8], lookup_share=0.8, points=[[1, 0.4], [2, 0.6]])
     ids = np.array([5, 6, 7, 8])
-    shares = [share_now(np.array(rows), new, ids) for rows in ([5], [6, 5], [8], [7, 8], [50], [5, 50, 51], [])]
+    shares = [
+        float(shares_now(np.array(rows), new, ids).sum()) for rows in ([5], [6, 5], [8], [7, 8], [50], [5, 50, 51], [])
+    ]
     assert shares == pytest.approx([0.4, 0.6, 0.1, 0.2, 0.2 / 96, 0.4 + 2 * 0.2 / 96, 0.0])
-    assert share_now(np.arange(100), new, ids) == pytest.approx(1.0)
+    assert shares_now(np.arange(100), new, ids).sum() == pytest.approx(1.0)
 
 
 LISTS = {"old": [5, 6, 7, 8], "alike": [6, 5, 8, 7], "other": [50, 5, 60, 61]}

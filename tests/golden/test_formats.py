@@ -4,9 +4,11 @@ A golden file is never changed. A new format version gets a new file beside the 
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import neuroshard as ns
 from neuroshard.core.release import ModelRelease, Release, Sealed
 from neuroshard.core.value import decode_json
 from neuroshard.costmodel.bundle import load_cost_model, save_cost_model
@@ -17,6 +19,7 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints
 from neuroshard.files.costs import read_costs
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import read_tables, write_tables
+from neuroshard.report.text import plan_text
 
 GOLDEN = Path(__file__).parent
 
@@ -40,6 +43,21 @@ def test_plan(tmp_path: Path) -> None:
 
     assert (tmp_path / "plan.json").read_bytes() == (GOLDEN / "plan-1.json").read_bytes()
     assert (plan.cost_ms, plan.lower_bound_ms, len(plan.shards)) == (1.875, 1.25, 5)
+
+
+def test_a_plan_of_pooled_parts_and_dealt_rows_is_shown_priced_and_replaced(tmp_path: Path) -> None:
+    plan = read_plan(GOLDEN / "plan-6-rows.json")
+    write_plan(tmp_path / "plan.json", plan)
+
+    assert (tmp_path / "plan.json").read_bytes() == (GOLDEN / "plan-6-rows.json").read_bytes()
+    assert "clicks: rows dealt over its blocks by access" in plan_text(plan)
+    assert max(ns.price(plan, "analytic:h100").total_ms) == pytest.approx(plan.cost_ms)
+    usual: Any = {"devices": 2, "memory": "64MiB", "batch_size": 4096, "rounds": 1, "quiet": True}
+    seen = [{"match": "seen", "rows_by_access": {"hot_rows": 100}}, {"match": "seen/hot", "data_parallel": True}]
+    new = ns.search(plan.task.tables, "analytic:h100", previous=plan, constraints={"tables": seen}, **usual)
+    assert new.held.constraints.rows_by_access == {"seen": plan.task.constraints.rows_by_access["seen"]}
+    assert any("2 tables held by access" in note and "(clicks, ads)" in note for note in new.provenance.notes)
+    assert 0 < ns.diff(plan, new).moved_bytes < 90_000 * (16 * 4 + 4)
 
 
 def test_cases(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def drawn(seed: int, *, host: bool, domain: int | None, grouped: bool, by_access
     if by_access:
         rows = tables[0].rows
         order = RowOrder(rows=rows, hot_rows=9_000, points=((3_000, 0.6),), **ORDER)
-        tables[0] = tables[0].model_copy(update={"row_order": order})
+        tables[0] = tables[0].model_copy(update={"row_order": order, "pooling": "none"})
         rules = (TableRule(table="t0", rows_by_access=RowsByAccess(hot_rows=3_000)),)
     devices = 8 if grouped else 4
     fields: dict[str, Any] = {"tables": tables, "batch_size": 4096 * devices, "constraints": Constraints(tables=rules)}

@@ -1,4 +1,4 @@
-"""A search of a task whose rules have tables in two parts, or dealt: its plan is of that task, with what it chose for parts."""
+"""A search of a task whose rules have sequences in two parts: its plan is of that task, with what it chose for parts."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 import neuroshard as ns
 from helpers.refusals import refused
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
+from neuroshard.core.errors import InvalidInput
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.plan import Plan, shardings_of
 from neuroshard.core.row_order import RowOrder
@@ -32,21 +32,20 @@ ORDER = RowOrder(ids_digest="", rows=ROWS, hot_rows=50_000, lookup_share=0.9, ti
 def found(
     *rules: TableRule,
     memory: int = 2**28,
-    sharding_types: Any = None,
-    together: Any = (),
-    algorithm: str = "local-search",
     **more: Any,
 ) -> Plan:
-    large = Table(name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", row_order=ORDER)
+    large = Table(
+        name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", pooling="none", row_order=ORDER
+    )
     small = tuple(Table(name=f"small{n}", rows=1000 * n, dim=32, pooling_factor=5.0 * n) for n in range(1, 5))
     task = ShardingTask(
         tables=(large, *small),
         device_memory_bytes=(memory,) * 4,
         batch_size=8192,
-        constraints=Constraints(tables=rules, sharding_types=sharding_types, together=together),
+        constraints=Constraints(tables=rules),
         **more,
     )
-    plan = search(task, MODEL, SearchSettings(algorithm=algorithm, rounds=2))
+    plan = search(task, MODEL, SearchSettings(rounds=2))
     prices = price_shards(MODEL, plan.held, plan.shards)
     assert prices is not None
     assert plan.predicted_ms == pytest.approx(prices.total_ms.tolist())
@@ -78,60 +77,16 @@ def test_the_tiers_that_a_search_chooses_for_parts_are_rules_of_theirs() -> None
     assert plan.task.constraints.rules()["large/cold"].tier == beyond["large/cold"].tier
 
 
-def test_a_table_is_dealt_only_over_row_blocks() -> None:
-    dealt = rule(rows_by_access=RowsByAccess(dealt=True), row_wise=True)
-    plan = found(dealt, memory=64 * 2**20, sharding_types=("row-wise",))
-    assert shardings_of(plan)["large"].splits_rows
-    (said,) = (note for note in plan.provenance.notes if "looked up alike" in note)
-    assert said.endswith("; 1 of them dealt by access: so are their row blocks while their row orders hold")
-
-
-DEALT = RowsByAccess(dealt=True)
-
-
-@pytest.mark.parametrize("fields", [{}, {"row_wise": True}, {"min_dim": 64}])
-@pytest.mark.parametrize("more", [{}, {"host_memory_bytes": 2**32, "memory": 2**25}])
-def test_a_table_that_a_rule_deals_is_in_row_blocks_whatever_they_cost(
-    fields: dict[str, Any], more: dict[str, Any]
-) -> None:
-    plan = found(rule("large", rows_by_access=DEALT, **fields), **more)
-    assert shardings_of(plan)["large"].splits_rows
-    assert all("row blocks" in (one.error or "") for one in plan.baselines)  # heuristics split no rows
-
-
-def test_a_small_table_that_a_rule_deals_is_in_row_blocks_beside_others_that_rules_split() -> None:
-    order = ORDER.model_copy(update={"rows": 120_000, "hot_rows": 300})
-    ads = Table(name="ads", rows=120_000, dim=16, pooling_factor=1.0, row_order=order)
-    others = tuple(Table(name=f"x{n}", rows=50_000, dim=64, pooling_factor=20.0) for n in range(9))
-    for rules in ([rule("ads", rows_by_access=DEALT)], [rule("ads", rows_by_access=DEALT), rule("x1", row_wise=True)]):
-        for try_row_wise in (True, False):
-            task = ShardingTask(
-                tables=(ads, *others),
-                device_memory_bytes=(2**30,) * 2,
-                batch_size=4096,
-                constraints=Constraints(tables=tuple(rules)),
-            )
-            plan = search(task, MODEL, SearchSettings(rounds=1, try_row_wise=try_row_wise))
-            assert shardings_of(plan)["ads"].splits_rows
-
-
 @pytest.mark.parametrize(
-    "rules",
-    [
-        {"max_shards": 1},
-        {"row_wise": False},
-        {"devices": (0, 1)},
-        {"sharding_types": ("column-wise",)},
-        {"together": (("large", "small1"),)},
-    ],
+    ("pooling", "how", "why"), [("sum", {"hot_rows": 1000}, "pooled"), ("none", {"dealt": True}, "dealt")]
 )
-def test_a_table_that_a_rule_deals_and_another_keeps_whole_is_refused_before_the_search(
-    rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("neuroshard.search.run.find", None)  # nothing is searched
-    of_task = {name: rules.pop(name) for name in ("sharding_types", "together") if name in rules}
-    with refused(Infeasible, "'large'", "dealt"):
-        found(rule(rows_by_access=DEALT, **rules), **of_task)
+def test_what_no_new_plan_does_is_refused_with_the_way_out(pooling: str, how: dict[str, Any], why: str) -> None:
+    order = ORDER.model_dump(mode="json")
+    table = {"name": "user", "rows": ROWS, "dim": 64, "pooling_factor": 4, "pooling": pooling, "row_order": order}
+    usual: Any = {"devices": 2, "memory": "1GiB", "batch_size": 64, "rounds": 1, "quiet": True}
+    rules = {"format_version": 1, "tables": [{"match": "user", "rows_by_access": how}]}
+    with refused(InvalidInput, "'user'", why, "rows_by_access", "0.1.0", "host_memory"):
+        ns.search([table], "analytic:h100", constraints=rules, **usual)
 
 
 @pytest.mark.parametrize("more", [{}, {"host_memory": "1TiB"}])
@@ -159,32 +114,27 @@ def test_one_table_alone_may_be_held_by_access(more: dict[str, Any]) -> None:
         assert prices.total_ms.max() < (plan.cost_ms or 0.0)
 
 
-def test_only_a_search_that_splits_rows_deals_tables() -> None:
-    with refused(UsageError, "local-search", "'large'", "dealt"):
-        found(rule(rows_by_access=DEALT), algorithm="size")
-
-
 def test_what_a_plan_says_of_itself_is_of_the_plan_that_is_returned() -> None:
-    order = {"rows": 50_000, "hot_rows": 5_000, "lookup_share": 0.9, "time": "2026-11-01T00:00:00Z"}
-    pooled = {"name": "pooled", "rows": 50_000, "dim": 64, "pooling_factor": 10.0}
-    sequence = {"name": "sequence", "rows": 500_000, "dim": 64, "pooling_factor": 2.0, "pooling": "none"}
+    order = {"rows": 500_000, "hot_rows": 50_000, "lookup_share": 0.9, "time": "2026-11-01T00:00:00Z"}
+    sequence = {"name": "sequence", "rows": 500_000, "dim": 256, "pooling_factor": 50.0, "pooling": "none"}
     by_id = {"lookups_by_id": [0.7, 0.1, 0.1, 0.1]}
     tables = [
-        {**pooled, **by_id, "row_order": {**order, "ids_digest": ""}},
-        {**sequence, **by_id, "row_order": {**order, "ids_digest": "0" * 64, "rows": 500_000, "hot_rows": 50_000}},
+        {**sequence, **by_id, "row_order": {**order, "ids_digest": "0" * 64}},
     ]
     usual: Any = {"devices": 4, "domain": 2, "memory": "1GiB", "batch_size": 8192, "rounds": 5, "quiet": True}
     plan = ns.search(tables, "analytic:h100", rows_by_access="auto", **usual)
-    assert plan.held.constraints.rows_by_access  # its plan was priced anew, without tables that gained nothing
+    assert plan.held.constraints.rows_by_access
     (network,) = (note for note in plan.provenance.notes if "two racks" in note)
     assert network.endswith(f"not {plan.cost_ms:.3f}")
-    assert plan.provenance.rounds == 5  # not those of a trial
+    assert plan.provenance.rounds == 5
 
 
 def test_a_search_puts_the_lists_beside_its_plan(tmp_path: Path, capfd: Any) -> None:
     data = bytes_of_ids(np.arange(20_000) * 5)
     order = ORDER.model_copy(update={"ids_digest": sha256(data), "hot_rows": 20_000, "points": ()})
-    table = Table(name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", row_order=order)
+    table = Table(
+        name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", pooling="none", row_order=order
+    )
     (tmp_path / "in").mkdir()
     (tmp_path / "out").mkdir()
     write_tables(tmp_path / "in" / "tables.json", (table,))
@@ -218,7 +168,9 @@ def test_from_a_plan_tables_keep_its_row_orders_until_newer_ones_are_worth_movin
     for day, data in enumerate(lists, 20):
         same = {"ids_digest": sha256(data), "hot_rows": 20_000, "points": (), "time": f"2025-11-{day}T12:00:00Z"}
         order = ORDER.model_copy(update=same)
-        table = Table(name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", row_order=order)
+        table = Table(
+            name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", pooling="none", row_order=order
+        )
         (folder := tmp_path / str(day)).mkdir()
         write_tables(folder / "tables.json", (table,))
         write_ids(folder / "rows", [data])

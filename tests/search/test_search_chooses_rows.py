@@ -1,26 +1,21 @@
-"""A search that chooses which tables to deal over row blocks, and which to hold in two parts, by their row orders."""
+"""A search that chooses the sequences whose hot rows are copied to every rank, by their row orders."""
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from helpers.refusals import refused
-from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.errors import Infeasible, UsageError
-from neuroshard.core.moves import moved_bytes, moves
+from neuroshard.core.constraints import TableRule
+from neuroshard.core.errors import UsageError
+from neuroshard.core.moves import moves
 from neuroshard.core.parts import RowsByAccess
-from neuroshard.core.plan import Plan, shardings_of
+from neuroshard.core.plan import Plan, device_memory, shardings_of
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.topology import Topology
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.models.open import open_cost_model
-from neuroshard.search import rows_by_access, run
-from neuroshard.search.rows_by_access import AS_HELD, NONE_HELD, NONE_WORTH, TRIAL_ROUNDS, WORTH
+from neuroshard.search.rows_by_access import AS_HELD, NONE_HELD, NONE_WORTH, WORTH
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -57,23 +52,10 @@ def task_of(large: Table, memory: int, devices: int = 4, **more: Any) -> Shardin
     )
 
 
-def sorted_ids(kind: ShardingTypeName = "row-wise") -> ShardingTask:
-    """A table too large for one device of two domains that may be split so alone, and whose ids are in the order of access."""
-    large = Table(name="large", rows=4_000_000, dim=128, pooling_factor=40.0, access="zipf:1.1")
-    rules = Constraints(row_wise=True, sharding_types=(kind,), min_dim=64 if kind == "grid" else 128)
-    return task_of(ordered(large), 1200 * 2**20, constraints=rules, topology=Topology(domain=2, local_world_size=2))
-
-
-def beyond_hbm(*, listed: int = 100_000) -> ShardingTask:
-    """A wide table that HBM does not hold, much of whose lookups are of few rows."""
-    large = Table(name="large", rows=4_000_000, dim=256, pooling_factor=40.0, access="zipf:1.2")
-    return task_of(ordered(large, listed=listed), 260 * 2**20, devices=2, host_memory_bytes=2**40)
-
-
-def sequence() -> ShardingTask:
+def sequence(memory: int = 20 * 2**30, lookups: float = 100.0, **more: Any) -> ShardingTask:
     """A sequence that sends most of what the devices do, and whose lookups are of few rows."""
-    large = Table(name="large", rows=2_000_000, dim=256, pooling_factor=100.0, access="zipf:1.3", pooling="none")
-    return task_of(ordered(large, listed=20_000), 20 * 2**30)
+    large = Table(name="large", rows=2_000_000, dim=256, pooling_factor=lookups, access="zipf:1.3", pooling="none")
+    return task_of(ordered(large, listed=20_000), memory, **more)
 
 
 def found(task: ShardingTask, settings: SearchSettings = AUTO, previous: Plan | None = None) -> Plan:
@@ -103,30 +85,25 @@ def cheaper(task: ShardingTask) -> Plan:
     assert held(plan).keys() == {"large"}
     assert ms(plan) < ms(without) * (1 - WORTH)
     assert AS_HELD in plan.bound_assumptions
-    assert [note for note in plan.provenance.notes if "by access: that saves" in note]
+    assert [note for note in plan.provenance.notes if "copied (large): that saves" in note]
     return plan
-
-
-@pytest.mark.parametrize("kind", ["row-wise", "table-row-wise", "grid"])
-def test_row_blocks_are_dealt_where_ids_follow_access(kind: ShardingTypeName) -> None:
-    plan = cheaper(sorted_ids(kind))
-    assert held(plan) == {"large": RowsByAccess(dealt=True)}
-    assert shardings_of(plan)["large"].name == kind
-
-
-def test_hot_rows_lie_in_hbm_and_cold_ones_beyond() -> None:
-    plan = cheaper(beyond_hbm())
-    assert (held(plan)["large"].hot_rows or 0) <= 100_000
-    rules = plan.parted.constraints.beyond_hbm
-    assert "large/cold" in rules
-    assert "large/hot" not in rules
-    assert not any(rule.tier == "hbm" for rule in plan.task.constraints.tables)  # nothing is named but what was chosen
 
 
 def test_hot_rows_of_sequences_are_copied() -> None:
     plan = cheaper(sequence())
     assert shardings_of(plan)["large/hot"].copied
     assert plan.task.dense_optimizer is None
+
+
+def test_hot_rows_are_copied_beside_a_table_beyond_hbm_where_hbm_has_room() -> None:
+    task = sequence(6 * 2**30, host_memory_bytes=2**40)
+    beyond = Table(name="beyond", rows=20_000_000, dim=512, pooling_factor=1.0)
+    both = task.model_copy(update={"tables": (*task.tables, beyond)})
+    plan = found(both)
+    assert "beyond" in plan.parted.constraints.beyond_hbm
+    assert all(
+        room.total <= most for room, most in zip(device_memory(plan.task, plan.shards), both.usable_bytes, strict=True)
+    )
 
 
 def test_tables_without_an_order_are_planned_as_without_the_option_and_a_note_says_how_to_count() -> None:
@@ -140,7 +117,9 @@ def test_tables_without_an_order_are_planned_as_without_the_option_and_a_note_sa
 
 
 def test_where_it_gains_nothing_tables_stay_as_they_are() -> None:
-    large = ordered(Table(name="large", rows=400_000, dim=64, pooling_factor=2.0, access="zipf:1.1"), listed=10_000)
+    large = ordered(
+        Table(name="large", rows=400_000, dim=64, pooling_factor=0.1, access="zipf:1.1", pooling="none"), listed=10_000
+    )
     task = task_of(large, 2**30)
     without, plan = found(task, NONE), found(task)
     assert held(plan) == {}
@@ -151,7 +130,7 @@ def test_where_it_gains_nothing_tables_stay_as_they_are() -> None:
 
 
 def test_a_rule_of_the_table_stays() -> None:
-    task = sorted_ids()
+    task = sequence()
     asked = RowsByAccess(hot_rows=5_000)
     rules = task.constraints.model_copy(update={"tables": (TableRule(table="large", rows_by_access=asked),)})
     assert held(found(task.model_copy(update={"constraints": rules}))) == {"large": asked}
@@ -169,69 +148,29 @@ def test_from_a_plan_tables_stay_as_they_are_held() -> None:
     assert held(found(task, replace(AUTO, move_budget_bytes=0), previous=plain)) == {}
 
 
-def test_rows_that_are_hot_by_both_orders_count_as_such() -> None:
-    task, hot = sequence(), 5_000
-    apart = TableRule(table="large", rows_by_access=RowsByAccess(hot_rows=hot))
-    rules = {"tables": (apart, TableRule(table="large/hot", data_parallel=True))}
-    then = task.model_copy(update={"constraints": task.constraints.model_copy(update=rules)})
-    large, *small = task.tables
-    order = large.row_order.model_copy(update={"ids_digest": "2" * 64})
-    now = then.model_copy(update={"tables": (large.model_copy(update={"row_order": order}), *small)})
-    before = found(then, NONE)
-    listed = np.random.default_rng(0).permutation(large.rows)[: order.hot_rows]
-    stay = replace(NONE, move_budget_bytes=0)
-    again = search(now, MODEL, stay, previous=before, read=lambda order: listed)  # one list, made twice
-    assert moved_bytes(before, again, {"large": hot}) == 0
-    with refused(Infeasible, "0 B", "--move-budget"):
-        search(now, MODEL, stay, previous=before)
-
-
-def in_two(task: ShardingTask, hot_rows: int) -> Plan:
-    """A plan with so many hot rows of the large table."""
-    rules = (TableRule(table="large", rows_by_access=RowsByAccess(hot_rows=hot_rows)),)
-    plan = found(task.model_copy(update={"constraints": task.constraints.model_copy(update={"tables": rules})}), NONE)
-    assert held(plan)["large"].hot_rows == hot_rows
-    return plan
-
-
 def test_another_number_of_hot_rows_is_taken_where_that_is_worth_moving() -> None:
-    task = beyond_hbm()
-    few, best = in_two(task, 64), found(task)
+    task = sequence()
+    best = found(task)
+    few, near = with_hot(task, 64), with_hot(task, (held(best)["large"].hot_rows or 0) * 99 // 100)
     again = found(task, previous=few)
     assert (held(again)["large"].hot_rows or 0) > 64
     assert ms(again) < ms(few) * (1 - WORTH)
     assert any("of the plan found with tables held as before" in note for note in again.provenance.notes)
-    near = in_two(task, (held(best)["large"].hot_rows or 0) * 99 // 100)
     assert held(found(task, previous=near)) == held(near)
-    assert held(found(task, budget(0), previous=few)) == held(few)
+    assert held(found(task, replace(AUTO, move_budget_bytes=0), previous=few)) == held(few)
 
 
-def test_a_table_is_whole_again_where_hbm_holds_it_by_now() -> None:
-    before, task = found(beyond_hbm()), beyond_hbm()
-    roomy = task.model_copy(update={"device_memory_bytes": (8 * 2**30,) * 2})
-    again = found(roomy, previous=before)
+def with_hot(task: ShardingTask, hot_rows: int) -> Plan:
+    """A plan with copies of so many hot rows of the large table."""
+    apart = TableRule(table="large", rows_by_access=RowsByAccess(hot_rows=hot_rows))
+    rules = {"tables": (apart, TableRule(table="large/hot", data_parallel=True))}
+    return found(task.model_copy(update={"constraints": task.constraints.model_copy(update=rules)}), NONE)
+
+
+def test_a_table_is_whole_again_where_copies_gain_nothing_any_more() -> None:
+    again = found(sequence(lookups=0.1), previous=found(sequence()))
     assert held(again) == {}
-    assert any("1 table no longer apart (large)" in note for note in again.provenance.notes)
-
-
-def budget(nbytes: int) -> SearchSettings:
-    return replace(AUTO, move_budget_bytes=nbytes)
-
-
-def test_where_a_trial_gains_nothing_there_is_no_other_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    rounds = list[int]()
-
-    def searched(*args: Any) -> Plan:
-        rounds.append(args[2].most_rounds)
-        return before(*args)
-
-    before = run._searched
-    monkeypatch.setattr(run, "_searched", searched)
-    monkeypatch.setattr(rows_by_access, "_worth_dealing", lambda *args: ["large"])  # an estimate that hopes too much
-    large = ordered(Table(name="large", rows=400_000, dim=64, pooling_factor=2.0, access="zipf:1.1"))
-    plan = found(task_of(large, 2**30), replace(AUTO, rounds=9))
-    assert held(plan) == {}
-    assert rounds == [9, TRIAL_ROUNDS]
+    assert any("1 sequence are no longer copied (large)" in note for note in again.provenance.notes)
 
 
 def test_only_local_search_chooses() -> None:

@@ -119,25 +119,23 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
         from neuroshard.models.open import open_cost_model
 
         opened = open_cost_model(_model(model), plans[1].task.batch_size)
-    orders = _of_orders(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
-    return Diff(diff_json(*plans, opened, *orders), diff_text(*plans, opened, *orders))
+    drifted = _drifted(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
+    return Diff(diff_json(*plans, opened, drifted), diff_text(*plans, opened, drifted))
 
 
-def _of_orders(old: Plan, new: Plan, folders: Sequence[Path]) -> tuple[list[str], dict[str, int]]:
-    """Lines on row orders of the old plan that access has drifted from, and how many rows are hot by those of both plans, by the
-    lists in these folders."""
+def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
+    """Lines on row orders of the old plan that access has drifted from, by the lists in these folders."""
     if not (old.held.orders and new.held.orders):
-        return [], {}
+        return []
     from functools import cache, partial
 
-    from neuroshard.files.row_orders import drifts, hot_in_both, ids_among
+    from neuroshard.files.row_orders import drifts, ids_among
 
     read = cache(partial(ids_among, folders))
     try:
-        lines = [drift.text for drift in drifts(old.held, new.held.orders, read) if drift.is_large]
+        return [drift.text for drift in drifts(old.held, new.held.orders, read) if drift.is_large]
     except InvalidInput as error:
-        lines = [f"whether access has drifted from the row orders is not known: {error}"]
-    return lines, hot_in_both(old.held, new.held, read)
+        return [f"whether access has drifted from the row orders is not known: {error}"]
 
 
 @public

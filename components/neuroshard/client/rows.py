@@ -238,16 +238,21 @@ class Rows(nn.Module):
 
 
 class CollectionByAccess(nn.Module):
-    """`collection` with the tables of `held` (by their names in it) held by access. It takes over the weights.
+    """`collection` with the tables of `held` (by their names in it, in parts that have all of their rows) held by access. It
+    takes over the weights.
 
-    Raises InvalidInput, which names the table, for a table that the collection lacks, for parts without rows, for a row order of
-    another table, and for means with weights.
+    Raises InvalidInput, which names the table, for a row order of another table, and for means with weights.
     """
 
     def __init__(self, collection: Collection, held: Mapping[str, TableRows]) -> None:
         super().__init__()
         configs: dict[str, Config] = {config.name: config for config in configs_of(collection)}
-        _check(configs, held, isinstance(collection, EmbeddingBagCollection) and collection.is_weighted())
+        means = [table for table in held if getattr(configs[table], "pooling", None) is PoolingType.MEAN]
+        if means and isinstance(collection, EmbeddingBagCollection) and collection.is_weighted():
+            raise InvalidInput(
+                f"table {means[0]!r} is pooled by mean with weights, which TorchRec divides by their sum or by the lookups, as "
+                "rows are split: it cannot be held by access; pool by sum, and divide the weights"
+            )
         self.inner, self.copies = _parted(collection, configs, held), Copies()
         self.rows = Rows(configs, self.inner, held)
         self.names_in_plan = {
@@ -357,20 +362,3 @@ def _parted(collection: Collection, configs: Mapping[str, Config], held: Mapping
 def _holders(collection: Collection) -> nn.ModuleDict:
     pooled = isinstance(collection, EmbeddingBagCollection)
     return cast(nn.ModuleDict, collection.embedding_bags if pooled else collection.embeddings)
-
-
-def _check(configs: Mapping[str, Config], held: Mapping[str, TableRows], weighted: bool) -> None:
-    for table, rows in held.items():
-        if (config := configs.get(table)) is None:
-            raise InvalidInput(f"table {table!r} is to be held by access, and the collection lacks it")
-        total = sum(part.rows for part in rows.parts)
-        if total != config.num_embeddings or any(part.rows < 1 for part in rows.parts):
-            raise InvalidInput(
-                f"table {table!r} has {config.num_embeddings:,} rows, and is to be held in parts of "
-                f"{' and '.join(f'{part.rows:,}' for part in rows.parts)}"
-            )
-        if weighted and isinstance(config, EmbeddingBagConfig) and config.pooling is PoolingType.MEAN:
-            raise InvalidInput(
-                f"table {table!r} is pooled by mean with weights, which TorchRec divides by their sum or by the lookups, as rows "
-                "are split: it cannot be held by access; pool by sum, and divide the weights"
-            )

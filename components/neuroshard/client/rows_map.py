@@ -1,7 +1,7 @@
 """Ids of a table to the rows that hold them, and back, on tensors. Needs torch.
 
-The arithmetic is that of core/row_order.py: ids to ranks by the listed ids alone, ranks to rows of a part of the table, dealt
-over the part's row blocks. An id that the table lacks (below 0, or from its number of rows on) is given back as it is, so that
+Ids become ranks (core/row_order.py) by the listed ids alone, and ranks rows of a part of the table, dealt over the part's row
+blocks. An id that the table lacks (below 0, or from its number of rows on) is given back as it is, so that
 the operator that gets it treats it as it treats any wrong id.
 """
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.parts import MOST_INT32_ROWS
-from neuroshard.core.row_order import Dealing
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,15 @@ class Part:
     copied: bool = False
 
     @property
-    def dealing(self) -> Dealing:
-        return Dealing.of(self.rows, self.blocks)
+    def dealing(self) -> tuple[int, int, int]:
+        """How TorchRec cuts the rows: so many a block, of which so many are full; the next has the rest. So the first ranks go to
+        one block more than those after them."""
+        block_rows = -(-self.rows // self.blocks)
+        return block_rows, *divmod(self.rows, block_rows)
 
     def held_in(self, ranks: Tensor) -> Tensor:
-        """The row of the part that holds each of these ranks, all of this part."""
+        """The row of the part that holds each of these ranks, all of this part: dealt as cards are, one to each block in turn,
+        until a block is full."""
         block_rows, full, rest = self.dealing
         ranks = ranks - self.first
         if full + (rest > 0) == 1:

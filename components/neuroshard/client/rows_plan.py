@@ -147,18 +147,10 @@ def _ids(table: Table, hot_ids: Mapping[str, "np.ndarray[Any, Any] | Tensor"], w
     ids = (
         given.numpy(force=True) if isinstance(given, Tensor) and not on_meta else np.asarray(None if on_meta else given)
     )
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+    is_list = ids.ndim == 1 and ids.dtype.kind in "iu" and len(ids) == order.hot_rows
+    if not is_list or sha256(bytes_of_ids(ids)) != order.ids_digest:
         raise InvalidInput(
-            f"hot_ids[{table.name!r}] is {shown(given)}; give a vector of ids, most read first, as hot_ids(plan, …) returns"
-        )
-    if len(ids) != order.hot_rows:
-        raise InvalidInput(
-            f"table {table.name!r} has a row order of {order.hot_rows:,} ids in {whose}, and {len(ids):,} are given: they are of "
-            "another order"
-        )
-    if (is_ := sha256(bytes_of_ids(ids))) != order.ids_digest:
-        raise InvalidInput(
-            f"table {table.name!r} has the row order {order.ids_digest[:12]} in {whose}, and the ids given are of another order, "
-            f"{is_[:12]}; give those that hot_ids(plan, …) reads (client/rows_lists.py)"
+            f"table {table.name!r} has the row order {order.ids_digest[:12]} of {order.hot_rows:,} ids in {whose}, which "
+            f"hot_ids[{table.name!r}] is not: {shown(given)}; give what hot_ids(plan, …) reads (client/rows_lists.py)"
         )
     return torch.from_numpy(ids.astype(np.int64))

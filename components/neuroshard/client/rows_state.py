@@ -2,9 +2,8 @@
 
 The state dict of a sharded CollectionByAccess has its parts as they are held, by names that say the order and the blocks
 (`t/hot-3fa9c1d2-4`): no other plan has such a table, so nothing can be loaded wrongly, but neither can it go to another plan.
-`model_state` has the tables instead: ranks send rows to each other, so that each has rows of a table without an order in the
-rectangles of the plan (dealt tables), or in equal blocks over all ranks (tables in two parts), cut at the columns where either
-part is. `load_model_state` sends them back.
+`model_state` has the tables instead: ranks send rows to each other, so that each has an equal block of a table's ids, cut at the
+columns where a part is. `load_model_state` sends them back.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +20,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ParameterSharding
 
-from neuroshard.client.rows import Rows, TableRows
-from neuroshard.client.rows_map import Part
+from neuroshard.client.rows import TableRows
 from neuroshard.client.rows_sharded import ShardedCollectionByAccess
 from neuroshard.client.torchrec_order import collections_in
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -142,32 +140,24 @@ class _Tables:
         }
 
 
-class _Block(NamedTuple):
+class _Shard(NamedTuple):
+    """A rectangle of a part that a rank holds."""
+
+    rank: int
     first: int
     rows: int
     column: int
     columns: int
-    rank: int
-
-    def has(self, column: int) -> bool:
-        return self.column <= column < self.column + self.columns
 
 
 class _Held(NamedTuple):
-    """What this rank has of some columns of a part: from row `first` on, a view. Where it is state by row, of more columns than
+    """What this rank has of some columns of a part: the rows of these ids, a view. Where it is state by row, of more columns than
     these, `weight` is the share of these in all up to them."""
 
-    part: Part
-    first: int
+    ids: Tensor
     tensor: Tensor
     weight: float
-
-    @classmethod
-    def of(cls, part: Part, block: _Block, tensor: Tensor, column: int, columns: int) -> "_Held":
-        tensor, at = tensor.detach(), column - block.column
-        if tensor.dim() == 1:
-            return cls(part, block.first, tensor, columns / (at + columns))
-        return cls(part, block.first, tensor[:, at : at + columns], 1.0)
+    copied: bool
 
     def put(self, values: Tensor) -> None:
         """Take these values; state by row as the mean over the columns so far."""
@@ -176,67 +166,62 @@ class _Held(NamedTuple):
 
 
 class _Moving:
-    """Rows of one table on their ways between the parts that hold them, and blocks of ids."""
+    """Rows of one table on their ways between the parts that hold them, and equal blocks of ids, one on each rank."""
 
     def __init__(self, collection: ShardedCollectionByAccess, table: str) -> None:
-        rows: Rows = collection.rows
-        self.rows, self.table, self.held, self.group = rows, table, rows.held[table], collection.group
-        self.rank, self.size = dist.get_rank(self.group), rows.configs[table].num_embeddings
-        self.device = collection.device
-        self.blocks = {
-            part: _blocks(collection.params[self.held.name_of(table, part)])
+        self.rows, self.table, self.held, self.group = (
+            collection.rows,
+            table,
+            collection.rows.held[table],
+            collection.group,
+        )
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.size, self.device = self.rows.configs[table].num_embeddings, collection.device
+        self.height = -(-self.size // self.ranks)
+        self.shards = {
+            part: _shards(collection.params[self.held.name_of(table, part)])
             for part in self.held.parts
             if not part.copied
         }
-        every = [block for of_part in self.blocks.values() for block in of_part]
-        cuts = sorted({at for block in every for at in (block.column, block.column + block.columns)})
+        every = [shard for of_part in self.shards.values() for shard in of_part]
+        cuts = sorted({at for shard in every for at in (shard.column, shard.column + shard.columns)})
         self.columns = [(column, end - column) for column, end in pairwise(cuts)]
-        if len(self.held.parts) == 1:  # in the plan's rectangles
-            self.wanted = self.blocks[self.held.parts[0]]
-        else:
-            ranks = dist.get_world_size(self.group)
-            height = -(-self.size // ranks)
-            self.wanted = [
-                _Block(first, min(height, self.size - first), column, columns, rank)
-                for column, columns in self.columns
-                for rank, first in enumerate(range(0, self.size, height))
-            ]
 
     def to_ids(self, kind: str, held: Mapping[str, Any]) -> ShardedTensor | None:
         """The table's own tensor, rows in the order of their ids, where this rank has any."""
         by_row, dtype = self._like(kind, held)
+        first, rows = self._block(self.rank)
         shards = []
         for number, (column, columns) in enumerate(self.columns):
             width = 1 if by_row else columns
-            ids, values = self._of_parts(held, column, columns, width, dtype)
-            into = self._into(number)
-            ours = self._ids(into)
-            moved = self._exchange(values, ids, self._wanted_by(ids, column), ours, self._holder(ours, column))
-            for block, tensor in zip(into, torch.split(moved, [block.rows for block in into]), strict=True):
-                shards.append(
-                    TensorShard(tensor[:, 0].clone() if by_row else tensor, self._metadata(block, number, by_row))
-                )
+            here = list(self._here(held, column, columns))
+            mine = [each.ids // self.height == self.rank if each.copied else slice(None) for each in here]
+            ids = self._joined([each.ids[some] for each, some in zip(here, mine, strict=True)])
+            values = [each.tensor.reshape(-1, width)[some] for each, some in zip(here, mine, strict=True)]
+            by_rank, leaving, coming = self._ways(ids)
+            came = self._exchange(ids[by_rank], leaving, coming) - first
+            tensor = torch.empty(rows, width, dtype=dtype, device=self.device)
+            tensor[came] = self._exchange(self._joined(values, width, dtype)[by_rank], leaving, coming)
+            if rows:
+                whole = tensor[:, 0].clone() if by_row else tensor
+                shards.append(TensorShard(whole, self._metadata(number, self.rank, by_row)))
         if not shards:
             return None
         size = [self.size * len(self.columns)] if by_row else [self.size, sum(columns for _, columns in self.columns)]
+        every = [
+            (number, rank) for number in range(len(self.columns)) for rank in range(self.ranks) if self._block(rank)[1]
+        ]
         metadata = ShardedTensorMetadata(
-            [self._metadata(block, [c for c, _ in self.columns].index(block.column), by_row) for block in self.wanted],
-            torch.Size(size),
-            TensorProperties(dtype=dtype),
+            [self._metadata(*each, by_row) for each in every], torch.Size(size), TensorProperties(dtype=dtype)
         )
         return ShardedTensor._init_from_local_shards_and_global_metadata(shards, metadata, process_group=self.group)
 
     def check_whole(self, kind: str, held: Mapping[str, Any], whole: ShardedTensor | None) -> None:
         """Raise InvalidInput, on all ranks, unless every rank has what `from_ids` brings back."""
         by_row, _ = self._like(kind, held)
-        given = _by_offsets(whole)
-        lacks = any(
-            at not in given
-            for number in range(len(self.columns))
-            for at in self._offsets(self._into(number), number, by_row)
-        )
-        every = [False] * dist.get_world_size(self.group)
-        dist.all_gather_object(every, lacks, group=self.group)
+        given, every = _by_offsets(whole), [False] * self.ranks
+        lacks = any(self._at(number, by_row) not in given for number in range(len(self.columns)))
+        dist.all_gather_object(every, lacks and self._block(self.rank)[1] > 0, group=self.group)
         if any(every):
             raise InvalidInput(
                 f"the state lacks {kind} of table {self.table!r} on rank {every.index(True)}; give what model_state(model) "
@@ -244,28 +229,25 @@ class _Moving:
             )
 
     def from_ids(self, kind: str, held: Mapping[str, Any], whole: ShardedTensor | None) -> None:
-        """Bring what `to_ids` made back to the parts."""
+        """Bring what `to_ids` made back to the parts: each rank asks for the ids that it holds, of copies all."""
         by_row, dtype = self._like(kind, held)
-        given = _by_offsets(whole)
+        given, (first, rows) = _by_offsets(whole), self._block(self.rank)
         for number, (column, columns) in enumerate(self.columns):
-            width, into = 1 if by_row else columns, self._into(number)
-            tensors = [given[at].detach().view(-1, width) for at in self._offsets(into, number, by_row)]
-            values = torch.cat(tensors or [self._none(width, dtype)])
-            ids, (ours, _) = self._ids(into), self._of_parts(held, column, columns, width, dtype)
-            moved = self._exchange(values, ids, self._holder(ids, column), ours, self._wanted_by(ours, column))
-            self._put(held, column, columns, moved)
-
-    def _into(self, number: int) -> list[_Block]:
-        """The blocks of ids of this rank in the n-th columns."""
-        return [block for block in self.wanted if (block.column, block.rank) == (self.columns[number][0], self.rank)]
-
-    def _offsets(self, blocks: Sequence[_Block], number: int, by_row: bool) -> list[tuple[int, ...]]:
-        return [tuple(self._metadata(block, number, by_row).shard_offsets) for block in blocks]
+            width = 1 if by_row else columns
+            here = list(self._here(held, column, columns))
+            ids = self._joined([each.ids for each in here])
+            by_rank, asking, asked = self._ways(ids)
+            wanted = self._exchange(ids[by_rank], asking, asked) - first
+            own = given[self._at(number, by_row)].detach().view(-1, width) if rows else self._joined([], width, dtype)
+            found = torch.empty(len(ids), width, dtype=dtype, device=self.device)
+            found[by_rank] = self._exchange(own[wanted], asked, asking)
+            for each, values in zip(here, torch.split(found, [len(each.ids) for each in here]), strict=True):
+                each.put(values)
 
     def _like(self, kind: str, held: Mapping[str, Any]) -> tuple[bool, torch.dtype]:
         """Whether the tensors of this kind have one number for each row, and their type, as the ranks that have one say."""
         mine = next(((tensor.dim(), tensor.dtype) for value in held.values() for tensor in _locals(value)), None)
-        every: list[tuple[int, torch.dtype] | None] = [None] * dist.get_world_size(self.group)
+        every: list[tuple[int, torch.dtype] | None] = [None] * self.ranks
         dist.all_gather_object(every, mine, group=self.group)
         dimensions, dtype = next(each for each in every if each is not None)
         if dimensions not in (1, 2):
@@ -275,117 +257,65 @@ class _Moving:
             )
         return dimensions == 1, dtype
 
-    def _parts_here(self, held: Mapping[str, Any], column: int, columns: int) -> Iterator[_Held]:
+    def _here(self, held: Mapping[str, Any], column: int, columns: int) -> Iterator[_Held]:
         """What this rank has of these columns."""
         for part in self.held.parts:
             value = held.get(self.held.name_of(self.table, part))
             if value is None:
                 continue
-            whole = _Block(0, part.rows, 0, sum(width for _, width in self.columns), self.rank)
-            here = [whole] if part.copied else [block for block in self.blocks[part] if block.rank == self.rank]
-            for block, tensor in zip(here, [each for each in _locals(value) if len(each)], strict=True):
-                if block.has(column):
-                    yield _Held.of(part, block, tensor, column, columns)
+            whole = _Shard(self.rank, 0, part.rows, 0, sum(width for _, width in self.columns))
+            here = [whole] if part.copied else [shard for shard in self.shards[part] if shard.rank == self.rank]
+            for shard, tensor in zip(here, [each.detach() for each in _locals(value) if len(each)], strict=True):
+                at = column - shard.column
+                if not 0 <= at < shard.columns:
+                    continue
+                rows = torch.arange(shard.first, shard.first + shard.rows, device=self.device)
+                by_row = tensor.dim() == 1
+                of_columns = tensor if by_row else tensor[:, at : at + columns]
+                weight = columns / (at + columns) if by_row else 1.0
+                yield _Held(self.rows.ids_of(self.table, part, rows), of_columns, weight, part.copied)
 
-    def _of_parts(
-        self, held: Mapping[str, Any], column: int, columns: int, width: int, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """The ids that this rank holds in these columns, and their values; of copies those in its blocks of ids."""
-        all_ids, all_values = [self._none(1, torch.int64)[:, 0]], [self._none(width, dtype)]
-        for part, first, tensor, _ in self._parts_here(held, column, columns):
-            ids = self.rows.ids_of(self.table, part, torch.arange(first, first + len(tensor), device=self.device))
-            values = tensor.reshape(len(tensor), -1)
-            if part.copied:
-                mine = self._wanted_by(ids, column) == self.rank
-                ids, values = ids[mine], values[mine]
-            all_ids.append(ids)
-            all_values.append(values)
-        return torch.cat(all_ids), torch.cat(all_values)
+    def _joined(self, some: Sequence[Tensor], width: int = 0, dtype: torch.dtype = torch.int64) -> Tensor:
+        """One tensor of some, which may be none."""
+        return torch.cat([torch.empty(0, *[width] * (width > 0), dtype=dtype, device=self.device), *some])
 
-    def _put(self, held: Mapping[str, Any], column: int, columns: int, moved: Tensor) -> None:
-        """Let this rank's tensors in these columns have what came, in the order of `_of_parts`."""
-        done = 0
-        for each in self._parts_here(held, column, columns):
-            part, first, rows = each.part, each.first, len(each.tensor)
-            if not part.copied:
-                each.put(moved[done : done + rows])
-                done += rows
-                continue
-            ids = self.rows.ids_of(self.table, part, torch.arange(first, first + rows, device=self.device))
-            mine = self._wanted_by(ids, column) == self.rank
-            count = int(mine.sum())
-            found = torch.zeros(rows, moved.shape[1], dtype=torch.float32, device=self.device)
-            found[mine] = moved[done : done + count].float()
-            dist.all_reduce(found, group=self.group)  # each rank has its own rows of the copies, and 0 elsewhere
-            each.put(found.to(each.tensor.dtype))
-            done += count
+    def _ways(self, ids: Tensor) -> tuple[Tensor, list[int], list[int]]:
+        """The order by the ranks whose blocks have these ids, how many each has, and how many of this rank's each names."""
+        owners = ids // self.height
+        leaving = torch.bincount(owners, minlength=self.ranks)
+        coming = torch.empty_like(leaving)
+        dist.all_to_all_single(coming, leaving, group=self.group)
+        return owners.argsort(), leaving.tolist(), coming.tolist()
 
-    def _ids(self, blocks: Sequence[_Block]) -> Tensor:
-        found = [torch.arange(block.first, block.first + block.rows, device=self.device) for block in blocks]
-        return torch.cat([self._none(1, torch.int64)[:, 0], *found])
+    def _exchange(self, values: Tensor, leaving: list[int], coming: list[int]) -> Tensor:
+        came = torch.empty(sum(coming), *values.shape[1:], dtype=values.dtype, device=values.device)
+        dist.all_to_all_single(came, values.contiguous(), coming, leaving, group=self.group)
+        return came
 
-    def _none(self, width: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(0, width, dtype=dtype, device=self.device)
+    def _block(self, rank: int) -> tuple[int, int]:
+        """The first id of a rank's block, and how many it has."""
+        first = min(rank * self.height, self.size)
+        return first, min(self.height, self.size - first)
 
-    def _wanted_by(self, ids: Tensor, column: int) -> Tensor:
-        """The rank whose block of ids has each of these."""
-        return _ranks(ids, [block for block in self.wanted if block.column == column])
+    def _at(self, number: int, by_row: bool) -> tuple[int, ...]:
+        return tuple(self._metadata(number, self.rank, by_row).shard_offsets)
 
-    def _holder(self, ids: Tensor, column: int) -> Tensor:
-        """The rank that holds the row of each of these ids: of copies, this one."""
-        ranks, _ = self.rows.map_of(self.table).ranks(ids)
-        found = torch.full_like(ids, self.rank)
-        for part, blocks in self.blocks.items():
-            mine = (ranks >= part.first) & (ranks < part.first + part.rows)
-            found[mine] = _ranks(part.held_in(ranks[mine]), [block for block in blocks if block.has(column)])
-        return found
-
-    def _exchange(self, values: Tensor, ids: Tensor, to: Tensor, wanted: Tensor, of: Tensor) -> Tensor:
-        """The values of the `wanted` ids, each of which rank `of` sends; this rank sends `values` of `ids` to ranks `to`."""
-        ranks = dist.get_world_size(self.group)
-        send, take = _by_rank(ids, to), _by_rank(wanted, of)
-        out = values[send].contiguous()
-        came = torch.empty(len(wanted), values.shape[1], dtype=values.dtype, device=values.device)
-        dist.all_to_all_single(
-            came,
-            out,
-            torch.bincount(of, minlength=ranks).tolist(),
-            torch.bincount(to, minlength=ranks).tolist(),
-            group=self.group,
-        )
-        found = torch.empty_like(came)
-        found[take] = came
-        return found
-
-    def _metadata(self, block: _Block, number: int, by_row: bool) -> ShardMetadata:
-        """Of a block of ids. State by row of the n-th columns comes after that of all rows of the columns before."""
-        placement = f"rank:{block.rank}/{self.device}"
+    def _metadata(self, number: int, rank: int, by_row: bool) -> ShardMetadata:
+        """Of a rank's block of ids. State by row of the n-th columns comes after that of all rows of the columns before."""
+        (first, rows), (column, columns) = self._block(rank), self.columns[number]
+        placement = f"rank:{rank}/{self.device}"
         if by_row:
-            return ShardMetadata([number * self.size + block.first], [block.rows], placement)
-        return ShardMetadata([block.first, block.column], [block.rows, block.columns], placement)
+            return ShardMetadata([number * self.size + first], [rows], placement)
+        return ShardMetadata([first, column], [rows, columns], placement)
 
 
-def _blocks(parameter: ParameterSharding) -> list[_Block]:
+def _shards(parameter: ParameterSharding) -> list[_Shard]:
     return [
-        _Block(row, rows, column, columns, shard.placement.rank())
+        _Shard(shard.placement.rank(), row, rows, column, columns)
         for shard in parameter.sharding_spec.shards
         for (row, column), (rows, columns) in [(shard.shard_offsets, shard.shard_sizes)]
         if rows
     ]
-
-
-def _ranks(rows: Tensor, blocks: Sequence[_Block]) -> Tensor:
-    """The rank of the block that has each of these rows."""
-    in_order = sorted(blocks)
-    firsts = torch.tensor([block.first for block in in_order], device=rows.device)
-    ranks = torch.tensor([block.rank for block in in_order], device=rows.device)
-    return ranks[torch.searchsorted(firsts, rows, right=True) - 1]
-
-
-def _by_rank(ids: Tensor, ranks: Tensor) -> Tensor:
-    """The order by rank and, of one rank, by id, which both sides of an exchange know."""
-    by_id = ids.argsort()
-    return by_id[ranks[by_id].argsort(stable=True)]
 
 
 def _by_offsets(whole: ShardedTensor | None) -> dict[tuple[int, ...], Tensor]:

@@ -666,9 +666,7 @@ def _check_plan(tables: _Tables, held: Mapping[str, Sequence[_Rectangle]], copie
                 continue
             raise InvalidInput(f"{whose} has table {_table_of(key)!r}, which {name} lacks")
         taken.add(table.name)
-        if (
-            table.name in tables.plan.held.constraints.in_two_parts
-        ):  # in blocks of ids over all ranks (client/rows_state.py)
+        if table.name in tables.plan.held.constraints.rows_by_access:  # in blocks of ids (client/rows_state.py)
             continue
         there = sorted(rectangle for rectangle in rectangles if rectangle.rows and rectangle.columns)
         parts = shards[table.name][:1] if table.name in tables.copied else joined(shards[table.name])

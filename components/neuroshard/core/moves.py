@@ -8,13 +8,12 @@ only weights count: its copies are trained by the dense optimizer, whose state n
 
 Where both plans hold a table's rows in the same places, by id or by one order, rows are compared. Where they do not, no plan says
 which rows a shard has in common with an old one: then so many are counted as there are on average, which is exact for shards of
-all rows. Where a table is in two parts by another order, `hot_in_both` says how many rows are hot in both, by the table's name
-(files/row_orders.py counts them in the lists); without it, these are as many as by chance.
+all rows; by another order, hot rows are those of before by chance.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from neuroshard.core.part import Part
@@ -44,17 +43,17 @@ class Move(Value):
     nbytes: int
 
 
-def moves(old: Plan, new: Plan, hot_in_both: Mapping[str, int] = {}) -> tuple[Move, ...]:
+def moves(old: Plan, new: Plan) -> tuple[Move, ...]:
     """Everything that devices hold under `new` and not under `old`, in the order of the new plan's shards."""
-    held, by_table, copied = HeldRows(old, new.held, hot_in_both), new.by_table(), new.parted.constraints.data_parallel
+    held, by_table, copied = HeldRows(old, new.held), new.by_table(), new.parted.constraints.data_parallel
     there = {name: held.of(name, shards) for name, shards in by_table.items()}
     tables = {name: held.table(name, copied=name in copied) for name in by_table}
     return tuple(move for shard in new.shards for move in _arriving(shard, tables[shard.table], there[shard.table]))
 
 
-def moved_bytes(old: Plan, new: Plan, hot_in_both: Mapping[str, int] = {}) -> int:
+def moved_bytes(old: Plan, new: Plan) -> int:
     """Weights and optimizer state that go from one device to another."""
-    return sum(move.nbytes for move in moves(old, new, hot_in_both) if move.from_device is not None)
+    return sum(move.nbytes for move in moves(old, new) if move.from_device is not None)
 
 
 def arriving_bytes(
@@ -74,9 +73,8 @@ class HeldRows:
     holds a table by access.
     """
 
-    def __init__(self, old: Plan, task: ShardingTask, hot_in_both: Mapping[str, int] = {}) -> None:
+    def __init__(self, old: Plan, task: ShardingTask) -> None:
         self._old, self._before, self._shards = old, old.parted, old.by_table()
-        self._hot_in_both = hot_in_both
         tables = {table.name: table for table in old.task.tables}
         parted = {table.name: table for table in task.parted.tables}
         held, self._hot = task.constraints.rows_by_access, task.by_access.hot
@@ -113,14 +111,11 @@ class HeldRows:
         if was is None or was.dim != new.whole.dim:
             return _OldShards((), copies=False)
         how = self._old.held.constraints.rows_by_access.get(was.name)
-        hot, order = self._hot_in_both.get(was.name), _order(new.whole)
-        same_cold = (
-            new.part.first and how is not None and hot == how.hot_rows
-        )  # cold rows are in the order of their ids
-        if _places(how, order if same_cold else _order(was), there) == _places(new.how, order, shards):
+        order = _order(new.whole)
+        if _places(how, _order(was), there) == _places(new.how, order, shards):
             return _OldShards(there, copies=name in copied)
         one_order = order is not None and _order(was) == order
-        old = [(new.rows_in_both(part, hot, one_order=one_order), part) for part in parts_of_table(was, how)]
+        old = [(new.rows_in_both(part, one_order=one_order), part) for part in parts_of_table(was, how)]
         return _OtherRows(
             new.part.rows,
             tuple(_OldPart(both, p.rows, self._shards[p.name], p.name in copied) for both, p in old if both > 0),
@@ -136,16 +131,12 @@ class _NewTable(NamedTuple):
     part: "PlanPart"
     before: Table | None
 
-    def rows_in_both(self, old: "PlanPart", hot: int | None, *, one_order: bool) -> float:
-        """How many rows this part of the table has in common with an `old` one, of which `hot` are hot before and now, if that is
-        known: by another order as many as by chance."""
+    def rows_in_both(self, old: "PlanPart", *, one_order: bool) -> float:
+        """How many rows this part of the table has in common with an `old` one: by another order as many as by chance."""
         part, rows = self.part, self.before.rows if self.before else 0
         if one_order:
             return max(0, min(old.first + old.rows, part.first + part.rows) - max(old.first, part.first))
-        if hot is None or old.rows == rows or self.how is None or self.how.hot_rows is None:
-            return old.rows * (part.rows / max(rows, self.whole.rows))
-        are_hot = min(hot if old.first == 0 else self.how.hot_rows - hot, old.rows)
-        return are_hot if part.first == 0 else min(old.rows - are_hot, part.rows)
+        return old.rows * (part.rows / max(rows, self.whole.rows))
 
 
 def _stateless(table: Table) -> Table:

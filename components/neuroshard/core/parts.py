@@ -1,4 +1,5 @@
-"""Rows by access in a plan: a table dealt over its row blocks, or held in two parts, by the order of its rows (row_order.py).
+"""Rows by access in a plan: a table dealt over its row blocks, or held in two parts, by the order of its rows (row_order.py). New
+plans hold sequences in two parts, and older ones all else that is here too.
 
 A table held in two parts stands in a plan's shards as two tables, `<table>/hot` and `<table>/cold`: its hottest rows and the
 others. Each has a sharding type and a tier of its own. `ShardingTask.parted` is the task in which these two stand for it, so what
@@ -25,6 +26,7 @@ MOST_INT32_ROWS = 2**31 - 1
 # Kernels that map the ids of one feature, where ids are in order; more of them where they are not, and where a table is in two
 # parts (counted in tests/client/test_rows_map.py)
 MAP_KERNELS, LIST_KERNELS, SPLIT_KERNELS = 10, 12, 21
+SINCE = "neuroshard 0.1.0"  # only hot rows of sequences are apart in new plans
 NEAR_IDS = 2**15  # of a list, so many of which a CPU's nearest caches hold: a search among more goes beyond them
 
 
@@ -47,6 +49,19 @@ class RowsByAccess(Value):
                 f"{'both' if self.dealt else 'neither'}"
             )
         return self
+
+    def went(self, table: Table) -> str:
+        """Why no new plan holds a table so, as words after its name; empty where one may. Trainers still run plans that do."""
+        if self.dealt:
+            what = "is dealt over its row blocks"
+        elif table.pooling != "none":
+            what = "is pooled, and held in two parts"
+        else:
+            return ""
+        return (
+            f"{what} (rows_by_access), as no new plan is since {SINCE}; leave rows_by_access and rules of its parts out: a cache "
+            "holds the hot rows of a table beyond HBM (--host-memory)"
+        )
 
     def fault(self, table: Table) -> str | None:
         """Why a table cannot be held so, as words after its name; None where it can."""
@@ -72,7 +87,7 @@ class ByAccess(NamedTuple):
     and in a step `kernels`, which pass over so many lookups of a sample (`passed`), such as are `compared` with so many ids of a
     list in a binary search, and with more of a long list (`far`), and `columns` of a sample that it copies to join outputs: of a
     collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts, `dealt` those of tables
-    and parts whose row blocks are dealt, if there are any; `in_blocks` those of the tables that a search must hold in such."""
+    and parts whose row blocks are dealt, if there are any."""
 
     map_bytes: int = 0
     passed: float = 0.0
@@ -82,7 +97,6 @@ class ByAccess(NamedTuple):
     columns: float = 0.0
     hot: frozenset[str] = frozenset()
     dealt: frozenset[str] = frozenset()
-    in_blocks: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, tables: Sequence[Table], held: Mapping[str, RowsByAccess]) -> Self:

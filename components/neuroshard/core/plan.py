@@ -499,8 +499,7 @@ def check_plan(plan: object) -> None:
 
 
 def unparted(plan: Plan, task: ShardingTask) -> Plan:
-    """A plan of the parted task of `task`, or of that with other rules and settings, as one of `task` with these. Raises
-    pydantic's ValidationError where a dealt table is in no row blocks."""
+    """A plan of the parted task of `task`, or of that with other rules and settings, as one of `task` with these."""
     fields = {name: getattr(plan, name) for name in Plan.model_fields if name not in OF_A_TASK}
     return Plan(task=plan.task.unparted(task), **fields)
 

@@ -1,4 +1,4 @@
-"""An order of a table's rows by access: its hot ids, most read first. And where a row of such an order is held.
+"""An order of a table's rows by access: its hot ids, most read first.
 
 Only the hot ids are listed, in a file of their own (files/row_orders.py). The rank of a listed id is its place in the list. Ids
 that are not listed come after, in the order of their ids: such an id has rank `hot_rows + id - (listed ids below it)`. So every
@@ -6,13 +6,12 @@ id of the table has one rank, whatever number of ids is listed, and rows that a 
 Where ids are in this order already, nothing is stored: an order with the `ids_digest` "" lists the ids 0, 1, 2, …, and a rank
 is an id.
 
-With ranks for ids, a table can be held in two parts, or dealt over the blocks of row-wise sharding (`Dealing`) so that each has
-as many lookups, not only as many rows. Of a table in two parts the first K listed ids are the hot part. For it only these are
-listed: the rows of the cold part are all other ids, in order.
+Of a table in two parts the first K listed ids are the hot part. For it only these are listed: the rows of the cold part are all
+other ids, in order.
 """
 
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -68,37 +67,3 @@ class RowOrder(Value):
             if rows <= high:
                 return least + (most - least) * (rows - low) / (high - low)
         return self.curve[-1][1]
-
-
-class Dealing(NamedTuple):
-    """Ranks dealt over the row blocks of TorchRec as cards are, one to each block in turn, until a block is full.
-
-    TorchRec's blocks have `block_rows` rows each, the first `full_blocks` of them; the next has `rest` rows, maybe none, and any
-    others have none. So the first `rest * (full_blocks + 1)` ranks go to one block more than those after them.
-    """
-
-    block_rows: int
-    full_blocks: int
-    rest: int
-
-    @classmethod
-    def of(cls, rows: int, blocks: int) -> Self:
-        """Of so many rows over so many blocks, both at least 1: the devices of row-wise, the table's of table-row-wise."""
-        block_rows = -(-rows // blocks)
-        full_blocks, rest = divmod(rows, block_rows)
-        return cls(block_rows, full_blocks, rest)
-
-    def place(self, rank: int) -> tuple[int, int]:
-        """The block of a rank, and its row of the block."""
-        left = rank - self.rest * (self.full_blocks + 1)
-        if left < 0:
-            row, block = divmod(rank, self.full_blocks + 1)
-            return block, row
-        row, block = divmod(left, self.full_blocks)
-        return block, self.rest + row
-
-    def rank(self, block: int, row: int) -> int:
-        """The rank that a row of a block holds: the inverse of `place`."""
-        if row < self.rest:
-            return row * (self.full_blocks + 1) + block
-        return self.rest * (self.full_blocks + 1) + (row - self.rest) * self.full_blocks + block

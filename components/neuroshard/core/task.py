@@ -257,21 +257,6 @@ class ShardingTask(Value):
         parted._by_access = self.by_access
         return parted
 
-    def in_blocks(self, names: Collection[str]) -> Self:
-        """The same parted task, of which a search holds these tables in row blocks: rules deal them."""
-        task = self.model_copy()
-        task._by_access = self.by_access._replace(in_blocks=frozenset(names))
-        return task
-
-    @property
-    def splitting_rows(self) -> Self:
-        """The same, with permission to split the rows of these tables where no rule of theirs forbids it."""
-        rules = dict(self.constraints.rules())
-        for name in self.by_access.in_blocks:
-            rule = rules.get(name, TableRule(table=name))
-            rules[name] = rule if rule.row_wise is not None else rule.model_copy(update={"row_wise": True})
-        return self._with_rules(rules) if self.by_access.in_blocks else self
-
     def unparted(self, whole: "ShardingTask") -> Self:
         """The task of which this is the parted one, or that with other rules and settings, such as a search makes of it: with the
         tables of `whole`, and what its constraints say of rows by access and of tables kept together."""

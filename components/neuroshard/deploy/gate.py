@@ -6,7 +6,7 @@ live if it is better by more than `min_gain`, or if the live plan breaks today's
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pydantic import ValidationError
@@ -71,12 +71,11 @@ def decide(
     *,
     rolled_back: bool = False,
     drifted: tuple[str, ...] = (),
-    hot_in_both: Mapping[str, int] = {},
 ) -> Decision:
     """The gate's decision on `plan`. `live_plan` is None where nothing is live, or the live plan cannot be read.
 
     `rolled_back` means that somebody rolled back from this plan; only a person may make it live again. `drifted` are lines on row
-    orders of the live plan that access has drifted from. `hot_in_both` is what moves are counted with (core/moves.py).
+    orders of the live plan that access has drifted from.
     """
     error = plan.provenance.cost_model_error
     why_not = "the live plan cannot be read" if live else "nothing was live before"
@@ -125,9 +124,7 @@ def decide(
         max_error=gate.max_error,
         memory_left=_memory_left(plan),
         memory_margin=gate.memory_margin,
-        moved_bytes=moved_bytes(live_plan, plan, hot_in_both)
-        if live_plan and not other_groups(live_plan.task, plan.task)
-        else None,
+        moved_bytes=moved_bytes(live_plan, plan) if live_plan and not other_groups(live_plan.task, plan.task) else None,
         changed_state=len(changed_state(live_plan, plan)) if live_plan else 0,
         ids_lost=said_ids_lost(live_plan, plan.task) if live_plan else "",
         reordered=tuple(module for module, *_ in reordered(live_plan, plan)) if live_plan else (),

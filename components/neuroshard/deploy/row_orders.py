@@ -24,12 +24,3 @@ def with_drift(live: Plan | None, plan: Plan, read: "ReadIds") -> tuple[Plan | N
         return live, ()
     lines = tuple(f"the live plan's {drift.text}" for drift in found if drift.is_large)
     return live.named.model_copy(update={"task": task}), lines
-
-
-def hot_in_both(live: Plan | None, plan: Plan, read: "ReadIds") -> dict[str, int]:
-    """How many rows are hot by both plans' orders, where those differ and the store has both lists (files/row_orders.py)."""
-    if live is None or not live.held.orders:
-        return {}
-    from neuroshard.files import row_orders
-
-    return row_orders.hot_in_both(live.held, plan.held, read)

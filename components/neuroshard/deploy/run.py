@@ -22,7 +22,7 @@ from neuroshard.core.value import sha256, timestamp
 from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import claim, go_live, next_number, put, put_lists, remember
 from neuroshard.deploy.rolled_back import placement, rolled_back_digests, rolled_back_placements
-from neuroshard.deploy.row_orders import hot_in_both, with_drift
+from neuroshard.deploy.row_orders import with_drift
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.files.tables import read_tables
 from neuroshard.store.open import open_store
@@ -159,7 +159,6 @@ def _deploy(
         there,
         rolled_back=_was_rolled_back(artifact, live, model, store, by_placement=gate.nightly),
         drifted=drifted,
-        hot_in_both=hot_in_both(there, plan, read),
     )
     if not decision.goes_live:
         refusal = Refusal(model=model, plan_digest=artifact.digest, time=timestamp(now), decision=decision)

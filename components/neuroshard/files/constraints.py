@@ -32,8 +32,8 @@ Pattern = Annotated[str, Field(min_length=1)]
 class MatchedRule(Value):
     """Rules for all tables whose names match. `split: false` allows one shard; `row_wise: true` lets a search split them row-wise
     over all devices or in domains; `data_parallel: true` copies them to every device. `tier` says where they lie, with
-    `cached_rows` of each if that is behind a cache. `rows_by_access` deals their rows over row blocks, or holds each in two
-    parts, `<table>/hot` and `<table>/cold`, which rules of their own may match.
+    `cached_rows` of each if that is behind a cache. `rows_by_access` holds each, a sequence, in two parts,
+    `<table>/hot` and `<table>/cold`, which rules of their own may match.
     """
 
     match: Pattern
@@ -188,6 +188,10 @@ def resolve(given: ConstraintsFile, tables: Sequence[Table], where: str) -> Cons
                         f"{own[field]} and {value}"
                     )
                 own[field], said[name, field] = value, rule.match
+    for table in tables:
+        how: RowsByAccess | None = rules.get(table.name, {}).get("rows_by_access")
+        if how is not None and (why := how.went(table)):
+            raise InvalidInput(f"{where}: table {table.name!r} {why}")
     groups = (
         tuple(dict.fromkeys(name for pattern in group for name in _matching(pattern, names, where)))
         for group in given.together

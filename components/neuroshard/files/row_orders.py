@@ -173,32 +173,10 @@ def check_ids(ids: Ints, order: RowOrder, where: str) -> None:
         raise InvalidInput(f"{where}: lists row {int(twice[0]):,} twice; {_REMADE}")
 
 
-def share_now(old: Ints, new: RowOrder, new_ids: Ints) -> float:
-    """The share of lookups that some hot rows (N,) of an order have by a newer order of the table, whose ids these are.
-
-    Rows between two points of the new order have equal shares, as have all that it does not list.
-    """
-    return float(_shares_now(old, new, new_ids).sum())
-
-
 def drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> list[Drift]:
     """How access has drifted from the row orders of a plan's task, by table, where there are `newer` orders. Of a table in two
     parts the hot rows count, else all that its order lists. `read` returns an order's ids."""
     return [drift for drift, _ in _drifts(was, newer, read)]
-
-
-def hot_in_both(was: ShardingTask, now: ShardingTask, read: ReadIds) -> dict[str, int]:
-    """How many rows are hot by the orders of two plans, of each table that both hold in two parts, by different orders. None of
-    them where `read` does not find a list (NotFound, InvalidInput): moves are then counted without."""
-    before, after, found = was.constraints.rows_by_access, now.constraints.rows_by_access, dict[str, int]()
-    for name, old in was.orders.items():
-        new, hot_rows = now.orders.get(name), before[name].hot_rows
-        if new is None or hot_rows is None or after[name].hot_rows is None or old.ids_digest == new.ids_digest:
-            continue
-        with suppress(NotFound, InvalidInput):
-            then, today = read(old)[:hot_rows], read(new)[: after[name].hot_rows]
-            found[name] = len(np.intersect1d(then, today, assume_unique=True))
-    return found
 
 
 def as_now(was: ShardingTask, today: ShardingTask, read: ReadIds) -> tuple[ShardingTask, list[Drift]]:
@@ -254,7 +232,7 @@ def _drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> 
         new = newer.get(name)
         if new is None or old.time >= new.time:
             continue
-        shares = np.cumsum(_shares_now(read(old), new, read(new)))
+        shares = np.cumsum(shares_now(read(old), new, read(new)))
         rows = held[name].hot_rows or old.hot_rows
         drift = Drift(name, rows, old.share_of(rows), float(shares[rows - 1]), new.share_of(rows), old.time)
         points = tuple((count, min(float(shares[count - 1]), 1.0)) for count, _ in old.points)
@@ -263,8 +241,9 @@ def _drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> 
     return found
 
 
-def _shares_now(old: Ints, new: RowOrder, new_ids: Ints) -> Floats:
-    """The share of lookups that each of some rows (N,) has by a newer order of the table."""
+def shares_now(old: Ints, new: RowOrder, new_ids: Ints) -> Floats:
+    """The share of lookups that each of some rows (N,) has by a newer order of the table, with these ids. Rows between two of
+    its points have equal shares, as have all that it does not list."""
     rows, shares = zip(*new.curve, strict=True)
     each: Floats = np.diff(np.interp(_ranks(old, new, new_ids)[:, None] + [0, 1], rows, shares), axis=1)[:, 0]
     return each

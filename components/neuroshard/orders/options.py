@@ -264,8 +264,8 @@ class SearchOptions(_Needed, total=False):
     ]
     rows_by_access: Annotated[
         str,
-        "auto: deal rows of tables with a row order over row blocks, or hold hot rows apart, where that is cheaper; or no. A "
-        "trainer then needs a wrapper (docs/rows.md).",
+        "auto: copy hot rows of sequences with a row order to every device where that is cheaper; or no. A trainer then needs a "
+        "wrapper (docs/rows.md).",
         _setting(
             _then(partial(take.one_of, names=(AUTO, "no")), AUTO.__eq__),
             "WORD",

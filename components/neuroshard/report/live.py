@@ -18,7 +18,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.plan import read_plan
-from neuroshard.files.row_orders import ReadIds, as_now, hot_in_both, ids_among
+from neuroshard.files.row_orders import ReadIds, as_now, ids_among
 from neuroshard.report.numbers import Columns, short
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
@@ -104,9 +104,7 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
     """What changes when `plan` replaces the live plan."""
     live_ms, why = _live_ms(plan, live, model)
     differ = other_groups(live.plan.task, plan.task)
-    found = (
-        () if differ else moves(live.plan, plan, hot_in_both(live.plan.held, plan.held, live.read) if live.read else {})
-    )
+    found = () if differ else moves(live.plan, plan)
     sums = bytes_by_device(found, max(plan.task.devices, live.plan.task.devices))
     place = {table.name: index for index, table in enumerate(plan.parted.tables)}
     listed = sorted(found, key=lambda move: -move.nbytes)[:MOST_MOVES]

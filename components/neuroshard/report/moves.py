@@ -35,17 +35,13 @@ def diff_json(
     new: Plan,
     model: CostModel | None = None,
     drifted: Sequence[str] = (),
-    hot_in_both: Mapping[str, int] = {},
 ) -> dict[str, Any]:
     """All changes. Bytes are of weights and optimizer state; ms are predicted, by `model` if it is given, else as each plan says.
-    `drifted` are lines on row orders of the old plan that access has drifted from, and `hot_in_both` is what moves are counted
-    with (files/row_orders.py).
+    `drifted` are lines on row orders of the old plan that access has drifted from.
 
     Raises InvalidInput for plans of other tables, and where `model` cannot price a plan.
     """
-    return _diff(old, new, moves(old, new, hot_in_both), _predictions(old, new, model)) | {
-        "row_orders_drifted": list(drifted)
-    }
+    return _diff(old, new, moves(old, new), _predictions(old, new, model)) | {"row_orders_drifted": list(drifted)}
 
 
 class _Predictions(NamedTuple):
@@ -116,10 +112,9 @@ def diff_text(
     new: Plan,
     model: CostModel | None = None,
     drifted: Sequence[str] = (),
-    hot_in_both: Mapping[str, int] = {},
 ) -> str:
     """What moves between which devices, what is gained, and both for every device. Raises what `diff_json` raises."""
-    found = moves(old, new, hot_in_both)
+    found = moves(old, new)
     data = _diff(old, new, found, _predictions(old, new, model))
     moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
     moved = f"{format_bytes(data['moved_bytes'])} to move in {counted(len(moving), 'piece')}"

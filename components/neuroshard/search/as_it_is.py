@@ -6,19 +6,23 @@ leaves one out may find no plan within a move budget, or only a dearer one.
 
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.plan import Plan, shardings_of
 from neuroshard.core.sharding import DATA_PARALLEL, SHARDINGS, TABLE_WISE
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.protocol import trains_on
+from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.protocol import CostModel, trains_on
 from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.search.copies import with_dense_optimizer
 from neuroshard.search.given import Given
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.kinds import enumerated
-from neuroshard.search.rows_by_access import anew
 from neuroshard.search.tuning import TUNING
+
+OF_A_TASK = {"format_version", "task", "task_digest", "predicted", "predicted_ms"}  # fields of a plan
 
 
 def or_as_it_is(found: Callable[[], Plan], given: Callable[[Plan], Given], previous: Plan) -> Plan:
@@ -59,8 +63,23 @@ def as_it_is(given: Given, previous: Plan) -> Plan | None:
         held = held.model_copy(update={"constraints": held.constraints.model_copy(update=rows)})
     fresh = {"baselines": (), "improvements": (), "lower_bound_ms": None, "bound_assumptions": ()}
     notes = (*given.notes, *compare(task, previous))
-    plan = anew(previous.model_copy(update={**fresh, "provenance": given.provenance(notes)}), held, given.cost_model)
+    plan = _anew(previous.model_copy(update={**fresh, "provenance": given.provenance(notes)}), held, given.cost_model)
     return plan if plan is not None and _may_lie_so(given, plan) else None
+
+
+def _anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
+    """The plan's shards as a plan of this task, priced anew; None where they are none."""
+    prices = price_shards(model, task, plan.shards)
+    if prices is None:
+        return None
+    predicted = prices.of_devices
+    fields = {name: getattr(plan, name) for name in Plan.model_fields if name not in OF_A_TASK}
+    try:
+        return Plan(
+            task=task, **fields, predicted=predicted, predicted_ms=tuple(device.total_ms for device in predicted)
+        )
+    except ValidationError:
+        return None
 
 
 def _may_be_held(given: Given, held: ShardingTask) -> bool:
@@ -69,6 +88,8 @@ def _may_be_held(given: Given, held: ShardingTask) -> bool:
     by_access, ruled = held.constraints.rows_by_access, asked.constraints.rows_by_access
     more = {name for name, how in by_access.items() if ruled.get(name) != how}
     if not ruled.keys() <= by_access.keys() or (more and not given.settings.try_rows_by_access):
+        return False
+    if any(table.name in by_access and by_access[table.name].went(table) for table in held.tables):
         return False
     rules = asked.constraints.rules()
     if more & rules.keys():

@@ -275,22 +275,26 @@ def state_changed(plan: Plan, previous: Plan) -> list[str]:
 
 
 def no_row_orders(task: ShardingTask) -> tuple[str, ...]:
-    """A line where a search is to choose tables by access, and no table has a row order."""
-    if any(table.row_order is not None for table in task.tables):
+    """A line where a search is to choose hot rows to copy, and no sequence has a row order."""
+    if any(table.row_order is not None and table.pooling == "none" for table in task.tables):
         return ()
     return (
-        "no table is dealt or has hot rows apart, since none has a row order: `neuroshard tables --from tables.json "
-        "--access-from TRACES --batch-size B --row-orders -o hot.json` counts which rows are hot",
+        "no hot rows are copied, since no sequence has a row order: `neuroshard tables --from tables.json --access-from TRACES "
+        "--batch-size B --row-orders -o hot.json` counts which rows are hot",
     )
 
 
 def no_longer_by_access(task: ShardingTask, previous: Plan) -> tuple[str, ...]:
-    """A line about tables that the plan to start from holds by access, and the task does not."""
-    held, tables = task.constraints.rows_by_access, {table.name for table in task.tables}
-    names = [name for name in previous.task.constraints.rows_by_access if name in tables and name not in held]
-    if not names:
-        return ()
-    return (
-        f"{counted(len(names), 'table')} held by access in the plan to start from, and no longer ({first_few(names)}): only "
-        "--rows-by-access auto and constraints hold tables so",
+    """Lines about tables that the plan to start from holds by access, and the task of the plan found does not."""
+    held, tables = task.constraints.rows_by_access, {table.name: table for table in task.tables}
+    rest = {n: how for n, how in previous.task.constraints.rows_by_access.items() if n in tables and n not in held}
+    gone = [name for name, how in rest.items() if how.went(tables[name])]
+    others, said = (
+        [name for name in rest if name not in gone],
+        "held by access in the plan to start from, and no longer",
     )
+    lines = [
+        (others, "sequences are held so by --rows-by-access auto, where that pays, and by constraints"),
+        (gone, "plans hold no pooled table in two parts any more, and deal none"),
+    ]
+    return tuple(f"{counted(len(some), 'table')} {said} ({first_few(some)}): {why}" for some, why in lines if some)

@@ -7,23 +7,20 @@ and priced, with the heuristics' plans and a lower bound beside it.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
-
-from pydantic import ValidationError
 
 from neuroshard.core.clean import log
 from neuroshard.core.comparable import other_groups
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.moves import changed_state
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Plan, Shard, unparted
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import first_few
-from neuroshard.core.value import explain
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, Ints, trains_on
@@ -32,7 +29,7 @@ from neuroshard.costmodel.uncertainty import cost_ranges
 from neuroshard.files.constraints import resolve
 from neuroshard.files.disk import check_can_write
 from neuroshard.files.plan import read_plan, write_plan
-from neuroshard.files.row_orders import ReadIds, files_of, hot_in_both, ids_among, kept_orders, write_ids
+from neuroshard.files.row_orders import ReadIds, files_of, ids_among, kept_orders, write_ids
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import LOCAL_SEARCH
@@ -60,15 +57,7 @@ from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
-from neuroshard.search.rows_by_access import (
-    NONE_HELD,
-    assuming,
-    choose,
-    held_as_before,
-    may_be_held,
-    short,
-    unparted_in_blocks,
-)
+from neuroshard.search.rows_by_access import NONE_HELD, assuming, choose, held_as_before, may_be_held
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
 from neuroshard.search.step_room import with_room
 from neuroshard.search.tiers.plan import beyond_hbm, cheaper_beyond, check_host_memory, is_tight, needs_tiers
@@ -84,15 +73,12 @@ def search(
     trust: Trust = UNKNOWN,
     notes: tuple[str, ...] = (),
     watch: Watch | None = None,
-    read: ReadIds | None = None,
 ) -> Plan:
     """The plan with the fastest slowest device that `settings.algorithm` finds, and what the heuristics' plans cost.
 
-    With a `previous` plan the search starts from it. `read` reads the lists of row orders, so that rows which are hot by that
-    plan's order and by today's count as such; without it, as many do as by chance (core/moves.py). `trust` and `notes` go into
-    the plan's provenance. `watch` is the clock of the search, with the time budget of the settings, from now on unless it began
-    before. It is told of every plan that is better than all before. Once its `stop` is set, the search ends with the best plan
-    so far.
+    With a `previous` plan the search starts from it. `trust` and `notes` go into the plan's provenance. `watch` is the clock of
+    the search, with the time budget of the settings, from now on unless it began before. It is told of every plan that is better
+    than all before. Once its `stop` is set, the search ends with the best plan so far.
 
     Raises UsageError for an unknown algorithm or no effort, Infeasible if no plan fits or none is found, and InvalidInput where
     the previous plan cannot be compared or the cost model predicts no cost, as for so many devices.
@@ -102,7 +88,7 @@ def search(
     watch = watch or Watch(settings.time_budget_s)
 
     def found() -> Plan:
-        return _found_plan(task, cost_model, settings, previous, trust, notes, watch, read)
+        return _found_plan(task, cost_model, settings, previous, trust, notes, watch)
 
     def given(start: Plan) -> Given:
         before = Previous.of(start, task)
@@ -111,6 +97,7 @@ def search(
 
     plan = found() if previous is None else or_as_it_is(found, given, previous)
     own = say.of_plan(plan, task, cost_model, previous if settings.keep_optimizer_state else None)
+    own = [*own, *([] if previous is None else say.no_longer_by_access(plan.task, previous))]
     ranges = None if trust.instead else cost_ranges(cost_model, plan)  # of the hardware that was measured
     by_rounds = settings.algorithm == LOCAL_SEARCH and settings.time_budget_s is None
     said = {"cost_ranges": ranges, "rounds": settings.most_rounds if by_rounds else None}
@@ -127,7 +114,6 @@ def _found_plan(
     trust: Trust,
     notes: tuple[str, ...],
     watch: Watch,
-    read: ReadIds | None,
 ) -> Plan:
     """As `search`, without what it says of the plan that it returns."""
     if previous is not None and (differ := other_groups(previous.task, task)):
@@ -135,35 +121,22 @@ def _found_plan(
             f"the plan to start from and the one to search are for {differ}, so devices of one are other ranks in the other; "
             "leave out --from, or give --devices and --group-size as of that plan"
         )
-    ruled, chooses = task.constraints.rows_by_access, settings.try_rows_by_access and may_be_held(task)
-    in_blocks = [name for name, how in ruled.items() if how.dealt]
-    if in_blocks and (settings.algorithm != LOCAL_SEARCH or not cost_model.prices_rows):
-        raise UsageError(
-            f"only {LOCAL_SEARCH}, with a cost model that prices rows, splits rows, and those of table {in_blocks[0]!r} are "
-            "to be dealt over row blocks (rows_by_access); leave out dealt"
-        )
+    chooses = settings.try_rows_by_access and may_be_held(task)
     if chooses and (settings.algorithm != LOCAL_SEARCH or not cost_model.prices_rows):
         raise UsageError(
             f"only {LOCAL_SEARCH}, with a cost model that prices rows, chooses tables by access; leave out --rows-by-access, or "
             "name the tables in constraints.json (rows_by_access)"
         )
 
-    def found(one: ShardingTask, watch: Watch, settings: SearchSettings = settings) -> Plan:
-        both = {} if previous is None or read is None else hot_in_both(previous.task, one, read)
-        start = None if previous is None else Previous.of(previous, one, both)
-        parted = one.parted.in_blocks(in_blocks) if in_blocks else one.parted
-        plan = with_room(parted, lambda task: _searched(task, cost_model, settings, start, trust, notes, watch))
-        try:
-            return unparted_in_blocks(plan, one, ruled, cost_model) if one.constraints.rows_by_access else plan
-        except ValidationError as error:  # which names a table that is dealt, but in no row blocks
-            raise Infeasible(f"the plan found breaks a rule of rows by access: {explain(error)}") from None
+    def found(one: ShardingTask, watch: Watch) -> Plan:
+        start = None if previous is None else Previous.of(previous, one)
+        plan = with_room(one.parted, lambda task: _searched(task, cost_model, settings, start, trust, notes, watch))
+        return unparted(plan, one) if one.constraints.rows_by_access else plan
 
     if not chooses:
         plan = found(task, watch)
         if settings.try_rows_by_access:
             plan = say.with_notes(plan, *say.no_row_orders(task))
-        if previous is not None:
-            plan = say.with_notes(plan, *say.no_longer_by_access(task, previous))
         return assuming(plan, NONE_HELD) if may_be_held(task) else plan
     rules = task.constraints.rules().keys()
     if previous is not None:
@@ -172,23 +145,16 @@ def _found_plan(
         plan = found(task, watch.anew())
     if watch.expired:
         return assuming(plan, NONE_HELD)
+
     keeping = previous if settings.keep_optimizer_state else None
 
-    def other(one: ShardingTask, watch: Watch, settings: SearchSettings) -> Plan:
-        another = found(one, watch, settings)
+    def other(one: ShardingTask) -> Plan:
+        another = found(one, watch.anew())
         if keeping is not None and set(changed_state(keeping, another)).difference(changed_state(keeping, plan)):
             raise Infeasible("the plan found does not keep the optimizer state of a table held otherwise by access")
         return another
 
-    return choose(
-        task,
-        plan,
-        cost_model,
-        lambda one: other(one, watch.anew(), settings),
-        lambda one: other(one, watch.quiet(), short(settings)),
-        _permitted(task, cost_model, settings, None)[0].may_split_rows,
-        rules,
-    )
+    return choose(task, plan, cost_model, other, rules)
 
 
 def _searched(
@@ -200,7 +166,7 @@ def _searched(
     notes: tuple[str, ...],
     watch: Watch,
 ) -> Plan:
-    """As `search`, of a task without tables in two parts, or dealt."""
+    """As `search`, of a task without tables in two parts."""
     permitted, may = _permitted(task, cost_model, settings, previous)
     given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
     check_mapped(task, cost_model, trains_on(cost_model))
@@ -293,7 +259,7 @@ def _permitted(
         assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
         check_copies(task, device, assumed=assumed)
     tries_rows = settings.try_row_wise and is_ours and model.prices_rows
-    return ((tries_rows and _trying_row_wise(task)) or task).splitting_rows, {DATA_PARALLEL: may_copy}
+    return (tries_rows and _trying_row_wise(task)) or task, {DATA_PARALLEL: may_copy}
 
 
 def _as_planned(problem: Problem, best: State, task: ShardingTask, kept: KeptCuts | None) -> Problem:
@@ -449,7 +415,6 @@ def run(
     if keeping is not None:
         listed, more = kept_orders(listed, keeping.plan.task, keeping.read)
         said = (*said, *more)
-    read = None if keeping is None else cache(keeping.read)  # a list may be 16 MiB, and is asked for more than once
     # groups have batches of their own, which a model may know without that of all ranks
     model = open_cost_model(cost_model, order.task.get("batch_size")) if order.groups is None else None
     task = task_of(order, listed, model)
@@ -458,7 +423,7 @@ def run(
     def find(one: ShardingTask, watch: Watch) -> Plan:
         own = model or open_cost_model(cost_model, one.batch_size)
         trust = trust_in(own, instead)
-        return search(one, own, settings, previous=before, trust=trust, notes=(*said, *notes), watch=watch, read=read)
+        return search(one, own, settings, previous=before, trust=trust, notes=(*said, *notes), watch=watch)
 
     plan = search_in_groups(order, task, find, watch or Watch(settings.time_budget_s), before)
     if out is not None:

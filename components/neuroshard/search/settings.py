@@ -19,7 +19,7 @@ class SearchSettings:
     `width` is that of the published search. With `try_row_wise`, and if the task has no rule about rows, tables may be split
     row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
     are data-parallel if improved plans with copies, and then the plan found beside them, are cheaper. With `try_rows_by_access`,
-    tables with a row order are dealt or held in two parts where that is cheaper (rows_by_access.py).
+    hot rows of sequences with a row order are copied where that is cheaper (rows_by_access.py).
     """
 
     algorithm: str = LOCAL_SEARCH

@@ -45,12 +45,6 @@ def feasible(
     if most > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(most)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
     problem = Problem(task, model, tuning, may=may, pieces=pieces)
-    if whole := sorted(task.by_access.in_blocks.difference(table.name for table in problem.options.tables)):
-        raise Infeasible(
-            f"table {whole[0]!r} is to be dealt over row blocks (rows_by_access), but its rows cannot be split: its other rules, "
-            f"the sharding types, pooling by mean, few rows or more columns than the cost model's {model.max_dim} keep them "
-            "together; leave out dealt, or what does"
-        )
     if need > have and need - _saved_bytes(problem) > have:
         reserved = task.constraints.reserve_in_words
         step = (

@@ -129,9 +129,7 @@ class ColumnShards:
         nbytes[self.whole[never]] = [
             sum(self.task.memory(Part.of(table)).total for table in self.tables[g]) for g in np.flatnonzero(never)
         ]
-        in_blocks = self.task.by_access.in_blocks
         unheld = [group for group, wide in self.wide.items() if wide.why]
-        unheld += [group for group, tables in enumerate(self.tables) if tables[0].name in in_blocks]
         nbytes[np.isin(self.group, unheld) & (self.units > 0)] = self.memory.max() + 1  # no device has room for them
         return nbytes
 

@@ -40,8 +40,8 @@ class Previous(NamedTuple):
     elsewhere: Elsewhere | None = None
 
     @classmethod
-    def of(cls, plan: Plan, task: ShardingTask, hot_in_both: Mapping[str, int] = {}) -> "Previous":
-        """Of a plan, for a task before it is parted. `hot_in_both` is what moves are counted with (core/moves.py)."""
+    def of(cls, plan: Plan, task: ShardingTask) -> "Previous":
+        """Of a plan, for a task before it is parted."""
         held, were = task.constraints.rows_by_access, plan.task.constraints.rows_by_access
         if not held and not were:
             return cls(plan)
@@ -69,7 +69,7 @@ class Previous(NamedTuple):
         constraints = task_then.constraints.model_copy(update={"tables": tuple(rules.values())})
         parted = task_then.model_copy(update={"constraints": constraints}).parted
         as_tables = plan.model_copy(update={"task": parted, "shards": tuple(shards)})
-        return cls(as_tables, Elsewhere(HeldRows(plan, task, hot_in_both)))
+        return cls(as_tables, Elsewhere(HeldRows(plan, task)))
 
 
 def _tier(rule: TableRule | None) -> dict[str, object]:

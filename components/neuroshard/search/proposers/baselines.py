@@ -79,10 +79,6 @@ def baseline(problem: Problem, name: str, rng: np.random.Generator) -> Placement
 def baselines(problem: Problem, seed: int) -> dict[str, Attempt]:
     """The placement of each heuristic, or why there is none; those that need no cuts in lockstep. Each search asks twice: of the
     same memory and limits, the second time they are known."""
-    if in_blocks := sorted(problem.task.by_access.in_blocks):
-        return dict.fromkeys(
-            KEYS, f"splits no rows, and those of table {in_blocks[0]!r} are to be dealt over row blocks"
-        )
     key = (seed, *(of.tobytes() for of in (problem.memory, problem.whole, problem.min_units, problem.max_shards)))
     if key not in problem.heuristics:
         problem.heuristics[key] = _baselines(problem, seed)
