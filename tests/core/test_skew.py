@@ -36,7 +36,7 @@ SHAPES = {
     "a padding id": with_padding(0.35),
     "drawn, even": drawn(2000, 0.5, 1),
     "drawn, uneven": drawn(2000, 2.5, 2),
-    "few rows": zipf(9, 1.0),
+    "few rows": zipf(12, 1.0),
     "hardly more rows than blocks": zipf(37, 1.2),
     "one row": zipf(1, 1.0),
 }

@@ -27,7 +27,7 @@ from neuroshard.search.problem.state import State
 # of a datasheet's rate: 47 of 188 GB/s between two racks of GB300, the slowest network of docs/benchmarks.md
 BETWEEN_RACKS = 0.25
 REFERENCE_ACCESS = "zipf:1"  # what lookups that nobody counted may be: the ids of DLRMv4's sequences are hotter still
-MATTERS = 0.01  # of a step's time or of memory: from then on pooled tables are said to be a bet
+MATTERS = 0.05  # of a step's time or of memory: from then on pooled tables are said to be a bet
 NOTABLE_SKEW = 1.1  # times an even share
 STOPPED = "the search was stopped by hand: more of it might have found a better plan"
 
@@ -157,8 +157,8 @@ def bet_on_even_lookups(plan: Plan, cost_model: CostModel) -> list[str]:
     full = f", {format_bytes(lacking, 'up')} more than there is" if lacking > 0 else ""
     return [
         f"a bet on even lookups: nothing is known of the access of {counted(len(bets), 'row-wise table')} "
-        f"({first_few([table.name for table in sequences or bets])}). If it is {REFERENCE_ACCESS}, a step takes {ms:.3f} ms "
-        f"({dearer:+.0%}) and the fullest device {format_bytes(then)} ({fuller:+.0%}){full}; count it (neuroshard tables "
+        f"({first_few([table.name for table in sequences or bets])}). With the hot blocks of {REFERENCE_ACCESS}, a step takes "
+        f"{ms:.3f} ms ({dearer:+.0%}) and the fullest device {format_bytes(then)} ({fuller:+.0%}){full}; count it (neuroshard tables "
         "--access-from TRACES), or state it (--access), and search again"
     ]
 
