@@ -40,13 +40,9 @@ def test_the_rank_with_the_hot_block_takes_no_more_than_was_promised_for_any(
 ) -> None:
     case = skewed_case(pipeline, pooling, precision)
     task, shards = case.plan.task, case.plan.shards
-    by_id = [
-        table.model_copy(update={"lookups_by_id": tuple(shares_by_id(table).tolist())}) for table in task.tables
-    ]
+    by_id = [table.model_copy(update={"lookups_by_id": tuple(shares_by_id(table).tolist())}) for table in task.tables]
     known = task.model_copy(update={"tables": tuple(by_id)})
-    said, exactly = (
-        [peak.nbytes for peak in peaks_said(of, shards, pipeline, gloo=True)] for of in (task, known)
-    )
+    said, exactly = ([peak.nbytes for peak in peaks_said(of, shards, pipeline, gloo=True)] for of in (task, known))
     measured = peaks_of(case, tmp_path)
     assert measured == [pytest.approx(nbytes, rel=OFF) for nbytes in exactly]
     assert len(set(said)) == 1

@@ -90,7 +90,7 @@ def test_a_search_leaves_row_wise_where_hot_blocks_are_dear() -> None:
         Table(name=f"s{n}", rows=5_000_000, dim=128, pooling_factor=200.0, pooling="none") for n in range(DEVICES)
     ]
 
-    def of(access: str | None, **more: object) -> ShardingTask:
+    def of(access: str | None, **more: Any) -> ShardingTask:
         tables = [{**table.model_dump(), "access": access} for table in sequences]
         return task(None, tables=tables, device_memory_bytes=(2**40,) * DEVICES, **{"constraints": {}, **more})
 

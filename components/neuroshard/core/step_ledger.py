@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from neuroshard.core.part import Part
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
 from neuroshard.core.sharding import ROW_WISE, TABLE_WISE, Group, Sharding
-from neuroshard.core.skew import Loads, largest_block
+from neuroshard.core.skew import largest_block
 from neuroshard.core.step_memory import (
     IN_FLIGHT,
     LENGTH_BYTES,
@@ -232,27 +232,26 @@ def _hot_shares(task: ShardingTask, of_table: Mapping[str, Sequence[Piece]]) -> 
     known. Hot rows of several tables rarely come together: the bytes of all sequences, or of all pooled tables, with blocks on
     the same ranks are thrown together, and each block has so many times an even one as the fullest rank has (`skew.HIGH`)."""
     together: dict[tuple[bool, tuple[int, ...]], list[tuple[Table, int]]] = {}
-    for table, held in ((some[0].part.table, some) for some in of_table.values() if some):
-        if held[0].sharding.splits_rows and task.counts_skew(table):
-            devices: dict[int, list[int]] = {}
-            for piece in held:
-                devices.setdefault(piece.column_offset, []).append(piece.device)
-            for column_offset, of_block in devices.items():
-                if len(of_block) > 1:
-                    together.setdefault((table.pooling == "none", tuple(sorted(of_block))), []).append(
-                        (table, column_offset)
-                    )
-    found = {}
-    for (sequences, devices_of), some in together.items():
-        blocks, loads = len(devices_of), list[Loads]()
-        for table, _ in some:
-            of_lookup = LOOKUP_BYTES + (OUTPUT_BYTES * table.dim if sequences else WEIGHT_BYTES * table.weighted)
-            assert table.loads is not None
-            loads.append(table.loads.times(of_lookup * table.pooling_factor))
-        even = sum(load.total * table.block_rows(blocks) / table.rows for load, (table, _) in zip(loads, some, strict=True))
+    for held in filter(None, of_table.values()):
+        table, devices = held[0].part.table, dict[int, list[int]]()
+        for piece in held if held[0].sharding.splits_rows and task.counts_skew(table) else ():
+            devices.setdefault(piece.column_offset, []).append(piece.device)
+        for column_offset, on in devices.items():
+            together.setdefault((table.pooling == "none", tuple(on)), []).append((table, column_offset))
+    found = dict[tuple[str, int], float]()
+    for (sequences, ranks), some in together.items():
+        loads = [
+            table.loads.times(
+                table.pooling_factor
+                * (LOOKUP_BYTES + (OUTPUT_BYTES * table.dim if sequences else WEIGHT_BYTES * table.weighted))
+            )
+            for table, _ in some
+            if table.loads is not None
+        ]
+        blocks = len(ranks)
+        even = sum(load.total for load in loads) / blocks
         times = largest_block(tuple(loads), blocks).high / (even or 1.0)
-        for table, column_offset in some:
-            found[table.name, column_offset] = min(times * table.block_rows(blocks) / table.rows, 1.0)
+        found |= {(table.name, column_offset): min(times / blocks, 1.0) for table, column_offset in some}
     return found
 
 

@@ -93,9 +93,13 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
         split = [table for table in task.tables if kinds[table.name].splits_rows]
         pooled = any(table.pooling != "none" for table in split)
         known = sum(table.knows_ids for table in split)
-        where = "" if not known else f", but {known} of them by their lookups by id"
         skewed = sum(task.counts_skew(table) for table in split)
-        where += f", but {skewed} of them by their access, each block as the largest is expected to be" * bool(skewed)
+        others = (
+            (known, "by their lookups by id"),
+            (skewed, "by their access, each block as the largest is expected to be"),
+        )
+        otherwise = " and ".join(f"{number} of them {how}" for number, how in others if number)
+        where = f", but {otherwise}" * bool(otherwise)
         dealt = sum(table.name in task.by_access.dealt for table in split)
         even = f"; {dealt} of them dealt by access: so are their row blocks while their row orders hold" * bool(dealt)
         sums = ", and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes" * pooled
@@ -121,8 +125,8 @@ def skew(plan: Plan) -> list[str]:
     if not notable:
         return []
     return [
-        "hot row blocks, in times an even share of the lookups, as ids are taken to be hashed (expected, as priced; in one of "
-        f"twenty plans; if the hottest rows are side by side): {first_few(notable)}. Memory has the second, of all such tables "
+        "hot row blocks, in times an even share of the lookups, as ids are taken to be hashed (expected, as priced; in one "
+        f"plan of twenty; if the hottest rows are side by side): {first_few(notable)}. Memory has the second, of all such tables "
         "together; `neuroshard tables --access-from TRACES` counts which ids are hot"
     ]
 
@@ -134,32 +138,29 @@ def bet_on_even_lookups(plan: Plan, cost_model: CostModel) -> list[str]:
         table
         for table in task.tables
         if table.name in kinds and kinds[table.name].splits_rows and not table.knows_ids and table.loads is None
+        if table.name not in task.by_access.dealt
     ]
-    bets = [table for table in bets if table.name not in task.by_access.dealt]
     if not bets or task.step_ledger is None or plan.cost_ms is None:
         return []
-    stated = {
-        table.name: stated_curve(REFERENCE_ACCESS, table.rows, table.pooling_factor, task.batch_size) for table in bets
-    }
+    stated = {t.name: stated_curve(REFERENCE_ACCESS, t.rows, t.pooling_factor, task.batch_size) for t in bets}
     tables = (table.model_copy(update={"access": stated.get(table.name, table.access)}) for table in task.tables)
     skewed = task.model_copy(update={"tables": tuple(tables)})
     prices = price_shards(cost_model, skewed, plan.shards)
     if prices is None:
         return []
-    ms = float(prices.total_ms.max())
-    now, then = (max(one.total for one in device_memory(of, plan.shards)) for of in (task, skewed))
+    ms, held = float(prices.total_ms.max()), device_memory(skewed, plan.shards)
+    now, then = (max(one.total for one in of) for of in (device_memory(task, plan.shards), held))
     dearer, fuller = ms / plan.cost_ms - 1, then / now - 1
     sequences = [table for table in bets if table.pooling == "none"]
     if not sequences and max(dearer, fuller) < MATTERS:
         return []
-    limits = zip(device_memory(skewed, plan.shards), task.usable_bytes, strict=True)
-    lacking = max(one.total - limit for one, limit in limits)
+    lacking = max(one.total - limit for one, limit in zip(held, task.usable_bytes, strict=True))
     full = f", {format_bytes(lacking, 'up')} more than there is" if lacking > 0 else ""
     return [
         f"a bet on even lookups: nothing is known of the access of {counted(len(bets), 'row-wise table')} "
         f"({first_few([table.name for table in sequences or bets])}). With the hot blocks of {REFERENCE_ACCESS}, a step takes "
-        f"{ms:.3f} ms ({dearer:+.0%}) and the fullest device {format_bytes(then)} ({fuller:+.0%}){full}; count it (neuroshard tables "
-        "--access-from TRACES), or state it (--access), and search again"
+        f"{ms:.3f} ms ({dearer:+.0%}) and the fullest device {format_bytes(then)} ({fuller:+.0%}){full}; count it (neuroshard "
+        "tables --access-from TRACES), or state it (--access), and search again"
     ]
 
 
