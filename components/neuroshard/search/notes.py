@@ -28,6 +28,7 @@ from neuroshard.search.problem.state import State
 BETWEEN_RACKS = 0.25
 REFERENCE_ACCESS = "zipf:1"  # what lookups that nobody counted may be: the ids of DLRMv4's sequences are hotter still
 MATTERS = 0.05  # of a step's time or of memory: from then on pooled tables are said to be a bet
+SEQUENCES_MATTER = 0.005  # sequences, whose outputs all scale with the share
 NOTABLE_SKEW = 1.1  # times an even share
 STOPPED = "the search was stopped by hand: more of it might have found a better plan"
 
@@ -140,9 +141,9 @@ def bet_on_even_lookups(plan: Plan, cost_model: CostModel) -> list[str]:
         if table.name in kinds and kinds[table.name].splits_rows and not table.knows_ids and table.loads is None
         if table.name not in task.by_access.dealt
     ]
-    if not bets or task.step_ledger is None or plan.cost_ms is None:
+    if not bets or task.step_ledger is None or not plan.cost_ms:
         return []
-    stated = {t.name: stated_curve(REFERENCE_ACCESS, t.rows, t.pooling_factor, task.batch_size) for t in bets}
+    stated = {t.name: stated_curve(REFERENCE_ACCESS, t.rows, t.pooling_factor, 1) for t in bets}
     tables = (table.model_copy(update={"access": stated.get(table.name, table.access)}) for table in task.tables)
     skewed = task.model_copy(update={"tables": tuple(tables)})
     prices = price_shards(cost_model, skewed, plan.shards)
@@ -152,7 +153,7 @@ def bet_on_even_lookups(plan: Plan, cost_model: CostModel) -> list[str]:
     now, then = (max(one.total for one in of) for of in (device_memory(task, plan.shards), held))
     dearer, fuller = ms / plan.cost_ms - 1, then / now - 1
     sequences = [table for table in bets if table.pooling == "none"]
-    if not sequences and max(dearer, fuller) < MATTERS:
+    if max(dearer, fuller) < (SEQUENCES_MATTER if sequences else MATTERS):
         return []
     lacking = max(one.total - limit for one, limit in zip(held, task.usable_bytes, strict=True))
     full = f", {format_bytes(lacking, 'up')} more than there is" if lacking > 0 else ""
