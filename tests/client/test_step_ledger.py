@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from helpers.refusals import names, refused
-from helpers.step_cases import PIPELINES, drawn_case, peaks_of
+from helpers.step_cases import PIPELINES, drawn_case, peaks_of, shares_by_id, skewed_case
 from neuroshard.client.peak_memory import Peak, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
@@ -28,6 +28,25 @@ def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_pa
     case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"])
     said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, pipeline, gloo=True)]
     assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "pooling", "precision"),
+    [("none", "none", None), ("sparse-dist", "none", "fp16"), ("sparse-dist", "sum", None)],
+)
+def test_the_rank_with_the_hot_block_takes_no_more_than_was_promised_for_any(
+    pipeline: Pipeline, pooling: str, precision: str | None, tmp_path: Path
+) -> None:
+    case = skewed_case(pipeline, pooling, precision)
+    task, shards = case.plan.task, case.plan.shards
+    by_id = [table.model_copy(update={"lookups_by_id": tuple(shares_by_id(table).tolist())}) for table in task.tables]
+    known = task.model_copy(update={"tables": tuple(by_id)})
+    said, exactly = ([peak.nbytes for peak in peaks_said(of, shards, pipeline, gloo=True)] for of in (task, known))
+    measured = peaks_of(case, tmp_path)
+    assert measured == [pytest.approx(nbytes, rel=OFF) for nbytes in exactly]
+    assert len(set(said)) == 1
+    assert 0.75 * said[0] < max(measured) < 1.02 * said[0]
 
 
 def test_a_trainer_hears_how_far_its_peak_is_from_the_plan() -> None:

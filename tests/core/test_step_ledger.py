@@ -118,3 +118,38 @@ def test_plans_with_a_ledger_are_of_a_format_of_their_own() -> None:
 def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: object) -> None:
     with refused(ValueError, "step_ledger", str(value) if key == "pipeline" else key):
         task(table(), step_ledger=None, **{key: value})  # type: ignore[arg-type]
+
+
+def sequence(name: str = "t", **more: object) -> Table:
+    return table(name, pooling="none", **more)
+
+
+@pytest.mark.parametrize("access", ["zipf:1", "zipf:2"])
+def test_any_rank_may_hold_the_hot_block_of_a_sequence(access: str) -> None:
+    even, hot = sequence(), sequence(access=access)
+    largest = hot.largest_block(RANKS)
+    assert largest is not None
+    for peak in peaks_of(task(hot), blocks(hot)):
+        assert peak.causes["lookup outputs"] == pytest.approx(largest.high * LOOKUPS * RANKS * X, abs=1)
+        assert peak.nbytes > peaks_of(task(even), blocks(even))[0].nbytes
+
+
+def test_hot_rows_of_two_sequences_rarely_come_together() -> None:
+    some = [sequence(name, rows=10_000, access="zipf:1") for name in ("t", "o", "p", "q")]
+    shards = [shard for one in some for shard in blocks(one)]
+    together = peaks_of(task(*some), shards)[0].causes["lookup outputs"]
+    apart = sum(peaks_of(task(one), blocks(one))[0].causes["lookup outputs"] for one in some)
+    assert 1.05 * len(some) * LOOKUPS * X < together < 0.95 * apart
+
+
+def test_a_block_whose_lookups_by_id_are_known_has_these() -> None:
+    one = sequence(access="zipf:1", lookups_by_id=(0.9, 0.1))
+    hot, cold = peaks_of(task(one), blocks(one))
+    assert hot.causes["lookup outputs"] == pytest.approx(0.9 * LOOKUPS * RANKS * X, abs=1)
+    assert cold.nbytes < 0.6 * hot.nbytes
+
+
+def test_of_a_pooled_table_only_ids_are_skewed() -> None:
+    even, hot = (peaks_of(task(one), blocks(one))[0] for one in (table(), table(access="zipf:2")))
+    assert hot.causes["inputs"] > even.causes["inputs"]
+    assert {**hot.causes, "inputs": 0} == {**even.causes, "inputs": 0}

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -205,7 +206,7 @@ def batches(tables: tuple[Table, ...], samples: int, seed: int, steps: int) -> I
 
 
 def batch_of(tables: tuple[Table, ...], samples: int, seed: int) -> Batch:
-    """Ids are drawn alike over the rows; every sample has as many lookups as the tables say."""
+    """Every sample has as many lookups as the tables say."""
     generator, parts = torch.Generator().manual_seed(seed), {}
     for module in dict.fromkeys(table.module for table in tables):
         keys, ids, lengths = list[str](), list[Tensor](), list[Tensor]()
@@ -214,12 +215,46 @@ def batch_of(tables: tuple[Table, ...], samples: int, seed: int) -> Batch:
             for feature in table.features:
                 lookups = int(feature.pooling_factor)
                 keys.append(feature.name)
-                ids.append(torch.randint(table.rows, (samples * lookups,), generator=generator))
+                ids.append(_ids(table, samples * lookups, generator))
                 lengths.append(torch.full((samples,), lookups, dtype=torch.int32))
         values = torch.cat(ids)
         weights = torch.rand(len(values)) if here[0].weighted else None
         parts[module] = KeyedJaggedTensor(keys, values, weights=weights, lengths=torch.cat(lengths))
     return Batch(parts)
+
+
+def _ids(table: Table, count: int, generator: torch.Generator) -> Tensor:
+    """Drawn alike over the rows, or by the table's access, whose hot rows lie anywhere: on the same rows in all ranks."""
+    if table.loads is None:
+        return torch.randint(table.rows, (count,), generator=generator)
+    return torch.multinomial(shares_by_id(table), count, replacement=True, generator=generator)
+
+
+def shares_by_id(table: Table) -> Tensor:
+    """What each id of a table has of its lookups: the shares of its access in an order that follows from its name."""
+    assert table.loads is not None
+    loads = torch.cat([torch.full((round(rows),), load) for rows, load in table.loads.groups])
+    return loads[torch.randperm(table.rows, generator=torch.Generator().manual_seed(crc32(table.name.encode())))]
+
+
+def skewed_case(pipeline: Pipeline, pooling: str, precision: str | None) -> StepCase:
+    """Three tables whose rows are read by Zipf's law, row-wise over 4 ranks, by a task that counts skew."""
+    ranks, tables = 4, list[Table]()
+    for name in ("t0", "t1", "t2"):
+        features = [{"name": f"{name}f", "pooling_factor": 20}]
+        given = {"name": name, "module": "m0", "rows": 3000, "dim": 32, "pooling": pooling, "features": features}
+        stateless = {"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": 0}
+        tables.append(Table.model_validate({**given, **stateless, "access": "zipf:1.1"}))
+    task = ShardingTask(
+        tables=tuple(tables),
+        device_memory_bytes=(2**40,) * ranks,
+        batch_size=ranks * 256,
+        step_ledger=1,
+        collective_precision=None if precision is None else {"forward": precision, "backward": precision},
+    )
+    shards = tuple(shard for table in tables for shard in held(table, "rows", 0, ranks, ranks))
+    provenance = Provenance(neuroshard_version="0", algorithm="by hand")
+    return StepCase(Plan(task=task, shards=shards, provenance=provenance), pipeline, ranks)
 
 
 class _NoOptimizer:

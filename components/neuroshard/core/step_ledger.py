@@ -10,13 +10,14 @@ FBGEMM's CUDA kernels, caches, and batches of which the samples differ from rank
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from neuroshard.core.part import Part
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
 from neuroshard.core.sharding import ROW_WISE, TABLE_WISE, Group, Sharding
+from neuroshard.core.skew import largest_block
 from neuroshard.core.step_memory import (
     IN_FLIGHT,
     LENGTH_BYTES,
@@ -30,6 +31,7 @@ from neuroshard.core.step_memory import (
     output_bytes,
     own_input_bytes,
 )
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
 Cause = Literal[
@@ -156,6 +158,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     of_table: dict[str, list[Piece]] = {table.name: [] for table in task.tables}
     for piece in pieces:
         of_table[piece.part.table.name].append(piece)
+    hot = _hot_shares(task, of_table)
     found: list[dict[Group, Traffic]] = [{} for _ in range(ranks)]  # of their own shards
     shared: dict[tuple[str, bool, bool], dict[Group, Traffic]] = {}
     cut: set[tuple[str, bool, bool]] = set()
@@ -187,7 +190,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         of_all.mean += output * (sharding is ROW_WISE and table.pooling == "mean")
         of_all.sent += sent * (not sharding.copied)
         of_all.order += LOOKUP_BYTES * ids * (sharding.splits_rows and group.sequences)
-        for part, _, _, device in held:
+        for part, _, column_offset, device in held:
             here = found[device].setdefault(group, Traffic(group))
             if sharding.copied:
                 here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
@@ -195,7 +198,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
                 here.copies += gradient
                 here.buckets += gradient * (table.name not in task.by_access.hot)
                 continue
-            looked_up = part.pooling_factor * samples
+            share = hot.get((table.name, column_offset))
+            looked_up = (part.pooling_factor if share is None else table.pooling_factor * share) * samples
             here.lengths += features * samples
             here.received += of_id * looked_up + LENGTH_BYTES * features * samples
             here.kept += LOOKUP_BYTES * looked_up + OFFSET_BYTES * features * samples
@@ -221,6 +225,34 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         ]
         for here in found
     ]
+
+
+def _hot_shares(task: ShardingTask, of_table: Mapping[str, Sequence[Piece]]) -> dict[tuple[str, int], float]:
+    """The share of a table's lookups that any of its row blocks may have, by its first column, where only the shape of access is
+    known. Hot rows of several tables rarely come together: the bytes of all sequences, or of all pooled tables, with blocks on
+    the same ranks are thrown together, and each block has so many times an even one as the fullest rank has (`skew.HIGH`)."""
+    together: dict[tuple[bool, tuple[int, ...]], list[tuple[Table, int]]] = {}
+    for held in filter(None, of_table.values()):
+        table, devices = held[0].part.table, dict[int, list[int]]()
+        for piece in held if held[0].sharding.splits_rows and task.counts_skew(table) else ():
+            devices.setdefault(piece.column_offset, []).append(piece.device)
+        for column_offset, on in devices.items():
+            together.setdefault((table.pooling == "none", tuple(on)), []).append((table, column_offset))
+    found = dict[tuple[str, int], float]()
+    for (sequences, ranks), some in together.items():
+        loads = [
+            table.loads.times(
+                table.pooling_factor
+                * (LOOKUP_BYTES + (OUTPUT_BYTES * table.dim if sequences else WEIGHT_BYTES * table.weighted))
+            )
+            for table, _ in some
+            if table.loads is not None
+        ]
+        blocks = len(ranks)
+        even = sum(load.total for load in loads) / blocks
+        times = largest_block(tuple(loads), blocks).high / (even or 1.0)
+        found |= {(table.name, column_offset): min(times / blocks, 1.0) for table, column_offset in some}
+    return found
 
 
 def _of_rank(of_all: Traffic, own: Traffic | None) -> Traffic:

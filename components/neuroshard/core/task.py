@@ -293,6 +293,19 @@ class ShardingTask(Value):
         held = self.constraints.rows_by_access
         return ByAccess.of(self.tables, held) if held else self._by_access
 
+    def lookup_share(self, table: Table, first: int, rows: int, blocks: int) -> float | None:
+        """The share of a table's lookups that `rows` ids from `first` on are taken to have, one of so many row blocks. Where only
+        the shape of access is known, each block has what the largest is expected to have: any may be that. None where all rows
+        are taken to be looked up alike."""
+        largest = table.largest_block(blocks) if rows < table.rows and self.counts_skew(table) else None
+        return table.lookup_share(first, rows) if largest is None else largest.expected
+
+    def counts_skew(self, table: Table) -> bool:
+        """Whether row blocks of a table have what the largest of them may have of its lookups. Plans of formats 1 to 5 took rows
+        to be looked up alike."""
+        dealt = table.name in self.by_access.dealt
+        return self.step_ledger is not None and not dealt and not table.knows_ids and table.loads is not None
+
     @property
     def devices(self) -> int:
         return len(self.device_memory_bytes)
@@ -485,7 +498,12 @@ class ShardingTask(Value):
         taken = [0] * self.devices
         for table in self.mapped:
             blocks = [rows for _, rows in table.row_blocks(self.devices)]
-            of_rows = {rows: self.memory(Part(table, rows, table.dim, self.devices)).total for rows in set(blocks)}
+            of_rows = {
+                rows: self.memory(
+                    Part(table, rows, table.dim, self.devices, 0, self.lookup_share(table, 0, rows, self.devices))
+                ).total
+                for rows in set(blocks)
+            }
             taken = [so_far + of_rows[rows] for so_far, rows in zip(taken, blocks, strict=True)]
         return tuple(taken)
 
