@@ -15,6 +15,7 @@ from neuroshard.core.plan import peaks_of as peaks_said
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import format_bytes
 
 torch = pytest.importorskip("torch")
 
@@ -38,6 +39,26 @@ def test_a_trainer_hears_how_far_its_peak_is_from_the_plan() -> None:
     step = peaks_said(task, plan.shards, gloo=True)[0]
     line = against_plan(plan, Peak(nbytes=2 * step.nbytes))
     assert all(names(line, fact) for fact in (plan.digest()[:12], "rank 0 of 1", "+100%", step.moment))
+
+
+def test_on_a_gpu_allocated_is_compared_with_allocated_and_reserved_is_said() -> None:
+    table = Table(name="t", rows=100, dim=16, pooling_factor=2.0)
+    task = ShardingTask(
+        tables=(table,),
+        device_memory_bytes=(2**30,),
+        batch_size=2**16,
+        pipeline="none",
+        step_ledger=1,
+        allocator_share=1.0,
+    )
+    shard = Shard(table="t", rows=100, dim=16, device=0)
+    plan = Plan(task=task, shards=(shard,), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    planned = plan.memory_bytes()[0]
+    allocated = planned - plan.step_peaks()[0].causes["allocator"]
+    line = against_plan(plan, Peak(nbytes=allocated, reserved=2**30))
+    assert all(
+        names(line, fact) for fact in ("+0%", "1.0 GiB reserved", format_bytes(planned), format_bytes(allocated))
+    )
 
 
 def test_a_plan_that_counts_no_steps_has_nothing_to_be_held_against() -> None:

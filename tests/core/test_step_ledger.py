@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.refusals import refused
-from neuroshard.core.plan import Plan, Provenance, Shard, peaks_of
+from neuroshard.core.plan import Plan, Provenance, Shard, parts_of, peaks_of
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -114,7 +114,38 @@ def test_plans_with_a_ledger_are_of_a_format_of_their_own() -> None:
     assert task(table()).plan_format == 6
 
 
-@pytest.mark.parametrize(("key", "value"), [("pipeline", "semi-sync"), ("dense_memory_bytes", 1)])
+def test_what_the_allocator_holds_is_a_share_of_what_a_step_allocates() -> None:
+    one = table()
+    without, held = (peaks_of(task(one, allocator_share=share), [whole(one, 0)])[0] for share in (None, 0.5))
+    assert held.causes == {**without.causes, "allocator": round(without.nbytes / 2)}
+    assert held.allocated == without.nbytes
+    on_gloo = [peaks_of(task(one, allocator_share=share), [whole(one, 0)], gloo=True) for share in (None, 0.5)]
+    assert on_gloo[0] == on_gloo[1]
+
+
+def test_buckets_of_gradients_are_kept_whole_and_leave_nothing_unused() -> None:
+    one, other = table(rows=10_000), table("o")
+    both = task(one, other, allocator_share=0.5).with_copies(["t"])
+    causes = peaks_of(both, [whole(one, 0), whole(one, 1), whole(other, 0)])[1].causes
+    assert causes["allocator"] == pytest.approx(
+        (sum(causes.values()) - causes["allocator"] - 4 * 10_000 * DIM) / 2, abs=2
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_a_search_counts_of_a_step_is_no_more_than_its_peak(share: float) -> None:
+    one, other = table(), table("o", pooling="none", module="n")
+    both, shards = task(one, other, allocator_share=share), [whole(one, 0), *blocks(other)]
+    counted = [both.least_step_bytes] * RANKS
+    for shard, memory in zip(shards, both.memories(parts_of(both, shards)), strict=True):
+        counted[shard.device] += memory.step
+    assert all(least <= peak.nbytes for least, peak in zip(counted, peaks_of(both, shards), strict=True))
+    assert share == 0 or both.least_step_bytes > task(one, other).least_step_bytes
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("pipeline", "semi-sync"), ("dense_memory_bytes", 1), ("allocator_share", 0.5)]
+)
 def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: object) -> None:
     with refused(ValueError, "step_ledger", str(value) if key == "pipeline" else key):
         task(table(), step_ledger=None, **{key: value})  # type: ignore[arg-type]

@@ -59,6 +59,7 @@ SAID = {
     "constraints": Said("--constraints rules.json", Path("rules.json"), of_all(min_dim=16)),
     "pipeline": Said("--pipeline prefetch", "prefetch", {"pipeline": "prefetch"}),
     "dense_memory": Said("--dense-memory 6GiB", 6 * 2**30, {"dense_memory": "6GiB"}),
+    "allocator_share": Said("--allocator-share 10%", 0.1, {"allocator_share": "10%"}),
     "dense_time": Said(
         "--pipeline prefetch --host-memory 1TiB --dense-time 12ms",
         "12ms",
@@ -113,6 +114,7 @@ ILL = {
     "constraints": Said("--constraints absent.json", "absent.json", of_all(min_dim=6)),
     "pipeline": Said("--pipeline fast", "fast", {"pipeline": "fast"}),
     "dense_memory": Said("--dense-memory much", "much", {"dense_memory": "much"}),
+    "allocator_share": Said("--allocator-share -1", 11, {"allocator_share": "1100%"}),
     "dense_time": Said("--dense-time 12", 12, {"dense_time": "12"}),
     "domain": Said("--domain 3", 3, {"domain": 3}),
     "local_world_size": Said("--local-world-size 5", 5, {"local_world_size": 5}),

@@ -33,7 +33,15 @@ from neuroshard.core.step_memory import (
 from neuroshard.core.task import ShardingTask
 
 Cause = Literal[
-    "inputs", "lookup outputs", "exchange", "codec", "outputs", "gradients", "gradient buckets", "dense layers"
+    "inputs",
+    "lookup outputs",
+    "exchange",
+    "codec",
+    "outputs",
+    "gradients",
+    "gradient buckets",
+    "dense layers",
+    "allocator",
 ]
 Moment = Literal[
     "input exchange",
@@ -119,6 +127,11 @@ class StepPeak(NamedTuple):
     moment: Moment
     causes: dict[Cause, int]
 
+    @property
+    def allocated(self) -> int:
+        """What tensors take of it; the rest the allocator holds beyond them."""
+        return self.nbytes - self.causes.get("allocator", 0)
+
 
 class Piece(NamedTuple):
     """A shard of a plan: the part of its table, which is held with this `sharding`, its first column and its device."""
@@ -133,8 +146,8 @@ def step_peaks(
     task: ShardingTask, pieces: Sequence[Piece], pipeline: Pipeline | None = None, *, gloo: bool = False
 ) -> tuple[StepPeak, ...]:
     """The peak of each rank that holds these pieces of the tables of a (parted) task, by the task's pipeline unless one is given.
-    With `gloo` it is what is measured of a step on a CPU: collectives copy what they add up, as NCCL's do not, and the buckets of
-    gradients, which were there before, do not count. Raises KeyError for a pipeline that is not in IN_FLIGHT."""
+    With `gloo` it is what is measured of a step on a CPU: collectives copy what they add up, as NCCL's do not, the buckets of
+    gradients, which were there before, do not count, and nothing is held beyond what tensors take. Raises KeyError for a pipeline that is not in IN_FLIGHT."""
     flight = IN_FLIGHT[pipeline or task.pipeline or "none"]
     precision = task.collective_precision or CollectivePrecision()
     found = []
@@ -142,7 +155,8 @@ def step_peaks(
         buckets = 0.0 if gloo else sum(one.sum("buckets") for one in collections)
         step = _Step(collections, flight, precision, gloo, task.dense_memory_bytes or 0)
         moment, causes = max(step.moments(), key=lambda one: sum(one[1].values()))
-        causes += Counter[Cause]({"gradient buckets": buckets})
+        held = 0.0 if gloo else (task.allocator_share or 0) * sum(causes.values())
+        causes += Counter[Cause]({"gradient buckets": buckets, "allocator": held})
         whole: dict[Cause, int] = {cause: round(nbytes) for cause, nbytes in causes.items() if nbytes >= 1}
         found.append(StepPeak(sum(whole.values()), moment, whole))
     return tuple(found)

@@ -10,12 +10,19 @@ import math
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 
 Pipeline = Literal[
     "none", "base", "sparse-dist", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"
 ]  # a plain loop, and TorchRec's TrainPipelineBase, SparseDist, SparseDistLite, FusedSparseDist, SemiSync and PrefetchSparseDist
 DEFAULT_PIPELINE: Pipeline = "sparse-dist"  # TorchRec's TrainPipelineSparseDist, which most trainers run
+# Reserved less allocated, over what a step allocates: 0.92, 0.88, 0.89 and 0.61 by the peaks that TorchRec's own benchmarks
+# measured without expandable segments (tests/truth/test_step_peaks.py).
+ALLOCATOR_SHARE = "90%"
+MOST_ALLOCATOR_SHARE = 10.0
+WITH_EXPANDABLE_SEGMENTS = 0.1  # a guess: nobody published one
+EXPANDABLE_SEGMENTS = "train with PYTORCH_ALLOC_CONF=expandable_segments:True, and say --allocator-share 10%"
 
 LOOKUP_BYTES = 8  # of an id: the operator's row indices are int64, whatever the batch holds
 LENGTH_BYTES = 4  # of the number of lookups of a sample and feature: int32, as TorchRec's batches have it
@@ -60,6 +67,16 @@ IN_FLIGHT: Mapping[Pipeline, InFlight] = {
     # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
     "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
 }
+
+
+def check_allocator_share(share: float) -> float:
+    """What the allocator holds beyond tensors, as a share of them. Raises UsageError for an invalid one."""
+    if not 0 <= share <= MOST_ALLOCATOR_SHARE:
+        raise UsageError(
+            f"--allocator-share must be from 0% to {MOST_ALLOCATOR_SHARE:.0%} of a step's bytes, not {100 * share:.6g}%; 0 where "
+            "nothing is held beyond tensors"
+        )
+    return share
 
 
 def own_input_bytes(table: Table, samples: float) -> float:
