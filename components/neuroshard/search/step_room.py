@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan, Shard, device_memory, parts_of, peaks_of
-from neuroshard.core.task import ShardingTask
 from neuroshard.core.step_memory import EXPANDABLE_SEGMENTS, WITH_EXPANDABLE_SEGMENTS
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 
 MOST_SEARCHES = 7
