@@ -7,7 +7,7 @@ outputs and gradients, and no copies inside the all-to-alls.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from neuroshard.core.errors import UsageError
@@ -16,6 +16,7 @@ from neuroshard.core.table import Table
 Pipeline = Literal[
     "none", "base", "sparse-dist", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"
 ]  # a plain loop, and TorchRec's TrainPipelineBase, SparseDist, SparseDistLite, FusedSparseDist, SemiSync and PrefetchSparseDist
+PipelineOption = Literal["free_features_storage_early", "clear_data_dist_inputs", "enqueue_batch_after_forward"]
 DEFAULT_PIPELINE: Pipeline = "sparse-dist"  # TorchRec's TrainPipelineSparseDist, which most trainers run
 # Reserved less allocated, over what a step allocates: 0.92, 0.88, 0.89 and 0.61 by the peaks that TorchRec's own benchmarks
 # measured without expandable segments (tests/truth/test_step_peaks.py).
@@ -54,6 +55,9 @@ class InFlight(NamedTuple):
     outputs: Batches
     backward: Batches
     ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
+    keeps_context: bool = False  # whether a batch's context is there in its backward pass
+    freed: int = 0  # of how many batches the own input is freed once it is in the order in which it is sent
+    clears_sent: bool = False  # whether what was sent of this batch is freed before the next is sent
 
 
 # Counted in real steps of TorchRec 1.8 (tests/bench/memory.py).
@@ -62,11 +66,29 @@ IN_FLIGHT: Mapping[Pipeline, InFlight] = {
     "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(2, 0, 0), Batches(1, 0, 0)),
     "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 1, 1)),
     "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
-    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2)),
-    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
+    "fused-sparse-dist": InFlight(
+        Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2), keeps_context=True
+    ),
+    "semi-sync": InFlight(
+        Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True, keeps_context=True
+    ),
     # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
     "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
 }
+
+
+def in_flight(pipeline: Pipeline, options: Collection[PipelineOption]) -> InFlight:
+    """The same of a pipeline with these options. Raises KeyError for one that is not in IN_FLIGHT."""
+    flight = IN_FLIGHT[pipeline]
+    by_moment = {when: getattr(flight, when) for when in ("input", "forward", "outputs", "backward")}
+    if "enqueue_batch_after_forward" in options:
+        for when in ("input", "forward", "outputs"):
+            by_moment[when] = by_moment[when]._replace(own=by_moment[when].own - 1)
+    if clears := "clear_data_dist_inputs" in options:
+        for when in ("input", "forward"):
+            by_moment[when] = by_moment[when]._replace(sent=by_moment[when].sent - 1)
+    freed = 2 if "free_features_storage_early" in options else 0
+    return flight._replace(**by_moment, freed=freed, clears_sent=clears)
 
 
 def check_allocator_share(share: float) -> float:

@@ -24,6 +24,7 @@ from neuroshard.core.step_memory import (
     MOST_ALLOCATOR_SHARE,
     WAIT_FOR_INPUT,
     Pipeline,
+    PipelineOption,
     output_bytes,
     own_input_bytes,
 )
@@ -37,7 +38,7 @@ MAX_DEVICES = MAX_RANKS
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
 
 
-_OF_LEDGER = ("dense_memory_bytes", "allocator_share")
+_OF_LEDGER = ("dense_memory_bytes", "allocator_share", "index_dedup", "pipeline_options")
 
 
 def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipeline: str | None) -> str | None:
@@ -85,6 +86,8 @@ class ShardingTask(Value):
     step_ledger: Literal[1] | None = None
     dense_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
     allocator_share: Annotated[float, Field(ge=0, le=MOST_ALLOCATOR_SHARE)] | None = None
+    index_dedup: Literal[True] | None = None
+    pipeline_options: tuple[PipelineOption, ...] | None = None
     topology: Topology | None = None
     collective_precision: CollectivePrecision | None = None
     dense_optimizer: DenseOptimizer | None = None
