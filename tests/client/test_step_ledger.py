@@ -3,6 +3,7 @@ in `make bench-memory`."""
 
 import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -12,7 +13,7 @@ from neuroshard.client.peak_memory import Peak, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.plan import peaks_of as peaks_said
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.step_memory import Pipeline, PipelineOption
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
@@ -28,6 +29,27 @@ OFF = 0.1  # gloo's own thread may let go of a copy sooner or later
 def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_path: Path) -> None:
     case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"])
     said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, pipeline, gloo=True)]
+    assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_step_that_frees_inputs_early_takes_what_the_ledger_says(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    options = rng.sample(get_args(PipelineOption), rng.randint(1, 3))
+    case = drawn_case(rng, ["sparse-dist"], options=options)
+    said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, gloo=True)]
+    assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 7])
+@pytest.mark.parametrize("pipeline", ["none", *PIPELINES])
+def test_a_step_whose_ids_are_sent_once_takes_what_the_ledger_says(
+    pipeline: Pipeline, seed: int, tmp_path: Path
+) -> None:
+    case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"], dedup=True)
+    said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, gloo=True)]
     assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
 
 

@@ -806,7 +806,7 @@ def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(
     place = ("--store", "store", "--name", "m", "--tables", "tables.json")
     assert "by torchrec" in step("show", "theirs.json")
     assert "m release 1 is live" in step("deploy", "theirs.json", *place)
-    step("search", "tables.json", "--model", "analytic:h100", "--devices", 2, "--memory", "256MiB", "--batch-size", 65536, "-o",
+    step("search", "tables.json", "--model", "analytic:h100", "--devices", 2, "--memory", "512MiB", "--batch-size", 65536, "-o",
         "ours.json")  # fmt: skip
     said = step("deploy", "ours.json", *place, "--model", "analytic:h100")
     assert "m release 2 is live" in said

@@ -234,9 +234,9 @@ def batch_of(tables: tuple[Table, ...], samples: int, seed: int) -> Batch:
 
 
 def unique_indices(sizes: Tensor, features: Tensor, offsets: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-    """What FBGEMM's jagged_unique_indices returns on GPUs: how many distinct ids each sample of each feature has, as evenly as can
-    be, and from where on; these ids, by table; and the place of each id among them. `features` (F + 1,) says how many features
-    the tables have before each of the features."""
+    """What FBGEMM's jagged_unique_indices returns on GPUs: how many distinct ids each sample of each feature has, as evenly as
+    can be, and from where on; these ids, by table; and the place of each id among them. `features` (F + 1,) says how many
+    features the tables have before each of the features."""
     samples, lengths, distinct, places = (len(offsets) - 1) // (len(features) - 1), [], [], torch.empty_like(ids)
     begin, known = 0, 0
     while begin < len(features) - 1:

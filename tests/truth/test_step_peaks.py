@@ -1,5 +1,5 @@
-"""Peaks of allocated and of reserved memory that TorchRec's own benchmark measured (pull requests #3580 and #3770; its yaml files:
-2 GPUs, 32,768 samples a rank), beside what a plan counts. The dense part of those models is not counted, and is small."""
+"""Peaks of allocated and reserved memory that TorchRec's own benchmark measured (pull requests #3580 and #3770; its yaml files: 2
+GPUs, 32,768 samples a rank), beside what a plan counts. The dense part of those models is not counted, and is small."""
 
 import pytest
 

@@ -37,6 +37,7 @@ from neuroshard.client.torchrec_fused import (
     check_memory,
     check_trained,
     in_backward,
+    of_step,
     warn_of_copies,
     warn_of_dense_optimizer,
     warn_of_several,
@@ -79,6 +80,7 @@ from neuroshard.client.torchrec_trainer import (
     Priced,
     as_trained,
     batch_of_group,
+    dedups,
     optimizers_of,
     settings_of,
     sharders_by_path,
@@ -209,11 +211,10 @@ def to_torchrec(
     settings = settings_of(collections, {name: place for name, place in places.items() if name not in copied}, by_path)
     optimizers |= optimizers_of(settings, places, by_path, optimizer, applied.keys() | copied)
     optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
-    trained = as_trained(plan, batch_size, pipeline, whose)
+    trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(by_path, places.values()))
     if optimizers or dense or trained is not plan:
         now = trained.task
-        own = {"tables": whole.parted.tables, "batch_size": now.batch_size, "pipeline": now.pipeline}
-        own |= {"step_ledger": now.step_ledger}
+        own = {"tables": whole.parted.tables, "batch_size": now.batch_size, **of_step(now)}
         with_copies = whole.parted.model_copy(update=own)
         check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     check_trained(plan, kinds, optimizers, whose)

@@ -107,8 +107,8 @@ class Collection:
 
     @property
     def sent(self) -> float:
-        """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one. Where ids are sent once, only
-        the former is not what the context keeps."""
+        """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one. Where ids are sent once, the
+        latter is what the context keeps."""
         blocks = sum(group.sent for group in self.groups if group.group.sharding.splits_rows)
         return blocks + (self.permuted if len(self.groups) > self._of_blocks and not self.sum("once") else 0.0)
 
@@ -159,7 +159,8 @@ def step_peaks(
 ) -> tuple[StepPeak, ...]:
     """The peak of each rank that holds these pieces of the tables of a (parted) task, by the task's pipeline unless one is given.
     With `gloo` it is what is measured of a step on a CPU: collectives copy what they add up, as NCCL's do not, the buckets of
-    gradients, which were there before, do not count, and nothing is held beyond what tensors take. Raises KeyError for a pipeline that is not in IN_FLIGHT."""
+    gradients, which were there before, do not count, and nothing is held beyond what tensors take. Raises KeyError for a pipeline
+    that is not in IN_FLIGHT."""
     flight = in_flight(pipeline or task.pipeline or "none", task.pipeline_options or ())
     precision = task.collective_precision or CollectivePrecision()
     found = []

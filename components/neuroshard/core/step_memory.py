@@ -8,10 +8,11 @@ outputs and gradients, and no copies inside the all-to-alls.
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.value import shown
 
 Pipeline = Literal[
     "none", "base", "sparse-dist", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"
@@ -89,6 +90,27 @@ def in_flight(pipeline: Pipeline, options: Collection[PipelineOption]) -> InFlig
             by_moment[when] = by_moment[when]._replace(sent=by_moment[when].sent - 1)
     freed = 2 if "free_features_storage_early" in options else 0
     return flight._replace(**by_moment, freed=freed, clears_sent=clears)
+
+
+def parse_pipeline_options(text: str) -> tuple[PipelineOption, ...]:
+    """Options of a pipeline, separated by commas. Raises UsageError for other words, and for one twice."""
+    known, given = get_args(PipelineOption), [word.strip() for word in text.split(",")]
+    if wrong := next((word for word in given if word not in known or given.count(word) > 1), None):
+        why = "is there twice" if wrong in known else f"is none of {', '.join(known)}"
+        raise UsageError(f"--pipeline-options {shown(wrong)} {why}")
+    if "" in given:
+        raise UsageError(f"--pipeline-options {shown(text)} names none of {', '.join(known)}; leave it out")
+    return tuple(option for option in known if option in given)
+
+
+def pipeline_options_fault(options: Collection[str] | None, pipeline: str | None) -> str | None:
+    """Why memory would not count what these options free; None where it does, or there are none."""
+    if options and pipeline != "sparse-dist":
+        return (
+            f"--pipeline-options {','.join(options)}: memory counts what they free of TorchRec's TrainPipelineSparseDist only, "
+            f"and the pipeline is {pipeline or 'not said'}; say --pipeline sparse-dist, or leave them out"
+        )
+    return None
 
 
 def check_allocator_share(share: float) -> float:

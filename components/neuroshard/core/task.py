@@ -20,13 +20,14 @@ from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.step_memory import (
     BATCHES,
-    IN_FLIGHT,
     MOST_ALLOCATOR_SHARE,
     WAIT_FOR_INPUT,
     Pipeline,
     PipelineOption,
+    in_flight,
     output_bytes,
     own_input_bytes,
+    pipeline_options_fault,
 )
 from neuroshard.core.table import DenseOptimizer, Table, Tables, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
@@ -61,10 +62,11 @@ def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipe
 class ShardingTask(Value):
     """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
 
-    `pipeline` is the trainer's; memory then counts what a step needs: with a `step_ledger` what was measured of real steps
-    (core/step_ledger.py), `dense_memory_bytes` for what the dense layers keep of one, and `allocator_share` of both for what CUDA's
-    caching allocator holds beyond them; without it, in plans of formats 1 to 5, what TorchRec estimates (core/step_memory.py).
-    Without a pipeline it is not counted.
+    `pipeline` is the trainer's, with its `pipeline_options`; memory then counts what a step needs: with a `step_ledger` what was
+    measured of real steps (core/step_ledger.py), `dense_memory_bytes` for what the dense layers keep of one, and
+    `allocator_share` of both for what CUDA's caching allocator holds beyond them; without it, in plans of formats 1 to 5, what
+    TorchRec estimates (core/step_memory.py). Without a pipeline it is not counted. With `index_dedup`, TorchRec's
+    EmbeddingCollections look up and send each distinct id of a rank's batch once.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
     the trainer's, which trains the data-parallel tables: see `Part.memory`. `host_memory_bytes` is what each host has for tables
@@ -123,6 +125,8 @@ class ShardingTask(Value):
             raise ValueError(fault)
         if self.step_ledger is None:
             self._check_without_ledger()
+        if fault := pipeline_options_fault(self.pipeline_options, self.pipeline):
+            raise ValueError(fault)
         if self.pipeline == "semi-sync" and (copied := self.constraints.data_parallel):
             raise ValueError(
                 f"table {min(copied)!r} is data-parallel, which TorchRec's SemiSync pipeline cannot train: it looks up the next "
@@ -403,7 +407,14 @@ class ShardingTask(Value):
         beyond, hot, found = self.constraints.beyond_hbm, self.by_access.hot, list[Memory]()
         for part in parts:
             dense_optimizer = None if part.table.name in hot else self.dense_optimizer
-            memory = part.memory(self.batch_size, self.pipeline, dense_optimizer, ledger=self.step_ledger is not None)
+            of_step = part
+            if self.index_dedup and part.table.pooling == "none" and not part.copies:
+                samples = self.batch_size / self.devices
+                once = part.distinct_rows(samples) / (part.table.pooling_factor * samples)
+                of_step = part._replace(lookup_share=once)
+            memory = of_step.memory(
+                self.batch_size, self.pipeline, dense_optimizer, ledger=self.step_ledger is not None
+            )
             if self.allocator_share and not part.copies:  # gradients of copies are few and large
                 memory = memory._replace(step=int(memory.step * (1 + self.allocator_share)))
             rule = beyond.get(part.table.name)
@@ -573,7 +584,8 @@ class ShardingTask(Value):
         if not self.counts_steps or self.pipeline is None:
             return 0
         samples, copied = self.batch_size / self.devices, self.constraints.data_parallel
-        own = IN_FLIGHT[self.pipeline].outputs.own * sum(own_input_bytes(table, samples) for table in self.tables)
+        flight = in_flight(self.pipeline, self.pipeline_options or ())
+        own = max(flight.outputs.own - flight.freed, 0) * sum(own_input_bytes(table, samples) for table in self.tables)
         outputs = sum(output_bytes(table, samples) for table in self.tables if table.name not in copied)
         return int((own + outputs) * (1 + (self.allocator_share or 0)))
 

@@ -19,7 +19,13 @@ from neuroshard.core.constraints import check_simplicity
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
-from neuroshard.core.step_memory import ALLOCATOR_SHARE, DEFAULT_PIPELINE, Pipeline, check_allocator_share
+from neuroshard.core.step_memory import (
+    ALLOCATOR_SHARE,
+    DEFAULT_PIPELINE,
+    Pipeline,
+    check_allocator_share,
+    parse_pipeline_options,
+)
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_step_time
@@ -203,6 +209,18 @@ class SearchOptions(_Needed, total=False):
         "What CUDA's caching allocator holds beyond the tensors of a step, as a share of them; trainers with "
         "PYTORCH_ALLOC_CONF=expandable_segments:True need less: 10%.",
         _task(_then(take.portion, check_allocator_share), "SHARE", ALLOCATOR_SHARE, models_yaml=str),
+    ]
+    index_dedup: Annotated[
+        bool,
+        "The trainer's EmbeddingCollections run with use_index_dedup: memory counts each distinct id of a rank's batch once, and "
+        "costs do not.",
+        _task(_then(take.switch, lambda on: on or None), kind=bool, default=False, models_yaml=Switch),
+    ]
+    pipeline_options: Annotated[
+        str | Sequence[str] | None,
+        "What the trainer's TrainPipelineSparseDist sets to free inputs sooner: free_features_storage_early, "
+        "clear_data_dist_inputs, enqueue_batch_after_forward; several with commas.",
+        _task(_then(_amounts("'clear_data_dist_inputs'"), parse_pipeline_options), "WORDS", models_yaml=str | None),
     ]
     dense_time: Annotated[
         str | None,
