@@ -149,6 +149,17 @@ def test_what_a_search_counts_of_a_step_is_no_more_than_its_peak(share: float, m
     assert share == 0 or both.least_step_bytes > task(one, other, **more).least_step_bytes
 
 
+@pytest.mark.parametrize(("pooling", "nbytes"), [("sum", 40), ("none", 48)])
+def test_a_gpu_sorts_the_ids_that_it_received_in_the_backward_pass(pooling: str, nbytes: int) -> None:
+    one = table(pooling=pooling, dim=4, pooling_factor=200)
+    peak = peaks_of(task(one), [whole(one, 0)])[0]
+    if pooling == "sum":
+        assert (peak.moment, peak.causes["sorted ids"]) == ("backward exchange", nbytes * 200 * SAMPLES * RANKS)
+    on_gloo = peaks_of(task(one), [whole(one, 0)], gloo=True)[0]
+    assert "sorted ids" not in on_gloo.causes
+    assert on_gloo.nbytes <= peak.nbytes
+
+
 def test_ids_that_repeat_are_looked_up_and_sent_once_with_dedup() -> None:
     one = table(pooling="none", rows=4, pooling_factor=16)
     every, once = (peaks_of(task(one, index_dedup=how), [whole(one, 0)])[0] for how in (None, True))
@@ -171,7 +182,7 @@ def test_an_option_that_frees_inputs_takes_no_more(option: str) -> None:
 
     def most(*options: str) -> int:
         pipeline = {"pipeline": "sparse-dist", "pipeline_options": options or None}
-        return peaks_of(task(other, one, **pipeline), [whole(one, 0), whole(other, 1)])[0].nbytes
+        return peaks_of(task(other, one, **pipeline), [whole(one, 0), whole(other, 1)], gloo=True)[0].nbytes
 
     assert most(option) == most() - (2 if option.startswith("free") else 1) * 2 * (8 * 200 + 4) * SAMPLES
 

@@ -5,8 +5,8 @@ Nothing is fitted but how many batches a pipeline has in flight (core/step_memor
 in its source and seen in the memory events of real steps (tests/bench/memory.py; docs/benchmarks.md has how well they fit).
 
 Sizes are bytes on one rank. `lookup` is the output of a group's lookup, for the samples of all ranks; `output` is what the rank
-gets of it after the exchange, for its own samples. Not covered: what the dense layers keep (`dense_bytes`), the temporaries of
-FBGEMM's CUDA kernels, caches, and batches of which the samples differ from rank to rank.
+gets of it after the exchange, for its own samples. Not covered: what the dense layers keep (`dense_bytes`), other temporaries of
+FBGEMM's CUDA kernels than sorted ids, caches, and batches of which the samples differ from rank to rank.
 """
 
 from collections import Counter
@@ -39,10 +39,15 @@ Cause = Literal[
     "codec",
     "outputs",
     "gradients",
+    "sorted ids",
     "gradient buckets",
     "dense layers",
     "allocator",
 ]
+# FBGEMM's backward pass on a GPU sorts the ids that it looks up (`transpose_embedding_input`): of a lookup row number (int64) and
+# info (int32; int64 of sequences), both also sorted, and of equal ones the row (int64), how many (int32) and how many before
+# (int32). The sort's own buffers are gone when the last are made, and take no more.
+POOLED_SORTED_BYTES, SEQUENCE_SORTED_BYTES = 2 * (8 + 4) + 16, 2 * (8 + 8) + 16
 Moment = Literal[
     "input exchange",
     "lookup",
@@ -66,6 +71,7 @@ class Traffic:
     received: float = 0.0
     kept: float = 0.0  # the ids and offsets that FBGEMM keeps until its next lookup
     weights: float = 0.0  # of the ids that it received, which the backward pass reads
+    sorted_ids: float = 0.0  # what FBGEMM's backward pass on a GPU makes of them
     lengths: float = 0.0  # how many lengths it receives
     order: float = 0.0  # where ids of a row-wise sequence lay before they were sent
     lookup: float = 0.0
@@ -232,6 +238,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
                 here.buckets += gradient * (table.name not in task.by_access.hot)
                 continue
             looked_up = ranks * part.distinct_rows(own_samples) if once else part.pooling_factor * samples
+            here.sorted_ids += (SEQUENCE_SORTED_BYTES if group.sequences else POOLED_SORTED_BYTES) * looked_up
             here.lengths += features * samples
             here.received += of_id * looked_up + length * features * samples
             here.kept += LOOKUP_BYTES * looked_up + OFFSET_BYTES * features * samples
@@ -517,3 +524,5 @@ class _Step:
         if share < 1:
             yield Counter[Cause]({"exchange": group.lookup * share, "gradients": group.lookup})
         yield Counter[Cause]({"gradients": group.lookup * (1 + group.sequences)})
+        if not self.gloo:
+            yield Counter[Cause]({"gradients": group.lookup, "sorted ids": group.sorted_ids})
