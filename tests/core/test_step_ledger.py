@@ -1,7 +1,7 @@
 """What lives on a rank in a step, beside numbers worked out by hand; tests/client/test_step_ledger.py has real steps."""
 
 import random
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -33,7 +33,7 @@ def blocks(of: Table) -> list[Shard]:
     return [Shard(table=of.name, row_offset=n * half, rows=half, dim=of.dim, device=n) for n in range(RANKS)]
 
 
-def task(*tables: Table, memory: int = 2**30, **more: object) -> ShardingTask:
+def task(*tables: Table, memory: int = 2**30, **more: Any) -> ShardingTask:
     given = {"tables": tables, "device_memory_bytes": (memory,) * RANKS, "batch_size": RANKS * SAMPLES}
     return ShardingTask.model_validate({**given, "pipeline": "none", "step_ledger": 1, **more})
 
@@ -139,7 +139,7 @@ def test_buckets_of_gradients_are_kept_whole_and_leave_nothing_unused() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"index_dedup": True}, {"pipeline": "sparse-dist", "pipeline_options": FREES}])
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_what_a_search_counts_of_a_step_is_no_more_than_its_peak(share: float, more: dict[str, object]) -> None:
+def test_what_a_search_counts_of_a_step_is_no_more_than_its_peak(share: float, more: dict[str, Any]) -> None:
     one, other = table(), table("o", pooling="none", module="n")
     both, shards = task(one, other, allocator_share=share, **more), [whole(one, 0), *blocks(other)]
     counted = [both.least_step_bytes] * RANKS
@@ -181,8 +181,8 @@ def test_an_option_that_frees_inputs_takes_no_more(option: str) -> None:
     one, other = table(pooling_factor=200), table("o", pooling_factor=200)
 
     def most(*options: str) -> int:
-        pipeline = {"pipeline": "sparse-dist", "pipeline_options": options or None}
-        return peaks_of(task(other, one, **pipeline), [whole(one, 0), whole(other, 1)], gloo=True)[0].nbytes
+        both = task(other, one, pipeline="sparse-dist", pipeline_options=options or None)
+        return peaks_of(both, [whole(one, 0), whole(other, 1)], gloo=True)[0].nbytes
 
     assert most(option) == most() - (2 if option.startswith("free") else 1) * 2 * (8 * 200 + 4) * SAMPLES
 
@@ -210,6 +210,6 @@ def test_options_of_other_pipelines_are_refused(pipeline: Pipeline) -> None:
     ("key", "value"),
     [("pipeline", "semi-sync"), ("dense_memory_bytes", 1), ("allocator_share", 0.5), ("index_dedup", True)],
 )
-def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: object) -> None:
+def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: Any) -> None:
     with refused(ValueError, "step_ledger", str(value) if key == "pipeline" else key):
-        task(table(), step_ledger=None, **{key: value})  # type: ignore[arg-type]
+        task(table(), step_ledger=None, **{key: value})

@@ -592,5 +592,5 @@ def test_the_fullest_device_is_one_line_by_cause_with_what_is_left():
     plan = Plan.model_validate({**dict(plan), "format_version": 6, "task": task, "task_digest": task.digest()})
     left = [limit - used for limit, used in zip(task.device_memory_bytes, plan.memory_bytes(), strict=True)]
     line = fullest_step(plan) or ""
-    for fact in ("weights", "lookup outputs", "allocator", f"{format_bytes(min(left))} of"):
+    for fact in ("weights", *plan.step_peaks()[0].causes, f"{format_bytes(min(left))} of"):
         assert names(line, fact)

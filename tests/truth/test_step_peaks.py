@@ -40,12 +40,13 @@ SEQUENCES = [
 
 
 # allocated, and reserved by CUDA's caching allocator without expandable segments, GiB
-MEASURED = [
-    pytest.param(LIGHT, "none", 11.6, 16.9, id="light, plain loop"),
-    pytest.param(LIGHT, "sparse-dist", 12.2, 17.8, id="light"),
-    pytest.param(LARGE, "sparse-dist", 35.1, 55.7, id="large"),
-    pytest.param(SEQUENCES, "sparse-dist", 46.3, 67.7, id="sequences"),
+MEASURED: list[tuple[list[Table], Pipeline, float, float]] = [
+    (LIGHT, "none", 11.6, 16.9),
+    (LIGHT, "sparse-dist", 12.2, 17.8),
+    (LARGE, "sparse-dist", 35.1, 55.7),
+    (SEQUENCES, "sparse-dist", 46.3, 67.7),
 ]
+IDS = ["light, plain loop", "light", "large", "sequences"]
 
 
 def fullest(of: list[Table], pipeline: Pipeline, allocator_share: float = 0.0) -> Memory:
@@ -71,14 +72,14 @@ def fullest(of: list[Table], pipeline: Pipeline, allocator_share: float = 0.0) -
     return max(plan.device_memory(), key=lambda memory: memory.total)
 
 
-@pytest.mark.parametrize(("of", "pipeline", "allocated", "reserved"), MEASURED)
+@pytest.mark.parametrize(("of", "pipeline", "allocated", "reserved"), MEASURED, ids=IDS)
 def test_a_plans_memory_is_near_the_peak_that_others_measured(
     of: list[Table], pipeline: Pipeline, allocated: float, reserved: float
 ) -> None:
     assert fullest(of, pipeline).total / GIB == pytest.approx(allocated, rel=OFF)
 
 
-@pytest.mark.parametrize(("of", "pipeline", "allocated", "reserved"), MEASURED)
+@pytest.mark.parametrize(("of", "pipeline", "allocated", "reserved"), MEASURED, ids=IDS)
 def test_with_the_allocators_share_it_is_near_what_was_reserved(
     of: list[Table], pipeline: Pipeline, allocated: float, reserved: float
 ) -> None:
@@ -87,7 +88,7 @@ def test_with_the_allocators_share_it_is_near_what_was_reserved(
 
 def test_the_default_share_covers_what_was_reserved_beyond_the_tensors_of_a_step() -> None:
     shares = []
-    for of, pipeline, allocated, reserved in (one.values for one in MEASURED):
+    for of, pipeline, allocated, reserved in MEASURED:
         memory = fullest(of, pipeline)
         kept = (memory.weights + memory.optimizer) / GIB
         shares.append((reserved - allocated) / (allocated - kept))

@@ -76,12 +76,11 @@ def fullest_step(plan: Plan) -> str | None:
     memory, limits, usable = plan.device_memory(), plan.task.device_memory_bytes, plan.task.usable_bytes
     device = min(range(plan.task.devices), key=lambda one: (usable[one] - memory[one].total) / limits[one])
     held, peak = memory[device], plan.step_peaks()[device]
-    kept = {"weights": held.weights, "optimizer": held.optimizer, "id maps": held.maps}
-    reserved = limits[device] - usable[device]
+    kept: dict[str, int] = {"weights": held.weights, "optimizer": held.optimizer, "id maps": held.maps}
+    kept["reserve"] = limits[device] - usable[device]
+    kept.update((str(cause), nbytes) for cause, nbytes in peak.causes.items())
     causes = ", ".join(
-        f"{cause} {format_bytes(nbytes)}"
-        for cause, nbytes in sorted({**kept, **peak.causes, "reserve": reserved}.items(), key=lambda one: -one[1])
-        if nbytes
+        f"{cause} {format_bytes(nbytes)}" for cause, nbytes in sorted(kept.items(), key=lambda one: -one[1]) if nbytes
     )
     left = format_bytes(usable[device] - held.total)
     return f"device {device} is fullest, {left} of {format_bytes(limits[device])} left; at its step's {peak.moment}: {causes}"
