@@ -137,7 +137,9 @@ def test_buckets_of_gradients_are_kept_whole_and_leave_nothing_unused() -> None:
     )
 
 
-@pytest.mark.parametrize("more", [{}, {"index_dedup": True}, {"pipeline": "sparse-dist", "pipeline_options": FREES}])
+@pytest.mark.parametrize(
+    "more", [{}, {"index_dedup": True}, {"pipeline": "sparse-dist", "pipeline_options": FREES[:1] + FREES[2:]}]
+)
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_what_a_search_counts_of_a_step_is_no_more_than_its_peak(share: float, more: dict[str, Any]) -> None:
     one, other = table(), table("o", pooling="none", module="n")
@@ -198,6 +200,13 @@ def test_distinct_rows_are_as_many_as_are_drawn(rows: int) -> None:
 def test_rows_that_an_access_curve_says_are_hot_are_looked_up_once() -> None:
     spread, hot = (table(rows=10**6, pooling_factor=100, access=how) for how in ("uniform", "zipf:1.2"))
     assert Part.of(hot).distinct_rows(SAMPLES) < Part.of(spread).distinct_rows(SAMPLES) / 2
+
+
+def test_inputs_that_sequences_read_again_cannot_be_cleared() -> None:
+    how: dict[str, Any] = {"pipeline": "sparse-dist", "pipeline_options": ("clear_data_dist_inputs",)}
+    with refused(ValueError, "'t'", "clear_data_dist_inputs", "--index-dedup"):
+        task(table(pooling="none"), **how)
+    assert task(table(pooling="none"), index_dedup=True, **how).pipeline_options
 
 
 @pytest.mark.parametrize("pipeline", ["none", "base", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"])

@@ -76,6 +76,8 @@ def drawn_case(
     for module in range(rng.choice([1, 1, 2, 3])):
         kind, width = rng.choice(["sum", "sum", "weighted", "mean", "none"]), rng.choice([16, 32, 64])
         kind = "none" if dedup and module == 0 else kind
+        if "clear_data_dist_inputs" in options and not dedup and kind == "none":
+            kind = "sum"  # TorchRec fails
         for place in range(rng.randint(1, 6)):
             table = _table(rng, f"m{module}", place, kind, width)
             way = _way(rng.choice(ways), kind, ranks > local)

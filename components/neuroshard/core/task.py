@@ -127,6 +127,13 @@ class ShardingTask(Value):
             self._check_without_ledger()
         if fault := pipeline_options_fault(self.pipeline_options, self.pipeline):
             raise ValueError(fault)
+        sequence = next((table.name for table in self.tables if table.pooling == "none"), None)
+        if sequence is not None and not self.index_dedup and "clear_data_dist_inputs" in (self.pipeline_options or ()):
+            raise ValueError(  # torchrec 1.8, construct_jagged_tensors
+                f"table {sequence!r} is a sequence: TorchRec reads lengths of what was sent again, which clear_data_dist_inputs "
+                "has freed, and every rank fails (`setStorage: … out of bounds`) unless it is row-wise; leave the option out of "
+                "--pipeline-options, or train with use_index_dedup (--index-dedup)"
+            )
         if self.pipeline == "semi-sync" and (copied := self.constraints.data_parallel):
             raise ValueError(
                 f"table {min(copied)!r} is data-parallel, which TorchRec's SemiSync pipeline cannot train: it looks up the next "
