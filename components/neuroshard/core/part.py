@@ -1,7 +1,9 @@
 """A part of a table: what is weighed and priced, one formula for a plan's checks, the search, the client and reports."""
 
+import math
 from typing import NamedTuple
 
+from neuroshard.core.reuse import distinct_rows, expected_touches, uniform_bins
 from neuroshard.core.step_memory import Pipeline, step_bytes
 from neuroshard.core.table import DENSE_STATE, VECTOR_STEPS, DenseOptimizer, Table
 
@@ -63,6 +65,18 @@ class Part(NamedTuple):
         if self.lookup_share is not None:
             return table.pooling_factor * self.lookup_share
         return table.pooling_factor if self.rows == table.rows else table.pooling_factor * self.rows / table.rows
+
+    def distinct_rows(self, samples: float) -> float:
+        """How many of its rows so many samples look up."""
+        table, share, rows = self.table, self.share_of_lookups, self.rows / self.table.rows
+        lookups = table.pooling_factor * share * samples
+        if table.access is not None:
+            touched = expected_touches(table.access.of_rows(rows, share).rates(samples))
+            return min(math.fsum(touched), self.rows, lookups)
+        if table.reuse_bins == uniform_bins(table.rows, table.pooling_factor, table.reuse_batch_size):
+            return -self.rows * math.expm1(-lookups / self.rows)
+        times = share / rows  # as often as all rows are looked up, on average
+        return distinct_rows(self.rows, lookups, table.reuse_bins, samples * times / table.reuse_batch_size)
 
     @property
     def share_of_lookups(self) -> float:

@@ -68,6 +68,13 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
     """A line for each thing that the plan asks of the cost model, which is that of its task, and that was not measured for it."""
     task, kinds, may = plan.parted, shardings_of(plan), {*plan.parted.may_split_rows}
     notes = beyond_measured(plan, model) + row_givers(plan)
+    if task.index_dedup:
+        counted_once = "memory counts each distinct id of a rank's batch of sequences once (--index-dedup)"
+        notes.append(
+            f"{counted_once}, and costs count all lookups: a step may be faster than predicted"
+            if any(table.pooling == "none" for table in task.tables)
+            else "no table is a sequence, of which alone --index-dedup is: it changes nothing"
+        )
     cut = [table for table in task.tables if table.name in may and kinds[table.name] is COLUMN_WISE]
     held = [table for table in cut if table.dim <= (widest_shard(table, trains_on(model)) or table.dim)]
     if wide_tables := [table for table in held if table.dim > model.max_dim]:
