@@ -71,7 +71,7 @@ def test_a_life_of_cost_models(step, tmp_path):
         GOOD.name: (False, 0.1), BETTER.name: (True, 0.05), POOR.name: (False, 0.5),
     }  # fmt: skip
 
-    search = ("search", "tables.json", "--devices", 2, "--memory", "32MiB", "-o", "plan.json")
+    search = ("search", "tables.json", "--devices", 2, "--memory", "64MiB", "-o", "plan.json")
     step(*search, "--store", "store", "--hardware", "test-device")
     first = (tmp_path / "plan.json").read_bytes()
     assert json.loads(first)["provenance"]["cost_model"] == BETTER.name

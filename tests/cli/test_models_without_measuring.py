@@ -33,7 +33,17 @@ def test_a_plan_under_given_costs_says_so_and_balances_them(folder: Path, neuros
 def test_where_it_may_a_search_splits_a_heavy_table_row_wise_and_says_so(folder: Path, neuroshard) -> None:
     heavy = {"name": "heavy", "rows": 100_000, "dim": 16, "pooling_factor": 900.0}
     (folder / "tables.json").write_text(json.dumps({"tables": [*TABLES, heavy]}))
-    ask = (*SEARCH.split(), "analytic:h100", "--batch-size", 65536, "--memory", "4GiB", "--row-wise")
+    ask = (
+        *SEARCH.split(),
+        "analytic:h100",
+        "--batch-size",
+        65536,
+        "--memory",
+        "4GiB",
+        "--allocator-share",
+        0,
+        "--row-wise",
+    )
     done = neuroshard(*ask, "heav*", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "1 table of 6 split row-wise over all 2 devices" in " ".join(done.stdout.split())

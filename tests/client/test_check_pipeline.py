@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.distributed.train_pipeline import experimental_pipelines, train_pipelines
 from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
     GradientAccumulationWrapper,
@@ -16,23 +16,24 @@ from torchrec.distributed.train_pipeline.gradient_accumulation import (
 from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 
 from helpers.plans import make_plan
-from helpers.refusals import refused
+from helpers.refusals import names, refused
 from neuroshard.client.torchrec import ShardingWarning
-from neuroshard.client.torchrec_pipelines import AVERAGING, PIPELINES, check_pipeline
+from neuroshard.client.torchrec_pipelines import AVERAGING, EVALUATING, PIPELINES, UNKNOWN, check_pipeline
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.step_memory import Pipeline, PipelineOption
 
 CPU = torch.device("cpu")
 STREAM: Any = SimpleNamespace(device=CPU)
 
 
 def built(name: str, **how: Any) -> Any:
-    model = nn.Linear(2, 2)
+    model, among = nn.Linear(2, 2), train_pipelines if hasattr(train_pipelines, name) else experimental_pipelines
+    how |= {"site_fqn": "e"} if name == "TrainPipelineSparseDistBwdOpt" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of its own settings
-        return getattr(train_pipelines, name)(model, torch.optim.SGD(model.parameters()), CPU, **how)
+        return getattr(among, name)(model, torch.optim.SGD(model.parameters()), CPU, **how)
 
 
 def staged(sends_ids: bool, prefetches: bool = False) -> Any:
@@ -101,6 +102,47 @@ def test_a_pipeline_whose_memory_nobody_counts_is_named():
     (line,) = said(plan_of("sparse-dist"), Stashing(nn.Linear(2, 2), None, CPU))
     assert line.startswith("a Stashing is none of the pipelines whose memory is counted (TrainPipelineBase, ")
     assert "counts pipeline sparse-dist: reserve what it takes more (--reserve)" in line
+
+
+@pytest.mark.parametrize("name", sorted(UNKNOWN))
+def test_a_pipeline_that_stashes_or_looks_up_ahead_is_refused_by_name(name):
+    made = type(name, (train_pipelines.TrainPipelineSparseDist,), {"__module__": "torchrec.distributed.train_pipeline"})
+    with refused(UsageError, name, "TrainPipelineSparseDist"):
+        check_pipeline(plan_of("sparse-dist"), made(nn.Linear(2, 2), None, CPU))
+
+
+def test_every_training_pipeline_of_torchrec_is_counted_or_refused():
+    classes = {
+        name
+        for module in (train_pipelines, experimental_pipelines)
+        for name, one in vars(module).items()
+        if inspect.isclass(one) and issubclass(one, train_pipelines.TrainPipeline)
+    }
+    known = {*PIPELINES, *UNKNOWN, *EVALUATING, "TrainPipeline", "StagedTrainPipeline"}
+    assert classes <= known
+
+
+@pytest.mark.parametrize("option", get_args(PipelineOption))
+def test_a_pipeline_that_frees_other_inputs_than_planned_is_warned_of(option):
+    frees, keeps = built("TrainPipelineSparseDist", **{option: True}), built("TrainPipelineSparseDist")
+    planned = plan_of("sparse-dist", pipeline_options=(option,))
+    assert said(planned, frees) == []
+    for plan, pipeline in ((planned, keeps), (plan_of("sparse-dist"), frees)):
+        (line,) = said(plan, pipeline)
+        assert names(line, option)
+        assert names(line, "--pipeline-options")
+
+
+def test_a_pipeline_that_keeps_what_a_plan_counts_as_freed_is_refused_where_memory_is_short():
+    planned = plan_of(
+        "sparse-dist", batch_size=4096, pipeline_options=("free_features_storage_early", "clear_data_dist_inputs")
+    )
+    needs = max(planned.memory_bytes())
+    little = planned.task.model_copy(update={"device_memory_bytes": (needs,) * planned.task.devices})
+    plan = planned.model_copy(update={"task": little})
+    assert max(plan_of("sparse-dist", batch_size=4096).memory_bytes()) > needs
+    with pytest.warns(ShardingWarning, match="--pipeline-options"), refused(InvalidInput, "rank"):
+        check_pipeline(plan, built("TrainPipelineSparseDist"))
 
 
 @pytest.mark.parametrize("name", ["TrainPipelineBase", "TrainPipelineSparseDistLite"])

@@ -221,6 +221,15 @@ def of_dedup() -> None:
     # 5 lookups of 8 columns for 64 samples
     has(said(SEQUENCES, model([SEQUENCE]), sharders=[once]), "sparse", "use_index_dedup", "10.0 KiB", "rank 0")
     assert said(SEQUENCES, model([SEQUENCE]), sharders=[EmbeddingCollectionSharder()]) == []
+    counts = {"pipeline": "none", "step_ledger": 1, "index_dedup": True}
+    task = SEQUENCES.task.model_copy(update=counts)
+    planned = Plan.model_validate({**dict(SEQUENCES), "format_version": 6, "task": task, "task_digest": task.digest()})
+    assert said(planned, model([SEQUENCE]), sharders=[once]) == []
+    has(
+        said(planned, model([SEQUENCE]), sharders=[EmbeddingCollectionSharder()]),
+        "use_index_dedup=True",
+        "--index-dedup",
+    )
 
 
 def of_codecs() -> None:

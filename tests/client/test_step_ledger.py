@@ -3,18 +3,20 @@ in `make bench-memory`."""
 
 import random
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from helpers.refusals import names, refused
-from helpers.step_cases import PIPELINES, drawn_case, peaks_of
+from helpers.step_cases import PIPELINES, drawn_case, peaks_of, shares_by_id, skewed_case
 from neuroshard.client.peak_memory import Peak, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.plan import peaks_of as peaks_said
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.step_memory import Pipeline, PipelineOption
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import format_bytes
 
 torch = pytest.importorskip("torch")
 
@@ -30,6 +32,45 @@ def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_pa
     assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pipeline", "pooling", "precision"),
+    [("none", "none", None), ("sparse-dist", "none", "fp16"), ("sparse-dist", "sum", None)],
+)
+def test_the_rank_with_the_hot_block_takes_no_more_than_was_promised_for_any(
+    pipeline: Pipeline, pooling: str, precision: str | None, tmp_path: Path
+) -> None:
+    case = skewed_case(pipeline, pooling, precision)
+    task, shards = case.plan.task, case.plan.shards
+    by_id = [table.model_copy(update={"lookups_by_id": tuple(shares_by_id(table).tolist())}) for table in task.tables]
+    known = task.model_copy(update={"tables": tuple(by_id)})
+    said, exactly = ([peak.nbytes for peak in peaks_said(of, shards, pipeline, gloo=True)] for of in (task, known))
+    measured = peaks_of(case, tmp_path)
+    assert measured == [pytest.approx(nbytes, rel=OFF) for nbytes in exactly]
+    assert len(set(said)) == 1
+    assert 0.75 * said[0] < max(measured) < 1.02 * said[0]
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_step_that_frees_inputs_early_takes_what_the_ledger_says(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    options = rng.sample(get_args(PipelineOption), rng.randint(1, 3))
+    case = drawn_case(rng, ["sparse-dist"], options=options)
+    said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, gloo=True)]
+    assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 7])
+@pytest.mark.parametrize("pipeline", ["none", *PIPELINES])
+def test_a_step_whose_ids_are_sent_once_takes_what_the_ledger_says(
+    pipeline: Pipeline, seed: int, tmp_path: Path
+) -> None:
+    case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"], dedup=True)
+    said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, gloo=True)]
+    assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
 def test_a_trainer_hears_how_far_its_peak_is_from_the_plan() -> None:
     table = Table(name="t", rows=100, dim=16, pooling_factor=2.0)
     task = ShardingTask(tables=(table,), device_memory_bytes=(2**30,), batch_size=8, pipeline="none", step_ledger=1)
@@ -38,6 +79,26 @@ def test_a_trainer_hears_how_far_its_peak_is_from_the_plan() -> None:
     step = peaks_said(task, plan.shards, gloo=True)[0]
     line = against_plan(plan, Peak(nbytes=2 * step.nbytes))
     assert all(names(line, fact) for fact in (plan.digest()[:12], "rank 0 of 1", "+100%", step.moment))
+
+
+def test_on_a_gpu_allocated_is_compared_with_allocated_and_reserved_is_said() -> None:
+    table = Table(name="t", rows=100, dim=16, pooling_factor=2.0)
+    task = ShardingTask(
+        tables=(table,),
+        device_memory_bytes=(2**30,),
+        batch_size=2**16,
+        pipeline="none",
+        step_ledger=1,
+        allocator_share=1.0,
+    )
+    shard = Shard(table="t", rows=100, dim=16, device=0)
+    plan = Plan(task=task, shards=(shard,), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    planned = plan.memory_bytes()[0]
+    allocated = planned - plan.step_peaks()[0].causes["allocator"]
+    line = against_plan(plan, Peak(nbytes=allocated, reserved=2**30))
+    assert all(
+        names(line, fact) for fact in ("+0%", "1.0 GiB reserved", format_bytes(planned), format_bytes(allocated))
+    )
 
 
 def test_a_plan_that_counts_no_steps_has_nothing_to_be_held_against() -> None:

@@ -354,7 +354,7 @@ def said(plan: Plan, **how: Any) -> list[str]:
 def test_a_plan_with_tiers_comes_back_from_torchrec_as_it_was(monkeypatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for pipeline in ("sparse-dist", "prefetch"):
-        plan = in_tiers(TIERED, {}, pipeline=pipeline)
+        plan = in_tiers(TIERED, {}, pipeline=pipeline, step_ledger=1)
         theirs = to_torchrec(plan, model(), device_type="cuda", any_output_order=True)
         back = from_torchrec(
             theirs,
@@ -371,7 +371,7 @@ def test_a_plan_with_tiers_comes_back_from_torchrec_as_it_was(monkeypatch) -> No
             plan.memory_bytes(),
             plan.host_memory(),
         )
-        assert back.format_version == 2
+        assert back.format_version == 6
         flags = {
             name: bool(p.cache_params and p.cache_params.prefetch_pipeline) for name, p in theirs.plan["sparse"].items()
         }

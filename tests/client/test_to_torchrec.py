@@ -31,7 +31,7 @@ from helpers.refusals import refused, warned
 from neuroshard.client.torchrec import ShardingWarning, check_same_digest, from_torchrec, qcomms, to_torchrec
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan, Provenance, Shard, peaks_of
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -605,7 +605,12 @@ def test_from_torchrec_counts_what_a_step_needs_where_it_is_given_a_pipeline():
     sharding, module = to_torchrec(make_plan(), collection(*TABLES)), collection(*TABLES)
     memory: dict[str, Any] = {"device_memory_bytes": [2**20] * 2, "batch_size": 64, "tables": TABLES}
     counted = from_torchrec(sharding, module, pipeline="prefetch", **memory)
-    assert [used.step for used in counted.device_memory()] == [3 * 64 * 8 * 6] * 2
+    task = make_plan().task.model_copy(
+        update={"pipeline": "prefetch", "step_ledger": 1, "device_memory_bytes": (2**20,) * 2}
+    )
+    assert [used.step for used in counted.device_memory()] == [
+        peak.nbytes for peak in peaks_of(task, make_plan().shards)
+    ]
     assert from_torchrec(sharding, module, **memory).device_memory()[0].step == 0
     with refused(InvalidInput, "pipeline", "'none'", "'sparse-dist'", "'prefetch'", "'x'"):
         from_torchrec(sharding, module, pipeline="x", **memory)
@@ -806,8 +811,8 @@ def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(
     place = ("--store", "store", "--name", "m", "--tables", "tables.json")
     assert "by torchrec" in step("show", "theirs.json")
     assert "m release 1 is live" in step("deploy", "theirs.json", *place)
-    step("search", "tables.json", "--model", "analytic:h100", "--devices", 2, "--memory", "256MiB", "--batch-size", 65536, "-o",
-        "ours.json")  # fmt: skip
+    step("search", "tables.json", "--model", "analytic:h100", "--devices", 2, "--memory", "256MiB", "--batch-size", 65536,
+        "--allocator-share", 0, "-o", "ours.json")  # fmt: skip
     said = step("deploy", "ours.json", *place, "--model", "analytic:h100")
     assert "m release 2 is live" in said
     assert "lower than the live plan's" in said

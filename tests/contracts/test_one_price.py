@@ -54,7 +54,8 @@ MODELS: dict[str, CostModel] = {
 
 
 def drawn_tables(rng: np.random.Generator) -> tuple[Table, ...]:
-    """Of some modules: sums, means, weighted tables, sequences of one width, and one too wide for the operator."""
+    """Of some modules: sums, means, weighted tables, sequences of one width, and one too wide for the operator. Of every second
+    it is known how often rows are read."""
     made = []
     for number in range(rng.integers(3, 9)):
         module = str(rng.choice(["", "user", "item"]))
@@ -76,6 +77,7 @@ def drawn_tables(rng: np.random.Generator) -> tuple[Table, ...]:
                     "element_bytes": int(rng.choice([2, 4])),
                     "optimizer_bytes_per_row": int(rng.choice([0, 4])),
                     "features": features,
+                    "access": "zipf:1.1" if number % 2 else None,
                 },
                 "the test",
             )
@@ -106,6 +108,7 @@ def drawn_plan(seed: int, *, knows_tasks: bool) -> Plan:
             tables=tuple(TableRule(table=name, data_parallel=True) for name in copied), row_wise=devices > 1
         ),
         pipeline=rng.choice([None, "none", "sparse-dist", "prefetch"]),
+        step_ledger=1 if seed % 3 else None,
         topology=Topology(
             domain=domain, local_world_size=domain, network_bytes_per_s=bytes_per_s, network_latency_ms=0.1
         )

@@ -1,15 +1,20 @@
 """What lives on a rank in a step, beside numbers worked out by hand; tests/client/test_step_ledger.py has real steps."""
 
+import random
+from typing import Any, get_args
+
 import pytest
 
 from helpers.refusals import refused
-from neuroshard.core.plan import Plan, Provenance, Shard, peaks_of
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.part import Part
+from neuroshard.core.plan import Plan, Provenance, Shard, parts_of, peaks_of
+from neuroshard.core.step_memory import Pipeline, PipelineOption
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
 SAMPLES, RANKS, LOOKUPS, ROWS, DIM = 8, 2, 2, 100, 16  # samples of a rank
 X = 4 * DIM * SAMPLES  # outputs of a table for a rank's samples
+FREES = get_args(PipelineOption)
 INPUT = (8 * LOOKUPS + 4) * SAMPLES  # of a rank's batch
 RECEIVED_IDS, LENGTHS = 8 * LOOKUPS * SAMPLES * RANKS, SAMPLES * RANKS
 
@@ -28,7 +33,7 @@ def blocks(of: Table) -> list[Shard]:
     return [Shard(table=of.name, row_offset=n * half, rows=half, dim=of.dim, device=n) for n in range(RANKS)]
 
 
-def task(*tables: Table, memory: int = 2**30, **more: object) -> ShardingTask:
+def task(*tables: Table, memory: int = 2**30, **more: Any) -> ShardingTask:
     given = {"tables": tables, "device_memory_bytes": (memory,) * RANKS, "batch_size": RANKS * SAMPLES}
     return ShardingTask.model_validate({**given, "pipeline": "none", "step_ledger": 1, **more})
 
@@ -114,7 +119,141 @@ def test_plans_with_a_ledger_are_of_a_format_of_their_own() -> None:
     assert task(table()).plan_format == 6
 
 
-@pytest.mark.parametrize(("key", "value"), [("pipeline", "semi-sync"), ("dense_memory_bytes", 1)])
-def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: object) -> None:
+def test_what_the_allocator_holds_is_a_share_of_what_a_step_allocates() -> None:
+    one = table()
+    without, held = (peaks_of(task(one, allocator_share=share), [whole(one, 0)])[0] for share in (None, 0.5))
+    assert held.causes == {**without.causes, "allocator": round(without.nbytes / 2)}
+    assert held.allocated == without.nbytes
+    on_gloo = [peaks_of(task(one, allocator_share=share), [whole(one, 0)], gloo=True) for share in (None, 0.5)]
+    assert on_gloo[0] == on_gloo[1]
+
+
+def test_buckets_of_gradients_are_kept_whole_and_leave_nothing_unused() -> None:
+    one, other = table(rows=10_000), table("o")
+    both = task(one, other, allocator_share=0.5).with_copies(["t"])
+    causes = peaks_of(both, [whole(one, 0), whole(one, 1), whole(other, 0)])[1].causes
+    assert causes["allocator"] == pytest.approx(
+        (sum(causes.values()) - causes["allocator"] - 4 * 10_000 * DIM) / 2, abs=2
+    )
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"index_dedup": True}, {"pipeline": "sparse-dist", "pipeline_options": FREES[:1] + FREES[2:]}]
+)
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_what_a_search_counts_of_a_step_is_no_more_than_its_peak(share: float, more: dict[str, Any]) -> None:
+    one, other = table(), table("o", pooling="none", module="n")
+    both, shards = task(one, other, allocator_share=share, **more), [whole(one, 0), *blocks(other)]
+    counted = [both.least_step_bytes] * RANKS
+    for shard, memory in zip(shards, both.memories(parts_of(both, shards)), strict=True):
+        counted[shard.device] += memory.step
+    assert all(least <= peak.nbytes for least, peak in zip(counted, peaks_of(both, shards), strict=True))
+    assert share == 0 or both.least_step_bytes > task(one, other, **more).least_step_bytes
+
+
+@pytest.mark.parametrize(("pooling", "nbytes"), [("sum", 40), ("none", 48)])
+def test_a_gpu_sorts_the_ids_that_it_received_in_the_backward_pass(pooling: str, nbytes: int) -> None:
+    one = table(pooling=pooling, dim=4, pooling_factor=200)
+    peak = peaks_of(task(one), [whole(one, 0)])[0]
+    if pooling == "sum":
+        assert (peak.moment, peak.causes["sorted ids"]) == ("backward exchange", nbytes * 200 * SAMPLES * RANKS)
+    on_gloo = peaks_of(task(one), [whole(one, 0)], gloo=True)[0]
+    assert "sorted ids" not in on_gloo.causes
+    assert on_gloo.nbytes <= peak.nbytes
+
+
+def test_ids_that_repeat_are_looked_up_and_sent_once_with_dedup() -> None:
+    one = table(pooling="none", rows=4, pooling_factor=16)
+    every, once = (peaks_of(task(one, index_dedup=how), [whole(one, 0)])[0] for how in (None, True))
+    assert once.nbytes < every.nbytes
+    outputs = 4 * DIM * 16 * SAMPLES
+    assert (
+        once.causes["outputs" if "outputs" in once.causes else "gradients"] >= outputs
+    )  # all lookups of the rank's own samples
+
+
+def test_dedup_of_ids_that_are_all_distinct_keeps_what_puts_them_back() -> None:
+    one = table(pooling="none", rows=10**8)
+    every, once = (peaks_of(task(one, index_dedup=how), [whole(one, 0)])[0] for how in (None, True))
+    assert once.causes["inputs"] >= every.causes["inputs"] + 8 * LOOKUPS * SAMPLES
+
+
+@pytest.mark.parametrize("option", FREES)
+def test_an_option_that_frees_inputs_takes_no_more(option: str) -> None:
+    one, other = table(pooling_factor=200), table("o", pooling_factor=200)
+
+    def most(*options: str) -> int:
+        both = task(other, one, pipeline="sparse-dist", pipeline_options=options or None)
+        return peaks_of(both, [whole(one, 0), whole(other, 1)], gloo=True)[0].nbytes
+
+    assert most(option) == most() - (2 if option.startswith("free") else 1) * 2 * (8 * 200 + 4) * SAMPLES
+
+
+@pytest.mark.parametrize("rows", [50, 5_000])
+def test_distinct_rows_are_as_many_as_are_drawn(rows: int) -> None:
+    lookups, drawn = 1_000, random.Random(1)
+    one = table(rows=rows, pooling_factor=lookups / SAMPLES)
+    seen = sum(len({drawn.randrange(rows) for _ in range(lookups)}) for _ in range(20)) / 20
+    assert Part.of(one).distinct_rows(SAMPLES) == pytest.approx(seen, rel=0.03)
+
+
+def test_rows_that_an_access_curve_says_are_hot_are_looked_up_once() -> None:
+    spread, hot = (table(rows=10**6, pooling_factor=100, access=how) for how in ("uniform", "zipf:1.2"))
+    assert Part.of(hot).distinct_rows(SAMPLES) < Part.of(spread).distinct_rows(SAMPLES) / 2
+
+
+def test_inputs_that_sequences_read_again_cannot_be_cleared() -> None:
+    how: dict[str, Any] = {"pipeline": "sparse-dist", "pipeline_options": ("clear_data_dist_inputs",)}
+    with refused(ValueError, "'t'", "clear_data_dist_inputs", "--index-dedup"):
+        task(table(pooling="none"), **how)
+    assert task(table(pooling="none"), index_dedup=True, **how).pipeline_options
+
+
+@pytest.mark.parametrize("pipeline", ["none", "base", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"])
+def test_options_of_other_pipelines_are_refused(pipeline: Pipeline) -> None:
+    with refused(ValueError, "--pipeline-options", "clear_data_dist_inputs", pipeline):
+        task(table(), pipeline=pipeline, pipeline_options=("clear_data_dist_inputs",))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("pipeline", "semi-sync"), ("dense_memory_bytes", 1), ("allocator_share", 0.5), ("index_dedup", True)],
+)
+def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: Any) -> None:
     with refused(ValueError, "step_ledger", str(value) if key == "pipeline" else key):
-        task(table(), step_ledger=None, **{key: value})  # type: ignore[arg-type]
+        task(table(), step_ledger=None, **{key: value})
+
+
+def sequence(name: str = "t", **more: object) -> Table:
+    return table(name, pooling="none", **more)
+
+
+@pytest.mark.parametrize("access", ["zipf:1", "zipf:2"])
+def test_any_rank_may_hold_the_hot_block_of_a_sequence(access: str) -> None:
+    even, hot = sequence(), sequence(access=access)
+    largest = hot.largest_block(RANKS)
+    assert largest is not None
+    for peak in peaks_of(task(hot), blocks(hot)):
+        assert peak.causes["lookup outputs"] == pytest.approx(largest.high * LOOKUPS * RANKS * X, abs=1)
+        assert peak.nbytes > peaks_of(task(even), blocks(even))[0].nbytes
+
+
+def test_hot_rows_of_two_sequences_rarely_come_together() -> None:
+    some = [sequence(name, rows=10_000, access="zipf:1") for name in ("t", "o", "p", "q")]
+    shards = [shard for one in some for shard in blocks(one)]
+    together = peaks_of(task(*some), shards)[0].causes["lookup outputs"]
+    apart = sum(peaks_of(task(one), blocks(one))[0].causes["lookup outputs"] for one in some)
+    assert 1.05 * len(some) * LOOKUPS * X < together < 0.95 * apart
+
+
+def test_a_block_whose_lookups_by_id_are_known_has_these() -> None:
+    one = sequence(access="zipf:1", lookups_by_id=(0.9, 0.1))
+    hot, cold = peaks_of(task(one), blocks(one))
+    assert hot.causes["lookup outputs"] == pytest.approx(0.9 * LOOKUPS * RANKS * X, abs=1)
+    assert cold.nbytes < 0.6 * hot.nbytes
+
+
+def test_of_a_pooled_table_only_ids_are_skewed() -> None:
+    even, hot = (peaks_of(task(one), blocks(one))[0] for one in (table(), table(access="zipf:2")))
+    assert hot.causes["inputs"] > even.causes["inputs"]
+    assert {**hot.causes, "inputs": 0} == {**even.causes, "inputs": 0}

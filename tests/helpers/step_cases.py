@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from neuroshard.client.peak_memory import peak_memory
 from neuroshard.client.torchrec import qcomms, to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.sharding import GRID, TABLE_ROW_WISE
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.step_memory import Pipeline, PipelineOption
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -60,15 +61,24 @@ class StepCase(NamedTuple):
 
 
 def drawn_case(
-    rng: random.Random, pipelines: Sequence[Pipeline], precisions: Sequence[str | None] = (None,)
+    rng: random.Random,
+    pipelines: Sequence[Pipeline],
+    precisions: Sequence[str | None] = (None,),
+    *,
+    dedup: bool = False,
+    options: Sequence[PipelineOption] = (),
 ) -> StepCase:
-    """Up to three collections of pooled, weighted or mean-pooled tables or sequences, held in one of WAYS, on 2 or 4 ranks."""
+    """Up to three collections of pooled, weighted or mean-pooled tables or sequences, held in one of WAYS, on 2 or 4 ranks; with
+    `dedup` at least one of sequences, which TorchRec looks up by use_index_dedup."""
     pipeline, ranks = rng.choice(pipelines), rng.choice([2, 2, 4])
     local = rng.choice([2, 4]) if ranks == 4 else 2
     ways = rng.choice([one for one in WAYS if pipeline != "semi-sync" or "copies" not in one])
     tables, shards, copied = list[Table](), list[Shard](), list[str]()
     for module in range(rng.choice([1, 1, 2, 3])):
         kind, width = rng.choice(["sum", "sum", "weighted", "mean", "none"]), rng.choice([16, 32, 64])
+        kind = "none" if dedup and module == 0 else kind
+        if "clear_data_dist_inputs" in options and not dedup and kind == "none":
+            kind = "sum"  # TorchRec fails
         for place in range(rng.randint(1, 6)):
             table = _table(rng, f"m{module}", place, kind, width)
             way = _way(rng.choice(ways), kind, ranks > local)
@@ -76,7 +86,7 @@ def drawn_case(
             shards += held(table, way, rng.randrange(ranks), ranks, local)
             copied += [table.name] if way == "copies" else []
     if len(copied) == len(tables):
-        return drawn_case(rng, pipelines, precisions)
+        return drawn_case(rng, pipelines, precisions, dedup=dedup, options=options)
     precision = rng.choice(precisions)
     task = ShardingTask(
         tables=tuple(tables),
@@ -84,6 +94,10 @@ def drawn_case(
         batch_size=ranks * rng.choice([128, 256, 512]),
         topology=Topology(domain=local, local_world_size=local) if local < ranks else None,
         collective_precision=None if precision is None else {"forward": precision, "backward": precision},
+        pipeline=pipeline,
+        step_ledger=1,
+        index_dedup=True if dedup else None,
+        pipeline_options=tuple(options) or None,
     ).with_copies(copied)
     provenance = Provenance(neuroshard_version="0", algorithm="by hand")
     return StepCase(Plan(task=task, shards=tuple(shards), provenance=provenance), pipeline, local)
@@ -205,7 +219,7 @@ def batches(tables: tuple[Table, ...], samples: int, seed: int, steps: int) -> I
 
 
 def batch_of(tables: tuple[Table, ...], samples: int, seed: int) -> Batch:
-    """Ids are drawn alike over the rows; every sample has as many lookups as the tables say."""
+    """Every sample has as many lookups as the tables say."""
     generator, parts = torch.Generator().manual_seed(seed), {}
     for module in dict.fromkeys(table.module for table in tables):
         keys, ids, lengths = list[str](), list[Tensor](), list[Tensor]()
@@ -214,12 +228,69 @@ def batch_of(tables: tuple[Table, ...], samples: int, seed: int) -> Batch:
             for feature in table.features:
                 lookups = int(feature.pooling_factor)
                 keys.append(feature.name)
-                ids.append(torch.randint(table.rows, (samples * lookups,), generator=generator))
+                ids.append(_ids(table, samples * lookups, generator))
                 lengths.append(torch.full((samples,), lookups, dtype=torch.int32))
         values = torch.cat(ids)
         weights = torch.rand(len(values)) if here[0].weighted else None
         parts[module] = KeyedJaggedTensor(keys, values, weights=weights, lengths=torch.cat(lengths))
     return Batch(parts)
+
+
+def _ids(table: Table, count: int, generator: torch.Generator) -> Tensor:
+    """Drawn alike over the rows, or by the table's access, whose hot rows lie anywhere: on the same rows in all ranks."""
+    if table.loads is None:
+        return torch.randint(table.rows, (count,), generator=generator)
+    return torch.multinomial(shares_by_id(table), count, replacement=True, generator=generator)
+
+
+def shares_by_id(table: Table) -> Tensor:
+    """What each id of a table has of its lookups: the shares of its access in an order that follows from its name."""
+    assert table.loads is not None
+    loads = torch.cat([torch.full((round(rows),), load) for rows, load in table.loads.groups])
+    return loads[torch.randperm(table.rows, generator=torch.Generator().manual_seed(crc32(table.name.encode())))]
+
+
+def skewed_case(pipeline: Pipeline, pooling: str, precision: str | None) -> StepCase:
+    """Three tables whose rows are read by Zipf's law, row-wise over 4 ranks, by a task that counts skew."""
+    ranks, tables = 4, list[Table]()
+    for name in ("t0", "t1", "t2"):
+        features = [{"name": f"{name}f", "pooling_factor": 20}]
+        given = {"name": name, "module": "m0", "rows": 3000, "dim": 32, "pooling": pooling, "features": features}
+        stateless = {"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": 0}
+        tables.append(Table.model_validate({**given, **stateless, "access": "zipf:1.1"}))
+    task = ShardingTask(
+        tables=tuple(tables),
+        device_memory_bytes=(2**40,) * ranks,
+        batch_size=ranks * 256,
+        step_ledger=1,
+        collective_precision=None if precision is None else {"forward": precision, "backward": precision},
+    )
+    shards = tuple(shard for table in tables for shard in held(table, "rows", 0, ranks, ranks))
+    provenance = Provenance(neuroshard_version="0", algorithm="by hand")
+    return StepCase(Plan(task=task, shards=shards, provenance=provenance), pipeline, ranks)
+
+
+def unique_indices(sizes: Tensor, features: Tensor, offsets: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+    """What FBGEMM's jagged_unique_indices returns on GPUs: how many distinct ids each sample of each feature has, as evenly as
+    can be, and from where on; these ids, by table; and the place of each id among them. `features` (F + 1,) says how many
+    features the tables have before each of the features."""
+    samples, lengths, distinct, places = (len(offsets) - 1) // (len(features) - 1), [], [], torch.empty_like(ids)
+    begin, known = 0, 0
+    while begin < len(features) - 1:
+        end = begin + 1
+        while end < len(features) - 1 and features[end + 1] == features[end]:
+            end += 1
+        here = slice(int(offsets[begin * samples]), int(offsets[end * samples]))
+        found, place = ids[here].unique(return_inverse=True)
+        places[here] = place + known
+        known += len(found)
+        each = torch.full(((end - begin) * samples,), len(found) // ((end - begin) * samples))
+        each[: len(found) % len(each)] += 1
+        lengths.append(each)
+        distinct.append(found)
+        begin = end
+    every = torch.cat(lengths)
+    return every, nn.functional.pad(every.cumsum(0), (1, 0)), torch.cat(distinct), places
 
 
 class _NoOptimizer:
@@ -245,8 +316,10 @@ def _peak(rank: int, case: StepCase) -> int:
     codecs = {} if (registry := qcomms(case.plan)) is None else {"qcomm_codecs_registry": registry}
     sharders = [
         EmbeddingBagCollectionSharder(fused_params=dict(fused), **codecs),
-        EmbeddingCollectionSharder(fused_params=dict(fused), **codecs),
+        EmbeddingCollectionSharder(fused_params=dict(fused), **codecs, use_index_dedup=bool(task.index_dedup)),
     ]
+    if task.index_dedup:
+        torch.library.impl("fbgemm::jagged_unique_indices", "CPU", unique_indices)  # there is none
     plan = to_torchrec(case.plan, model, device_type="cpu", sharders=sharders, any_output_order=True, optimizer="sgd")
     env = ShardingEnv.from_process_group(dist.group.WORLD)
     sharded = DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=plan, sharders=sharders)
@@ -267,7 +340,8 @@ def _peak(rank: int, case: StepCase) -> int:
         if case.pipeline == "none":
             plain(made)
         else:
-            options = {"start_batch": 0} if case.pipeline == "semi-sync" else {}
+            options: dict[str, Any] = {"start_batch": 0} if case.pipeline == "semi-sync" else {}
+            options |= dict.fromkeys(task.pipeline_options or (), True)
             pipeline = PIPELINES[case.pipeline](sharded, optimizer, torch.device("cpu"), **options)
             for _ in range(STEPS):
                 pipeline.progress(made)

@@ -59,6 +59,13 @@ SAID = {
     "constraints": Said("--constraints rules.json", Path("rules.json"), of_all(min_dim=16)),
     "pipeline": Said("--pipeline prefetch", "prefetch", {"pipeline": "prefetch"}),
     "dense_memory": Said("--dense-memory 6GiB", 6 * 2**30, {"dense_memory": "6GiB"}),
+    "allocator_share": Said("--allocator-share 10%", 0.1, {"allocator_share": "10%"}),
+    "index_dedup": Said("--index-dedup", True, {"index_dedup": True}),
+    "pipeline_options": Said(
+        "--pipeline-options clear_data_dist_inputs,free_features_storage_early",
+        ["free_features_storage_early", "clear_data_dist_inputs"],
+        {"pipeline_options": "free_features_storage_early,clear_data_dist_inputs"},
+    ),
     "dense_time": Said(
         "--pipeline prefetch --host-memory 1TiB --dense-time 12ms",
         "12ms",
@@ -113,6 +120,9 @@ ILL = {
     "constraints": Said("--constraints absent.json", "absent.json", of_all(min_dim=6)),
     "pipeline": Said("--pipeline fast", "fast", {"pipeline": "fast"}),
     "dense_memory": Said("--dense-memory much", "much", {"dense_memory": "much"}),
+    "allocator_share": Said("--allocator-share -1", 11, {"allocator_share": "1100%"}),
+    "index_dedup": Said("--index-dedup=x", 1, {"index_dedup": "maybe"}),
+    "pipeline_options": Said("--pipeline-options fast", "fast", {"pipeline_options": "fast"}),
     "dense_time": Said("--dense-time 12", 12, {"dense_time": "12"}),
     "domain": Said("--domain 3", 3, {"domain": 3}),
     "local_world_size": Said("--local-world-size 5", 5, {"local_world_size": 5}),

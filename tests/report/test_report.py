@@ -18,7 +18,7 @@ import pytest
 from helpers.costs import random_model
 from helpers.hostile import HOSTILE
 from helpers.plans import NOW, make_plan, row_plan
-from helpers.refusals import refused
+from helpers.refusals import names, refused
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups
@@ -32,6 +32,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology
+from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.bundle import save_cost_model
@@ -48,7 +49,7 @@ from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import LivePlan, change, open_live
 from neuroshard.report.moves import diff_json, diff_text
-from neuroshard.report.numbers import hosts_memory, percent
+from neuroshard.report.numbers import fullest_step, hosts_memory, percent
 from neuroshard.report.run import report, run
 from neuroshard.report.sides import sides
 from neuroshard.report.text import plan_json, plan_text
@@ -584,3 +585,13 @@ def test_hosts_are_listed_up_to_a_few():
     said = hosts_memory(tiered_plan(10)) or ""
     assert said.endswith("on host 7, at most as much on 2 more hosts, of 1.0 GiB each")
     assert "host memory: 125.0 KiB on host 0, " in plan_text(tiered_plan(3))
+
+
+def test_the_fullest_device_is_one_line_by_cause_with_what_is_left():
+    plan = make_plan()
+    task = plan.task.model_copy(update={"pipeline": "none", "step_ledger": 1, "allocator_share": 0.5})
+    plan = Plan.model_validate({**dict(plan), "format_version": 6, "task": task, "task_digest": task.digest()})
+    left = [limit - used for limit, used in zip(task.device_memory_bytes, plan.memory_bytes(), strict=True)]
+    line = fullest_step(plan) or ""
+    for fact in ("weights", *plan.step_peaks()[0].causes, f"{format_bytes(min(left))} of"):
+        assert names(line, fact)

@@ -106,6 +106,7 @@ def test_one_table_alone_may_be_held_by_access(more: dict[str, Any]) -> None:
             "memory": "96MiB" if more else "1GiB",
             "batch_size": 65536,
             "rounds": 1,
+            "allocator_share": 0,
             "quiet": True,
         }
         plan = ns.search([table], "analytic:h100", rows_by_access="auto", **usual, **more)

@@ -120,7 +120,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             {"reserve_bytes": 300 * MIB, "max_shards": 1},
             {
                 "give each device 196.0 MiB more": each("196MiB"),
-                "reserve 104.0 MiB instead of 300.0 MiB": rules(reserve_bytes=104 * MIB),
+                "--reserve 104.0 MiB instead of 300.0 MiB": rules(reserve_bytes=104 * MIB),
             },
             rules(reserve_bytes=105 * MIB),
             id="reserved",
@@ -131,7 +131,7 @@ def devices(count: int) -> Callable[[ShardingTask], ShardingTask]:
             {"reserve_share": 0.5, "max_shards": 1},
             {
                 "give each device 392.0 MiB more": each("392MiB"),
-                "reserve 17% instead of 50%": rules(reserve_share=0.17),
+                "--reserve 17% instead of 50%": rules(reserve_share=0.17),
             },
             rules(reserve_share=0.18),
             id="reserved in percent",
@@ -207,3 +207,13 @@ def test_more_devices_are_whole_domains() -> None:
     )
     with refused(Infeasible, "use 8 devices instead of 4"):
         search(task, open_cost_model("analytic:h100", 1024))
+
+
+def test_where_less_held_by_the_allocator_would_do_expandable_segments_are_a_way_out(make_task, model):
+    tables = make_task([(1000, 64, 20.0)] * 4, [1.0, 1.0])
+    task = tables.model_copy(update={"pipeline": "none", "step_ledger": 1, "allocator_share": 0.9})
+    little = search(task.model_copy(update={"allocator_share": 0.2}), model, SearchSettings(rounds=0))
+    memory = {"device_memory_bytes": (max(little.memory_bytes()),) * 2}
+    with refused(Infeasible, "PYTORCH_ALLOC_CONF=expandable_segments:True", "--allocator-share 10%"):
+        search(task.model_copy(update=memory), model, SearchSettings(rounds=0))
+    assert search(task.model_copy(update={**memory, "allocator_share": 0.1}), model, SearchSettings(rounds=0)).shards

@@ -41,8 +41,9 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
     """A line on the rank that is furthest above what the plan says of it, or least below. Every rank calls it with its own peak,
     and gets the same line.
 
-    On a GPU the plan's figure is that of weights, state and a step, beside which the dense layers' parameters and what they keep
-    are measured too. On a CPU it is that of a step. Raises UsageError for a plan that counts no steps.
+    What tensors take is compared with what the plan says of them, beside the allocator's share, which is among what it says to be
+    reserved. On a GPU that is weights, state and a step, and the dense layers' parameters and what they keep are measured too. On
+    a CPU it is a step. Raises UsageError for a plan that counts no steps.
     """
     if not plan.task.counts_steps:
         raise UsageError(
@@ -56,15 +57,18 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
         dist.all_gather_object(each, mine, group=process_group)
     on_gpus = peak.reserved > 0
     peaks = peaks_of(plan.held, plan.shards, gloo=not on_gpus)
-    said = plan.memory_bytes() if on_gpus else [one.nbytes for one in peaks]
+    whole = plan.memory_bytes()
+    said = [all_of - one.nbytes + one.allocated for all_of, one in zip(whole, peaks, strict=True)]
+    if not on_gpus:
+        said = [one.nbytes for one in peaks]
     rank = max(range(ranks), key=lambda one: each[one][0] / max(said[one % len(said)], 1))
     (measured, reserved), place = each[rank], rank % len(said)
     what = "weights, state and a step" if on_gpus else "a step"
-    held = f", {format_bytes(reserved)} reserved" if on_gpus else ""
+    held = f" ({format_bytes(reserved)} reserved, and {format_bytes(whole[place])} planned for it)" if on_gpus else ""
     off = measured / max(said[place], 1) - 1
     return (
-        f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it: {format_bytes(measured)} at its peak{held}, "
-        f"and it says {format_bytes(said[place])} for {what} ({off:+.0%}), most at the {peaks[place].moment}"
+        f"plan {plan.digest()[:12]}: rank {rank} of {ranks} is furthest from it: {format_bytes(measured)} allocated at its peak, "
+        f"and it says {format_bytes(said[place])} for {what} ({off:+.0%}), most at the {peaks[place].moment}{held}"
     )
 
 

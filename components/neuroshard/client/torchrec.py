@@ -37,6 +37,7 @@ from neuroshard.client.torchrec_fused import (
     check_memory,
     check_trained,
     in_backward,
+    of_step,
     warn_of_copies,
     warn_of_dense_optimizer,
     warn_of_several,
@@ -79,6 +80,7 @@ from neuroshard.client.torchrec_trainer import (
     Priced,
     as_trained,
     batch_of_group,
+    dedups,
     optimizers_of,
     settings_of,
     sharders_by_path,
@@ -209,11 +211,10 @@ def to_torchrec(
     settings = settings_of(collections, {name: place for name, place in places.items() if name not in copied}, by_path)
     optimizers |= optimizers_of(settings, places, by_path, optimizer, applied.keys() | copied)
     optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
-    trained = as_trained(plan, batch_size, pipeline, whose)
+    trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(by_path, places.values()))
     if optimizers or dense or trained is not plan:
         now = trained.task
-        own = {"tables": whole.parted.tables, "batch_size": now.batch_size, "pipeline": now.pipeline}
-        own |= {"step_ledger": now.step_ledger}
+        own = {"tables": whole.parted.tables, "batch_size": now.batch_size, **of_step(now)}
         with_copies = whole.parted.model_copy(update=own)
         check_memory(
             trained.named.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense
@@ -407,12 +408,12 @@ def from_torchrec(
 
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. `local_world_size` ranks are on a host, and
     `domain` share fast links, by default those of a host; between domains is a `network` ("50GB/s,0.06ms"). Without any, all
-    ranks are taken to be on one host. With the trainer's `pipeline` (none, sparse-dist, prefetch) memory counts what a step
-    needs. With `host_memory_bytes`, what each host has for tables, tables may be cached or in host memory. TorchRec's plan says
-    nothing about lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform
-    lookup a feature. The plan carries no predicted cost. Its notes name table-row-wise and grid tables, cached ones that share a
-    cache, and those that have FBGEMM's load factor, since the plan says none. A ShardingWarning names a shard on CPUs that is
-    wider than the operator of GPUs holds.
+    ranks are taken to be on one host. With the trainer's `pipeline` memory counts what a step needs (docs/search.md has the
+    words), and without none of it. With `host_memory_bytes`, what each host has for tables, tables may be cached or in host
+    memory. TorchRec's plan says nothing about lookups: give `tables` (from a tables.json, say) for the pooling factors; by
+    default a table has one uniform lookup a feature. The plan carries no predicted cost. Its notes name table-row-wise and grid
+    tables, cached ones that share a cache, and those that have FBGEMM's load factor, since the plan says none. A ShardingWarning
+    names a shard on CPUs that is wider than the operator of GPUs holds.
 
     Raises InvalidInput, which names table, rank and value, for missing or unknown tables, for other kernels and whatever else a
     plan cannot keep of a ParameterSharding, for what `to_torchrec` would not give back (row blocks on other ranks or without
@@ -472,6 +473,7 @@ def from_torchrec(
         "batch_size": batch_size,
         "constraints": {"tables": [*({"table": name, "data_parallel": True} for name in copied), *tiers]},
         "pipeline": pipeline,
+        "step_ledger": None if pipeline is None else 1,
         "host_memory_bytes": host_memory_bytes,
         "topology": topology_of(len(device_memory_bytes), domain, local_world_size, network),
     }

@@ -5,7 +5,7 @@ TorchRec takes a table's optimizer from its parameter, where apply_optimizer_in_
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from neuroshard.client.torchrec_module import Collection as Embeddings
 from neuroshard.client.torchrec_module import TablePlace
@@ -14,6 +14,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard, device_memory, host_memory, shard_memory
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
+from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.files.importers.torchrec_collections import weight_of
@@ -73,6 +74,11 @@ def in_backward(
         settings = sorted((key, repr(value)) for key, value in given.items() if key != "optimizer")
         found[name] = InBackward(known, tuple(settings))
     return found
+
+
+def of_step(task: ShardingTask) -> dict[str, Any]:
+    """What a task says of how a trainer runs a step, by field."""
+    return {name: getattr(task, name) for name in ("pipeline", "step_ledger", "pipeline_options", "index_dedup")}
 
 
 def check_memory(

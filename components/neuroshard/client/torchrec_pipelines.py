@@ -7,19 +7,19 @@ A plan counts memory and costs for one pipeline (core/step_memory.py). What Torc
 by its stages. Not covered: batches that stages before the sparse all-to-all hold.
 """
 
-from typing import Any
+from typing import Any, get_args
 
 from torchrec.distributed.train_pipeline.gradient_accumulation import GradientAccumulationWrapper
 from torchrec.distributed.train_pipeline.pipeline_stage import SparseDataDistUtil
 from torchrec.distributed.train_pipeline.train_pipelines import StagedTrainPipeline
 
-from neuroshard.client.torchrec_fused import check_memory
+from neuroshard.client.torchrec_fused import check_memory, of_step
 from neuroshard.client.torchrec_trainer import as_trained
 from neuroshard.client.torchrec_warnings import warn
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import every
 from neuroshard.core.plan import Plan, check_plan
-from neuroshard.core.step_memory import Pipeline
+from neuroshard.core.step_memory import Pipeline, PipelineOption
 
 __all__ = ["check_pipeline"]
 
@@ -30,11 +30,22 @@ PIPELINES: dict[str, Pipeline] = {
     "TrainPipelineSparseDistLite": "sparse-dist-lite",
     "TrainPipelineSparseDist": "sparse-dist",
     "TrainPipelineSparseDistCompAutograd": "sparse-dist",
+    "TrainPipelineSparseDistT": "sparse-dist",
+    "TrainPipelineSparseDistBwdOpt": "sparse-dist",
     "TrainPipelineFusedSparseDist": "fused-sparse-dist",
     "TrainPipelineSemiSync": "semi-sync",
     "PrefetchTrainPipelineSparseDist": "prefetch",
 }
 EVALUATING = ("EvalPipelineSparseDist", "EvalPipelineFusedSparseDist", "EvalPipelineCPUSparse")
+_STASHES = "moves embeddings or optimizer state away and back within a step"
+# Of experimental_pipelines.py and pec_train_pipeline.py of TorchRec 1.8 and 1.9.
+UNKNOWN = {
+    "TrainPipelineSparseDistEmbStash": _STASHES,
+    "TrainPipelineSparseDistOptStash": _STASHES,
+    "TrainPipelinePrefetchEMS": _STASHES,
+    "TrainEvalHybridPipelineBase": "trains and evaluates by turns",
+    "TrainPipelinePEC": "looks up rows of the next batch before this one has trained them",
+}
 # Those that average the replicas of DMPCollection. Others have the interval that they inherit, and average nothing.
 AVERAGING = ("TrainPipelineSparseDist", "TrainPipelineSemiSync")
 
@@ -56,6 +67,11 @@ def check_pipeline(plan: Plan, pipeline: Any) -> None:
     kind = next((one.__name__ for one in type(pipeline).__mro__ if one.__module__.startswith("torchrec.")), "")
     if kind in EVALUATING:
         return
+    if kind in UNKNOWN:
+        raise UsageError(
+            f"a {name} {UNKNOWN[kind]}: nobody measured what it keeps of its batches, and {whose} cannot promise that it fits; "
+            f"train with one of {', '.join(PIPELINES)}"
+        )
     trained = _of_stages(pipeline) if isinstance(pipeline, StagedTrainPipeline) else PIPELINES.get(kind)
     if trained is None:
         counted = "no memory of steps" if plan.task.pipeline is None else f"pipeline {plan.task.pipeline}"
@@ -63,10 +79,13 @@ def check_pipeline(plan: Plan, pipeline: Any) -> None:
             f"a {name} is none of the pipelines whose memory is counted ({', '.join(PIPELINES)}), and {whose} counts {counted}: "
             "reserve what it takes more (--reserve)"
         )
-    elif trained != plan.task.pipeline:
-        task = as_trained(plan, None, trained, whose, name).task
-        parted = plan.parted.model_copy(update={"pipeline": task.pipeline, "step_ledger": task.step_ledger})
-        check_memory(plan.named.model_copy(update={"task": parted}), {}, whose)
+    else:
+        options = [option for option in get_args(PipelineOption) if getattr(pipeline, f"_{option}", False)]
+        known = options if trained == "sparse-dist" else None
+        now = as_trained(plan, None, trained, whose, name, options=known)
+        if now is not plan:
+            parted = plan.parted.model_copy(update=of_step(now.task))
+            check_memory(plan.named.model_copy(update={"task": parted}), {}, whose)
     _check_averaging(plan, kind, name, getattr(pipeline, "_dmp_collection_sync_interval_batches", None), whose)
 
 

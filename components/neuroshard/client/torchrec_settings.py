@@ -197,7 +197,8 @@ SETTINGS = (
         SHARDER,
         ("use_index_dedup",),
         "sequences: each id of a rank's batch is looked up and sent once",
-        "warned of in bytes; give these tables distinct ids a sample as pooling factors to price it",
+        "its memory is counted with `--index-dedup`, and what differs from the plan is warned of; give these tables distinct ids "
+        "a sample as pooling factors to price it",
     ),
     Setting(
         SHARDER,

@@ -209,9 +209,28 @@ def batch_of_group(batch_size: int, task: ShardingTask) -> int:
     return math.ceil(batch_size * task.devices / task.ranks)
 
 
-def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: str, built: str = "") -> Plan:
-    """The plan with the trainer's batch size and pipeline, not checked; the plan itself where they are its own. Warns of others,
-    and names the class that was `built` as the pipeline, where it is known.
+def dedups(by_path: Mapping[str, ModuleSharder[nn.Module]], places: Iterable[TablePlace]) -> bool | None:
+    """Whether all sequences are looked up with use_index_dedup; None where there are none, or no sharders to see it of."""
+    paths = {place.path for place in places if place.pooling == "none" and place.path in by_path}
+    return all(_dedups(by_path[path]) for path in paths) if paths else None
+
+
+def _dedups(sharder: ModuleSharder[nn.Module]) -> bool:
+    return bool(getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup())
+
+
+def as_trained(
+    plan: Plan,
+    batch_size: int | None,
+    pipeline: str | None,
+    whose: str,
+    built: str = "",
+    *,
+    index_dedup: bool | None = None,
+    options: Sequence[str] | None = None,
+) -> Plan:
+    """The plan with the trainer's batch size, pipeline, its options and use_index_dedup, where they are known, not checked; the
+    plan itself where they are its own. Warns of others, and names the class that was `built` as the pipeline, where it is known.
 
     Raises UsageError for wrong ones, and InvalidInput for a batch that the plan's collectives cannot send.
     """
@@ -232,7 +251,7 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
             f"{batch_size}"
         )
     if pipeline not in (None, task.pipeline):
-        changed["pipeline"] = pipeline
+        changed |= {"pipeline": pipeline, "pipeline_options": None}
         if pipeline not in BATCHES:
             changed["step_ledger"] = 1
         counted_for = "counts no memory of steps" if task.pipeline is None else f"is for pipeline {task.pipeline}"
@@ -252,6 +271,21 @@ def as_trained(plan: Plan, batch_size: int | None, pipeline: str | None, whose: 
             f"{whose} {counted_for}{rows}, and the trainer's pipeline is {pipeline}{built and f' ({built})'}; search with "
             f"--pipeline {pipeline}"
         )
+    planned = changed.get("pipeline_options", task.pipeline_options) or ()
+    if options is not None and task.counts_steps and {*options} != {*planned}:
+        changed["pipeline_options"] = tuple(options) or None
+        said = f"--pipeline-options {','.join(options)}" if options else "without --pipeline-options"
+        warn(
+            f"{whose} counts what a pipeline frees with {', '.join(planned) or 'none of its options'}, and the trainer's has "
+            f"{', '.join(options) or 'none'}; search {said}"
+        )
+    if index_dedup is not None and task.counts_steps and index_dedup != bool(task.index_dedup):
+        changed["index_dedup"] = index_dedup or None
+        if not index_dedup:
+            warn(
+                f"{whose} counts each distinct id of a batch of sequences once, and sharders look up all: give "
+                "EmbeddingCollectionSharder use_index_dedup=True, or search without --index-dedup"
+            )
     if not changed:
         return plan
     task = task.model_copy(update=changed)
@@ -366,13 +400,17 @@ def warn_of_sharders(by_path: Mapping[str, ModuleSharder[nn.Module]], module: nn
     """Warn of sharders that look up each id of a batch once, and of modules whose copies are not kept alike."""
     for path, sharder in by_path.items():
         names = [name for name in priced.fused if priced.places[name].path == path]
-        once = getattr(sharder, "_use_index_dedup", False) or get_ec_index_dedup()
-        if once and names and priced.places[names[0]].pooling == "none":
+        if (
+            _dedups(sharder)
+            and not priced.plan.task.index_dedup
+            and names
+            and priced.places[names[0]].pooling == "none"
+        ):
             rank, most = priced.busiest(names, priced.output_bytes)
             warn(
                 f"module {path!r}: use_index_dedup sends each id of a rank's batch once, but the plan was priced for all lookups "
-                f"({format_bytes(most)} of outputs on rank {rank} in a step); to price it, give tables distinct ids a sample as "
-                "pooling factors"
+                f"({format_bytes(most)} of outputs on rank {rank} in a step); search with --index-dedup, which counts its memory "
+                "or, to price it too, give tables distinct ids a sample as pooling factors"
             )
 
 

@@ -145,7 +145,7 @@ class AccessCurve(Value):
         """The 17 reuse bins that a batch of this size has (core/reuse.py)."""
         return expected_bins(self.rates(batch_size))
 
-    def rates(self, batch_size: int) -> list[tuple[float, float]]:
+    def rates(self, batch_size: float) -> list[tuple[float, float]]:
         """The rows of each group, and the lookups of one of them in a batch of this size."""
         scale = batch_size / self.batch_size
         return [(n, each * scale) for n, each in zip(self.group_rows, self.lookups_per_row, strict=True)]

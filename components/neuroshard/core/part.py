@@ -1,7 +1,9 @@
 """A part of a table: what is weighed and priced, one formula for a plan's checks, the search, the client and reports."""
 
+import math
 from typing import NamedTuple
 
+from neuroshard.core.reuse import distinct_rows, expected_touches, uniform_bins
 from neuroshard.core.step_memory import Pipeline, step_bytes
 from neuroshard.core.table import DENSE_STATE, VECTOR_STEPS, DenseOptimizer, Table
 
@@ -37,7 +39,7 @@ class Memory(NamedTuple):
 class Part(NamedTuple):
     """`rows` x `dim` of a table on a device: one of `row_blocks` that share the rows of these columns, or one of `copies` of the
     table, 0 if it is no copy. A copy looks up the samples of its own device. `lookup_share` is the share of the table's lookups
-    that its rows have; None where all rows are taken to be looked up equally often.
+    that its rows are taken to have (`ShardingTask.lookup_share`); None where all rows are looked up equally often.
 
     A tuple, for a search makes thousands: with trained nets these take 0.5 % of its time more than arrays of tables and widths.
     """
@@ -64,10 +66,27 @@ class Part(NamedTuple):
             return table.pooling_factor * self.lookup_share
         return table.pooling_factor if self.rows == table.rows else table.pooling_factor * self.rows / table.rows
 
+    def distinct_rows(self, samples: float) -> float:
+        """How many of its rows so many samples look up."""
+        table, share, rows = self.table, self.share_of_lookups, self.rows / self.table.rows
+        lookups = table.pooling_factor * share * samples
+        if table.access is not None:
+            touched = expected_touches(table.access.of_rows(rows, share).rates(samples))
+            return min(math.fsum(touched), self.rows, lookups)
+        if table.reuse_bins == uniform_bins(table.rows, table.pooling_factor, table.reuse_batch_size):
+            return -self.rows * math.expm1(-lookups / self.rows)
+        times = share / rows  # as often as all rows are looked up, on average
+        return distinct_rows(self.rows, lookups, table.reuse_bins, samples * times / table.reuse_batch_size)
+
     @property
     def share_of_lookups(self) -> float:
         """Of the table's, if it is no copy."""
         return self.rows / self.table.rows if self.lookup_share is None else self.lookup_share
+
+    @property
+    def share_of_misses(self) -> float:
+        """Of those of the table's cache. Hashed hot rows make a block's lookups more than its share, but stay in the cache."""
+        return self.share_of_lookups if self.table.knows_ids else self.rows / self.table.rows
 
     @property
     def vectors(self) -> float:

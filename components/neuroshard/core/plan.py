@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -538,18 +539,20 @@ def parts_of(task: ShardingTask, shards: Sequence[Shard]) -> list[Part]:
     task = task.parted
     tables, copied = {table.name: table for table in task.tables}, task.constraints.data_parallel
     row_blocks = Counter((shard.table, shard.column_offset, shard.dim) for shard in shards)
-    return [
-        Part.of(tables[s.table], copies=task.devices)
-        if s.table in copied
-        else Part(
-            tables[s.table],
-            s.rows,
-            s.dim,
-            row_blocks[s.table, s.column_offset, s.dim],
-            lookup_share=tables[s.table].lookup_share(s.row_offset, s.rows),
-        )
-        for s in shards
-    ]
+
+    @cache  # hundreds of devices hold blocks of equally many rows
+    def share(name: str, first: int, rows: int, blocks: int) -> float | None:
+        return task.lookup_share(tables[name], first, rows, blocks)
+
+    found = list[Part]()
+    for shard in shards:
+        table, blocks = tables[shard.table], row_blocks[shard.table, shard.column_offset, shard.dim]
+        if shard.table in copied:
+            found.append(Part.of(table, copies=task.devices))
+            continue
+        of_ids = share(table.name, shard.row_offset * table.knows_ids, shard.rows, blocks)
+        found.append(Part(table, shard.rows, shard.dim, blocks, lookup_share=of_ids))
+    return found
 
 
 def shard_memory(task: ShardingTask, shards: Sequence[Shard]) -> list[Memory]:

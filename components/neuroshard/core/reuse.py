@@ -5,7 +5,8 @@ in bin 1, 3-4 times in bin 2, … more than 32,768 times in bin 16. Meta's `dlrm
 """
 
 import math
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 REUSE_BINS = 17
@@ -59,6 +60,17 @@ def expected_touches(groups: Iterable[tuple[float, float]]) -> list[float]:
             for i, share in enumerate(_touched_by_bin(float(f"{max(mean, 1e-12):.3g}"))):
                 touched[i] += rows * share
     return touched
+
+
+def distinct_rows(rows: float, lookups: float, bins: Sequence[float], ratio: float) -> float:
+    """An estimate of how many rows a batch touches with so many `lookups` of a table, `ratio` times as large as the one that its
+    reuse bins were counted on: a touch of that batch is in a smaller one with this probability. In a larger one, rows that it
+    touched once are those of which more are found."""
+    counted = lookups / ratio / max(math.fsum(map(operator.mul, bins, BIN_TOUCHES)), 1.0)
+    left = 1 - min(ratio, 1.0)
+    found = counted * math.fsum(share * (1 - left**touches) for share, touches in zip(bins, BIN_TOUCHES, strict=True))
+    new = counted * bins[0] * max(ratio - 1, 0.0)
+    return min(found + new, rows, lookups)
 
 
 def uniform_bins(rows: int, pooling_factor: float, batch_size: int = REFERENCE_BATCH_SIZE) -> tuple[float, ...]:

@@ -5,20 +5,20 @@ Nothing is fitted but how many batches a pipeline has in flight (core/step_memor
 in its source and seen in the memory events of real steps (tests/bench/memory.py; docs/benchmarks.md has how well they fit).
 
 Sizes are bytes on one rank. `lookup` is the output of a group's lookup, for the samples of all ranks; `output` is what the rank
-gets of it after the exchange, for its own samples. Not covered: what the dense layers keep (`dense_bytes`), the temporaries of
-FBGEMM's CUDA kernels, caches, and batches of which the samples differ from rank to rank.
+gets of it after the exchange, for its own samples. Not covered: what the dense layers keep (`dense_bytes`), other temporaries of
+FBGEMM's CUDA kernels than sorted ids, caches, and batches of which the samples differ from rank to rank.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from neuroshard.core.part import Part
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
 from neuroshard.core.sharding import ROW_WISE, TABLE_WISE, Group, Sharding
+from neuroshard.core.skew import largest_block
 from neuroshard.core.step_memory import (
-    IN_FLIGHT,
     LENGTH_BYTES,
     LOOKUP_BYTES,
     OFFSET_BYTES,
@@ -27,14 +27,29 @@ from neuroshard.core.step_memory import (
     Batches,
     InFlight,
     Pipeline,
+    in_flight,
     output_bytes,
     own_input_bytes,
 )
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
 Cause = Literal[
-    "inputs", "lookup outputs", "exchange", "codec", "outputs", "gradients", "gradient buckets", "dense layers"
+    "inputs",
+    "lookup outputs",
+    "exchange",
+    "codec",
+    "outputs",
+    "gradients",
+    "sorted ids",
+    "gradient buckets",
+    "dense layers",
+    "allocator",
 ]
+# FBGEMM's backward pass on a GPU sorts the ids that it looks up (`transpose_embedding_input`): of a lookup row number (int64) and
+# info (int32; int64 of sequences), both also sorted, and of equal ones the row (int64), how many (int32) and how many before
+# (int32). The sort's own buffers are gone when the last are made, and take no more.
+POOLED_SORTED_BYTES, SEQUENCE_SORTED_BYTES = 2 * (8 + 4) + 16, 2 * (8 + 8) + 16
 Moment = Literal[
     "input exchange",
     "lookup",
@@ -58,11 +73,17 @@ class Traffic:
     received: float = 0.0
     kept: float = 0.0  # the ids and offsets that FBGEMM keeps until its next lookup
     weights: float = 0.0  # of the ids that it received, which the backward pass reads
+    sorted_ids: float = 0.0  # what FBGEMM's backward pass on a GPU makes of them
     lengths: float = 0.0  # how many lengths it receives
     order: float = 0.0  # where ids of a row-wise sequence lay before they were sent
     lookup: float = 0.0
     middle: float = 0.0  # what a domain's ranks have after they added their rows up
     output: float = 0.0
+    brought: float = 0.0  # what its exchange brings: the output, or once for each distinct id
+    once: float = (
+        0.0  # where ids are sent once, what a batch's context keeps: ids and lengths as they are sent, and the inverse
+    )
+    inverse: float = 0.0  # of that, what the backward pass reads
     mean: float = 0.0  # the divisors of row-wise means
     buckets: float = 0.0  # gradients of data-parallel tables, which DistributedDataParallel keeps
     copies: float = 0.0  # the gradient of data-parallel tables, before it goes to a bucket
@@ -94,15 +115,22 @@ class Collection:
 
     @property
     def sent(self) -> float:
-        """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one."""
+        """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one. Where ids are sent once, the
+        latter is what the context keeps."""
         blocks = sum(group.sent for group in self.groups if group.group.sharding.splits_rows)
-        return blocks + (self.permuted if len(self.groups) > self._of_blocks else 0.0)
+        return blocks + (self.permuted if len(self.groups) > self._of_blocks and not self.sum("once") else 0.0)
+
+    @property
+    def context(self) -> float:
+        """What the context of a batch keeps where ids are sent once: the permuted input too."""
+        once = self.sum("once")
+        return once + self.permuted if once else 0.0
 
     @property
     def kept_for_lookups(self) -> float:
         """What the forward pass keeps of the permuted input: that of sequences, and what copies look up."""
         sequences = any(group.sequences for group in self.groups) and len(self.groups) > self._of_blocks
-        return self.permuted if self.copied or sequences else 0.0
+        return self.permuted if self.copied or (sequences and not self.sum("once")) else 0.0
 
     @property
     def _of_blocks(self) -> int:
@@ -119,6 +147,11 @@ class StepPeak(NamedTuple):
     moment: Moment
     causes: dict[Cause, int]
 
+    @property
+    def allocated(self) -> int:
+        """What tensors take of it; the rest the allocator holds beyond them."""
+        return self.nbytes - self.causes.get("allocator", 0)
+
 
 class Piece(NamedTuple):
     """A shard of a plan: the part of its table, which is held with this `sharding`, its first column and its device."""
@@ -133,16 +166,18 @@ def step_peaks(
     task: ShardingTask, pieces: Sequence[Piece], pipeline: Pipeline | None = None, *, gloo: bool = False
 ) -> tuple[StepPeak, ...]:
     """The peak of each rank that holds these pieces of the tables of a (parted) task, by the task's pipeline unless one is given.
-    With `gloo` it is what is measured of a step on a CPU: collectives copy what they add up, as NCCL's do not, and the buckets of
-    gradients, which were there before, do not count. Raises KeyError for a pipeline that is not in IN_FLIGHT."""
-    flight = IN_FLIGHT[pipeline or task.pipeline or "none"]
+    With `gloo` it is what is measured of a step on a CPU: collectives copy what they add up, as NCCL's do not, the buckets of
+    gradients, which were there before, do not count, and nothing is held beyond what tensors take. Raises KeyError for a pipeline
+    that is not in IN_FLIGHT."""
+    flight = in_flight(pipeline or task.pipeline or "none", task.pipeline_options or ())
     precision = task.collective_precision or CollectivePrecision()
     found = []
     for collections in traffic(task, pieces):
         buckets = 0.0 if gloo else sum(one.sum("buckets") for one in collections)
         step = _Step(collections, flight, precision, gloo, task.dense_memory_bytes or 0)
         moment, causes = max(step.moments(), key=lambda one: sum(one[1].values()))
-        causes += Counter[Cause]({"gradient buckets": buckets})
+        held = 0.0 if gloo else (task.allocator_share or 0) * sum(causes.values())
+        causes += Counter[Cause]({"gradient buckets": buckets, "allocator": held})
         whole: dict[Cause, int] = {cause: round(nbytes) for cause, nbytes in causes.items() if nbytes >= 1}
         found.append(StepPeak(sum(whole.values()), moment, whole))
     return tuple(found)
@@ -156,6 +191,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     of_table: dict[str, list[Piece]] = {table.name: [] for table in task.tables}
     for piece in pieces:
         of_table[piece.part.table.name].append(piece)
+    hot = _hot_shares(task, of_table)
     found: list[dict[Group, Traffic]] = [{} for _ in range(ranks)]  # of their own shards
     shared: dict[tuple[str, bool, bool], dict[Group, Traffic]] = {}
     cut: set[tuple[str, bool, bool]] = set()
@@ -175,7 +211,10 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         )
         offsets = {piece.column_offset: piece.device for piece in reversed(held)}  # a column shard is sent all ids
         blocks = len(held) // len(offsets) if sharding.splits_rows else 1
-        sent = len(offsets) * (of_id * ids + LENGTH_BYTES * features * own_samples * blocks)
+        once = bool(task.index_dedup) and group.sequences
+        length = OFFSET_BYTES if once else LENGTH_BYTES
+        distinct = Part.of(table).distinct_rows(own_samples) if once else ids
+        sent = len(offsets) * (of_id * distinct + length * features * own_samples * blocks)
         as_sent = sent_as.setdefault(key, {}).setdefault(group, [])
         as_sent += [
             (0 if group.sharding is ROW_WISE or sharding.copied else d, position, own) for d in offsets.values()
@@ -184,10 +223,16 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
         of_all.own += own
         of_all.output += output
+        of_all.brought += output * distinct / ids if once else output
+        if once:
+            of_all.inverse += len(offsets) * LOOKUP_BYTES * ids
+            of_all.once += len(offsets) * (
+                LOOKUP_BYTES * (ids + distinct) + (2 * OFFSET_BYTES + LENGTH_BYTES) * features * own_samples
+            )
         of_all.mean += output * (sharding is ROW_WISE and table.pooling == "mean")
         of_all.sent += sent * (not sharding.copied)
-        of_all.order += LOOKUP_BYTES * ids * (sharding.splits_rows and group.sequences)
-        for part, _, _, device in held:
+        of_all.order += LOOKUP_BYTES * distinct * (sharding.splits_rows and group.sequences)
+        for part, _, column_offset, device in held:
             here = found[device].setdefault(group, Traffic(group))
             if sharding.copied:
                 here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
@@ -195,9 +240,13 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
                 here.copies += gradient
                 here.buckets += gradient * (table.name not in task.by_access.hot)
                 continue
-            looked_up = part.pooling_factor * samples
+            share = hot.get((table.name, column_offset))
+            looked_up = (part.pooling_factor if share is None else table.pooling_factor * share) * samples
+            if once:  # of a row that every rank looks up, each sends the id once: hot rows make no hot blocks
+                looked_up = ranks * part.distinct_rows(own_samples)
+            here.sorted_ids += (SEQUENCE_SORTED_BYTES if group.sequences else POOLED_SORTED_BYTES) * looked_up
             here.lengths += features * samples
-            here.received += of_id * looked_up + LENGTH_BYTES * features * samples
+            here.received += of_id * looked_up + length * features * samples
             here.kept += LOOKUP_BYTES * looked_up + OFFSET_BYTES * features * samples
             here.weights += (of_id - LOOKUP_BYTES) * looked_up
             looked = OUTPUT_BYTES * part.dim * (looked_up if group.sequences else features * samples)
@@ -223,12 +272,42 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     ]
 
 
+def _hot_shares(task: ShardingTask, of_table: Mapping[str, Sequence[Piece]]) -> dict[tuple[str, int], float]:
+    """The share of a table's lookups that any of its row blocks may have, by its first column, where only the shape of access is
+    known. Hot rows of several tables rarely come together: the bytes of all sequences, or of all pooled tables, with blocks on
+    the same ranks are thrown together, and each block has so many times an even one as the fullest rank has (`skew.HIGH`)."""
+    together: dict[tuple[bool, tuple[int, ...]], list[tuple[Table, int]]] = {}
+    for held in filter(None, of_table.values()):
+        table, devices = held[0].part.table, dict[int, list[int]]()
+        for piece in held if held[0].sharding.splits_rows and task.counts_skew(table) else ():
+            devices.setdefault(piece.column_offset, []).append(piece.device)
+        for column_offset, on in devices.items():
+            together.setdefault((table.pooling == "none", tuple(on)), []).append((table, column_offset))
+    found = dict[tuple[str, int], float]()
+    for (sequences, ranks), some in together.items():
+        loads = [
+            table.loads.times(
+                table.pooling_factor
+                * (LOOKUP_BYTES + (OUTPUT_BYTES * table.dim if sequences else WEIGHT_BYTES * table.weighted))
+            )
+            for table, _ in some
+            if table.loads is not None
+        ]
+        blocks = len(ranks)
+        even = sum(load.total for load in loads) / blocks
+        times = largest_block(tuple(loads), blocks).high / (even or 1.0)
+        found |= {(table.name, column_offset): min(times / blocks, 1.0) for table, column_offset in some}
+    return found
+
+
 def _of_rank(of_all: Traffic, own: Traffic | None) -> Traffic:
     """What is the same on all ranks, and what a rank has of its own shards."""
     if own is None:
         return of_all
-    same = {name: getattr(of_all, name) for name in ("own", "output", "mean", "sent", "order", "one_sender")}
-    return replace(own, **same)
+    return replace(own, **{name: getattr(of_all, name) for name in _OF_ALL})
+
+
+_OF_ALL = ("own", "output", "brought", "once", "inverse", "mean", "sent", "order", "one_sender")
 
 
 class _Step:
@@ -263,11 +342,14 @@ class _Step:
         """Batches while the collection at that position runs; a pipeline has those of all collections."""
         batches: Batches = getattr(self.flight, when)
         nbytes = batches.own * self.own + self.kept
+        # what is sent in the order of the batch are the batch's own tensors
+        nbytes -= self.flight.freed * sum(one.sum("own") for one in self.collections if one.permuted)
         for number, one in enumerate(self.collections):
             there = self.flight.outputs if when == "forward" and number < position else batches
+            nbytes += self._contexts(when) * one.context
             if self.pipelined or number == position:
                 nbytes += there.sent * one.sent + there.received * one.sum("received")
-                nbytes += max(there.sent, 1) * one.sum("order")
+                nbytes += max(there.sent + self.flight.clears_sent, 1) * one.sum("order")
                 if when in ("forward", "outputs"):
                     nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights")
         now = self.collections[position]
@@ -280,6 +362,13 @@ class _Step:
         if when == "backward" and self.flight.ahead:
             nbytes += self.kept + sum(one.sum("weights") for one in self.collections)
         return Counter({"inputs": nbytes})
+
+    def _contexts(self, when: str) -> int:
+        """Of how many batches there are contexts."""
+        later = self.flight.backward.sent
+        if when in ("outputs", "backward"):
+            return later + (when == "outputs" and not self.flight.keeps_context)
+        return max(self.flight.forward.sent + self.flight.clears_sent, 1)
 
     def _ahead(self) -> Counter[Cause]:
         """What is kept of the next batch where its lookups run before this one's backward pass, and of this one meanwhile."""
@@ -335,7 +424,7 @@ class _Step:
         if group.sequences:
             if encodes:
                 looked_up -= Counter[Cause]({"exchange": group.lookup})
-            yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": group.output * share})
+            yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": group.brought * share})
         elif "reduce-scatter" in group.group.sharding.collectives:
             copied = sent * share if self.gloo else 0.0
             got = group.middle if group.group.sharding.over_domains else group.output
@@ -355,7 +444,7 @@ class _Step:
             return Counter[Cause]({"exchange": group.output})
         share = self._share(group, self.precision.forward)
         sent = group.middle if group.group.sharding.over_domains else group.lookup
-        return Counter[Cause]({"exchange": (sent + group.output) * share})
+        return Counter[Cause]({"exchange": (sent + group.brought) * share})
 
     def _got(self, group: Traffic) -> Iterator[Counter[Cause]]:
         """What is there while what came is decoded and put in order."""
@@ -363,17 +452,21 @@ class _Step:
             return
         share = self._share(group, self.precision.forward)
         if share < 1:
-            yield Counter[Cause]({"exchange": group.output * share, "outputs": group.output})
+            yield Counter[Cause]({"exchange": group.brought * share, "outputs": group.brought})
         sharding = group.group.sharding
         if sharding is TABLE_WISE if group.sequences else sharding is ROW_WISE:  # comes in the order of outputs
-            yield Counter[Cause]({"outputs": group.output})
+            yield Counter[Cause]({"outputs": group.brought})
         else:
-            yield Counter[Cause]({"exchange": group.output, "outputs": group.output})
+            yield Counter[Cause]({"exchange": group.brought, "outputs": group.brought})
+        if group.once:
+            copied = group.output * sharding.splits_columns
+            yield Counter[Cause]({"exchange": group.brought, "outputs": group.output + copied})
 
     def _backward(self, late: Counter[Cause]) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """Collections send their gradients, the last first, before what the last gets goes to its operators."""
         kept = sum(
             one.sum("order") * (not self.pipelined)
+            + one.sum("inverse") * (not self.flight.keeps_context)
             + sum(map(one.sum, ("mean", "weights", "lengths_in_order")))
             + one.permuted * one.copied
             for one in self.collections
@@ -406,16 +499,18 @@ class _Step:
 
     def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the start of the exchange of gradients adds to the gradients of all outputs."""
-        sharding, output = group.group.sharding, group.output
+        sharding, output, brought = group.group.sharding, group.output, group.brought
         if sharding.copied:
             return
         share = self._share(group, self.precision.backward)
         encodes = share < 1
         if group.sequences:
             yield "backward order", Counter[Cause]({"gradients": output})
+            if group.once:  # each output's gradient is one of the group's now, and is added up by distinct id
+                yield "backward exchange", Counter[Cause]({"gradients": output, "exchange": brought})
             if encodes:
-                yield "backward encode", Counter[Cause]({"exchange": output, "codec": output * (1 + share)})
-            sent = output * (1 + share * encodes)
+                yield "backward encode", Counter[Cause]({"exchange": brought, "codec": brought * (1 + share)})
+            sent = brought * (1 + share * encodes)
             yield "backward exchange", Counter[Cause]({"exchange": sent + group.lookup * share})
             return
         if sharding is ROW_WISE:
@@ -448,7 +543,7 @@ class _Step:
         )
         got = group.middle if sharding.over_domains else group.lookup
         copied = group.lookup * share if self.gloo and sharding is ROW_WISE and not group.sequences else 0.0
-        return Counter[Cause]({"exchange": (group.output + got) * share + copied})
+        return Counter[Cause]({"exchange": (group.brought + got) * share + copied})
 
     def _arrived(self, group: Traffic) -> Iterator[Counter[Cause]]:
         """What is there while what came is decoded, put in order and given to the operator."""
@@ -463,3 +558,5 @@ class _Step:
         if share < 1:
             yield Counter[Cause]({"exchange": group.lookup * share, "gradients": group.lookup})
         yield Counter[Cause]({"gradients": group.lookup * (1 + group.sequences)})
+        if not self.gloo:
+            yield Counter[Cause]({"gradients": group.lookup, "sorted ids": group.sorted_ids})

@@ -7,15 +7,24 @@ outputs and gradients, and no copies inside the all-to-alls.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Literal, NamedTuple, get_args
 
+from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
+from neuroshard.core.value import shown
 
 Pipeline = Literal[
     "none", "base", "sparse-dist", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"
 ]  # a plain loop, and TorchRec's TrainPipelineBase, SparseDist, SparseDistLite, FusedSparseDist, SemiSync and PrefetchSparseDist
+PipelineOption = Literal["free_features_storage_early", "clear_data_dist_inputs", "enqueue_batch_after_forward"]
 DEFAULT_PIPELINE: Pipeline = "sparse-dist"  # TorchRec's TrainPipelineSparseDist, which most trainers run
+# Reserved less allocated, over what a step allocates: 0.92, 0.88, 0.89 and 0.61 by the peaks that TorchRec's own benchmarks
+# measured without expandable segments (tests/truth/test_step_peaks.py).
+ALLOCATOR_SHARE = "90%"
+MOST_ALLOCATOR_SHARE = 10.0
+WITH_EXPANDABLE_SEGMENTS = 0.1  # a guess: nobody published one
+EXPANDABLE_SEGMENTS = "train with PYTORCH_ALLOC_CONF=expandable_segments:True, and say --allocator-share 10%"
 
 LOOKUP_BYTES = 8  # of an id: the operator's row indices are int64, whatever the batch holds
 LENGTH_BYTES = 4  # of the number of lookups of a sample and feature: int32, as TorchRec's batches have it
@@ -47,6 +56,9 @@ class InFlight(NamedTuple):
     outputs: Batches
     backward: Batches
     ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
+    keeps_context: bool = False  # whether a batch's context is there in its backward pass
+    freed: int = 0  # of how many batches the own input is freed once it is in the order in which it is sent
+    clears_sent: bool = False  # whether what was sent of this batch is freed before the next is sent
 
 
 # Counted in real steps of TorchRec 1.8 (tests/bench/memory.py).
@@ -55,11 +67,60 @@ IN_FLIGHT: Mapping[Pipeline, InFlight] = {
     "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(2, 0, 0), Batches(1, 0, 0)),
     "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 1, 1)),
     "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
-    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2)),
-    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
+    "fused-sparse-dist": InFlight(
+        Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2), keeps_context=True
+    ),
+    "semi-sync": InFlight(
+        Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True, keeps_context=True
+    ),
     # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
     "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
 }
+
+
+def in_flight(pipeline: Pipeline, options: Collection[PipelineOption]) -> InFlight:
+    """The same of a pipeline with these options. Raises KeyError for one that is not in IN_FLIGHT."""
+    flight = IN_FLIGHT[pipeline]
+    by_moment = {when: getattr(flight, when) for when in ("input", "forward", "outputs", "backward")}
+    if "enqueue_batch_after_forward" in options:
+        for when in ("input", "forward", "outputs"):
+            by_moment[when] = by_moment[when]._replace(own=by_moment[when].own - 1)
+    if clears := "clear_data_dist_inputs" in options:
+        for when in ("input", "forward"):
+            by_moment[when] = by_moment[when]._replace(sent=by_moment[when].sent - 1)
+    freed = 2 if "free_features_storage_early" in options else 0
+    return flight._replace(**by_moment, freed=freed, clears_sent=clears)
+
+
+def parse_pipeline_options(text: str) -> tuple[PipelineOption, ...]:
+    """Options of a pipeline, separated by commas. Raises UsageError for other words, and for one twice."""
+    known, given = get_args(PipelineOption), [word.strip() for word in text.split(",")]
+    if wrong := next((word for word in given if word not in known or given.count(word) > 1), None):
+        why = "is there twice" if wrong in known else f"is none of {', '.join(known)}"
+        raise UsageError(f"--pipeline-options {shown(wrong)} {why}")
+    if "" in given:
+        raise UsageError(f"--pipeline-options {shown(text)} names none of {', '.join(known)}; leave it out")
+    return tuple(option for option in known if option in given)
+
+
+def pipeline_options_fault(options: Collection[str] | None, pipeline: str | None) -> str | None:
+    """Why memory would not count what these options free; None where it does, or there are none."""
+    if options and pipeline != "sparse-dist":
+        return (
+            f"--pipeline-options {','.join(options)}: memory counts what they free of TorchRec's TrainPipelineSparseDist only, "
+            f"and the pipeline is {pipeline or 'not said'}; say --pipeline sparse-dist, or leave them out"
+        )
+    return None
+
+
+def check_allocator_share(share: float) -> float:
+    """What the allocator holds beyond tensors, as a share of them. Raises UsageError for an invalid one."""
+    if not 0 <= share <= MOST_ALLOCATOR_SHARE:
+        raise UsageError(
+            f"--allocator-share must be from 0% to {MOST_ALLOCATOR_SHARE:.0%} of a step's bytes, not {100 * share:.6g}%; 0 where "
+            "nothing is held beyond tensors"
+        )
+    return share
 
 
 def own_input_bytes(table: Table, samples: float) -> float:

@@ -19,6 +19,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
 from neuroshard.core.row_order import RowOrder
+from neuroshard.core.skew import Largest, Loads, largest_block
 from neuroshard.core.value import Number, Switch, Value, Whole, shown, without_defaults
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
@@ -327,6 +328,27 @@ class Table(Value):
         if self.row_order is not None and not self.row_order.ids_digest:
             return max(self._share_below(first + rows) - self._share_below(first), 0.0)
         return None
+
+    @property
+    def knows_ids(self) -> bool:
+        """Whether it is known what lookups some of its ids have (`lookup_share`)."""
+        return self.rows > 1 and self.lookup_share(0, 1) is not None
+
+    @property
+    def loads(self) -> Loads | None:
+        """The share of the lookups of each of its rows, by its access curve; None where it has none, or is never read."""
+        if self.access is None or not self.access.lookups:
+            return None
+        lookups = self.access.lookups
+        groups = zip(self.access.group_rows, self.access.lookups_per_row, strict=True)
+        return Loads(self.rows, tuple((rows, each / lookups) for rows, each in groups))
+
+    def largest_block(self, blocks: int) -> Largest | None:
+        """The share of the lookups that the largest of so many row blocks has, if ids are hashed; None where it is not known how
+        often rows are read, or where a block's ids are (`lookup_share`). If the hottest rows are side by side it is the
+        `hottest_share` of a block's rows."""
+        loads = self.loads
+        return None if loads is None or self.knows_ids else largest_block((loads,), blocks)
 
     def _share_below(self, id_: int) -> float:
         """The share of lookups of the ids below, where the first are listed by a row order as they are: others are alike."""

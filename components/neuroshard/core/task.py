@@ -19,7 +19,17 @@ from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.step_memory import BATCHES, IN_FLIGHT, WAIT_FOR_INPUT, Pipeline, output_bytes, own_input_bytes
+from neuroshard.core.step_memory import (
+    BATCHES,
+    MOST_ALLOCATOR_SHARE,
+    WAIT_FOR_INPUT,
+    Pipeline,
+    PipelineOption,
+    in_flight,
+    output_bytes,
+    own_input_bytes,
+    pipeline_options_fault,
+)
 from neuroshard.core.table import DenseOptimizer, Table, Tables, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
@@ -28,6 +38,9 @@ from neuroshard.core.value import Value, without_defaults
 
 MAX_DEVICES = MAX_RANKS
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
+
+
+_OF_LEDGER = ("dense_memory_bytes", "allocator_share", "index_dedup", "pipeline_options")
 
 
 def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipeline: str | None) -> str | None:
@@ -50,9 +63,11 @@ def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipe
 class ShardingTask(Value):
     """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
 
-    `pipeline` is the trainer's; memory then counts what a step needs: with a `step_ledger` what was measured of real steps
-    (core/step_ledger.py), and `dense_memory_bytes` for what the dense layers keep of one; without it, in plans of formats 1 to 5,
-    what TorchRec estimates (core/step_memory.py). Without a pipeline it is not counted.
+    `pipeline` is the trainer's, with its `pipeline_options`; memory then counts what a step needs: with a `step_ledger` what was
+    measured of real steps (core/step_ledger.py), `dense_memory_bytes` for what the dense layers keep of one, and
+    `allocator_share` of both for what CUDA's caching allocator holds beyond them; without it, in plans of formats 1 to 5, what
+    TorchRec estimates (core/step_memory.py). Without a pipeline it is not counted. With `index_dedup`, TorchRec's
+    EmbeddingCollections look up and send each distinct id of a rank's batch once.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
     the trainer's, which trains the data-parallel tables: see `Part.memory`. `host_memory_bytes` is what each host has for tables
@@ -73,6 +88,9 @@ class ShardingTask(Value):
     pipeline: Pipeline | None = None
     step_ledger: Literal[1] | None = None
     dense_memory_bytes: Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)] | None = None
+    allocator_share: Annotated[float, Field(ge=0, le=MOST_ALLOCATOR_SHARE)] | None = None
+    index_dedup: Literal[True] | None = None
+    pipeline_options: tuple[PipelineOption, ...] | None = None
     topology: Topology | None = None
     collective_precision: CollectivePrecision | None = None
     dense_optimizer: DenseOptimizer | None = None
@@ -108,6 +126,15 @@ class ShardingTask(Value):
             raise ValueError(fault)
         if self.step_ledger is None:
             self._check_without_ledger()
+        if fault := pipeline_options_fault(self.pipeline_options, self.pipeline):
+            raise ValueError(fault)
+        sequence = next((table.name for table in self.tables if table.pooling == "none"), None)
+        if sequence is not None and not self.index_dedup and "clear_data_dist_inputs" in (self.pipeline_options or ()):
+            raise ValueError(  # torchrec 1.8, construct_jagged_tensors
+                f"table {sequence!r} is a sequence: TorchRec reads lengths of what was sent again, which clear_data_dist_inputs "
+                "has freed, and every rank fails (`setStorage: … out of bounds`) unless it is row-wise; leave the option out of "
+                "--pipeline-options, or train with use_index_dedup (--index-dedup)"
+            )
         if self.pipeline == "semi-sync" and (copied := self.constraints.data_parallel):
             raise ValueError(
                 f"table {min(copied)!r} is data-parallel, which TorchRec's SemiSync pipeline cannot train: it looks up the next "
@@ -123,15 +150,13 @@ class ShardingTask(Value):
         return self
 
     def _check_without_ledger(self) -> None:
-        """Only the ledger of a step knows all pipelines, and what dense layers keep."""
+        """Only the ledger of a step knows all pipelines, and what `_OF_LEDGER` says."""
         if self.pipeline not in (None, *BATCHES):
             raise ValueError(
                 f"pipeline {self.pipeline!r} has no memory of a step without a step_ledger; say step_ledger 1"
             )
-        if self.dense_memory_bytes is not None:
-            raise ValueError(
-                "dense_memory_bytes count in a ledger of the step's memory; say step_ledger 1, or leave them out"
-            )
+        if said := next((name for name in _OF_LEDGER if getattr(self, name) is not None), None):
+            raise ValueError(f"{said} counts in a ledger of the step's memory; say step_ledger 1, or leave it out")
 
     def _groups_fault(self, groups: Groups) -> str:
         """Why the task cannot be that of a group; empty if it can."""
@@ -160,7 +185,7 @@ class ShardingTask(Value):
         unsaid = (
             "pipeline",
             "step_ledger",
-            "dense_memory_bytes",
+            *_OF_LEDGER,
             "topology",
             "collective_precision",
             "dense_optimizer",
@@ -306,6 +331,19 @@ class ShardingTask(Value):
         held = self.constraints.rows_by_access
         return ByAccess.of(self.tables, held) if held else self._by_access
 
+    def lookup_share(self, table: Table, first: int, rows: int, blocks: int) -> float | None:
+        """The share of a table's lookups that `rows` ids from `first` on are taken to have, one of so many row blocks. Where only
+        the shape of access is known, each block has what the largest is expected to have: any may be that. None where all rows
+        are taken to be looked up alike."""
+        largest = table.largest_block(blocks) if rows < table.rows and self.counts_skew(table) else None
+        return table.lookup_share(first, rows) if largest is None else largest.expected
+
+    def counts_skew(self, table: Table) -> bool:
+        """Whether row blocks of a table have what the largest of them may have of its lookups. Plans of formats 1 to 5 took rows
+        to be looked up alike."""
+        dealt = table.name in self.by_access.dealt
+        return self.step_ledger is not None and not dealt and not table.knows_ids and table.loads is not None
+
     @property
     def devices(self) -> int:
         return len(self.device_memory_bytes)
@@ -387,7 +425,16 @@ class ShardingTask(Value):
         beyond, hot, found = self.constraints.beyond_hbm, self.by_access.hot, list[Memory]()
         for part in parts:
             dense_optimizer = None if part.table.name in hot else self.dense_optimizer
-            memory = part.memory(self.batch_size, self.pipeline, dense_optimizer, ledger=self.step_ledger is not None)
+            of_step = part
+            if self.index_dedup and part.table.pooling == "none" and not part.copies:
+                samples = self.batch_size / self.devices
+                once = part.distinct_rows(samples) / (part.table.pooling_factor * samples)
+                of_step = part._replace(lookup_share=once)
+            memory = of_step.memory(
+                self.batch_size, self.pipeline, dense_optimizer, ledger=self.step_ledger is not None
+            )
+            if self.allocator_share and not part.copies:  # gradients of copies are few and large
+                memory = memory._replace(step=int(memory.step * (1 + self.allocator_share)))
             rule = beyond.get(part.table.name)
             if rule is not None and rule.tier is not None:
                 cache = None
@@ -496,7 +543,12 @@ class ShardingTask(Value):
         taken = [0] * self.devices
         for table in self.mapped:
             blocks = [rows for _, rows in table.row_blocks(self.devices)]
-            of_rows = {rows: self.memory(Part(table, rows, table.dim, self.devices)).total for rows in set(blocks)}
+            of_rows = {
+                rows: self.memory(
+                    Part(table, rows, table.dim, self.devices, 0, self.lookup_share(table, 0, rows, self.devices))
+                ).total
+                for rows in set(blocks)
+            }
             taken = [so_far + of_rows[rows] for so_far, rows in zip(taken, blocks, strict=True)]
         return tuple(taken)
 
@@ -549,13 +601,14 @@ class ShardingTask(Value):
     @property
     def least_step_bytes(self) -> int:
         """What a step needs of every device beyond what its parts take (`Part.memory`), whatever the plan, by the ledger: its own
-        batches, and the outputs that it gets."""
+        batches, the outputs that it gets, and the allocator's share of both."""
         if not self.counts_steps or self.pipeline is None:
             return 0
         samples, copied = self.batch_size / self.devices, self.constraints.data_parallel
-        own = IN_FLIGHT[self.pipeline].outputs.own * sum(own_input_bytes(table, samples) for table in self.tables)
+        flight = in_flight(self.pipeline, self.pipeline_options or ())
+        own = max(flight.outputs.own - flight.freed, 0) * sum(own_input_bytes(table, samples) for table in self.tables)
         outputs = sum(output_bytes(table, samples) for table in self.tables if table.name not in copied)
-        return int(own + outputs)
+        return int((own + outputs) * (1 + (self.allocator_share or 0)))
 
     @property
     def keeps_free(self) -> bool:

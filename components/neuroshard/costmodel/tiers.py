@@ -111,11 +111,11 @@ class CacheSizes:
 
     def ms(self, part: Part, operator_ms: float, cached_ms: float, missed_ms: float, spilt_ms: float) -> Floats:
         """What a part of the table takes more than in HBM (P,): an operator of its own, and as `BeyondHbm` says of the part."""
-        return operator_ms + cached_ms + part.share_of_lookups * self.missed * missed_ms + self.spilt * spilt_ms
+        return operator_ms + cached_ms + part.share_of_misses * self.missed * missed_ms + self.spilt * spilt_ms
 
     def fetched_ms(self, part: Part, populated_ms: float, missed_ms: float) -> Floats:
         """Of `ms`, what a trainer that prefetches does ahead (P,)."""
-        return populated_ms + part.share_of_lookups * self.missed * missed_ms
+        return populated_ms + part.share_of_misses * self.missed * missed_ms
 
 
 class MoreTerms:

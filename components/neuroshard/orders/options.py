@@ -19,7 +19,13 @@ from neuroshard.core.constraints import check_simplicity
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
-from neuroshard.core.step_memory import DEFAULT_PIPELINE, Pipeline
+from neuroshard.core.step_memory import (
+    ALLOCATOR_SHARE,
+    DEFAULT_PIPELINE,
+    Pipeline,
+    check_allocator_share,
+    parse_pipeline_options,
+)
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.units import parse_bytes, parse_step_time
@@ -198,6 +204,24 @@ class SearchOptions(_Needed, total=False):
         "What the dense layers of a rank keep of a step at its peak: 6GiB [default: unknown, and not counted].",
         _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=str | None),
     ]
+    allocator_share: Annotated[
+        Amount,
+        "What CUDA's caching allocator holds beyond the tensors of a step, as a share of them; trainers with "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True need less: 10%.",
+        _task(_then(take.portion, check_allocator_share), "SHARE", ALLOCATOR_SHARE, models_yaml=str),
+    ]
+    index_dedup: Annotated[
+        bool,
+        "The trainer's EmbeddingCollections run with use_index_dedup: memory counts each distinct id of a rank's batch once, and "
+        "costs do not.",
+        _task(_then(take.switch, lambda on: on or None), kind=bool, default=False, models_yaml=Switch),
+    ]
+    pipeline_options: Annotated[
+        str | Sequence[str] | None,
+        "What the trainer's TrainPipelineSparseDist sets to free inputs sooner: free_features_storage_early, "
+        "clear_data_dist_inputs, enqueue_batch_after_forward; several with commas.",
+        _task(_then(_amounts("'clear_data_dist_inputs'"), parse_pipeline_options), "WORDS", models_yaml=str | None),
+    ]
     dense_time: Annotated[
         str | None,
         "What the dense layers of a step take, forward and backward: 12ms. Where the pipeline is prefetch, rows that caches miss "
@@ -244,7 +268,7 @@ class SearchOptions(_Needed, total=False):
     ]
     reserve: Annotated[
         Amount | None,
-        "Memory of every device that is not for tables: 2GiB, or 15% of it.",
+        "Memory of every device that is neither for tables nor for a step (dense parameters, CUDA, NCCL): 2GiB, or 15% of it.",
         _rule(_amounts("'2GiB' or '15%'"), "SIZE"),
     ]
     min_dim: Annotated[int | None, "Fewest columns of a shard, a multiple of 4 [default: 4].", _rule(int)]

@@ -10,6 +10,7 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan
+from neuroshard.core.step_memory import pipeline_options_fault
 from neuroshard.core.task import dense_time_fault
 from neuroshard.core.topology import Topology, near_ranks, topology_of
 from neuroshard.core.units import parse_memory
@@ -52,6 +53,8 @@ class SearchOrder:
             return {one.field or name: checked[name] for name, one in OPTIONS.items() if one.part == of}
 
         if fault := dense_time_fault(checked["dense_time"], checked["host_memory"], checked["pipeline"]):
+            raise UsageError(fault)
+        if fault := pipeline_options_fault(checked["pipeline_options"], checked["pipeline"]):
             raise UsageError(fault)
         topology = topology_of(*(checked[name] for name in ("devices", "domain", "local_world_size", "network")))
         groups = _groups(checked, topology)

@@ -57,6 +57,8 @@ def memory_counts(plan: Plan) -> str:
             what += " as TorchRec estimates them, which real steps exceed two to four times"
         elif plan.task.dense_memory_bytes is None:
             what += "; not what dense layers keep of a step, which nobody said (--dense-memory)"
+        if share := plan.task.allocator_share:
+            what += f"; {100 * share:g} % of a step's bytes for what CUDA's caching allocator holds beyond them"
     if plan.parted.constraints.beyond_hbm:
         what += "; of tables beyond HBM their caches, and what they keep in HBM"
     if plan.task.mapped:
@@ -67,18 +69,21 @@ def memory_counts(plan: Plan) -> str:
 
 
 def fullest_step(plan: Plan) -> str | None:
-    """What a step's peak is made of on the device that has the smallest share of its memory left; None where it is not known."""
+    """What fills the device that has the smallest share of its memory left, by cause, and what is left; None where steps are not
+    counted."""
     if not plan.task.counts_steps:
         return None
-    left = [
-        (limit - used) / limit for used, limit in zip(plan.memory_bytes(), plan.task.device_memory_bytes, strict=True)
-    ]
-    device = left.index(min(left))
-    peak = plan.step_peaks()[device]
+    memory, limits, usable = plan.device_memory(), plan.task.device_memory_bytes, plan.task.usable_bytes
+    device = min(range(plan.task.devices), key=lambda one: (usable[one] - memory[one].total) / limits[one])
+    held, peak = memory[device], plan.step_peaks()[device]
+    kept: dict[str, int] = {"weights": held.weights, "optimizer": held.optimizer, "id maps": held.maps}
+    kept["reserve"] = limits[device] - usable[device]
+    kept.update((str(cause), nbytes) for cause, nbytes in peak.causes.items())
     causes = ", ".join(
-        f"{cause} {format_bytes(nbytes)}" for cause, nbytes in sorted(peak.causes.items(), key=lambda one: -one[1])
+        f"{cause} {format_bytes(nbytes)}" for cause, nbytes in sorted(kept.items(), key=lambda one: -one[1]) if nbytes
     )
-    return f"device {device} is fullest; its step peaks at the {peak.moment}: {causes}"
+    left = format_bytes(usable[device] - held.total)
+    return f"device {device} is fullest, {left} of {format_bytes(limits[device])} left; at its step's {peak.moment}: {causes}"
 
 
 HOSTS_SHOWN = 8

@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 
+from neuroshard.core.access import stated_curve
 from neuroshard.core.moves import changed_state
 from neuroshard.core.operator_limits import widest_shard
 from neuroshard.core.part import Part
@@ -25,6 +26,10 @@ from neuroshard.search.problem.state import State
 
 # of a datasheet's rate: 47 of 188 GB/s between two racks of GB300, the slowest network of docs/benchmarks.md
 BETWEEN_RACKS = 0.25
+REFERENCE_ACCESS = "zipf:1"  # what lookups that nobody counted may be: the ids of DLRMv4's sequences are hotter still
+MATTERS = 0.05  # of a step's time or of memory: from then on pooled tables are said to be a bet
+SEQUENCES_MATTER = 0.005  # sequences, whose outputs all scale with the share
+NOTABLE_SKEW = 1.1  # times an even share
 STOPPED = "the search was stopped by hand: more of it might have found a better plan"
 
 
@@ -41,6 +46,7 @@ def of_plan(plan: Plan, task: ShardingTask, cost_model: CostModel, keeping: Plan
     model = for_task(cost_model, plan.parted)
     said = [copies_note(plan, model, assumed=task.dense_optimizer is None)] if plan.task.densely_trained else []
     said += [*in_tiers(plan, cost_model), *caveats(plan, model), *precision_saves(plan, cost_model)]
+    said += [*skew(plan), *bet_on_even_lookups(plan, cost_model)]
     said += [*network_doubt(plan, cost_model), *averaging_notes(plan, cost_model)]
     return said if keeping is None else [*said, *state_changed(plan, keeping)]
 
@@ -62,6 +68,13 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
     """A line for each thing that the plan asks of the cost model, which is that of its task, and that was not measured for it."""
     task, kinds, may = plan.parted, shardings_of(plan), {*plan.parted.may_split_rows}
     notes = beyond_measured(plan, model) + row_givers(plan)
+    if task.index_dedup:
+        counted_once = "memory counts each distinct id of a rank's batch of sequences once (--index-dedup)"
+        notes.append(
+            f"{counted_once}, and costs count all lookups: a step may be faster than predicted"
+            if any(table.pooling == "none" for table in task.tables)
+            else "no table is a sequence, of which alone --index-dedup is: it changes nothing"
+        )
     cut = [table for table in task.tables if table.name in may and kinds[table.name] is COLUMN_WISE]
     held = [table for table in cut if table.dim <= (widest_shard(table, trains_on(model)) or table.dim)]
     if wide_tables := [table for table in held if table.dim > model.max_dim]:
@@ -87,8 +100,14 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
         ways = [f"{counts[way]} {way}" for way in counts] if len(counts) > 1 else list(counts)
         split = [table for table in task.tables if kinds[table.name].splits_rows]
         pooled = any(table.pooling != "none" for table in split)
-        known = sum(table.lookup_share(0, 1) is not None for table in split)
-        where = "" if not known else f", but {known} of them by their lookups by id"
+        known = sum(table.knows_ids for table in split)
+        skewed = sum(task.counts_skew(table) for table in split)
+        others = (
+            (known, "by their lookups by id"),
+            (skewed, "by their access, each block as the largest is expected to be"),
+        )
+        otherwise = " and ".join(f"{number} of them {how}" for number, how in others if number)
+        where = f", but {otherwise}" * bool(otherwise)
         dealt = sum(table.name in task.by_access.dealt for table in split)
         even = f"; {dealt} of them dealt by access: so are their row blocks while their row orders hold" * bool(dealt)
         sums = ", and the reduce-scatter of its sums to take as long as an all-to-all of as many bytes" * pooled
@@ -97,6 +116,60 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
             f"table to be looked up alike{where}{sums}{even}"
         )
     return notes
+
+
+def skew(plan: Plan) -> list[str]:
+    """A line about row blocks that are taken to be hot, where only the shape of access is known."""
+    task, hot = plan.parted, dict[str, tuple[float, str]]()
+    for part in parts_of(task, plan.shards):
+        if part.rows < part.table.rows and task.counts_skew(part.table) and part.table.name not in hot:
+            largest = part.table.largest_block(part.row_blocks)
+            assert largest is not None
+            even = part.table.block_rows(part.row_blocks) / part.table.rows
+            in_runs = part.table.hottest_share(part.table.block_rows(part.row_blocks))
+            high, most = largest.high / even, in_runs / even
+            hot[part.table.name] = high, f"{part.table.name} {largest.expected / even:.2f}, {high:.2f} and {most:.2f}"
+    notable = [text for high, text in sorted(hot.values(), reverse=True) if high >= NOTABLE_SKEW]
+    if not notable:
+        return []
+    return [
+        "hot row blocks, in times an even share of the lookups, as ids are taken to be hashed (expected, as priced; in one "
+        f"plan of twenty; if the hottest rows are side by side): {first_few(notable)}. Memory has the second, of all such tables "
+        "together; `neuroshard tables --access-from TRACES` counts which ids are hot"
+    ]
+
+
+def bet_on_even_lookups(plan: Plan, cost_model: CostModel) -> list[str]:
+    """A line about row blocks of tables of whose access nothing is known, where they are sequences, or where it matters."""
+    task, kinds = plan.task, shardings_of(plan)
+    bets = [
+        table
+        for table in task.tables
+        if table.name in kinds and kinds[table.name].splits_rows and not table.knows_ids and table.loads is None
+        if table.name not in task.by_access.dealt
+    ]
+    if not bets or task.step_ledger is None or not plan.cost_ms:
+        return []
+    stated = {t.name: stated_curve(REFERENCE_ACCESS, t.rows, t.pooling_factor, 1) for t in bets}
+    tables = (table.model_copy(update={"access": stated.get(table.name, table.access)}) for table in task.tables)
+    skewed = task.model_copy(update={"tables": tuple(tables)})
+    prices = price_shards(cost_model, skewed, plan.shards)
+    if prices is None:
+        return []
+    ms, held = float(prices.total_ms.max()), device_memory(skewed, plan.shards)
+    now, then = (max(one.total for one in of) for of in (device_memory(task, plan.shards), held))
+    dearer, fuller = ms / plan.cost_ms - 1, then / now - 1
+    sequences = [table for table in bets if table.pooling == "none"]
+    if max(dearer, fuller) < (SEQUENCES_MATTER if sequences else MATTERS):
+        return []
+    lacking = max(one.total - limit for one, limit in zip(held, task.usable_bytes, strict=True))
+    full = f", {format_bytes(lacking, 'up')} more than there is" if lacking > 0 else ""
+    return [
+        f"a bet on even lookups: nothing is known of the access of {counted(len(bets), 'row-wise table')} "
+        f"({first_few([table.name for table in sequences or bets])}). With the hot blocks of {REFERENCE_ACCESS}, a step takes "
+        f"{ms:.3f} ms ({dearer:+.0%}) and the fullest device {format_bytes(then)} ({fuller:+.0%}){full}; count it (neuroshard "
+        "tables --access-from TRACES), or state it (--access), and search again"
+    ]
 
 
 def beyond_measured(plan: Plan, model: CostModel) -> list[str]:

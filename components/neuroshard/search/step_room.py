@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Plan, Shard, device_memory, parts_of, peaks_of
+from neuroshard.core.step_memory import EXPANDABLE_SEGMENTS, WITH_EXPANDABLE_SEGMENTS
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes
 
@@ -40,6 +41,8 @@ def check_step(task: ShardingTask, shards: Sequence[Shard]) -> None:
     peak = peaks_of(task, shards)[device]
     causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in peak.causes.items())
     cures = "more devices, or a smaller batch" if peak.moment != "dense layers" else "or less to --dense-memory"
+    if (task.allocator_share or 0) > WITH_EXPANDABLE_SEGMENTS:
+        cures += f", or {EXPANDABLE_SEGMENTS}"
     raise StepDoesNotFit(
         f"no plan was found whose training step fits: device {device} needs {format_bytes(memory[device].total, 'up')} of "
         f"{format_bytes(usable[device])}, {format_bytes(peak.nbytes)} of it in a step with pipeline {task.pipeline}, at its "

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.step_memory import EXPANDABLE_SEGMENTS, WITH_EXPANDABLE_SEGMENTS
 from neuroshard.core.table import DIM_STEP
 from neuroshard.core.task import MAX_DEVICES, MAX_MEMORY_BYTES, ShardingTask
 from neuroshard.core.text import counted, first_few
@@ -56,14 +57,18 @@ class _Trials:
             yield f"give each device {_up(each)} more"
         if one is not None:
             yield f"give device {one[0]} {one[1]} more"
+        if (task.allocator_share or 0) > WITH_EXPANDABLE_SEGMENTS:
+            task = task.model_copy(update={"allocator_share": WITH_EXPANDABLE_SEGMENTS})
+            if _Trials(task, self.model)._fits():
+                yield EXPANDABLE_SEGMENTS
         if reserve >= each and self._fits(reserve_bytes=reserve - each):
-            left = format_bytes(reserve - each, "down") if reserve > each else "nothing"
-            yield f"reserve {left} instead of {format_bytes(reserve)}"
+            left = format_bytes(reserve - each, "down")
+            yield f"--reserve {left} instead of {format_bytes(reserve)}" if reserve > each else "leave out --reserve"
         share = constraints.reserve_share
         percents = range(math.ceil(100 * share) - 1, -1, -1)
         less = self._first(percents, lambda percent: {"reserve_share": percent / 100})
         if less is not None:
-            yield f"reserve {less}% instead of {constraints.reserve_in_words}"
+            yield f"--reserve {less}% instead of {constraints.reserve_in_words}"
 
     def _one_device(self, each: int) -> tuple[int, str] | None:
         """The device on which the fewest bytes more are enough, and these bytes; None if all devices are alike."""

@@ -51,9 +51,9 @@ class Spread:
         """Columns of a piece."""
         return max(table.dim // self.parts, DIM_STEP)
 
-    def part(self, table: Table, rows: int, first: int) -> Part:
-        """A piece of so many rows, from the first on."""
-        share = table.lookup_share(first, rows)
+    def part(self, task: ShardingTask, table: Table, rows: int, first: int) -> Part:
+        """A piece of so many rows of one of the task's tables, from the first on."""
+        share = task.lookup_share(table, first, rows, self.blocks)
         return Part(table, rows, self.width(table), self.blocks, self.devices * self.sharding.copied, share)
 
     def shards(self, table: Table, start: int) -> list[Shard]:

@@ -19,7 +19,7 @@ from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.problem.column_shards import ColumnShards, Placement
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.launches import NONE, LaunchCosts
-from neuroshard.search.problem.spread import SpreadOptions, blocks_of, finite_vectors
+from neuroshard.search.problem.spread import SpreadOptions, blocks_of_mapped, finite_vectors
 from neuroshard.search.tuning import TUNING, Tuning
 
 
@@ -57,7 +57,7 @@ class Problem(ColumnShards):
         self.mean_columns = float(self.dims[self.whole].sum()) / self.devices
         self.root = self
         self.spread, self.places = NONE, NONE
-        self._base, self.base_dims = blocks_of(self.mapped, self.devices, model)
+        self._base, self.base_dims = blocks_of_mapped(task, model)
         self.mean_columns += float(self.base_dims.mean())
         self.launches = LaunchCosts(self.tables, self.copied, self.mapped, pieces, task, model)
         self._launched_ms: dict[bytes, float] = {}  # by what cuts change in it

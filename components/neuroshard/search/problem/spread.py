@@ -79,7 +79,7 @@ class SpreadOptions:
         rows = np.array([table.rows for table in tables], dtype=np.int64)[:, None]
         block = np.minimum(-(-rows // blocks), rows)
         last = rows - block * (blocks - 1)
-        differ = any(table.lookup_share(0, 1) is not None for table in tables if table.rows > 1)
+        differ = any(table.knows_ids for table in tables)
         self.pieces = max(int(blocks.max()), 2) if differ else 2
         pieces = [block] * (self.pieces - 1)
         self.rows: Ints = np.stack(
@@ -87,7 +87,7 @@ class SpreadOptions:
         )  # no such kind is allowed where none are left
         widths = [[kind.width(table) for kind in self.kinds] for table in tables]
         self.parts = [
-            [self._parts(kind, table, counts) for counts, kind in zip(of_table, self.kinds, strict=True)]
+            [self._parts(task, kind, table, counts) for counts, kind in zip(of_table, self.kinds, strict=True)]
             for table, of_table in zip(tables, self.rows.tolist(), strict=True)
         ]
         shares = [[[part.share_of_lookups for part in some] for some in of_table] for of_table in self.parts]
@@ -102,11 +102,12 @@ class SpreadOptions:
         self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
         self._vectors: Floats | None = None
 
-    def _parts(self, kind: Spread, table: Table, counts: Sequence[int]) -> list[Part]:
+    def _parts(self, task: ShardingTask, kind: Spread, table: Table, counts: Sequence[int]) -> list[Part]:
         """The M pieces of a table held in one kind, which have so many rows."""
         last = kind.blocks - 1
         places = [number if number < last else 0 for number in range(self.pieces - 1)]
-        return [kind.part(table, rows, block * counts[0]) for rows, block in zip(counts, [*places, last], strict=True)]
+        blocks = zip(counts, [*places, last], strict=True)
+        return [kind.part(task, table, rows, block * counts[0]) for rows, block in blocks]
 
     def of_fullest(self, of_pieces: Floats, positions: Ints, ways: Ints) -> Floats:
         """Of these tables, held in these kinds (C,), what the piece with most lookups has: (P, W, M, …) -> (C, …)."""
@@ -242,15 +243,16 @@ class SpreadOptions:
         return found
 
 
-def blocks_of(tables: Sequence[Table], devices: int, model: CostModel) -> tuple[Floats, Floats]:
-    """What tables that are row-wise over all devices are on each: sums of vectors (D, K), or (1, 1) where there are none, and
-    columns sent (D,)."""
+def blocks_of_mapped(task: ShardingTask, model: CostModel) -> tuple[Floats, Floats]:
+    """What the tables that give rows to ids as they train are on each device: sums of vectors (D, K), or (1, 1) where there are
+    none, and columns sent (D,)."""
+    tables, devices = task.mapped, task.devices
     if not tables:
         return np.zeros((1, 1)), np.zeros(devices)
     kind, parts = over_all(devices), list[Part]()
     for table in tables:
         blocks = table.row_blocks(devices)
-        parts += [kind.part(table, rows, first) for first, rows in (blocks[0], blocks[-1])]
+        parts += [kind.part(task, table, rows, first) for first, rows in (blocks[0], blocks[-1])]
     vectors = finite_vectors(model, parts).reshape(len(tables), 2, -1).sum(axis=0)
     dims = np.array([columns_sent(model, part) for part in parts]).reshape(-1, 2).sum(axis=0)
     of_device = np.minimum(np.arange(devices) // max(devices - 1, 1), 1)  # only the last may have fewer rows
