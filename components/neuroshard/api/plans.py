@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from neuroshard.api.arguments import public, with_search_options
+from neuroshard.api.arguments import public, takes
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @public
-@with_search_options
+@takes(SearchOptions)
 def search(
     tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
     model: FilePath,

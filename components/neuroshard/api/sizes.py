@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from neuroshard.api.arguments import public, with_some_options
+from neuroshard.api.arguments import public, takes
 from neuroshard.api.plans import stop_event, tables_or_file
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes
 from neuroshard.orders import values as take
+from neuroshard.orders.options import SearchOptions
 from neuroshard.orders.sizes import MOST_PROCESSES, OWN
 from neuroshard.orders.values import FilePath
 
@@ -106,7 +107,7 @@ class Sizes:
 
 
 @public
-@with_some_options(OWN)
+@takes(SearchOptions, OWN)
 def size(
     tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
     models: Sequence[str] | str,

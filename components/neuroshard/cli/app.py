@@ -20,8 +20,8 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
     sys.exit(f"error: the neuroshard command needs typer and rich: {install_command('cli')}")
 
 from neuroshard import __version__
-from neuroshard.cli.completion import complete_values, words_as_typed
-from neuroshard.cli.help import EXIT_CODES, GROUPS, name_values, usage_of, write_commands, write_parameters
+from neuroshard.cli.completion import words_as_typed
+from neuroshard.cli.help import EXIT_CODES, GROUPS, usage_of, write_commands, write_parameters
 from neuroshard.cli.options import check_outputs
 from neuroshard.core.clean import accept_all_characters, clean, clean_lines, in_words, is_silent, silent
 from neuroshard.core.errors import NeuroshardError, UsageError
@@ -86,10 +86,6 @@ def _root(
 class _Command(TyperCommand):
     """A subcommand that refuses empty arguments, since an empty path would mean the current folder, and bad outputs."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        name_values(self.params)
-
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [self.options_metavar or "", *usage_of(self.get_params(ctx))]
 
@@ -141,7 +137,6 @@ def _with_quiet(run: Callable[..., None]) -> Callable[..., None]:
     more = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
     vars(quiet_or_not)["__signature__"] = own.replace(parameters=[*own.parameters.values(), more])
     quiet_or_not.__annotations__ = {**run.__annotations__, "quiet": _Quiet}
-    complete_values(quiet_or_not.__annotations__)
     return quiet_or_not
 
 

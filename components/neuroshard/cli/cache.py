@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, out_file
+from neuroshard.cli.options import AsJson, TablesFile, option, out_file
 
 
 @command(
@@ -15,15 +13,15 @@ from neuroshard.cli.options import AsJson, out_file
     "What a cache in HBM misses, and how much HBM all caches need.",
 )
 def cache(
-    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
-    batch_size: Annotated[int, typer.Option(min=1, max=2**31, help="Samples of a step, over all ranks.")],
+    tables_json: TablesFile,
+    batch_size: Annotated[int, option("NUMBER", "Samples of a step, over all ranks.", min=1, max=2**31)],
     load_factor: Annotated[
         list[str] | None,
-        typer.Option(help="Share of a table's rows that is cached; may be repeated [default: 1, 5, 10, 20 and 50 %]."),
+        option("SHARE", "Share of a table's rows that is cached; may be repeated [default: 1, 5, 10, 20 and 50 %]."),
     ] = None,
     torchrec_stats: Annotated[
         Path | None,
-        typer.Option(help="Also write the arguments of TorchRec's EmbeddingOffloadStats here, by table, as JSON."),
+        option("FILE", "Also write the arguments of TorchRec's EmbeddingOffloadStats here, by table, as JSON."),
     ] = None,
     out: Annotated[Path | None, out_file("Page (HTML) with the curves")] = None,
     as_json: AsJson = False,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neuroshard.cli.app import command, say
+from neuroshard.cli.options import option
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
 
@@ -13,25 +14,27 @@ if TYPE_CHECKING:
     from neuroshard.submit.package import RunSettings
 
 Endpoint = Annotated[
-    str, typer.Option(envvar="KFP_ENDPOINT", help="Address of the Kubeflow Pipelines API, as in http://localhost:8888.")
+    str, option("URL", "Address of the Kubeflow Pipelines API, as in http://localhost:8888.", envvar="KFP_ENDPOINT")
 ]
 Parameters = Annotated[
-    Path | None, typer.Option(help="YAML mapping of the pipeline's parameters; others keep their defaults.")
+    Path | None, option("FILE", "YAML mapping of the pipeline's parameters; others keep their defaults.")
 ]
-ModelsYaml = Annotated[Path | None, typer.Option("--models", help="YAML list of the models that want a plan.")]
+ModelsYaml = Annotated[Path | None, option("FILE", "YAML list of the models that want a plan.", "--models")]
 Setting = Annotated[
-    list[str] | None, typer.Option("--set", help="A parameter, over those of the file: pods=2; may be repeated.")
+    list[str] | None, option("NAME=VALUE", "A parameter, over those of the file: pods=2; may be repeated.", "--set")
 ]
-Experiment = Annotated[str, typer.Option(help="Kubeflow's name for a group of runs.")]
-Namespace = Annotated[str | None, typer.Option(help="Profile to run in, where Kubeflow has several users.")]
+Experiment = Annotated[str, option("NAME", "Kubeflow's name for a group of runs.")]
+Namespace = Annotated[str | None, option("NAME", "Profile to run in, where Kubeflow has several users.")]
 ServiceAccount = Annotated[
-    str | None, typer.Option(help="Service account of the run's pods [default: what Kubeflow Pipelines gives them].")
+    str | None, option("NAME", "Service account of the run's pods [default: what Kubeflow Pipelines gives them].")
 ]
-Deadline = Annotated[str, typer.Option(help="Kubeflow ends a run that takes longer.")]
+Deadline = Annotated[str, option("TIME", "Kubeflow ends a run that takes longer.")]
 Parallelism = Annotated[
     int | None,
-    typer.Option(
-        min=0, help="Most models, and most measuring pods, at once; 0 for all [default: what the file says, else 0]."
+    option(
+        "NUMBER",
+        "Most models, and most measuring pods, at once; 0 for all [default: what the file says, else 0].",
+        min=0,
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
@@ -52,19 +55,19 @@ def submit(
     namespace: Namespace = None,
     service_account: ServiceAccount = None,
     wait: Annotated[bool, typer.Option(help="Wait for the end of the run, and fail where it fails.")] = True,
-    timeout: Annotated[str, typer.Option(help="Longest time to wait.")] = "12h",
-    poll: Annotated[str, typer.Option(help="Time between two looks at the run.")] = "15s",
+    timeout: Annotated[str, option("TIME", "Longest time to wait.")] = "12h",
+    poll: Annotated[str, option("TIME", "Time between two looks at the run.")] = "15s",
     metrics: Annotated[
         str | None,
-        typer.Option(help="Report the outcome to Prometheus: to a file, or to a Pushgateway (http://…:9091)."),
+        option("FILE", "Report the outcome to Prometheus: to a file, or to a Pushgateway (http://…:9091)."),
     ] = None,
     event: Annotated[bool, typer.Option("--event", help="Report the outcome as an event of this pod.")] = False,
     patience: Annotated[
-        str, typer.Option(help="Retry an API that does not answer for this long; 0 for no retry.")
+        str, option("TIME", "Retry an API that does not answer for this long; 0 for no retry.")
     ] = "10m",
     give_up: Annotated[
         str | None,
-        typer.Option(help="End a run of which a pod has not started for this long: 1h [default: wait on]."),
+        option("TIME", "End a run of which a pod has not started for this long: 1h [default: wait on]."),
     ] = None,
     deadline: Deadline = "24h",
     parallelism: Parallelism = None,
@@ -124,18 +127,18 @@ def schedule(
     endpoint: Endpoint,
     cron: Annotated[
         str | None,
-        typer.Option(help="When: minute, hour, day, month, weekday, in the time zone of Kubeflow's scheduler."),
+        option("CRON", "When: minute, hour, day, month, weekday, in the time zone of Kubeflow's scheduler."),
     ] = None,
     parameters: Parameters = None,
     models_yaml: ModelsYaml = None,
     settings: Setting = None,
-    name: Annotated[str, typer.Option(help="Name of the recurring run.")] = "neuroshard-nightly",
+    name: Annotated[str, option("NAME", "Name of the recurring run.")] = "neuroshard-nightly",
     experiment: Experiment = "neuroshard",
     namespace: Namespace = None,
     service_account: ServiceAccount = None,
     remove: Annotated[bool, typer.Option("--remove", help="Delete the recurring run instead.")] = False,
     wait: Annotated[
-        str | None, typer.Option(help="Wait this long for a run under way that would be deleted: 3h [default: refuse].")
+        str | None, option("TIME", "Wait this long for a run under way that would be deleted: 3h [default: refuse].")
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Terminate a run under way that would be deleted.")] = False,
     deadline: Deadline = "24h",

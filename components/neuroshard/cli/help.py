@@ -15,40 +15,6 @@ EXIT_CODES = """\
 Exit status: 0 done; 1 failed, as the last line says; 2 called wrongly; 3 odd
 tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""
 
-_VALUES = {
-    "SIZE": "memory memory_limit",
-    "TIME": "budget deadline give_up max_age meet older_than patience poll timeout wait",
-    "SHARE": "load_factor max_error memory_margin min_gain test_share",
-    "MS": "max_delay",
-    "MODEL": "acquire model start_from",
-    "STORE": "publish store",
-    "HARDWARE": "hardware",
-    "FILE": "access_from costs_out evaluation fleet metrics models_yaml nodes parameters plan_out pooling_factors "
-    "source stats tables_json torchrec_stats traces traces_out",
-    "FOLDER": "costs verify",
-    "PATH": "out",
-    "PLAN": "live",
-    "TABLE=NUMBER": "pooling_factor",
-    "NAME=VALUE": "settings",
-    "NUMBERS": "batch_sizes",
-    "ADDRESS": "address",
-    "URL": "endpoint kfp",
-    "JSON": "selector tolerations",
-    "FUNCTION": "torchrec",
-    "CRON": "cron",
-    "I/N": "share",
-    "NAME": "context experiment name namespace service_account",
-    "WORD": "access backend dtype optimizer order preset",
-}
-METAVARS = {option: metavar for metavar, options in _VALUES.items() for option in options.split()}
-
-
-def name_values(parameters: Iterable[Any]) -> None:
-    """Give each option that takes a value a word for it: its own, or one of METAVARS, else NUMBER."""
-    for parameter in parameters:
-        if parameter.param_type_name == "option" and not parameter.is_flag and parameter.metavar is None:
-            parameter.metavar = METAVARS.get(parameter.name, "NUMBER")
-
 
 def usage_of(parameters: Iterable[Any]) -> list[str]:
     """`PLAN`, `[CASES]`: the arguments as the usage line shows them."""

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, Seed, SingleWriter, StoreUrl, out_file
+from neuroshard.cli.options import AsJson, Seed, SingleWriter, StoreUrl, option, out_file
 from neuroshard.core.errors import UsageError
 
-MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
+MaxModelError = Annotated[float, option("SHARE", "Largest error on unseen tables to go live with: 0.2 is 20 %.")]
 
 
 def _say_live(store: str, release: "ModelRelease", err: bool = False) -> None:
@@ -33,7 +33,7 @@ def pretrain(
     out: Annotated[Path, out_file("Folder of the cost model", "; an unfinished training there is continued")],
     start_from: Annotated[
         str | None,
-        typer.Option(help="Cost model of other hardware, or older, to begin from: a folder, or STORE#HARDWARE."),
+        option("MODEL", "Cost model of other hardware, or older, to begin from: a folder, or STORE#HARDWARE."),
     ] = None,
     monotone: Annotated[
         bool,
@@ -42,9 +42,9 @@ def pretrain(
             help="Train a compute net in which no table lowers a cost, so that a search can prove bounds.",
         ),
     ] = True,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
+    epochs: Annotated[int | None, option("NUMBER", "Most passes over the data; it stops early.", min=1)] = None,
     publish: Annotated[
-        str | None, typer.Option(help="Store in which to make it its hardware's live one, as publish-model does.")
+        str | None, option("STORE", "Store in which to make it its hardware's live one, as publish-model does.")
     ] = None,
     single_writer: SingleWriter = False,
     seed: Seed = 0,

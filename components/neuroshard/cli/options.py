@@ -7,44 +7,50 @@ from typing import Annotated, Any
 
 import typer
 
+from neuroshard.cli.completion import Words, completing
 from neuroshard.files.disk import check_folder_exists, check_other_path
-from neuroshard.orders.options import OPTIONS, Option, with_options
+from neuroshard.orders.options import OPTIONS, Option, declared, with_options
 
 OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "torchrec_stats", "metrics"}
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
 
-def shown(option: Option) -> Any:
-    """An option of a search as typer takes it."""
-    flags = (option.flag or f"--{option.name.replace('_', '-')}",)
-    return typer.Option(*flags, help=option.help, min=option.least, max=option.most, metavar=option.word)
+def option(word: str, told: str, *flags: str, choices: Words = (), **more: Any) -> Any:
+    """An option whose value help calls by this word. Tab completes its `choices`."""
+    complete = completing(choices) if choices else None
+    return typer.Option(*flags, help=told, metavar=word, autocompletion=complete, **more)
+
+
+def shown(one: Option) -> Any:
+    """A declared option as typer takes it."""
+    return option(one.word, one.help, *one.flags, choices=one.choices, min=one.least, max=one.most)
 
 
 Seed = Annotated[int, shown(OPTIONS["seed"])]
-StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
+StoreUrl = Annotated[str, option("STORE", "s3://bucket/prefix, or a folder.", "--store")]
 SingleWriter = Annotated[
     bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
 ]
+TablesFile = Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
 def out_file(kind: str, more: str = "", *names: str) -> Any:
-    return typer.Option(*(names or ("-o", "--out")), help=f"{kind} to write{more}.")
+    return option("PATH", f"{kind} to write{more}.", *(names or ("-o", "--out")))
 
 
-def with_search_options(run: Callable[..., None]) -> Callable[..., None]:
-    """The subcommand, whose `**options` are those of a search."""
-    return with_some_options(frozenset())(run)
-
-
-def with_some_options(without: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same without these options."""
+def takes(
+    *declaring: type, only: Collection[str] = (), without: Collection[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The subcommand, whose `**options` are those that these classes declare: all, or `only` some, `without` others."""
+    named = {name: option for kind in declaring for name, option in declared(kind).items()}
+    options = [option for name, option in named.items() if name not in without and (not only or name in only)]
 
     def decorated(run: Callable[..., None]) -> Callable[..., None]:
-        signature = with_options(inspect.signature(run), lambda option: Annotated[option.kind, shown(option)], without)
-        vars(run)["__signature__"] = signature
-        run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        own = with_options(inspect.signature(run), options, lambda option: Annotated[option.kind, shown(option)])
+        vars(run)["__signature__"] = own
+        run.__annotations__ = {one.name: one.annotation for one in own.parameters.values()}
         return run
 
     return decorated

@@ -5,12 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from neuroshard.cli import completion
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
-from neuroshard.cli.options import AsJson, PlanFile, Seed, out_file, with_search_options
+from neuroshard.cli.options import AsJson, PlanFile, TablesFile, option, out_file, takes
+from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import wrapped
-from neuroshard.core.units import format_bytes, parse_bytes
+from neuroshard.core.units import format_bytes
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.orders.options import SearchOptions, settings_of
 
 
 def _cost_model(model: str | None, store: str | None, hardware: str | None) -> str:
@@ -25,24 +29,27 @@ def _cost_model(model: str | None, store: str | None, hardware: str | None) -> s
     "neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json",
     "Search the plan whose slowest device is fastest.",
 )
-@with_search_options
+@takes(SearchOptions)
 def search(
-    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    tables_json: TablesFile,
     *,
     out: Annotated[Path, out_file("plan.json")],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another GPU), or "
-            "given:costs.json."
+        option(
+            "MODEL",
+            "Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another GPU), or "
+            "given:costs.json.",
+            choices=completion.models,
         ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="With --hardware: the store whose live cost model to take (--model STORE#HARDWARE)."),
+        option("STORE", "With --hardware: the store whose live cost model to take (--model STORE#HARDWARE)."),
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="Fingerprint, or part of the device's name (h200), as `neuroshard models` shows.")
+        str | None,
+        option("HARDWARE", "Fingerprint, or part of the device's name (h200), as `neuroshard models` shows."),
     ] = None,
     as_json: AsJson = False,
     **options: Any,
@@ -84,13 +91,15 @@ def show(
 def report(
     plan: PlanFile,
     out: Annotated[Path, out_file("HTML page")],
-    model: Annotated[str | None, typer.Option(help="The plan's cost model, as for search.")] = None,
-    live: Annotated[str | None, typer.Option(help="The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
-    costs: Annotated[
-        list[Path] | None, typer.Option(help="Costs that the cost model learned from; may be repeated.")
+    model: Annotated[
+        str | None, option("MODEL", "The plan's cost model, as for search.", choices=completion.models)
     ] = None,
-    fleet: Annotated[Path | None, typer.Option(help="What `neuroshard fleet --json` printed.")] = None,
-    evaluation: Annotated[Path | None, typer.Option(help="What `neuroshard evaluate -o` wrote of this plan.")] = None,
+    live: Annotated[str | None, option("PLAN", "The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
+    costs: Annotated[
+        list[Path] | None, option("FOLDER", "Costs that the cost model learned from; may be repeated.")
+    ] = None,
+    fleet: Annotated[Path | None, option("FILE", "What `neuroshard fleet --json` printed.")] = None,
+    evaluation: Annotated[Path | None, option("FILE", "What `neuroshard evaluate -o` wrote of this plan.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn a plan, and other results of its run, into one HTML page."""
@@ -106,45 +115,27 @@ def report(
     "neuroshard evaluate plan.json --backend cpu",
     "Run a plan's table sets and all-to-alls against its prediction.",
 )
+@takes(MeasureSettings, without=("batch_size", "warmup", "repeats", "timeout_seconds", "budget_seconds"))
 def evaluate(
     plan: PlanFile,
+    *,
     backend: Annotated[
-        str, typer.Option(help="cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).")
+        str,
+        option("WORD", "cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).", choices=BACKENDS),
     ],
-    rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
+    rounds: Annotated[int, option("NUMBER", "Times each device's tables are measured; the median counts.", min=1)] = 3,
     processes: Annotated[
-        int, typer.Option(min=1, help="Measure the all-to-all of plans of at most this many devices (cpu).")
+        int, option("NUMBER", "Measure the all-to-all of plans of at most this many devices (cpu).", min=1)
     ] = 8,
-    optimizer: Annotated[
-        str, typer.Option(help="Optimizer fused into backward: sgd, rowwise_adagrad or adagrad.")
-    ] = "rowwise_adagrad",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(help="Most memory for weights and optimizer state of a case: larger tables get fewer rows."),
-    ] = None,
-    traces: Annotated[
-        Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
-    ] = None,
-    as_json: AsJson = False,
     out: Annotated[Path | None, out_file("JSON", " as well")] = None,
-    seed: Seed = 0,
+    as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Measure the table set of each device of a plan, and show measured and predicted times."""
     from neuroshard.measure.evaluate import run
 
-    evaluation = run(
-        plan,
-        out,
-        backend=backend,
-        rounds=rounds,
-        most_processes=processes,
-        optimizer=optimizer,
-        threads=threads,
-        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit"),
-        traces=traces,
-        seed=seed,
-    )
+    settings = settings_of(MeasureSettings, {"batch_size": 1, **options})  # the plan's batch is taken
+    evaluation = run(plan, out, backend, settings, rounds=rounds, most_processes=processes)
     say_text(evaluation.canonical_json().decode() if as_json else str(evaluation))
     if evaluation.errors:
         raise typer.Exit(1)
@@ -155,7 +146,12 @@ def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="plan.json")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="plan.json")],
     model: Annotated[
-        str | None, typer.Option(help="Price both by this cost model, as for search [default: as the plans say].")
+        str | None,
+        option(
+            "MODEL",
+            "Price both by this cost model, as for search [default: as the plans say].",
+            choices=completion.models,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -171,7 +167,9 @@ def price(
     plans: Annotated[
         list[Path], typer.Argument(metavar="PLAN...", help="plan.json; several are compared with the first.")
     ],
-    model: Annotated[str, typer.Option(help="Cost model, as for search; it need not be the plans' own.")],
+    model: Annotated[
+        str, option("MODEL", "Cost model, as for search; it need not be the plans' own.", choices=completion.models)
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Price plans by one cost model: compute and all-to-all of every device in ms, and the slowest device."""

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from neuroshard.cli import completion
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, was_typed
+from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, option, was_typed
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.units import format_bytes, parse_duration
 
@@ -15,17 +16,18 @@ if TYPE_CHECKING:
     from neuroshard.core.release import Pointer
     from neuroshard.store.protocol import Store
 
-ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
+ModelName = Annotated[str, option("NAME", "The model whose plans these are, as in ads-ranker.", "--name")]
 GarbageName = Annotated[
     str,
-    typer.Option(
-        "--name",
-        help="A model (its plans), hardware/FINGERPRINT/BATCH (its cost models), or _measuring/FINGERPRINT (what was measured "
+    option(
+        "NAME",
+        "A model (its plans), hardware/FINGERPRINT/BATCH (its cost models), or _measuring/FINGERPRINT (what was measured "
         "of hardware that has left the fleet).",
+        "--name",
     ),
 ]
 TrackName = Annotated[
-    str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT/BATCH (its cost models).")
+    str, option("NAME", "A model (its plans), or hardware/FINGERPRINT/BATCH (its cost models).", "--name")
 ]
 
 
@@ -39,21 +41,26 @@ def deploy(
     store: StoreUrl,
     name: ModelName,
     tables_json: Annotated[
-        Path | None, typer.Option("--tables", help="Today's tables.json, which the plan must be for.")
+        Path | None, option("FILE", "Today's tables.json, which the plan must be for.", "--tables")
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="The plan's cost model, as for search, to price the live plan on the plan's own tables."),
+        option(
+            "MODEL",
+            "The plan's cost model, as for search, to price the live plan on the plan's own tables.",
+            choices=completion.models,
+        ),
     ] = None,
-    memory_margin: Annotated[float, typer.Option(help="Share of a device's memory to leave free.")] = 0.0,
+    memory_margin: Annotated[float, option("SHARE", "Share of a device's memory to leave free.")] = 0.0,
     max_error: Annotated[
-        float | None, typer.Option(help="Largest error of its cost model on unseen tables: 0.1 is 10 %.")
+        float | None, option("SHARE", "Largest error of its cost model on unseen tables: 0.1 is 10 %.")
     ] = None,
     min_gain: Annotated[
         float | None,
-        typer.Option(
-            help="Share by which it must be better than the live plan [default: its cost model's error, at least 30 % for a "
-            "datasheet or a fallback]."
+        option(
+            "SHARE",
+            "Share by which it must be better than the live plan [default: its cost model's error, at least 30 % for a "
+            "datasheet or a fallback].",
         ),
     ] = None,
     force: Annotated[bool, typer.Option(help="Go live whatever the gate finds; the release says so.")] = False,
@@ -197,8 +204,8 @@ def gc(
     context: typer.Context,
     store: StoreUrl,
     name: GarbageName,
-    keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
-    older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
+    keep: Annotated[int, option("NUMBER", "Releases to keep, with their plans, besides the live one.", min=1)] = 10,
+    older_than: Annotated[str, option("TIME", "Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
     as_json: AsJson = False,
 ) -> None:

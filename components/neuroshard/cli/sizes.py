@@ -6,9 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from neuroshard.cli import completion
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
-from neuroshard.cli.options import AsJson, out_file, with_some_options
+from neuroshard.cli.options import AsJson, TablesFile, option, out_file, takes
+from neuroshard.orders.options import SearchOptions
 from neuroshard.orders.sizes import MOST_PROCESSES, OWN
 
 _Values = list[str] | None
@@ -23,17 +25,17 @@ def _of_kinds(word: str, text: str) -> Any:
     "neuroshard size tables.json --model analytic:h100 --model analytic:b200 --devices 4-128 --batch-size 65536",
     "How many devices, of which kind, for which step time and money.",
 )
-@with_some_options(OWN)
+@takes(SearchOptions, without=OWN)
 def size(
-    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    tables_json: TablesFile,
     *,
-    model: Annotated[list[str], typer.Option(help="Cost model of a kind of hardware, as for search; may be repeated.")],
+    model: Annotated[
+        list[str],
+        option("MODEL", "Cost model of a kind of hardware, as for search; may be repeated.", choices=completion.models),
+    ],
     devices: Annotated[
         str,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Numbers of devices: 4-128 doubles from 4 on, 8-64/8 goes in steps of 8; or 4,12,16.",
-        ),
+        option("NUMBERS", "Numbers of devices: 4-128 doubles from 4 on, 8-64/8 goes in steps of 8; or 4,12,16."),
     ],
     memory: Annotated[
         _Values,
@@ -56,18 +58,18 @@ def size(
         ),
     ] = None,
     batch_per_device: Annotated[
-        int | None, typer.Option(min=1, help="Samples of a device a step: weak scaling, in place of --batch-size.")
+        int | None, option("NUMBER", "Samples of a device a step: weak scaling, in place of --batch-size.", min=1)
     ] = None,
     time_budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Search for this long at most, all sizes together: 60s, 5m.")
+        str | None, option("TIME", "Search for this long at most, all sizes together: 60s, 5m.")
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=MOST_PROCESSES, help="Processes that search [default: 2, or as many as there are cores]."
+        option(
+            "NUMBER", "Processes that search [default: 2, or as many as there are cores].", min=1, max=MOST_PROCESSES
         ),
     ] = None,
-    write: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for the plans of the frontiers.")] = None,
+    write: Annotated[Path | None, option("FOLDER", "Folder for the plans of the frontiers.")] = None,
     out: Annotated[Path | None, out_file("HTML page")] = None,
     as_json: AsJson = False,
     **options: Any,

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from neuroshard.cli import completion
 from neuroshard.cli.app import command, note, say, say_text
-from neuroshard.cli.options import out_file, was_typed
+from neuroshard.cli.options import option, out_file, was_typed
 from neuroshard.core.errors import UsageError
+from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES
 from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import format_bytes, parse_bytes
@@ -21,50 +23,55 @@ from neuroshard.core.units import format_bytes, parse_bytes
 def tables(
     context: typer.Context,
     out: Annotated[Path | None, out_file("tables.json")] = None,
-    preset: Annotated[str | None, typer.Option(help="A built-in table set: mlperf-dlrm-dcnv2.")] = None,
+    preset: Annotated[
+        str | None, option("WORD", "A built-in table set: mlperf-dlrm-dcnv2.", choices=completion.presets)
+    ] = None,
     source: Annotated[
-        Path | None, typer.Option("--from", help="JSON, CSV, Parquet, or a .pt/.pt.gz of Meta's dlrm_datasets.")
+        Path | None, option("FILE", "JSON, CSV, Parquet, or a .pt/.pt.gz of Meta's dlrm_datasets.", "--from")
     ] = None,
     torchrec: Annotated[
         str | None,
-        typer.Option(
-            "--from-torchrec",
-            help="package.module:make_model, a function that returns a model with EmbeddingBagCollections; it is called on the "
+        option(
+            "FUNCTION",
+            "package.module:make_model, a function that returns a model with EmbeddingBagCollections; it is called on the "
             "meta device, so no weights are made. The working directory is on the path.",
+            "--from-torchrec",
         ),
     ] = None,
     stats: Annotated[
         Path | None,
-        typer.Option("--from-stats", help="What TorchRec's planner printed (debug=True), alone or in a log."),
+        option("FILE", "What TorchRec's planner printed (debug=True), alone or in a log.", "--from-stats"),
     ] = None,
     pooling_factor: Annotated[
         list[str] | None,
-        typer.Option(help="With --from-torchrec: lookups a sample of a table or feature, user_id=3; may be repeated."),
+        option(
+            "TABLE=NUMBER", "With --from-torchrec: lookups a sample of a table or feature, user_id=3; may be repeated."
+        ),
     ] = None,
     pooling_factors: Annotated[
-        Path | None, typer.Option(help='With --from-torchrec: the same from a file, {"user_id": 3} or CSV.')
+        Path | None, option("FILE", 'With --from-torchrec: the same from a file, {"user_id": 3} or CSV.')
     ] = None,
     default_pooling_factor: Annotated[
-        float | None, typer.Option(min=0, help="With --from-torchrec: lookups of any other feature [default: 1].")
+        float | None, option("NUMBER", "With --from-torchrec: lookups of any other feature [default: 1].", min=0)
     ] = None,
     plan_out: Annotated[
-        Path | None, typer.Option(help="With --from-stats: also write the printed plan, as a plan.json.")
+        Path | None, option("FILE", "With --from-stats: also write the printed plan, as a plan.json.")
     ] = None,
     costs_out: Annotated[
         Path | None,
-        typer.Option(help="With --from-stats: also write the printed costs, for search --model given:FILE."),
+        option("FILE", "With --from-stats: also write the printed costs, for search --model given:FILE."),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(help="With --plan-out: memory of a device [default: what the planner planned with].")
+        str | None, option("SIZE", "With --plan-out: memory of a device [default: what the planner planned with].")
     ] = None,
     local_world_size: Annotated[
-        int | None, typer.Option(help="With --plan-out: ranks of a host [default: all are on one].")
+        int | None, option("NUMBER", "With --plan-out: ranks of a host [default: all are on one].")
     ] = None,
     domain: Annotated[
-        int | None, typer.Option(help="With --plan-out: ranks that share fast links [default: those of a host].")
+        int | None, option("NUMBER", "With --plan-out: ranks that share fast links [default: those of a host].")
     ] = None,
     network: Annotated[
-        str | None, typer.Option(help="With --plan-out: the network between domains, as for search: 50GB/s,0.06ms.")
+        str | None, option("NUMBER", "With --plan-out: the network between domains, as for search: 50GB/s,0.06ms.")
     ] = None,
     check: Annotated[
         bool,
@@ -76,23 +83,25 @@ def tables(
     as_json: Annotated[bool, typer.Option("--json", help="With --check: the findings as JSON, for programs.")] = False,
     access: Annotated[
         list[str] | None,
-        typer.Option(
-            help="How rows are looked up where the source does not say: uniform or zipf:EXPONENT; or of tables by name, "
-            "whatever it says: 'user_*=zipf:1.2'; may be repeated [default: uniform]."
+        option(
+            "WORD",
+            "How rows are looked up where the source does not say: uniform or zipf:EXPONENT; or of tables by name, "
+            "whatever it says: 'user_*=zipf:1.2'; may be repeated [default: uniform].",
         ),
     ] = None,
     access_from: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Count how rows are looked up on this traces file; may be repeated, in the order of time. Memory stays small, "
-            "however many batches there are. Or a model in a store, s3://bucket/prefix/ads-ranker: what its trainers counted."
+        option(
+            "FILE",
+            "Count how rows are looked up on this traces file; may be repeated, in the order of time. Memory stays small, "
+            "however many batches there are. Or a model in a store, s3://bucket/prefix/ads-ranker: what its trainers counted.",
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="With --access-from FILE: samples of a global batch, over all ranks.")
+        int | None, option("NUMBER", "With --access-from FILE: samples of a global batch, over all ranks.", min=1)
     ] = None,
     order: Annotated[
-        str, typer.Option(help="With --access-from FILE: time, if batches are in the order of training, or shuffled.")
+        str, option("WORD", "With --access-from FILE: time, if batches are in the order of training, or shuffled.")
     ] = "time",
     row_orders: Annotated[
         bool,
@@ -102,18 +111,23 @@ def tables(
         ),
     ] = False,
     dtype: Annotated[
-        str | None, typer.Option(help="Element type where the source does not say: fp32 or fp16 [default: fp32].")
+        str | None,
+        option(
+            "WORD", "Element type where the source does not say: fp32 or fp16 [default: fp32].", choices=ELEMENT_BYTES
+        ),
     ] = None,
     optimizer: Annotated[
         str,
-        typer.Option(
-            help="Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, "
-            "partial_rowwise_lamb or lars_sgd. What apply_optimizer_in_backward has put on a model's table counts before it."
+        option(
+            "WORD",
+            "Optimizer whose state memory counts: sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, "
+            "partial_rowwise_lamb or lars_sgd. What apply_optimizer_in_backward has put on a model's table counts before it.",
+            choices=OPTIMIZER_BYTES,
         ),
     ] = "rowwise_adagrad",
-    dim: Annotated[int, typer.Option(help="Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
+    dim: Annotated[int, option("NUMBER", "Columns of the tables of a dlrm_datasets file, which has none.")] = 128,
     traces_out: Annotated[
-        Path | None, typer.Option("--traces", help="Also write the file's own lookups here (dlrm_datasets).")
+        Path | None, option("FILE", "Also write the file's own lookups here (dlrm_datasets).", "--traces")
     ] = None,
 ) -> None:
     """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
@@ -143,7 +157,7 @@ def tables(
     if len(in_store) + bool(traces) > 1:
         raise UsageError(f"--access-from is one model in a store, {in_store[0]}, or traces files; leave out the others")
     of_models = "--from-torchrec: other sources say pooling_factor of each table"
-    for option, given, needed, there in (
+    for flag, given, needed, there in (
         ("--json", as_json, "--check", check),
         ("--pooling-factor", pooling_factor, of_models, torchrec),
         ("--pooling-factors", pooling_factors, of_models, torchrec),
@@ -165,7 +179,7 @@ def tables(
         ("--traces", traces_out, "-o tables.json", out),
     ):
         if given and not there:
-            raise UsageError(f"{option} is for {needed}")
+            raise UsageError(f"{flag} is for {needed}")
     for path in filter(None, (out, plan_out, costs_out, traces_out)):
         check_can_write(path)  # of several files all or none, and lookups take minutes to read
     check_order(order)

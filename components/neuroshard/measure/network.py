@@ -6,13 +6,15 @@ neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400      on e
 import os
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.timing.network import Pattern, Place, TimePattern, interface_to
 from neuroshard.measure.workers.processes import STARTUP_SECONDS, WorkerLost, WorkerPool
+from neuroshard.orders import values as take
+from neuroshard.orders.options import Option
 from neuroshard.progress import progress
 
 PATTERNS: tuple[Pattern, ...] = ("far", "near", "all", "alone")
@@ -26,20 +28,22 @@ SHARED_PORT = 1.25
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """This is host `host` of `hosts`, with `ranks` each; all meet at `address` (HOST:PORT of host 0).
+    """This is host `host` of `hosts`; all meet at `address`. Raises UsageError for invalid settings."""
 
-    `kind` is cpu (gloo) or cuda (NCCL); `domain` the ranks that share fast links, those of a host if None. No all-to-all waits
-    longer than `timeout_seconds`. Raises UsageError for invalid settings.
-    """
-
-    hosts: int
-    host: int
-    ranks: int
-    address: str
-    kind: str
-    domain: int | None = None
-    timeout_seconds: float = 60.0
-    meet_seconds: float = MEET_SECONDS
+    hosts: Annotated[int, "Hosts that take part.", Option(int, least=2)]
+    host: Annotated[int, "The number of this one, from 0.", Option(int, least=0)]
+    ranks: Annotated[int, "Ranks of a host: its GPUs.", Option(int, least=1)]
+    address: Annotated[str, "HOST:PORT of host 0, where all meet; hosts also use other ports.", Option(str, "ADDRESS")]
+    kind: Annotated[str, "cuda (NCCL) or cpu (gloo).", Option(str, "WORD", flag="--backend", choices=("cuda", "cpu"))]
+    domain: Annotated[
+        int | None, "Ranks that share fast links (NVLink) [default: those of a host].", Option(int, least=1)
+    ] = None
+    timeout_seconds: Annotated[
+        float, "Longest time of an all-to-all.", Option(take.duration, "TIME", "60s", flag="--timeout")
+    ] = 60.0
+    meet_seconds: Annotated[
+        float, "Longest time until all hosts have met.", Option(take.duration, "TIME", "4m", flag="--meet")
+    ] = MEET_SECONDS
 
     def __post_init__(self) -> None:
         if self.kind not in ("cpu", "cuda"):

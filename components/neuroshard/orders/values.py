@@ -91,7 +91,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)  # NumPy's numbers are registered as such
 
 
-def whole(option: str, value: object, least: int | None = None, most: int | None = None) -> int:
+def whole(option: str, value: object, least: float | None = None, most: float | None = None) -> int:
     """A whole number, of Python, NumPy or YAML (8.0), from `least` to `most`. Raises UsageError."""
     number = int(value) if _is_number(value) and value == value // 1 else None  # type: ignore[operator]
     if number is None or (least is not None and number < least) or (most is not None and number > most):
