@@ -177,9 +177,7 @@ class _Needed(TypedDict):
     ]
 
 
-class SearchOptions(_Needed, total=False):
-    """The options of a search as keyword arguments. `OPTIONS` has them by name."""
-
+class _OfOnePlan(TypedDict, total=False):
     algorithm: Annotated[
         str,
         "local-search, neuroshard-2023 (the published search), random, size, dim, lookup or size-lookup.",
@@ -195,29 +193,11 @@ class SearchOptions(_Needed, total=False):
             models_yaml=str | None,
         ),
     ]
-    batch_size: Annotated[int | None, "Samples a step [default: the cost model's].", _task(int, least=1)]
-    rounds: Annotated[int | None, "Rounds of improvement [default: 40].", _setting(int, least=0)]
     time_budget: Annotated[
         Amount | None,
         "Search for this long instead: 10s, 2m (a number is seconds), from reading the tables to the last improvement; the bound "
         "comes after. The plan then depends on the machine.",
         _setting(take.duration, "TIME", field="time_budget_s"),
-    ]
-    constraints: Annotated[
-        FilePath | Mapping[str, Any] | None,
-        "constraints.json: pins, tables kept together, least widths (docs/formats.md).",
-        Option(_constraints, "FILE", kind=Path),
-    ]
-    pipeline: Annotated[
-        str,
-        "The trainer's pipeline, by which a step needs memory: none (a plain loop), or TorchRec's TrainPipelineBase (base), "
-        "sparse-dist, sparse-dist-lite, fused-sparse-dist, semi-sync or prefetch.",
-        _task(partial(take.one_of, names=get_args(Pipeline)), "WORD", DEFAULT_PIPELINE, models_yaml=Pipeline),
-    ]
-    dense_memory: Annotated[
-        Amount | None,
-        "What the dense layers of a rank keep of a step at its peak: 6GiB [default: unknown, and not counted].",
-        _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=str | None),
     ]
     dense_time: Annotated[
         str | None,
@@ -234,6 +214,47 @@ class SearchOptions(_Needed, total=False):
         int | None,
         "Ranks of a host [default: those of a domain, if given].",
         Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
+    ]
+    previous: Annotated[
+        Plan | FilePath | None, "plan.json to start from.", Option(_previous, "FILE", flag="--from", kind=Path)
+    ]
+    move_budget: Annotated[
+        Amount | None,
+        "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
+        _setting(
+            _amount("'50GiB'", partial(parse_bytes, least=0)),
+            "SIZE",
+            field="move_budget_bytes",
+            models_yaml=str | None,
+        ),
+    ]
+    keep_optimizer_state: Annotated[
+        bool,
+        "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
+        _setting(bool, default=False, models_yaml=Switch),
+    ]
+
+
+class EverySearch(TypedDict, total=False):
+    """The options of a search that are the same of every search of a sweep of sizes."""
+
+    batch_size: Annotated[int | None, "Samples a step [default: the cost model's].", _task(int, least=1)]
+    rounds: Annotated[int | None, "Rounds of improvement [default: 40].", _setting(int, least=0)]
+    constraints: Annotated[
+        FilePath | Mapping[str, Any] | None,
+        "constraints.json: pins, tables kept together, least widths (docs/formats.md).",
+        Option(_constraints, "FILE", kind=Path),
+    ]
+    pipeline: Annotated[
+        str,
+        "The trainer's pipeline, by which a step needs memory: none (a plain loop), or TorchRec's TrainPipelineBase (base), "
+        "sparse-dist, sparse-dist-lite, fused-sparse-dist, semi-sync or prefetch.",
+        _task(partial(take.one_of, names=get_args(Pipeline)), "WORD", DEFAULT_PIPELINE, models_yaml=Pipeline),
+    ]
+    dense_memory: Annotated[
+        Amount | None,
+        "What the dense layers of a rank keep of a step at its peak: 6GiB [default: unknown, and not counted].",
+        _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=str | None),
     ]
     network: Annotated[
         str | Sequence[str] | None,
@@ -315,30 +336,16 @@ class SearchOptions(_Needed, total=False):
     together: Annotated[
         Sequence[str], "Tables to keep on one device: user_id,user_history; may be repeated.", _rules(word="TABLES")
     ]
-    previous: Annotated[
-        Plan | FilePath | None, "plan.json to start from.", Option(_previous, "FILE", flag="--from", kind=Path)
-    ]
-    move_budget: Annotated[
-        Amount | None,
-        "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
-        _setting(
-            _amount("'50GiB'", partial(parse_bytes, least=0)),
-            "SIZE",
-            field="move_budget_bytes",
-            models_yaml=str | None,
-        ),
-    ]
-    keep_optimizer_state: Annotated[
-        bool,
-        "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
-        _setting(bool, default=False, models_yaml=Switch),
-    ]
     simplicity: Annotated[
         Amount,
         "Most that a plan may cost above the cheapest to have fewer cuts, or tables beyond HBM; 0 takes the cheapest.",
         _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=str),
     ]
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
+
+
+class SearchOptions(_Needed, _OfOnePlan, EverySearch, total=False):
+    """The options of a search as keyword arguments. `OPTIONS` has them by name."""
 
 
 def declared(kind: type) -> Mapping[str, Option]:
