@@ -23,7 +23,8 @@ def option(word: str, told: str, *flags: str, choices: Words = (), **more: Any) 
 
 def shown(one: Option) -> Any:
     """A declared option as typer takes it."""
-    return option(one.word, one.help, *one.flags, choices=one.choices, min=one.least, max=one.most)
+    bounds = {"min": one.least, "max": one.most}
+    return option(one.word, one.help, *one.flags, choices=one.choices, envvar=one.envvar, **bounds)
 
 
 Seed = Annotated[int, shown(OPTIONS["seed"])]
@@ -41,14 +42,16 @@ def out_file(kind: str, more: str = "", *names: str) -> Any:
 
 
 def takes(
-    *declaring: type, only: Collection[str] = (), without: Collection[str] = ()
+    *declaring: type, without: Collection[str] = (), first: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The subcommand, whose `**options` are those that these classes declare: all, or `only` some, `without` others."""
-    named = {name: option for kind in declaring for name, option in declared(kind).items()}
-    options = [option for name, option in named.items() if name not in without and (not only or name in only)]
+    """The subcommand, whose `**options` are those that these classes declare but `without` some, before its own or after them."""
+    named = {name: one for kind in declaring for name, one in declared(kind).items() if name not in without}
+
+    def typed(one: Option) -> Any:
+        return Annotated[one.kind, shown(one)]
 
     def decorated(run: Callable[..., None]) -> Callable[..., None]:
-        own = with_options(inspect.signature(run), options, lambda option: Annotated[option.kind, shown(option)])
+        own = with_options(inspect.signature(run), named.values(), typed, first=first)
         vars(run)["__signature__"] = own
         run.__annotations__ = {one.name: one.annotation for one in own.parameters.values()}
         return run

@@ -67,6 +67,7 @@ class Option:
     # what the command line makes of the text: int, float, bool, Path, list[str], or str; as `reads` unless given
     kind: Any = None
     choices: Collection[str] = ()
+    envvar: str | None = None
     name: str = ""  # this and what follows is read from the declaration
     help: str = ""
     python: Any = None
@@ -374,9 +375,11 @@ def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
     return kind(**{name: option.checked(given[name], option.flags[-1]) for name, option in options})
 
 
-def with_options(own: Signature, options: Iterable[Option], annotation: Callable[[Option], Any]) -> Signature:
+def with_options(
+    own: Signature, options: Iterable[Option], annotation: Callable[[Option], Any], *, first: bool = False
+) -> Signature:
     """The signature of a function that takes its own parameters and, in place of `**options`, each of these as a keyword: those
-    that are required first, the others before the last of its own."""
+    that are required before all keywords, the others before the last of its own, or also `first`."""
     more = [
         Parameter(
             option.name,
@@ -389,6 +392,7 @@ def with_options(own: Signature, options: Iterable[Option], annotation: Callable
     more.sort(key=lambda one: one.default is not Parameter.empty)
     needed = sum(one.default is Parameter.empty for one in more)
     *others, _ = own.parameters.values()
-    first = sum(one.kind is Parameter.POSITIONAL_OR_KEYWORD for one in others)
-    places = [*others[:first], *more[:needed], *others[first:-1], *more[needed:], others[-1]]
+    placed = sum(one.kind is Parameter.POSITIONAL_OR_KEYWORD for one in others)
+    keywords = [more[needed:], others[placed:-1]] if first else [others[placed:-1], more[needed:]]
+    places = [*others[:placed], *more[:needed], *keywords[0], *keywords[1], others[-1]]
     return own.replace(parameters=places)

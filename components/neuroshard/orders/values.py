@@ -119,6 +119,12 @@ def several(option: str, values: object) -> list[str]:
     return listed
 
 
+def refuse(rules: Iterable[tuple[object, str]]) -> None:
+    """Raise UsageError for the first of these (whether options contradict each other, and the line that says so) that holds."""
+    if said := next((line for wrong, line in rules if wrong), ""):
+        raise UsageError(said)
+
+
 def maybe(check: Callable[..., T], option: str, value: object, *more: Any) -> T | None:
     """What `check` makes of an argument; None where none is given."""
     return None if value is None else check(option, value, *more)
