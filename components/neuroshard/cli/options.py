@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from neuroshard.cli.completion import Words, completing
+from neuroshard.cli.completion import Words, completing, models
 from neuroshard.files.disk import check_folder_exists, check_other_path
 from neuroshard.orders.options import OPTIONS, Option, declared, with_options
 
@@ -24,7 +24,8 @@ def option(word: str, told: str, *flags: str, choices: Words = (), **more: Any) 
 def shown(one: Option) -> Any:
     """A declared option as typer takes it."""
     bounds = {"min": one.least, "max": one.most}
-    return option(one.word, one.help, *one.flags, choices=one.choices, envvar=one.envvar, **bounds)
+    choices = models if one.word == "MODEL" else one.choices
+    return option(one.word, one.help, *one.flags, choices=choices, envvar=one.envvar, **bounds)
 
 
 Seed = Annotated[int, shown(OPTIONS["seed"])]

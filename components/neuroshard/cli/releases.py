@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neuroshard.cli import completion
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, option, was_typed
+from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, option, takes, was_typed
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.units import format_bytes, parse_duration
+from neuroshard.orders.deploy import DeployOptions
 
 if TYPE_CHECKING:
     from neuroshard.core.release import Pointer
@@ -36,52 +36,22 @@ TrackName = Annotated[
     "neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/",
     "Put a plan in a store, and live if the gate agrees.",
 )
+@takes(DeployOptions)
 def deploy(
     plan: PlanFile,
+    *,
     store: StoreUrl,
     name: ModelName,
     tables_json: Annotated[
         Path | None, option("FILE", "Today's tables.json, which the plan must be for.", "--tables")
     ] = None,
-    model: Annotated[
-        str | None,
-        option(
-            "MODEL",
-            "The plan's cost model, as for search, to price the live plan on the plan's own tables.",
-            choices=completion.models,
-        ),
-    ] = None,
-    memory_margin: Annotated[float, option("SHARE", "Share of a device's memory to leave free.")] = 0.0,
-    max_error: Annotated[
-        float | None, option("SHARE", "Largest error of its cost model on unseen tables: 0.1 is 10 %.")
-    ] = None,
-    min_gain: Annotated[
-        float | None,
-        option(
-            "SHARE",
-            "Share by which it must be better than the live plan [default: its cost model's error, at least 30 % for a "
-            "datasheet or a fallback].",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Go live whatever the gate finds; the release says so.")] = False,
-    single_writer: SingleWriter = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Publish a plan under its digest, ask the gate, then make it the live one, or keep the one that is better."""
     from neuroshard import api
 
-    deployed = api.deploy(
-        plan,
-        store,
-        name,
-        tables=tables_json,
-        model=model,
-        memory_margin=memory_margin,
-        max_error=max_error,
-        min_gain=min_gain,
-        force=force,
-        single_writer=single_writer,
-    )
+    deployed = api.deploy(plan, store, name, tables=tables_json, **options)
     say_json(deployed.data) if as_json else say_text(repr(deployed))
 
 

@@ -369,6 +369,15 @@ def declared(kind: type) -> Mapping[str, Option]:
 OPTIONS = declared(SearchOptions)
 
 
+def checked(kind: type, given: Mapping[str, Any], verb: str) -> dict[str, Any]:
+    """All options that a class declares, as they are given to a verb or by default, by the names of their fields. Raises
+    UsageError, and TypeError for an option that is not among them."""
+    options = declared(kind)
+    if unknown := given.keys() - options:
+        raise TypeError(f"{verb}() got an unexpected keyword argument {min(unknown)!r}")
+    return {option.field or name: option.checked(given.get(name)) for name, option in options.items()}
+
+
 def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
     """Settings of what is given on the command line, where it is theirs. Raises UsageError."""
     options = [(name, option) for name, option in declared(kind).items() if name in given]
