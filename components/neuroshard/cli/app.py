@@ -107,13 +107,13 @@ class _Command(TyperCommand):
         return rest
 
 
-def command(group: str, example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a subcommand. Its --help ends with `example`; the list of commands shows `in_short` under its `group`."""
+def command(group: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a subcommand. Its --help ends with `example`; the list shows its docstring's first sentence under its `group`."""
     assert group in GROUPS, group
     options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
     lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
     epilog = f"\b\nExample:\n  {lines}"  # \b keeps click from wrapping it again
-    register = app.command(cls=_Command, epilog=epilog, short_help=in_short, rich_help_panel=group)
+    register = app.command(cls=_Command, epilog=epilog, rich_help_panel=group)
 
     def registered(run: Callable[..., None]) -> Callable[..., None]:
         register(_with_quiet(run))

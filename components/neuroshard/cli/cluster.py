@@ -67,7 +67,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be don
     "cluster",
     "neuroshard submit --parameters parameters.yaml --models models.yaml --service-account neuroshard-runner "
     "--endpoint http://localhost:8888",
-    "Run the pipeline on Kubeflow Pipelines.",
 )
 @takes(RunOptions, first=True)
 def submit(
@@ -94,7 +93,7 @@ def submit(
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
-    """Run the pipeline on Kubeflow Pipelines; wait for a run with the same parameters if one is under way."""
+    """Run the pipeline on Kubeflow Pipelines. If a run with the same parameters is under way, that one is waited for."""
     from neuroshard.submit.run import RUNS_NAMESPACE, run, run_admission
     from neuroshard.submit.wait import Waiting
 
@@ -105,18 +104,16 @@ def submit(
     )
     no_wait = not wait
     take.refuse(
-        (
-            (no_wait and (metrics or event), "--metrics and --event report how a run ended; leave out --no-wait"),
-            (no_wait and give_up, "--give-up looks at pods while it waits; leave out --no-wait"),
-            (
-                wait and seconds > asked.deadline,
-                f"--timeout {timeout} is longer than --deadline {options['deadline']}, at which Kubeflow ends the run",
+        {
+            "--metrics and --event report how a run ended; leave out --no-wait": no_wait and (metrics or event),
+            "--give-up looks at pods while it waits; leave out --no-wait": no_wait and give_up,
+            f"--timeout {timeout} is longer than --deadline {options['deadline']}, at which Kubeflow ends the run": (
+                wait and seconds > asked.deadline
             ),
-            (
-                wait and start_seconds >= seconds,
-                f"--give-up {give_up} never comes: nothing waits for the run after --timeout {timeout}",
+            f"--give-up {give_up} never comes: nothing waits for the run after --timeout {timeout}": (
+                wait and start_seconds >= seconds
             ),
-        )
+        }
     )
     server, settings = asked.read()
     poll_seconds, pods_are_in = take.duration("--poll", poll), server.namespace or RUNS_NAMESPACE
@@ -136,7 +133,6 @@ def submit(
     "cluster",
     "neuroshard schedule --cron '0 2 * * *' --parameters parameters.yaml --service-account neuroshard-runner "
     "--endpoint http://localhost:8888 --dry-run",
-    "Make or remove a recurring run on Kubeflow Pipelines.",
 )
 @takes(RunOptions, first=True)
 def schedule(
@@ -154,14 +150,11 @@ def schedule(
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
-    """Create or update KFP's own recurring run; called again, it changes nothing."""
+    """Make or remove a recurring run on Kubeflow Pipelines. It is KFP's own; called again, this changes nothing."""
     from neuroshard.submit.schedule import Nightly, run
 
     take.refuse(
-        (
-            ((cron is None) != remove, "give one of --cron and --remove"),
-            (wait and now, "give one of --wait and --now"),
-        )
+        {"give one of --cron and --remove": (cron is None) != remove, "give one of --wait and --now": wait and now}
     )
     server, settings = settings_of(RunOptions, options).read()
     nightly = None if cron is None else Nightly(cron, settings)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 @command(
     "measure",
     "neuroshard augment tables.json --compute-cases 2000 --collective-cases 400 --devices 4 --memory 32GiB -o cases/",
-    "Draw the table sets and all-to-alls to measure.",
 )
 @takes(AugmentSettings)
 def augment(
@@ -43,25 +42,19 @@ def augment(
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
-    """Draw the cases to measure: devices of random plans, random table sets, and all-to-alls from balanced to lopsided."""
+    """Draw the table sets and all-to-alls to measure. Table sets are of devices of random plans and random
+    ones, all-to-alls from balanced to lopsided."""
     from neuroshard.augment.run import run
 
     cases = run(tables_json, out, settings_of(AugmentSettings, options), acquire_for=acquire)
-    if as_json:
-        say_json({"out": str(out), **_counts(cases)})
-    else:
-        say(f"{out}: {_said(cases)}")
+    say_json({"out": str(out), **_counts(cases)}) if as_json else say(f"{out}: {_said(cases)}")
 
 
 # the options of `measure --verify`
 VERIFYING = {"verify", "count", "timeout_seconds", "traces", "as_json", "quiet"}
 
 
-@command(
-    "measure",
-    "neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/",
-    "Measure what the cases cost on this machine.",
-)
+@command("measure", "neuroshard measure cases/ --backend cpu --batch-size 512 --budget 3m -o costs/")
 @takes(MeasureSettings)
 def measure(
     context: typer.Context,
@@ -114,22 +107,18 @@ def _verify(costs: Path, count: int, settings: MeasureSettings, as_json: bool) -
         raise typer.Exit(1)
 
 
-@command(
-    "measure", "neuroshard merge costs-1/ costs-2/ -o costs/", "Join costs that several machines of a kind measured."
-)
+@command("measure", "neuroshard merge costs-1/ costs-2/ -o costs/")
 def merge(
     folders: Annotated[list[Path], typer.Argument(metavar="COSTS...", help="Folders that `neuroshard measure` wrote.")],
     out: Annotated[Path, out_file("Folder of costs")],
     as_json: AsJson = False,
 ) -> None:
-    """Join costs of one case set that several machines of a kind measured."""
+    """Join costs that several machines of a kind measured. All are of one case set."""
     from neuroshard.measure.shares.merge import run
 
     costs = run(folders, out)
-    if as_json:
-        say_json({"out": str(out), **_counts(costs)})
-        return
-    say(f"{out}: {_said(costs)} of {counted(len(folders), 'folder')}")
+    said = f"{out}: {_said(costs)} of {counted(len(folders), 'folder')}"
+    say_json({"out": str(out), **_counts(costs)}) if as_json else say(said)
 
 
 def _counts(some: "Cases | Costs") -> dict[str, int]:
@@ -145,14 +134,10 @@ def _said(some: "Cases | Costs") -> str:
     return ", ".join(said)
 
 
-@command(
-    "measure",
-    "neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400 --backend cuda",
-    "Measure the network between hosts; run it on every host.",
-)
+@command("measure", "neuroshard network --hosts 2 --host 0 --ranks 8 --address node-a:29400 --backend cuda")
 @takes(NetworkSettings)
 def network(*, as_json: AsJson = False, **options: Any) -> None:
-    """Measure the network between hosts: run it on each host at the same time. All print the same figures."""
+    """Measure the network between hosts; run it on every host. All run at the same time, and print the same figures."""
     from neuroshard.core.errors import MeasureError
     from neuroshard.measure.network import NetworkFigures, run
 
@@ -168,7 +153,4 @@ def network(*, as_json: AsJson = False, **options: Any) -> None:
 
 
 def _say_network(figures: "NetworkFigures", as_json: bool) -> None:
-    if as_json:
-        say_json(figures.as_json())
-    else:
-        say_text("\n".join(figures.lines()))
+    say_json(figures.as_json()) if as_json else say_text("\n".join(figures.lines()))

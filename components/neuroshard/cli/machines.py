@@ -11,11 +11,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
 
 
-@command(
-    "measure",
-    "neuroshard fleet --kubernetes --against s3://bucket/prefix",
-    "What hardware is there, and what needs measuring.",
-)
+@command("measure", "neuroshard fleet --kubernetes --against s3://bucket/prefix")
 def fleet(
     command_line: typer.Context,
     kubernetes: Annotated[
@@ -41,7 +37,7 @@ def fleet(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the kinds of hardware that are there, and those that need measuring."""
+    """What hardware is there, and what needs measuring."""
     from datetime import UTC, datetime
 
     from neuroshard.fleet.cluster import in_cluster
@@ -72,11 +68,7 @@ def fleet(
     note(there.notes)
 
 
-@command(
-    "measure",
-    "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8888",
-    "What this machine can do, and how to fix what it cannot.",
-)
+@command("measure", "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8888")
 def doctor(
     store: Annotated[
         str | None,
@@ -90,7 +82,7 @@ def doctor(
     namespace: Annotated[str, option("NAME", "Where runs go, for --service-account.")] = "kubeflow",
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine can do, and how to fix what it cannot. The exit status is 1 if a check failed."""
+    """What this machine can do, and how to fix what it cannot. The exit status is 1 if a check failed."""
     from neuroshard.doctor.checks import check_lines, checks_json, last_line
     from neuroshard.doctor.run import examine
 

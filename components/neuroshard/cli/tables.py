@@ -1,7 +1,8 @@
 """The tables of a model."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,12 +14,11 @@ from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES
 from neuroshard.core.text import counted
 from neuroshard.core.topology import Topology, topology_of
 from neuroshard.core.units import format_bytes, parse_bytes
+from neuroshard.orders import values as take
 
 
 @command(
-    "plan",
-    "neuroshard tables --from-torchrec my_package.model:make_model --pooling-factor user_id=3 -o tables.json",
-    "Tables from a model, a file or a printout; or check them.",
+    "plan", "neuroshard tables --from-torchrec my_package.model:make_model --pooling-factor user_id=3 -o tables.json"
 )
 def tables(
     context: typer.Context,
@@ -130,7 +130,8 @@ def tables(
         Path | None, option("FILE", "Also write the file's own lookups here (dlrm_datasets).", "--traces")
     ] = None,
 ) -> None:
-    """Make a tables.json from a preset, a file, your TorchRec model or its planner's printout; or check tables."""
+    """Tables from a model, a file or a printout; or check them. A preset, a file, your TorchRec model or its
+    planner's printout becomes a tables.json."""
     from neuroshard.core.row_order import LISTS_FOLDER
     from neuroshard.core.value import canonical_json
     from neuroshard.files.disk import check_can_write, only_writer_of, write_bytes
@@ -145,8 +146,6 @@ def tables(
     from neuroshard.files.traces import write_traces
     from neuroshard.store.counted import read_counted_at
 
-    if out is None and not check:
-        raise UsageError("say where to write: -o tables.json; or --check")
     in_store = [place for place in access_from or [] if "://" in place or Path(place).is_dir()]
     traces = [Path(place) for place in access_from or [] if place not in in_store]
     for path in traces:
@@ -157,53 +156,51 @@ def tables(
     if len(in_store) + bool(traces) > 1:
         raise UsageError(f"--access-from is one model in a store, {in_store[0]}, or traces files; leave out the others")
     of_models = "--from-torchrec: other sources say pooling_factor of each table"
-    for flag, given, needed, there in (
-        ("--json", as_json, "--check", check),
-        ("--pooling-factor", pooling_factor, of_models, torchrec),
-        ("--pooling-factors", pooling_factors, of_models, torchrec),
-        ("--default-pooling-factor", default_pooling_factor is not None, of_models, torchrec),
-        ("--plan-out", plan_out, "--from-stats", stats),
-        ("--costs-out", costs_out, "--from-stats", stats),
-        ("--memory", memory, "--plan-out", plan_out),
-        ("--local-world-size", local_world_size is not None, "--plan-out", plan_out),
-        ("--domain", domain is not None, "--plan-out", plan_out),
-        ("--network", network, "--plan-out", plan_out),
-        ("--batch-size", batch_size is not None, "--access-from FILE", traces),
-        ("--order", was_typed(context, "order"), "--access-from FILE", traces),
-        ("--row-orders", row_orders, "--access-from", access_from),
-        ("--access-from", access_from, "-o tables.json", out),
-        ("--dtype", dtype, "--preset, --from and --from-stats: a model says it by data_type=", torchrec is None),
-        ("--dim", was_typed(context, "dim"), "--from FILE.pt", source is not None and has_lookups(source)),
-        ("--plan-out", plan_out, "-o tables.json", out),
-        ("--costs-out", costs_out, "-o tables.json", out),
-        ("--traces", traces_out, "-o tables.json", out),
-    ):
-        if given and not there:
-            raise UsageError(f"{flag} is for {needed}")
+    take.refuse(
+        {
+            "say where to write: -o tables.json; or --check": out is None and not check,
+            "--json is for --check": as_json and not check,
+            f"--pooling-factor is for {of_models}": pooling_factor and not torchrec,
+            f"--pooling-factors is for {of_models}": pooling_factors and not torchrec,
+            f"--default-pooling-factor is for {of_models}": default_pooling_factor is not None and not torchrec,
+            "--plan-out is for --from-stats": plan_out and not stats,
+            "--costs-out is for --from-stats": costs_out and not stats,
+            "--memory is for --plan-out": memory and not plan_out,
+            "--local-world-size is for --plan-out": local_world_size is not None and not plan_out,
+            "--domain is for --plan-out": domain is not None and not plan_out,
+            "--network is for --plan-out": network and not plan_out,
+            "--batch-size is for --access-from FILE": batch_size is not None and not traces,
+            "--order is for --access-from FILE": was_typed(context, "order") and not traces,
+            "--row-orders is for --access-from": row_orders and not access_from,
+            "--access-from is for -o tables.json": access_from and not out,
+            "--dtype is for --preset, --from and --from-stats: a model says it by data_type=": dtype
+            and torchrec is not None,
+            "--dim is for --from FILE.pt": was_typed(context, "dim")
+            and not (source is not None and has_lookups(source)),
+            "--plan-out is for -o tables.json": plan_out and not out,
+            "--costs-out is for -o tables.json": costs_out and not out,
+            "--traces is for -o tables.json": traces_out and not out,
+        }
+    )
     for path in filter(None, (out, plan_out, costs_out, traces_out)):
         check_can_write(path)  # of several files all or none, and lookups take minutes to read
     check_order(order)
-    word, words = dtype or "fp32", access or []
-    default_access, _ = access_options(words)
-    match preset, source, torchrec, stats:
-        case str(), None, None, None:
-            found = tables_source.from_preset(preset, access=default_access, dtype=word, optimizer=optimizer)
-        case None, Path(), None, None:
-            found = tables_source.from_file(source, access=default_access, dtype=word, optimizer=optimizer, dim=dim)
-        case None, None, str(), None:
-            found = tables_source.from_torchrec(
-                torchrec,
-                access=default_access,
-                optimizer=optimizer,
-                pooling_factors=read_factors(pooling_factors, pooling_factor or ()),
-                default_pooling_factor=default_pooling_factor,
-            )
-        case None, None, None, Path():
-            found = tables_source.from_stats(stats, access=default_access, dtype=dtype, optimizer=optimizer)
-        case _:
-            raise UsageError(
-                "give one of --preset NAME, --from FILE, --from-torchrec package.module:function and --from-stats FILE"
-            )
+    default_access, _ = access_options(access or ())
+    factors = read_factors(pooling_factors, pooling_factor or ())
+    asked = tables_source.Asked(default_access, dtype, optimizer, dim, factors, default_pooling_factor)
+    sources: tuple[tuple[Callable[[Any, tables_source.Asked], tables_source.Source], Any], ...] = (
+        (tables_source.from_preset, preset),
+        (tables_source.from_file, source),
+        (tables_source.from_torchrec, torchrec),
+        (tables_source.from_stats, stats),
+    )
+    chosen = [(read, given) for read, given in sources if given is not None]
+    if len(chosen) != 1:
+        raise UsageError(
+            "give one of --preset NAME, --from FILE, --from-torchrec package.module:function and --from-stats FILE"
+        )
+    [(read, given)] = chosen
+    found = read(given, asked)
     if traces_out is not None and found.traces is None:
         raise UsageError(f"{found.where} holds no lookups to write to --traces; only dlrm_datasets files do")
     findings = found.findings() if check else ()
@@ -213,7 +210,7 @@ def tables(
         lists = out.parent / LISTS_FOLDER if row_orders else None
         of_trainers = read_counted_at(in_store[0], lists) if in_store else None
         imported = found.tables(sequences=costs_out is None)
-        imported = with_access(imported, words, traces, batch_size, order, of_trainers, lists)
+        imported = with_access(imported, access or (), traces, batch_size, order, of_trainers, lists)
         note(imported.notes)
         with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
             if found.printed is not None and plan_out is not None:

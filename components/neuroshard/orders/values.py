@@ -119,9 +119,9 @@ def several(option: str, values: object) -> list[str]:
     return listed
 
 
-def refuse(rules: Iterable[tuple[object, str]]) -> None:
-    """Raise UsageError for the first of these (whether options contradict each other, and the line that says so) that holds."""
-    if said := next((line for wrong, line in rules if wrong), ""):
+def refuse(rules: Mapping[str, object]) -> None:
+    """Raise UsageError with the first of these lines for which it holds that options contradict each other."""
+    if said := next((line for line, wrong in rules.items() if wrong), ""):
         raise UsageError(said)
 
 
