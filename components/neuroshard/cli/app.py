@@ -6,9 +6,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from types import MappingProxyType
 from typing import Annotated, Any, TextIO
 
 from neuroshard.core.extras import install_command
@@ -22,7 +23,7 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
 from neuroshard import __version__
 from neuroshard.cli.completion import words_as_typed
 from neuroshard.cli.help import EXIT_CODES, GROUPS, usage_of, write_commands, write_parameters
-from neuroshard.cli.options import check_outputs
+from neuroshard.cli.options import check_needs, check_outputs, needs_of
 from neuroshard.core.clean import accept_all_characters, clean, clean_lines, in_words, is_silent, silent
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
@@ -84,7 +85,10 @@ def _root(
 
 
 class _Command(TyperCommand):
-    """A subcommand that refuses empty arguments, since an empty path would mean the current folder, and bad outputs."""
+    """A subcommand that refuses empty arguments, since an empty path would mean the current folder, bad outputs, and options that
+    need others."""
+
+    needs: Mapping[str, str] = MappingProxyType({})  # options, and the flags of those that they need
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [self.options_metavar or "", *usage_of(self.get_params(ctx))]
@@ -103,6 +107,7 @@ class _Command(TyperCommand):
                 )
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
+            check_needs(ctx, self.needs)
             check_outputs(ctx.params)
         return rest
 
@@ -113,10 +118,10 @@ def command(group: str, example: str) -> Callable[[Callable[..., None]], Callabl
     options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
     lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
     epilog = f"\b\nExample:\n  {lines}"  # \b keeps click from wrapping it again
-    register = app.command(cls=_Command, epilog=epilog, rich_help_panel=group)
 
     def registered(run: Callable[..., None]) -> Callable[..., None]:
-        register(_with_quiet(run))
+        kind = type("Command", (_Command,), {"needs": needs_of(run)})
+        app.command(cls=kind, epilog=epilog, rich_help_panel=group)(_with_quiet(run))
         return run
 
     return registered

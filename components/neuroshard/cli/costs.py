@@ -78,7 +78,7 @@ def measure(
         Path | None,
         option("FOLDER", "Measure cases of these costs again instead, and fail where labels differ too much."),
     ] = None,
-    count: Annotated[int, option("NUMBER", "Cases to verify.", "-n", "--count", min=1)] = 100,
+    count: Annotated[int, option("NUMBER", "cases to measure.", "-n", "--count", min=1, needs="--verify")] = 100,
     as_json: AsJson = False,
     **options: Any,
 ) -> None:

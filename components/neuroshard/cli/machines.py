@@ -31,9 +31,11 @@ def fleet(
     store: Annotated[
         str | None, option("STORE", "Say which kinds no live cost model of this store covers, and why.", "--against")
     ] = None,
-    max_age: Annotated[str | None, option("TIME", "With --against: a cost model older than this is too old.")] = None,
+    max_age: Annotated[
+        str | None, option("TIME", "a cost model older than this is too old.", needs="--against")
+    ] = None,
     max_error: Annotated[
-        float | None, option("SHARE", "With --against: largest error on unseen tables: 0.1 is 10 %.")
+        float | None, option("SHARE", "largest error on unseen tables: 0.1 is 10 %.", needs="--against")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -48,8 +50,6 @@ def fleet(
         raise UsageError(
             "--local asks this machine alone; leave out --nodes, --context, --selector and --tolerations, or give --kubernetes"
         )
-    if store is None and (max_age is not None or max_error is not None):
-        raise UsageError("--max-age and --max-error are for --against STORE")
     there = (
         kubernetes_fleet(
             recorded=nodes,
@@ -79,7 +79,7 @@ def doctor(
         str | None,
         option("NAME", "Ask the Kubernetes API, in a dry run, whether it takes a run's pods under this account."),
     ] = None,
-    namespace: Annotated[str, option("NAME", "Where runs go, for --service-account.")] = "kubeflow",
+    namespace: Annotated[str, option("NAME", "where runs go.", needs="--service-account")] = "kubeflow",
     as_json: AsJson = False,
 ) -> None:
     """What this machine can do, and how to fix what it cannot. The exit status is 1 if a check failed."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from neuroshard.cli.completion import Words, completing, models
+from neuroshard.core.errors import UsageError
 from neuroshard.files.disk import check_folder_exists, check_other_path
 from neuroshard.orders.options import OPTIONS, Option, declared, with_options
 
@@ -15,15 +16,33 @@ OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "torchrec_stats", "metr
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
 
-def option(word: str, told: str, *flags: str, choices: Words = (), **more: Any) -> Any:
-    """An option whose value help calls by this word. Tab completes its `choices`."""
+def option(word: str, told: str, *flags: str, choices: Words = (), needs: str = "", **more: Any) -> Any:
+    """An option, whose value help calls by this word, if it takes one. Tab completes its `choices`. Without the flag that it
+    `needs` it is refused."""
     complete = completing(choices) if choices else None
-    return typer.Option(*flags, help=told, metavar=word, autocompletion=complete, **more)
+    said = f"With {needs}: {told}" if needs else told
+    made = typer.Option(*flags, help=said, metavar=word or None, autocompletion=complete, **more)
+    vars(made)["needs"] = needs
+    return made
+
+
+def needs_of(run: Callable[..., None]) -> dict[str, str]:
+    """The options of a subcommand that need others, with the flags of those."""
+    marked = [(name, getattr(hint, "__metadata__", ())) for name, hint in run.__annotations__.items()]
+    return {name: one.needs for name, marks in marked for one in marks if getattr(one, "needs", "")}
+
+
+def check_needs(context: Any, needs: Mapping[str, str]) -> None:
+    """Raise UsageError for an option without the one that it needs, since it would be ignored."""
+    typed = {one.name: one.opts for one in context.command.params if was_typed(context, one.name)}
+    for name in needs.keys() & typed.keys():
+        if not any(needs[name] in flags for flags in typed.values()):
+            raise UsageError(f"{typed[name][-1]} is for {needs[name]}")
 
 
 def shown(one: Option) -> Any:
     """A declared option as typer takes it."""
-    bounds = {"min": one.least, "max": one.most}
+    bounds: dict[str, Any] = {"min": one.least, "max": one.most}
     choices = models if one.word == "MODEL" else one.choices
     return option(one.word, one.help, *one.flags, choices=choices, envvar=one.envvar, **bounds)
 

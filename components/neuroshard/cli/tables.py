@@ -55,23 +55,23 @@ def tables(
         float | None, option("NUMBER", "With --from-torchrec: lookups of any other feature [default: 1].", min=0)
     ] = None,
     plan_out: Annotated[
-        Path | None, option("FILE", "With --from-stats: also write the printed plan, as a plan.json.")
+        Path | None, option("FILE", "also write the printed plan, as a plan.json.", needs="--from-stats")
     ] = None,
     costs_out: Annotated[
         Path | None,
-        option("FILE", "With --from-stats: also write the printed costs, for search --model given:FILE."),
+        option("FILE", "also write the printed costs, for search --model given:FILE.", needs="--from-stats"),
     ] = None,
     memory: Annotated[
-        str | None, option("SIZE", "With --plan-out: memory of a device [default: what the planner planned with].")
+        str | None, option("SIZE", "memory of a device [default: what the planner planned with].", needs="--plan-out")
     ] = None,
     local_world_size: Annotated[
-        int | None, option("NUMBER", "With --plan-out: ranks of a host [default: all are on one].")
+        int | None, option("NUMBER", "ranks of a host [default: all are on one].", needs="--plan-out")
     ] = None,
     domain: Annotated[
-        int | None, option("NUMBER", "With --plan-out: ranks that share fast links [default: those of a host].")
+        int | None, option("NUMBER", "ranks that share fast links [default: those of a host].", needs="--plan-out")
     ] = None,
     network: Annotated[
-        str | None, option("NUMBER", "With --plan-out: the network between domains, as for search: 50GB/s,0.06ms.")
+        str | None, option("RATE", "the network between domains, as for search: 50GB/s,0.06ms.", needs="--plan-out")
     ] = None,
     check: Annotated[
         bool,
@@ -80,7 +80,7 @@ def tables(
             help="Say what is odd about each table. Exit status 0: nothing; 1: some cannot be sharded; 3: odd ones.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --check: the findings as JSON, for programs.")] = False,
+    as_json: Annotated[bool, option("", "the findings as JSON, for programs.", "--json", needs="--check")] = False,
     access: Annotated[
         list[str] | None,
         option(
@@ -105,9 +105,11 @@ def tables(
     ] = "time",
     row_orders: Annotated[
         bool,
-        typer.Option(
+        option(
+            "",
+            "also find the hottest rows of each table; their lists go to rows/ beside tables.json.",
             "--row-orders",
-            help="With --access-from: also find the hottest rows of each table; their lists go to rows/ beside tables.json.",
+            needs="--access-from",
         ),
     ] = False,
     dtype: Annotated[
@@ -159,19 +161,11 @@ def tables(
     take.refuse(
         {
             "say where to write: -o tables.json; or --check": out is None and not check,
-            "--json is for --check": as_json and not check,
             f"--pooling-factor is for {of_models}": pooling_factor and not torchrec,
             f"--pooling-factors is for {of_models}": pooling_factors and not torchrec,
             f"--default-pooling-factor is for {of_models}": default_pooling_factor is not None and not torchrec,
-            "--plan-out is for --from-stats": plan_out and not stats,
-            "--costs-out is for --from-stats": costs_out and not stats,
-            "--memory is for --plan-out": memory and not plan_out,
-            "--local-world-size is for --plan-out": local_world_size is not None and not plan_out,
-            "--domain is for --plan-out": domain is not None and not plan_out,
-            "--network is for --plan-out": network and not plan_out,
             "--batch-size is for --access-from FILE": batch_size is not None and not traces,
             "--order is for --access-from FILE": was_typed(context, "order") and not traces,
-            "--row-orders is for --access-from": row_orders and not access_from,
             "--access-from is for -o tables.json": access_from and not out,
             "--dtype is for --preset, --from and --from-stats: a model says it by data_type=": dtype
             and torchrec is not None,
