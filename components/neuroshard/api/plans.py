@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -129,7 +130,7 @@ def _of_orders(old: Plan, new: Plan, folders: Sequence[Path]) -> tuple[list[str]
     lists in these folders."""
     if not (old.task.orders and new.task.orders):
         return [], {}
-    from functools import cache, partial
+    from functools import cache
 
     from neuroshard.files.row_orders import drifts, hot_in_both, ids_among
 
@@ -256,16 +257,9 @@ def _plan(plan: Plan | FilePath) -> Plan:
     return plan if isinstance(plan, Plan) else read_plan(take.plan_file("plan", plan))
 
 
-def _model(model: object) -> str:
-    return take.name("model", model, "the name of a cost model, as in 'analytic:h100'")
-
-
-def _store(store: object) -> str:
-    return take.name("store", store, "a folder, or s3://bucket/prefix")
-
-
-def _name(name: object) -> str:
-    return take.name("name", name, "the model's name in the store, as in 'ads-ranker'")
+_model = partial(take.name, "model", what="the name of a cost model, as in 'analytic:h100'")
+_store = partial(take.name, "store", what="a folder, or s3://bucket/prefix")
+_name = partial(take.name, "name", what="the model's name in the store, as in 'ads-ranker'")
 
 
 def tables_or_file(tables: Any) -> Path | Tables:

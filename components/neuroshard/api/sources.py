@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,8 +199,7 @@ def _lookups(given: object) -> dict[str, float]:
     }
 
 
-def _place(option: str, value: object) -> str:
-    return take.name(option, value, "a model in a store, as in 's3://bucket/prefix/ads-ranker'")
+_place = partial(take.name, what="a model in a store, as in 's3://bucket/prefix/ads-ranker'")
 
 
 def _number(option: str, value: object) -> float:
