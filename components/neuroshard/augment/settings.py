@@ -42,9 +42,7 @@ class AugmentSettings:
         int | None, "Most tables in a set [default: 15, and more where a device has more].", Option(int, least=1)
     ] = None
     max_delay_ms: Annotated[
-        float,
-        "Latest start of a device in an all-to-all, in ms.",
-        Option(float, "MS", least=0, flag="--max-delay"),
+        float, "Latest start of a device in an all-to-all, in ms.", Option(float, "MS", least=0, flag="--max-delay")
     ] = 20.0
     test_share: Annotated[
         float, "Share of tables kept from training, to test on.", Option(float, "SHARE", least=0, most=0.9)

@@ -75,20 +75,17 @@ def submit(
     timeout: Annotated[str, option("TIME", "Longest time to wait.")] = "12h",
     poll: Annotated[str, option("TIME", "Time between two looks at the run.")] = "15s",
     metrics: Annotated[
-        str | None,
-        option("FILE", "Report the outcome to Prometheus: to a file, or to a Pushgateway (http://…:9091)."),
+        str | None, option("FILE", "Report the outcome to Prometheus: to a file, or to a Pushgateway (http://…:9091).")
     ] = None,
     event: Annotated[bool, typer.Option("--event", help="Report the outcome as an event of this pod.")] = False,
     patience: Annotated[
         str, option("TIME", "Retry an API that does not answer for this long; 0 for no retry.")
     ] = "10m",
     give_up: Annotated[
-        str | None,
-        option("TIME", "End a run of which a pod has not started for this long: 1h [default: wait on]."),
+        str | None, option("TIME", "End a run of which a pod has not started for this long: 1h [default: wait on].")
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option(help="Ask the Kubernetes API first, in a dry run, whether it accepts the pods of a run."),
+        bool, typer.Option(help="Ask the Kubernetes API first, in a dry run, whether it accepts the pods of a run.")
     ] = True,
     dry_run: DryRun = False,
     **options: Any,
@@ -138,8 +135,7 @@ def submit(
 def schedule(
     *,
     cron: Annotated[
-        str | None,
-        option("CRON", "When: minute, hour, day, month, weekday, in the time zone of Kubeflow's scheduler."),
+        str | None, option("CRON", "When: minute, hour, day, month, weekday, in the time zone of Kubeflow's scheduler.")
     ] = None,
     name: Annotated[str, option("NAME", "Name of the recurring run.")] = "neuroshard-nightly",
     remove: Annotated[bool, typer.Option("--remove", help="Delete the recurring run instead.")] = False,

@@ -71,8 +71,7 @@ def measure(
         int, option("NUMBER", "Times to measure all cases, one round after another; the mean is the label.")
     ] = 1,
     share: Annotated[
-        str | None,
-        option("I/N", "Measure one machine's share of the cases, as in 2/8; `neuroshard merge` joins them."),
+        str | None, option("I/N", "Measure one machine's share of the cases, as in 2/8; `neuroshard merge` joins them.")
     ] = None,
     verify: Annotated[
         Path | None,

@@ -4,13 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 # In this order `neuroshard --help` shows them.
-GROUPS = {
-    "plan": "Plan",
-    "measure": "Measure",
-    "learn": "Learn",
-    "release": "Release",
-    "cluster": "Cluster",
-}
+GROUPS = {"plan": "Plan", "measure": "Measure", "learn": "Learn", "release": "Release", "cluster": "Cluster"}
 EXIT_CODES = """\
 Exit status: 0 done; 1 failed, as the last line says; 2 called wrongly; 3 odd
 tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""

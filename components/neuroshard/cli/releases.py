@@ -56,11 +56,7 @@ def deploy(
 
 @command("release", "neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker")
 def publish(
-    plan: PlanFile,
-    store: StoreUrl,
-    name: ModelName,
-    single_writer: SingleWriter = False,
-    as_json: AsJson = False,
+    plan: PlanFile, store: StoreUrl, name: ModelName, single_writer: SingleWriter = False, as_json: AsJson = False
 ) -> None:
     """Put a plan in a store, without making it live. It is published under its digest."""
     from neuroshard.deploy.run import run_publish

@@ -39,8 +39,7 @@ def tables(
         ),
     ] = None,
     stats: Annotated[
-        Path | None,
-        option("FILE", "What TorchRec's planner printed (debug=True), alone or in a log.", "--from-stats"),
+        Path | None, option("FILE", "What TorchRec's planner printed (debug=True), alone or in a log.", "--from-stats")
     ] = None,
     pooling_factor: Annotated[
         list[str] | None,

@@ -187,12 +187,7 @@ class _OfOnePlan(TypedDict, total=False):
     host_memory: Annotated[
         Amount | None,
         "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
-        _task(
-            _amount("'1TiB'", parse_bytes),
-            "SIZE",
-            field="host_memory_bytes",
-            models_yaml=str | None,
-        ),
+        _task(_amount("'1TiB'", parse_bytes), "SIZE", field="host_memory_bytes", models_yaml=str | None),
     ]
     time_budget: Annotated[
         Amount | None,
@@ -223,10 +218,7 @@ class _OfOnePlan(TypedDict, total=False):
         Amount | None,
         "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
         _setting(
-            _amount("'50GiB'", partial(parse_bytes, least=0)),
-            "SIZE",
-            field="move_budget_bytes",
-            models_yaml=str | None,
+            _amount("'50GiB'", partial(parse_bytes, least=0)), "SIZE", field="move_budget_bytes", models_yaml=str | None
         ),
     ]
     keep_optimizer_state: Annotated[

@@ -167,9 +167,7 @@ class _OfKinds(TypedDict, total=False):
         _of_kinds(_ranks, "NUMBER"),
     ]
     local_world_size: Annotated[
-        Sequence[str],
-        "Ranks of a host. For one kind: KIND=NUMBER; may be repeated.",
-        _of_kinds(_ranks, "NUMBER"),
+        Sequence[str], "Ranks of a host. For one kind: KIND=NUMBER; may be repeated.", _of_kinds(_ranks, "NUMBER")
     ]
     price: Annotated[
         Sequence[str],
@@ -189,9 +187,7 @@ class _OfAll(TypedDict, total=False):
         int | None, "Samples of a device a step: weak scaling, in place of --batch-size.", Option(int, least=1)
     ]
     time_budget: Annotated[
-        str | float | None,
-        "Search for this long at most, all sizes together: 60s, 5m.",
-        Option(take.duration, "TIME"),
+        str | float | None, "Search for this long at most, all sizes together: 60s, 5m.", Option(take.duration, "TIME")
     ]
 
 
