@@ -130,7 +130,7 @@ def _of_orders(old: Plan, new: Plan, folders: Sequence[Path]) -> tuple[list[str]
     lists in these folders."""
     if not (old.task.orders and new.task.orders):
         return [], {}
-    from functools import cache
+    from functools import cache, partial
 
     from neuroshard.files.row_orders import drifts, hot_in_both, ids_among
 

@@ -14,7 +14,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import parse_share
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.network import NetworkSettings
+from neuroshard.measure.network_settings import NetworkSettings
 from neuroshard.orders.options import settings_of
 
 if TYPE_CHECKING:
