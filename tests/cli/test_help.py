@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from helpers.limits import HANGS
 from neuroshard.cli import app
-from neuroshard.cli.help import GROUPS
+from neuroshard.cli.app import GROUPS
 
 COMMANDS = vars(typer.main.get_command(app))["commands"]
 
