@@ -178,7 +178,7 @@ class _Needed(TypedDict):
     ]
 
 
-class _OfOnePlan(TypedDict, total=False):
+class _OfOneSize(TypedDict, total=False):
     algorithm: Annotated[
         str,
         "local-search, neuroshard-2023 (the published search), random, size, dim, lookup or size-lookup.",
@@ -191,8 +191,8 @@ class _OfOnePlan(TypedDict, total=False):
     ]
     time_budget: Annotated[
         Amount | None,
-        "Search for this long instead: 10s, 2m (a number is seconds), from reading the tables to the last improvement; the bound "
-        "comes after. The plan then depends on the machine.",
+        "Search for this long instead of --rounds: 10s, 2m (a number is seconds), from reading the tables to the last "
+        "improvement; the bound comes after. The plan then depends on the machine.",
         _setting(take.duration, "TIME", field="time_budget_s"),
     ]
     dense_time: Annotated[
@@ -210,21 +210,6 @@ class _OfOnePlan(TypedDict, total=False):
         int | None,
         "Ranks of a host [default: those of a domain, if given].",
         Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
-    ]
-    previous: Annotated[
-        Plan | FilePath | None, "plan.json to start from.", Option(_previous, "FILE", flag="--from", kind=Path)
-    ]
-    move_budget: Annotated[
-        Amount | None,
-        "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
-        _setting(
-            _amount("'50GiB'", partial(parse_bytes, least=0)), "SIZE", field="move_budget_bytes", models_yaml=str | None
-        ),
-    ]
-    keep_optimizer_state: Annotated[
-        bool,
-        "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
-        _setting(bool, default=False, models_yaml=Switch),
     ]
 
 
@@ -337,8 +322,24 @@ class EverySearch(TypedDict, total=False):
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
 
 
-class SearchOptions(_Needed, _OfOnePlan, EverySearch, total=False):
+class SearchOptions(_Needed, _OfOneSize, EverySearch, total=False):
     """The options of a search as keyword arguments. `OPTIONS` has them by name."""
+
+    previous: Annotated[
+        Plan | FilePath | None, "plan.json to start from.", Option(_previous, "FILE", flag="--from", kind=Path)
+    ]
+    move_budget: Annotated[
+        Amount | None,
+        "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
+        _setting(
+            _amount("'50GiB'", partial(parse_bytes, least=0)), "SIZE", field="move_budget_bytes", models_yaml=str | None
+        ),
+    ]
+    keep_optimizer_state: Annotated[
+        bool,
+        "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
+        _setting(bool, default=False, models_yaml=Switch),
+    ]
 
 
 def declared(kind: type) -> Mapping[str, Option]:
