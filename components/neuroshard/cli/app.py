@@ -229,32 +229,29 @@ def main() -> None:
     try:
         with words_as_typed(os.environ):
             app(prog_name="neuroshard")
-    except NeuroshardError as error:
-        say(f"error: {one_line(error, None)}", err=True)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "neuroshard":
-            raise
-        say(f"error: this needs the package {error.name}, of an extra: {install_command('all')}", err=True)
-        sys.exit(1)
-    except ImportError as error:  # a shared library of a package does not fit this machine
-        if (error.name or "").partition(".")[0] == "neuroshard":
-            raise
-        say(
-            f"error: a package cannot be loaded ({one_line(error)}); `neuroshard doctor` looks at all of them", err=True
-        )
-        sys.exit(1)
     except KeyboardInterrupt:  # before the subcommand runs: from then on click answers it
         sys.exit(130)
     except BrokenPipeError:  # `neuroshard show plan.json | head`
         sys.stderr.close()
         sys.exit(1)
-    except OSError as error:  # a full disk, say; files are written whole or not at all (files/disk.py)
-        say(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
-        sys.exit(1)
-    except MemoryError as error:  # too many cases or devices
-        say(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
-        sys.exit(1)
+    except (NeuroshardError, ImportError, OSError, MemoryError) as error:
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "neuroshard":
+            raise
+        say(f"error: {_why(error)}", err=True)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def _why(error: BaseException) -> str:
+    match error:
+        case ModuleNotFoundError():
+            return f"this needs the package {error.name}, of an extra: {install_command('all')}"
+        case ImportError():  # a shared library of a package does not fit this machine
+            return f"a package cannot be loaded ({one_line(error)}); `neuroshard doctor` looks at all of them"
+        case OSError():  # a full disk, say; files are written whole or not at all (files/disk.py)
+            return f"{error.filename or 'this machine'}: {error.strerror or error}"
+        case MemoryError():  # too many cases or devices
+            return f"not enough memory: {one_line(error) or 'ask for less at once'}"
+    return one_line(error, None)
 
 
 def _show_warning(
