@@ -20,7 +20,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.importers.import_tables import import_tables
-from neuroshard.files.importers.tables_source import from_frame, from_list
+from neuroshard.files.importers.tables_source import Asked, from_frame, from_list
 from neuroshard.files.importers.torchrec_tables import tables_of
 from neuroshard.files.tables import read_tables, write_tables
 
@@ -392,8 +392,8 @@ def configs(path, tables):
     pd.read_parquet(path / "text.parquet").to_csv(path / "numpy.csv", index=False)  # lists without commas
     yield from (import_tables(one) for one in sorted(path.iterdir()))
     for given in (pd.DataFrame(rows), pd.read_parquet(path / "text.parquet")):
-        yield from_frame(given, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables()
-    yield from_list(rows, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables()
+        yield from_frame(given, Asked()).tables()
+    yield from_list(rows, Asked()).tables()
 
 
 def test_configs_of_torchrec_are_the_tables_of_their_model_in_any_form(tmp_path):
@@ -530,8 +530,7 @@ def test_types_of_numpy_and_bytes_are_read_as_what_they_name(tmp_path):
     assert imported(tmp_path, "parquet", [bytes_]).tables == wanted
     for type_ in (np.float16, np.dtype("float16"), torch.float16):
         row = {**ROW, "data_type": type_, "feature_names": np.array(["viewed", "bought"], dtype=object)}
-        options = {"access": "uniform", "dtype": "fp32", "optimizer": "rowwise_adagrad"}
-        for source in (from_frame(pd.DataFrame([row]), **options), from_list([row], **options)):
+        for source in (from_frame(pd.DataFrame([row]), Asked()), from_list([row], Asked())):
             assert source.tables().tables == wanted
     with refused(InvalidInput, "t.parquet", "name"):
         imported(tmp_path, "parquet", [{**ROW, "name": b"\xff"}])
@@ -546,4 +545,4 @@ def test_a_frame_of_tables_and_its_parquet_file_are_the_tables(tmp_path):
     wanted = (whole, Table(**{**ROW, "name": "b"}))
     assert import_tables(tmp_path / "t.parquet").tables == wanted
     for given in (frame, pd.read_parquet(tmp_path / "t.parquet")):
-        assert from_frame(given, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables().tables == wanted
+        assert from_frame(given, Asked()).tables().tables == wanted
