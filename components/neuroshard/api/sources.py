@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.api.arguments import public
@@ -64,7 +65,7 @@ def tables(
     TensorDicts (or lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces`
     wrote, cut into batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A
     mapping as `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a
-    store, such as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted. With `row_orders`, a folder,
+    store, such as "s3://bucket/prefix/ads-ranker": then the trace is what its trainer recorded. With `row_orders`, a folder,
     tables also have orders of their rows by what is counted, whose lists of hot rows are written there.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
@@ -75,7 +76,7 @@ def tables(
     """
     from neuroshard.files.importers import table_access, tables_source
     from neuroshard.files.importers.presets import PRESETS
-    from neuroshard.store.counted import read_counted_at
+    from neuroshard.store.traces import fetch_trace_of
 
     words = _words(access)
     access, _ = table_access.access_options(words)
@@ -108,7 +109,7 @@ def tables(
         )
     counted = take.maybe(_place, "counted", counted)
     if counted is not None and (paths or batches is not None):
-        raise UsageError("counted is what trainers counted; leave out traces and batches, which would be counted too")
+        raise UsageError("counted is what a trainer recorded; leave out traces and batches, which would be counted too")
     folder = take.maybe(take.path, "row_orders", row_orders)
     if folder is not None and not (paths or batches is not None or counted is not None):
         raise UsageError("row_orders is for traces, batches or counted, by which rows are ordered")
@@ -142,8 +143,9 @@ def tables(
             f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
             f"{take.called_instead(source)}"
         )
-    of_trainers = None if counted is None else read_counted_at(counted, folder)
-    imported = table_access.with_access(found.tables(), words, paths, batch_size, order, of_trainers, folder)
+    with TemporaryDirectory() as recorded:
+        paths += [] if counted is None else [fetch_trace_of(counted, Path(recorded))]
+        imported = table_access.with_access(found.tables(), words, paths, batch_size, order, folder)
     if batches is not None:
         imported = _counted(source, found, imported, batches, order, folder)
     return _noted(imported.tables, imported.notes, quiet)
