@@ -203,9 +203,17 @@ class AccessTrace:
             self._samples = min(max(int(self._most_bytes / MOST_BATCHES / 8 / lookups), 1), samples)
         if samples < max(self._samples, 1):
             return None
+        first = [(path, _first(one, self._samples)) for path, one in several]
         found = {}
         for reading in self._readings:
-            each = [self._feature(several, reading, name) for name in reading.features]
+            each = []
+            for feature in reading.features:
+                there = [of[feature] for path, of in first if path in (None, reading.path) and feature in of]
+                if len(there) != 1:
+                    where = f"feature {feature!r} of table {reading.table.name!r}"
+                    many = f"is there {len(there)} times: give a dict by the paths of modules"
+                    raise InvalidInput(f"{where} {many if there else 'is not in the batch'}")
+                each += there
             rows, owner = (np.concatenate(parts) for parts in zip(*each, strict=True))
             inside = (rows >= 0) & (rows < reading.table.rows)
             if not inside.all() and not self._outside:
@@ -239,28 +247,27 @@ class AccessTrace:
             raise InvalidInput("a batch has no KeyedJaggedTensor")
         return several
 
-    def _feature(self, several: Sequence[tuple[str | None, Any]], reading: _Reading, feature: str) -> tuple[Ints, Ints]:
-        """What a feature looks up in the samples that are recorded: rows (N,), and the sample of each (N,)."""
-        there = [one for path, one in several if path in (None, reading.path) and feature in one.keys()]  # noqa: SIM118
-        if len(there) != 1:
-            where = f"feature {feature!r} of table {reading.table.name!r}"
-            many = f"is there {len(there)} times: give a dict by the paths of modules"
-            raise InvalidInput(f"{where} {many if there else 'is not in the batch'}")
-        (one,) = there
-        place = one.keys().index(feature)
-        begin, samples = place * one.stride(), self._samples
-        ends = one.offsets()[begin : begin + samples + 1].cpu().numpy().astype(np.int64)
-        values = one.values().detach()[int(ends[0]) : int(ends[-1])]
-        if values.is_floating_point() and not values.isfinite().all():
-            raise InvalidInput(f"feature {feature!r} looks up a row that is no number (nan or inf)")
-        rows: Ints = values.to(device="cpu", dtype=torch.int64).numpy()  # as TorchRec's operators do
-        return rows, np.repeat(np.arange(samples), np.diff(ends))
-
     def _report(self, what: str) -> None:
         try:
             warnings.warn(f"{what}; training goes on", AccessWarning, stacklevel=3)
         except AccessWarning as warning:  # where warnings are errors
             log(f"warning: {warning}")
+
+
+def _first(batch: Any, samples: int) -> dict[str, tuple[Ints, Ints]]:
+    """What each feature looks up in the first samples of a KeyedJaggedTensor: rows (N,), and the sample of each (N,). From a GPU
+    two copies, which wait for the batch."""
+    offsets, stride, every = batch.offsets().cpu().numpy().astype(np.int64), batch.stride(), batch.values().detach()
+    ends = [offsets[place * stride : place * stride + samples + 1] for place in range(len(batch.keys()))]
+    some = torch.cat([every[int(one[0]) : int(one[-1])] for one in ends])
+    if some.is_floating_point() and not some.isfinite().all():
+        raise InvalidInput("a batch looks up a row that is no number (nan or inf)")
+    rows = some.to(device="cpu", dtype=torch.int64).numpy()  # as TorchRec's operators do
+    lengths = [np.diff(one) for one in ends]
+    each = np.split(rows, np.cumsum([int(one.sum()) for one in lengths])[:-1])
+    return {
+        key: (of, np.repeat(np.arange(samples), one)) for key, of, one in zip(batch.keys(), each, lengths, strict=True)
+    }
 
 
 def _bytes(batch: Mapping[str, Lookups]) -> int:
