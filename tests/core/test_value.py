@@ -4,13 +4,14 @@ import pytest
 from pydantic import ValidationError
 
 from helpers.refusals import refused
-from neuroshard.core.counted import CountedAccess, CountedPointer
 from neuroshard.core.errors import InvalidInput, NewerFormat
 from neuroshard.core.release import Condemned, ModelRelease, Refusal, Release
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.value import canonical_json, check_format, decode_json
+from neuroshard.files.traces import Recorded
+from neuroshard.store.traces import TracePointer
 
 TABLE = {"name": "a", "rows": 10, "dim": 8, "pooling_factor": 1.0}
 
@@ -37,7 +38,7 @@ def test_a_value_has_the_digest_of_its_contents():
     assert len(Table(**TABLE).digest()) == 64
 
 
-@pytest.mark.parametrize("kind", [CountedAccess, CountedPointer, Condemned, ModelRelease, Refusal, Release, RowOrder])
+@pytest.mark.parametrize("kind", [TracePointer, Condemned, ModelRelease, Recorded, Refusal, Release, RowOrder])
 @pytest.mark.parametrize(
     "time", ["2026-13-01T00:00:00Z", "2025-02-29T00:00:00Z", "0000-01-01T00:00:00Z", "٢٠٢٦-01-01T00:00:00Z"]
 )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.api.arguments import public
@@ -65,7 +66,7 @@ def tables(
     TensorDicts (or lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces`
     wrote, cut into batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A
     mapping as `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a
-    store, such as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted. With `row_orders`, a folder,
+    store, such as "s3://bucket/prefix/ads-ranker": then the trace is what its trainer recorded. With `row_orders`, a folder,
     tables also have orders of their rows by what is counted, whose lists of hot rows are written there.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
@@ -76,7 +77,7 @@ def tables(
     """
     from neuroshard.files.importers import table_access, tables_source
     from neuroshard.files.importers.presets import PRESETS
-    from neuroshard.store.counted import read_counted_at
+    from neuroshard.store.traces import fetch_trace_of
 
     words = _words(access)
     access, _ = table_access.access_options(words)
@@ -109,7 +110,7 @@ def tables(
             "batches are for a model, without traces and without pooling factors, which they count; other sources take traces": (
                 batches is not None and (paths or of_models or not is_model)
             ),
-            "counted is what trainers counted; leave out traces and batches, which would be counted too": (
+            "counted is what a trainer recorded; leave out traces and batches, which would be counted too": (
                 counted is not None and counts
             ),
             "row_orders is for traces, batches or counted, by which rows are ordered": (
@@ -129,8 +130,9 @@ def tables(
     usual = take.maybe(_number, "default_pooling_factor", default_pooling_factor)
     asked = tables_source.Asked(access, dtype, optimizer, dim, lookups, usual)
     found = _read(source, is_model, asked)
-    of_trainers = None if counted is None else read_counted_at(counted, folder)
-    imported = table_access.with_access(found.tables(), words, paths, batch_size, order, of_trainers, folder)
+    with TemporaryDirectory() as recorded:
+        paths += [] if counted is None else [fetch_trace_of(counted, Path(recorded))]
+        imported = table_access.with_access(found.tables(), words, paths, batch_size, order, folder)
     if batches is not None:
         imported = _counted(source, found, imported, batches, order, folder)
     return _noted(imported.tables, imported.notes, quiet)

@@ -113,24 +113,23 @@ def releases(
         text = refusals_text(held_back)
     else:
         found = went_live = all_releases(open_store(store), track_of(name))
-        text = "\n".join(filter(None, [releases_text(went_live), _said_of_counts(open_store(store), name)]))
+        text = "\n".join(filter(None, [releases_text(went_live), _said_of_traces(open_store(store), name)]))
     say_json([one.model_dump(mode="json") for one in found]) if as_json else say_text(text)
 
 
-def _said_of_counts(store: "Store", name: str) -> str:
-    """A line on how the trainers of a model counted its tables; empty where they did not."""
+def _said_of_traces(store: "Store", name: str) -> str:
+    """A line on the trace that a trainer of a model recorded; empty where none did."""
     from neuroshard.core.release import HARDWARE
-    from neuroshard.store.counted import read_pointer_to_counted
+    from neuroshard.store.traces import read_trace_pointer
 
     if name.partition("/")[0] == HARDWARE:
         return ""
     try:
-        newest = read_pointer_to_counted(store, name)
+        return f"how its tables are read: {read_trace_pointer(store, name).said}"
     except NotFound:
         return ""
     except InvalidInput as error:
         return f"how its tables are read: {error}"
-    return f"how its tables are read: trainers counted {newest.steps:,} steps up to {newest.time}, run {newest.run}"
 
 
 @command("release", "neuroshard rollback --store s3://bucket/prefix --name ads-ranker")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -93,7 +94,7 @@ def tables(
         option(
             "FILE",
             "Count how rows are looked up on this traces file; may be repeated, in the order of time. Memory stays small, "
-            "however many batches there are. Or a model in a store, s3://bucket/prefix/ads-ranker: what its trainers counted.",
+            "however many batches there are. Or a model in a store, s3://bucket/prefix/ads-ranker: what its trainer recorded.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -145,7 +146,7 @@ def tables(
     from neuroshard.files.plan import write_plan
     from neuroshard.files.tables import write_tables
     from neuroshard.files.traces import write_traces
-    from neuroshard.store.counted import read_counted_at
+    from neuroshard.store.traces import fetch_trace_of
 
     in_store = [place for place in access_from or [] if "://" in place or Path(place).is_dir()]
     traces = [Path(place) for place in access_from or [] if place not in in_store]
@@ -201,9 +202,10 @@ def tables(
         say_text(findings_json(findings) if as_json else findings_text(findings, len(found.entries)))
     if out is not None:
         lists = out.parent / LISTS_FOLDER if row_orders else None
-        of_trainers = read_counted_at(in_store[0], lists) if in_store else None
         imported = found.tables(sequences=costs_out is None)
-        imported = with_access(imported, access or (), traces, batch_size, order, of_trainers, lists)
+        with TemporaryDirectory() as folder:
+            paths = traces or [fetch_trace_of(place, Path(folder)) for place in in_store]
+            imported = with_access(imported, access or (), paths, batch_size, order, lists)
         note(imported.notes)
         with only_writer_of(filter(None, (out, plan_out, costs_out, traces_out))):
             if found.printed is not None and plan_out is not None:

@@ -44,7 +44,7 @@ class _Model(Value):
     `hardware` is the devices' name, or a part of it (H200); where it is empty it is the fleet's, of several kinds a likely
     one. `constraints` has the fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched
     from the live one. Ranks are joined as the nodes are where the model names no `domain` and no `local_world_size`. With
-    `counted_access` its tables are read as its trainers counted, where they did; else as `tables` says. With `size` a page of
+    `counted_access` its tables are read as its trainer recorded, where one did; else as `tables` says. With `size` a page of
     sizes is put beside its release.
     """
 
