@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -99,6 +99,9 @@ bench: .venv/dev.done ## run every script of tests/bench
 
 bench-cache: .venv/dev.done ## misses predicted beside those of a simulated FBGEMM cache; ARGS="--ratings u.data --requests FILE", --quick
 	@$(BIN)/python tests/bench/cache.py $(ARGS)
+
+bench-corpus: .venv/dev.done ## a hundred tasks with every option, searched here and by another commit side by side; ARGS="--against COMMIT", --quick
+	@$(BIN)/python tests/bench/corpus.py $(ARGS)
 
 bench-machines: .venv/dev.done ## `make run` on machines that this one is not: caches, cores, memory, paths, networks; ARGS="--only '1 core'", --quick
 	@$(BIN)/python tests/bench/machines.py $(ARGS)

@@ -56,6 +56,7 @@ SMALL = {
     "docs": Small(needs=("a package index",)),
     "bench": Small("--help"),  # its scripts are run by the targets below
     "bench-cache": Small("--quick --ratings {drawn}/u.data"),
+    "bench-corpus": Small("--quick"),
     "bench-measure": Small("--quick"),
     "bench-pretrain": Small("--quick"),
     "bench-release": Small("--quick"),
