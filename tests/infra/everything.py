@@ -45,6 +45,7 @@ SMALL = {
     "run": Small("--backend synthetic --compute-cases 120 --collective-cases 24 --steps 2"),
     "test-fast": Small("tests/infra/test_makefile.py"),
     "fix": Small(),
+    "size": Small(),
     "compile": Small(),
     "images-check": Small(needs=("root", "buildah", "debootstrap", "a package index")),
     "manifests-check": Small(needs=("kubectl",)),
