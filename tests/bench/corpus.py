@@ -76,13 +76,13 @@ def checked_out(commit: str) -> Iterator[Path]:
         yield Path(folder).resolve()
 
 
-def answers(trees: Sequence[Tree], task: Task, repeats: int) -> list[Answer]:
-    """What each tree says of the task, and the least that it took. The first tree makes the previous plan."""
+def answers(trees: Sequence[Tree], task: Task, repeats: int, turn: int) -> list[Answer]:
+    """What each tree says of the task, and the least that it took. The first makes the previous plan; `turn` says who begins."""
     if task.before is not None and "failed" in (made := trees[0].answer(task, "before")):
         return [made for _ in trees]
     found: list[Answer] = [{} for _ in trees]
     for repeat in range(repeats):
-        for place in range(len(trees)) if repeat % 2 == 0 else reversed(range(len(trees))):
+        for place in range(len(trees)) if (turn + repeat) % 2 == 0 else reversed(range(len(trees))):
             again = trees[place].answer(task)
             for key in ("cpu_s", "peak_mib"):
                 if key in again and key in found[place]:
@@ -165,8 +165,8 @@ def main() -> None:
         trees = [Tree(place, folder) for place in (*places, ROOT)]
         for tree in trees:
             stack.callback(tree.close)
-        for task in tasks:
-            found = answers(trees, task, asked.repeats)
+        for turn, task in enumerate(tasks):
+            found = answers(trees, task, asked.repeats, turn)
             now = found[-1]
             said = [] if as_named(task, now) else ["WRONG"]
             wrong += bool(said)

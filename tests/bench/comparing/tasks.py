@@ -312,7 +312,7 @@ TASKS: list[Task] = [
     Task("random", tables(81, 20), of(4, algorithm="random", seed=7)),
     Task("by size and lookups", tables(82, 40), of(8, algorithm="size-lookup", seed=1)),
     Task("given costs", tables(83, 40, dims=(64, 128)), {**of(8), "batch_size": 4096}, model=GIVEN),
-    Task("given costs, 92 % full", tables(84, 60), {**of(8, rounds=10), "batch_size": 4096}, model=GIVEN, full=0.92),
+    Task("given costs, 80 % full", tables(84, 60), {**of(8, rounds=10), "batch_size": 4096}, model=GIVEN, full=0.8),
     Task("nets", tables(85, 20, dims=(16, 32, 64)), {"devices": 2, "memory": "8GiB"}, model=NETS),
     Task("nets, cut", tables(86, 12), {"devices": 2, "memory": "8GiB", "no_row_wise": True}, model=NETS),
     Task(
