@@ -223,40 +223,6 @@ def test_json_of_another_shape_is_refused(tmp_path, data, message):
     assert fault(tmp_path, "json", data) == message
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "the list of tables is empty"),
-        ("name,rows,dim,pooling_factor\n", "the list of tables is empty"),
-        ("name;rows;dim;pooling_factor\n", "column 'name' is missing; there are 'name;rows;dim;pooling_factor'"),
-        ("name,rows,dim,dim,pooling_factor\n", "column 'dim' occurs 2 times"),
-        ("name,rows,dim,pooling_factor\na,1,4,1\nb,1,4\n", "line 3: has 3 cells for 4 columns"),
-        ("name,rows,dim,pooling_factor\na,1,4,1\n\nb,many,4,1\n", "line 4: column 'rows' is 'many', not a number"),
-        ("name,rows,dim,pooling_factor\na,1_000,4,1\n", "line 2: column 'rows' is '1_000', not a number"),
-        ("name,rows,dim,pooling_factor\na,1,4,nan\n", "line 2: column 'pooling_factor' is 'nan', not a number"),
-        ("name,rows,dim,pooling_factor\na,12.5,4,1\n", "line 2 (a): rows: must be a whole number, not 12.5"),
-        ("name,rows,dim,pooling_factor\na,1,4,1e999\n", "line 2 (a): pooling_factor: must be a finite number, not inf"),
-        ('name,rows,dim,pooling_factor\n"a,1,4,1\n', "line 2: not CSV: unexpected end of data"),
-    ],
-)  # fmt: skip
-def test_csv_at_fault_is_named_by_line_and_column(tmp_path, text, message):
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    with pytest.raises(InvalidInput) as caught:
-        import_tables(path)
-    assert str(caught.value) == f"{path}: {message}"
-
-
-def test_text_in_another_encoding_and_an_object_a_line_say_the_way_out(tmp_path):
-    for name, text in (("t.csv", "name,rows,dim,pooling_factor\n"), ("t.json", json.dumps([ROW]))):
-        (tmp_path / name).write_text(text, encoding="utf-16")
-        with refused(InvalidInput, name, "UTF-8"):
-            import_tables(tmp_path / name)
-    (tmp_path / "t.json").write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)}\n")
-    with refused(InvalidInput, "t.json", "line 2", "list"):
-        import_tables(tmp_path / "t.json")
-
-
 def test_csv_may_have_quotes_spaces_a_byte_order_mark_and_windows_line_ends(tmp_path):
     path = tmp_path / "t.CSV"
     path.write_bytes('\ufeffname, rows ,dim,pooling_factor\r\n"a, b", 1e3 ,8,.5\r\n,,,\r\n'.encode())
@@ -353,11 +319,6 @@ def test_truncated_parquet_is_reported_in_one_line(tmp_path, kept):
 def test_a_missing_file_is_named(tmp_path, suffix):
     with refused(InvalidInput, f"ghost.{suffix}"):
         import_tables(tmp_path / f"ghost.{suffix}")
-
-
-def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
-    with refused(UsageError, "t.yaml", "known: .json", "known: .json, .csv, .parquet, .pt"):
-        import_tables(tmp_path / "t.yaml")
 
 
 @pytest.mark.parametrize("option", [{"dtype": "int8"}, {"optimizer": "lion"}, {"access": "zipf"}])
