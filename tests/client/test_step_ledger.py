@@ -25,7 +25,7 @@ OFF = 0.1  # gloo's own thread may let go of a copy sooner or later
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("pipeline", ["none", *PIPELINES])
 def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_path: Path) -> None:
-    case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"])
+    case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"], [0.0, 1.1])
     said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, pipeline, gloo=True)]
     assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
 
@@ -56,6 +56,14 @@ def test_the_peak_is_of_what_lives_at_once() -> None:
         second, third = (torch.empty(2000, dtype=torch.uint8) for _ in range(2))
         del second, third
     assert peak.nbytes == 4000
+
+
+def test_what_was_freed_without_a_word_does_not_pile_up() -> None:
+    def allocated(*events: tuple[int, int]) -> int:
+        return peak_memory_module._most_live(list(events))
+
+    assert allocated((1, 100), (2, 50), (1, 100), (2, -50), (1, -100)) == 150
+    assert allocated((1, 100), (1, 100), (2, 50), (1, -100)) == 150
 
 
 def test_what_was_made_before_does_not_count_when_it_is_freed() -> None:

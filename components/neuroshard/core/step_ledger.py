@@ -65,7 +65,7 @@ class Traffic:
     lookup: float = 0.0
     middle: float = 0.0  # what a domain's ranks have after they added their rows up
     output: float = 0.0
-    mean: float = 0.0  # the divisors of row-wise means
+    means: bool = False  # whether its collection divides its sums, and with them those of its other groups
     buckets: float = 0.0  # gradients of data-parallel tables, which DistributedDataParallel keeps
     copies: float = 0.0  # the gradient of data-parallel tables, before it goes to a bucket
     one_sender: bool = True  # whether all its outputs come from one rank, or one domain
@@ -99,6 +99,11 @@ class Collection:
         """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one."""
         blocks = sum(group.sent for group in self.groups if group.group.sharding.splits_rows)
         return blocks + (self.permuted if len(self.groups) > self._of_blocks else 0.0)
+
+    @property
+    def divisor(self) -> float:
+        """By which its sums are divided, where it makes means of them."""
+        return self.sum("output") if any(group.means for group in self.groups) else 0.0
 
     @property
     def sent_as_it_is(self) -> float:
@@ -201,7 +206,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
         of_all.own += own
         of_all.output += output
-        of_all.mean += output * (sharding is ROW_WISE and table.pooling == "mean")
+        of_all.means |= sharding.divides_means and table.pooling == "mean"
         of_all.sent += sent * (not sharding.copied)
         of_all.order += LOOKUP_BYTES * ids * (sharding.splits_rows and group.sequences)
         for part, _, _, device in held:
@@ -247,7 +252,7 @@ def _of_rank(of_all: Traffic, own: Traffic | None) -> Traffic:
     if own is None:
         return of_all
     same = {
-        name: getattr(of_all, name) for name in ("own", "output", "mean", "sent", "order", "one_sender", "reordered")
+        name: getattr(of_all, name) for name in ("own", "output", "means", "sent", "order", "one_sender", "reordered")
     }
     return replace(own, **same)
 
@@ -267,8 +272,13 @@ class _Step:
         self.precision = precision
         self.own = sum(one.sum("own") for one in collections)
         self.kept = sum(one.sum("kept") for one in collections)
-        self.outputs = sum(one.sum("output") + one.sum("mean") for one in collections)
+        self.outputs = sum(one.sum("output") for one in collections)
         self.pipelined = flight.forward.sent > 0
+
+    @property
+    def _keeps_batch(self) -> bool:
+        """Whether the pipeline keeps what a batch's lookups were sent by until its backward pass is done."""
+        return self.flight.backward.sent > 1
 
     def moments(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
         if not self.collections:
@@ -289,6 +299,8 @@ class _Step:
             if self.pipelined or number == position:
                 nbytes += there.sent * one.sent + there.received * one.sum("received")
                 nbytes += max(there.sent, 1) * one.sum("order")
+            if self.pipelined or number <= position or when == "backward":  # made with the input that is sent
+                nbytes += max(batches.sent, self.flight.forward.sent, 1) * one.divisor
                 if when in ("forward", "outputs"):
                     nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights")
         now = self.collections[position]
@@ -332,7 +344,7 @@ class _Step:
                 before += Counter[Cause]({"outputs": group.output})
             if len(now.groups) > 1 and not now.groups[0].sequences:
                 yield "outputs put together", base + before + Counter({"outputs": now.sum("output")})
-            before += Counter[Cause]({"outputs": now.sum("mean")})
+            yield "outputs put together", base + before + Counter[Cause]({"outputs": now.divisor})
 
     def _share(self, group: Traffic, way: Precision) -> float:
         """Bytes on the way, as a share of fp32's."""
@@ -395,7 +407,7 @@ class _Step:
         """Collections send their gradients, the last first, before what the last gets goes to its operators."""
         kept = sum(
             one.sum("order") * (not self.pipelined)
-            + sum(map(one.sum, ("mean", "weights", "lengths_in_order")))
+            + sum(map(one.sum, ("weights", "lengths_in_order")))
             + self._looked_up(one)
             for one in self.collections
         )
@@ -407,9 +419,17 @@ class _Step:
             copies: list[float] = []  # gloo's, of what it gathers
             for now in reversed(at_once):
                 own, several = now.sum("output"), len(now.groups) > 1
+                if now.divisor:
+                    yield "backward order", base + Counter[Cause]({"gradients": own})
+                    base += Counter[Cause]({"gradients": own * ahead, "inputs": -now.divisor * (not self._keeps_batch)})
                 for group in reversed(now.groups):
                     running = Counter[Cause]({"exchange": sum(copies[-1:])})
                     copies += filter(None, [self._gathered(group)])
+                    if group.reordered and group is now.groups[0] and not ahead and not now.copied:
+                        # all other groups have sent theirs, so what is in order takes the place of what came
+                        yield "backward order", base + running + Counter[Cause]({"gradients": group.output})
+                        base -= Counter[Cause]({"gradients": own})
+                        own = 0.0
                     for moment, more in self._returned(group, several):
                         yield moment, base + running + more
                         if group.sequences and moment == "backward order" and not ahead:
@@ -417,7 +437,7 @@ class _Step:
                             base -= Counter[Cause]({"gradients": group.output})
                             own -= group.output
                     base += self._returning(group)
-                if not now.copied and (not ahead or self._sent_back_as_it_is(now)):
+                if not now.copied and (not ahead or now.divisor or self._sent_back_as_it_is(now)):
                     base -= Counter[Cause]({"gradients": own})
             running = Counter[Cause]({"exchange": sum(copies[-GLOO_THREADS:])})
             for now in reversed(at_once):
@@ -444,7 +464,7 @@ class _Step:
 
     def _looked_up(self, one: Collection) -> float:
         """What copies looked up, which their backward pass reads: where it is not there still, as sent or as this batch's own."""
-        if not one.copied or self.flight.backward.sent > 1:
+        if not one.copied or self._keeps_batch:
             return 0.0
         return one.permuted or one.sum("own") * (self.flight.backward.own < self.flight.outputs.own)
 
@@ -465,21 +485,20 @@ class _Step:
         if sharding is ROW_WISE:
             contiguous = output * several
             if encodes:
-                yield "backward encode", Counter[Cause]({"gradients": contiguous, "codec": output * (1 + share)})
+                yield "backward encode", Counter[Cause]({"codec": output * (1 + share)})
                 contiguous = output * share
             got = group.lookup * share + self._gathered(group)
             yield "backward exchange", Counter[Cause]({"gradients": contiguous, "exchange": got})
             return
         across = SHARE_OF_FP32[self.precision.backward]
-        several = several or (group.reordered and self.flight.ahead)
-        yield "backward order", Counter[Cause]({"gradients": output * (1 + several + (not group.one_sender))})
+        held = output * group.reordered  # in order
+        contiguous = output * (several and not group.reordered)
+        ordered = output * (1 + (not group.one_sender))
+        yield "backward order", Counter[Cause]({"gradients": held + contiguous + ordered})
         if across < 1:
-            yield (
-                "backward encode",
-                Counter[Cause]({"gradients": output * (1 + several), "codec": output * (1 + across)}),
-            )
+            yield "backward encode", Counter[Cause]({"gradients": held + output, "codec": output * (1 + across)})
         got = group.middle if sharding.over_domains else group.lookup
-        yield "backward exchange", Counter[Cause]({"gradients": output * several, "exchange": (output + got) * across})
+        yield "backward exchange", Counter[Cause]({"gradients": held, "exchange": (output + got) * across})
 
     def _returning(self, group: Traffic) -> Counter[Cause]:
         """What an exchange of gradients keeps until it is waited for."""
