@@ -8,7 +8,7 @@ import pytest
 
 from helpers.refusals import names, refused
 from helpers.step_cases import PIPELINES, drawn_case, peaks_of
-from neuroshard.client.peak_memory import Peak, against_plan, peak_memory
+from neuroshard.client.peak_memory import Peak, _most_live, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.plan import peaks_of as peaks_said
@@ -59,11 +59,8 @@ def test_the_peak_is_of_what_lives_at_once() -> None:
 
 
 def test_what_was_freed_without_a_word_does_not_pile_up() -> None:
-    def allocated(*events: tuple[int, int]) -> int:
-        return peak_memory_module._most_live(list(events))
-
-    assert allocated((1, 100), (2, 50), (1, 100), (2, -50), (1, -100)) == 150
-    assert allocated((1, 100), (1, 100), (2, 50), (1, -100)) == 150
+    at, elsewhere = 64, 128  # addresses
+    assert _most_live([(at, 100), (elsewhere, 50), (at, 100), (at, -100), (elsewhere, -50)]) == 150
 
 
 def test_what_was_made_before_does_not_count_when_it_is_freed() -> None:

@@ -83,6 +83,14 @@ def test_copies_keep_the_ids_of_a_batch_that_trainpipelinebase_has_given_up() ->
     assert base.causes["inputs"] == plain.causes["inputs"] + 2 * INPUT
 
 
+@pytest.mark.parametrize(("pipeline", "batches"), [("none", 1), ("sparse-dist", 2)])
+def test_means_of_row_blocks_keep_a_divisor_for_each_batch_that_is_sent(pipeline: Pipeline, batches: int) -> None:
+    sums, means = table(), table(pooling="mean")
+    summed, divided = (peaks_of(task(one, pipeline=pipeline), blocks(one))[0] for one in (sums, means))
+    assert summed.moment == divided.moment == "forward exchange"
+    assert divided.causes["inputs"] - summed.causes["inputs"] == batches * X
+
+
 def test_gloo_gathers_two_at_a_time() -> None:
     some, more = [table(f"t{n}", module=f"m{n}", pooling_factor=1) for n in range(5)], []
     for count in (4, 5):

@@ -1,4 +1,4 @@
-"""DLRMv4 of MLPerf Training (mlcommons/training, recommendation/) on 8 MI350X of 288 GB: what its makers say that each rank holds,
+"""DLRMv4 of MLPerf Training (mlcommons/training, recommendation/) on 8 MI350X of 288 GB: what its makers say that a rank holds,
 beside what is counted of the plan that TorchRec's planner makes for it."""
 
 import warnings
@@ -42,6 +42,7 @@ def model() -> nn.Module:
     return nn.ModuleDict({"sequences": EmbeddingCollection(tables=tables, device=torch.device("meta"))})
 
 
+@pytest.mark.filterwarnings("ignore")  # of TorchRec's planner, about its own defaults
 def test_ranks_hold_what_the_makers_of_dlrmv4_say() -> None:
     of = model()
     topology = Topology(RANKS, "cuda", hbm_cap=HBM_BYTES, local_world_size=RANKS)
