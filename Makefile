@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -35,17 +35,21 @@ test-fast: .venv/dev.done ## while you write: the tests that start no process an
 test-next: .venv-next/next.done ## client, doctor, examples and measuring under the newer torch, FBGEMM and TorchRec, in a venv of its own; ARGS="tests/client"
 	@OMP_NUM_THREADS=1 .venv-next/bin/python -m pytest -n $(JOBS) --dist worksteal -p no:cacheprovider $(or $(ARGS),$(OF_TORCH))
 
-check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, and whether the compiled pipeline is current
+check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, whether the compiled pipeline is current, and ceilings of lines
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet $(SOURCES)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/bandit --quiet -c pyproject.toml -r components
 	@$(BIN)/python -m pipelines.compile --check
+	@$(BIN)/python tests/infra/size.py --check
 
 fix: .venv/dev.done ## format, and mend what lint can mend by itself
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/ruff check --fix $(SOURCES)
+
+size: .venv/dev.done ## lines of code by room, and characters of pages, against ceilings that only fall; ARGS=--lower after removing some
+	@$(BIN)/python tests/infra/size.py $(ARGS)
 
 compile: .venv/run.done ## pipelines/neuroshard.py -> pipelines/neuroshard.yaml
 	@$(BIN)/python -m pipelines.compile
@@ -99,6 +103,9 @@ bench: .venv/dev.done ## run every script of tests/bench
 
 bench-cache: .venv/dev.done ## misses predicted beside those of a simulated FBGEMM cache; ARGS="--ratings u.data --requests FILE", --quick
 	@$(BIN)/python tests/bench/cache.py $(ARGS)
+
+bench-corpus: .venv/dev.done ## a hundred tasks with every option, searched here and by another commit side by side; ARGS="--against COMMIT", --quick
+	@$(BIN)/python tests/bench/corpus.py $(ARGS)
 
 bench-machines: .venv/dev.done ## `make run` on machines that this one is not: caches, cores, memory, paths, networks; ARGS="--only '1 core'", --quick
 	@$(BIN)/python tests/bench/machines.py $(ARGS)

@@ -151,71 +151,34 @@ def neuroshard(
         step_image: The image of every other pod.
         store_secret: A secret with AWS_ACCESS_KEY_ID and so on; it may be absent.
     """
+    given = dict(locals())
     pod = (step_image, step_cpus, step_memory, store_secret)
+    step_of = {"run": RUN, "store": store, "single_writer": single_writer}
 
     def plan_model(model: str, at_once: bool = False) -> dsl.PipelineTask:
         """The two steps that give a model its plan; the first of them."""
-        searched = search(
-            run=RUN,
-            model=model,
-            store=store,
-            single_writer=single_writer,
-            algorithm=algorithm,
-            memory_margin=memory_margin,
-        )
+        searched = search(**step_of, model=model, algorithm=algorithm, memory_margin=memory_margin)
         live = deploy(
-            run=RUN,
+            **step_of,
             model=model,
             at_once=at_once,
             searched=searched.outputs["Output"],
             plan=searched.outputs["plan"],
             tables=searched.outputs["tables"],
-            store=store,
             min_gain=min_gain,
             memory_margin=memory_margin,
-            single_writer=single_writer,
         )
         for step in (searched, live):
             equip(step, *pod)
         return searched
 
-    seen = survey(
-        run=RUN,
-        models=models,
-        store=store,
-        single_writer=single_writer,
-        backend=backend,
-        nodes=nodes,
-        node_selector=node_selector,
-        tolerations=tolerations,
-        compute_cases=compute_cases,
-        collective_cases=collective_cases,
-        batch_size=batch_size,
-        seed=seed,
-        pods=pods,
-        max_age=max_age,
-        max_error=max_error,
-        min_gain=min_gain,
-        memory_margin=memory_margin,
-        algorithm=algorithm,
-        measure_budget=measure_budget,
-        training_runtime=training_runtime,
-        measure_cpus=measure_cpus,
-        measure_memory=measure_memory,
-        measure_image=measure_image,
-        step_cpus=step_cpus,
-        step_memory=step_memory,
-        step_image=step_image,
-        store_secret=store_secret,
-    )
+    seen = survey(run=RUN, **given)
     equip(seen, *pod)
 
     with dsl.ParallelFor(seen.outputs["kinds"]) as kind:
         drawn = augment(
-            run=RUN,
+            **step_of,
             kind=kind,
-            store=store,
-            single_writer=single_writer,
             training_runtime=training_runtime,
             measure_image=measure_image,
             measure_cpus=measure_cpus,
@@ -234,7 +197,7 @@ def neuroshard(
             measure_image=measure_image,
             store_secret=store_secret,
         )
-        learnt = pretrain(run=RUN, kind=kind, store=store, single_writer=single_writer).after(measured)
+        learnt = pretrain(**step_of, kind=kind).after(measured)
         for step in (drawn, learnt):
             equip(step, *pod)
         with dsl.ParallelFor(drawn.outputs["later"]) as waited:

@@ -14,27 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neuroshard.api import (
-        Cache,
-        Deployment,
-        Diff,
-        NeuroshardError,
-        Plan,
-        Price,
-        Report,
-        Sizes,
-        Table,
-        Tables,
-        cache,
-        deploy,
-        diff,
-        load_plan,
-        price,
-        report,
-        search,
-        size,
-        tables,
-    )
+    from neuroshard.api import *  # what type checkers see
 
 __version__ = "0.1.0"
 __all__ = [
@@ -74,31 +54,21 @@ class _Room(ModuleType):
         return getattr(import_module("neuroshard.api"), self.__name__.rpartition(".")[2])
 
     @property
-    def __doc__(self) -> str | None:  # type: ignore[override]  # nobody writes it
-        """The verb's, after its signature, which `help` shows of functions alone."""
-        first, _, more = str(self.__wrapped__.__doc__).partition("\n\n")
-        return f"{first}\n\n{self._call()}\n\n{more}"
-
-    def _call(self) -> str:
-        """The signature, an argument a line."""
-        from inspect import Parameter, formatannotation
-
-        lines: list[str] = []
-        star = False
-        for name, one in self.__signature__.parameters.items():
-            if one.kind is Parameter.KEYWORD_ONLY and not star:
-                lines, star = [*lines, "*"], True
-            usual = "" if one.default is Parameter.empty else f" = {one.default!r}"
-            lines.append(f"{name}: {formatannotation(one.annotation).strip(chr(39))}{usual}")
-        arguments = "".join(f"        {line},\n" for line in lines)
-        returned = formatannotation(self.__signature__.return_annotation).strip(chr(39))
-        return f"    {self.__name__.rpartition('.')[2]}(\n{arguments}    ) -> {returned}"
-
-    @property
     def __signature__(self) -> Any:
         from inspect import signature
 
         return signature(self.__wrapped__)
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]  # nobody writes it
+        """The verb's, after its signature, an argument a line, which `help` shows of functions alone."""
+        first, _, more = str(self.__wrapped__.__doc__).partition("\n\n")
+        given = self.__signature__.parameters.values()
+        by_name = [one for one in given if one.kind is one.KEYWORD_ONLY]
+        shown = [*(one for one in given if one not in by_name), "*", *by_name]
+        arguments = "".join(f"        {one},\n" for one in shown)
+        returned = self.__signature__.return_annotation
+        return f"{first}\n\n    {self.__wrapped__.__name__}(\n{arguments}    ) -> {returned}\n\n{more}"
 
 
 class _Face(ModuleType):

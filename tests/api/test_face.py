@@ -420,8 +420,12 @@ def test_a_users_file_is_checked_by_mypy_from_outside(tmp_path: Path) -> None:
         "size: int = ns.report(plan).save('report.html')\n"
         "shards: pd.DataFrame = plan.to_frame()\n"
         "number: int = ns.deploy(plan, 'store', 'ads-ranker').release.number\n"
+        "sizes: ns.Sizes = ns.size(tables, 'analytic:h100', devices='4-8', memory=['80GiB'], batch_size=512, min_dim=8)\n"
+        "ns.deploy(plan, 'store', 'ads-ranker', min_gain='5%', force=True)\n"
         "wrong: str = ns.load_plan('store', 'ads-ranker')\n"
         "ns.search(tables, model='analytic:h100', devices='8', memory='80GiB')\n"
+        "ns.size(tables, 'analytic:h100', devices='4-8', batch_size='512')\n"
+        "ns.deploy(plan, 'store', 'ads-ranker', min_gains=0.05)\n"
     )
     # torch is no part of what a user sees, and two thirds of all that mypy would read
     (tmp_path / "mypy.ini").write_text("[mypy]\nfollow_imports = silent\n[mypy-torch.*]\nfollow_imports = skip\n")
@@ -431,7 +435,7 @@ def test_a_users_file_is_checked_by_mypy_from_outside(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANGS)
 
     lines = [line.split(" error: ")[0] for line in done.stdout.splitlines() if " error: " in line]
-    assert lines == ["user.py:12:", "user.py:13:"], done.stdout + done.stderr
+    assert lines == [f"user.py:{number}:" for number in (14, 15, 16, 17)], done.stdout + done.stderr
 
 
 def test_the_package_says_that_it_is_typed() -> None:

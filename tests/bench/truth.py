@@ -227,10 +227,11 @@ def mapped_ms(step: "Step") -> tuple[float, tuple[float, float]]:
     domain = min(devices, max(DATASHEETS[name].node, int(gpus))) if DATASHEETS[name].node == 72 else int(gpus)
     order = size_order(
         [f"analytic:{name}"],
-        devices,
+        devices=devices,
         domain=[str(domain)],
         local_world_size=[gpus],
-        search={"batch_size": step.batch, "collective_precision": "fp16"},
+        batch_size=step.batch,
+        collective_precision="fp16",
     )
     with silent(True):
         row = size(preset("mlperf-dlrm-dcnv2", optimizer="adagrad"), order).rows[0]

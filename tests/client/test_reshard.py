@@ -17,14 +17,12 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.clipping import GradientClippingOptimizer
@@ -35,13 +33,13 @@ from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_between import Held, Need, NewTable, needs, shortage
 from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.client.torchrec_order import keep_output_order, output_order
 from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.groups import Groups
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Plan, Shard, shard_memory
+from neuroshard.core.units import format_bytes
 
 pytestmark = pytest.mark.slow
 
@@ -265,7 +263,7 @@ def refusals(rank: int) -> dict[str, str]:
         trainer, OTHER, optimizer_of_copies=torch.optim.SGD(trainer.model.module.over.parameters())
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neuroshard.client.torchrec_between.available_bytes", lambda: 3000)
+        patch.setattr("neuroshard.client.torchrec_reshard.available_bytes", lambda: 3000)
         said["memory"] = refused(trainer, OTHER)
     loss = trainer.model(batch(1, rank, 2)).sum()
     said["inside a step"] = refused(trainer, OTHER)
@@ -297,7 +295,7 @@ def test_what_cannot_be_done_is_one_line_the_same_on_every_rank_and_changes_noth
         "plans": f"InvalidInput: rank 1: reshard is called for plan {OTHER.digest()[:12]}, and on rank 0 for plan "
         f"{MOVED.digest()[:12]}; call it on all ranks after the same step, with the same plan",
         "steps": "at step 8, and on rank 0 for plan",
-        "no optimizer": "UsageError: ranks 0-1: table 'tiny' of module 'tables.bags' is copied to every rank before or after",
+        "no optimizer": "UsageError: ranks 0-1: 'tables.bags.embedding_bags.tiny.weight' is copied to every rank before or after",
         "another": "and optimizer_of_copies does not train it",
         "memory": "more of host memory while its ranks go from one plan to the other, and 2.9 KiB are available",
         "inside a step": "UsageError: ranks 0-1: reshard is called inside a step: module 'tables.bags' has run forward",
@@ -484,7 +482,7 @@ def fail(error: type[BaseException], *_: object) -> None:
 
 @pytest.mark.parametrize(
     ("where", "seconds"),
-    [("held", 30.0), ("InMemory.write_data", 30.0), ("InMemory.read_data", 2.0), ("_Job._set", 30.0)],
+    [("leaving", 30.0), ("InMemory.__init__", 2.0), ("InMemory.read_data", 2.0), ("_Job._set_operators", 30.0)],
 )
 def test_where_one_rank_fails_all_say_it_and_have_the_model_as_it_was(
     where: str, seconds: float, tmp_path: Path
@@ -496,7 +494,7 @@ def test_where_one_rank_fails_all_say_it_and_have_the_model_as_it_was(
 
 
 def test_a_rank_that_ends_half_way_is_named(tmp_path: Path) -> None:
-    (said, same), _ = on_ranks(2, tmp_path, fails, "_Job._set", Dies, 3.0)
+    (said, same), _ = on_ranks(2, tmp_path, fails, "_Job._set_operators", Dies, 3.0)
     assert said == (
         f"rank 1 did not take the state of plan {NO_COPY_EITHER.digest()[:12]} within 3 s, so no rank trains with it; "
         "look at the logs of that rank, then start all ranks again; the model is as it was"
@@ -508,8 +506,8 @@ def is_lost(rank: int) -> str:
     trainer = Trainer(NO_COPY, "sgd")
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr("neuroshard.client.torchrec_reshard._Job._set", partial(fail, OSError))
-            patch.setattr("neuroshard.client.torchrec_in_memory.Moved.bring_back", partial(fail, OSError))
+            patch.setattr("neuroshard.client.torchrec_reshard._Job._set_operators", partial(fail, OSError))
+            patch.setattr("neuroshard.client.torchrec_in_memory.InMemory.bring_back", partial(fail, OSError))
         return refused(trainer, NO_COPY_EITHER).split("; ", 1)[1]
 
 
@@ -618,49 +616,24 @@ def test_schedules_and_wrappers_that_keep_groups_of_the_old_plan_are_warned_of(t
     assert any("a GradientClippingOptimizer wraps the fused optimizer and keeps its groups" in line for line in said)
 
 
-def memory(rank: int) -> tuple[Need, Need]:
-    """What this rank is reckoned to need for its new shards, and what it has of them then."""
-    trainer, reckoned = Trainer(ONE, "rowwise_adagrad"), []
+def memory(rank: int) -> str:
+    """What is said where hosts have no memory at all: what both ranks need for their new shards."""
+    trainer = Trainer(ONE, "rowwise_adagrad")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "neuroshard.client.torchrec_reshard.shortage", lambda ranks, new: reckoned.append(needs(ranks, new)[rank])
-        )
-        reshard(trainer.model, OTHER, optimizer_of_copies=trainer.dense)
-    moments = {key: list(each.values()) for key, each in trainer.state()["optimizer"]["state"].items()}
-    sizes = []
-    for key, value in trainer.state()["model"].items():
-        if ".embedding" not in key:
-            continue
-        parts = [part.tensor for part in value.local_shards()] if hasattr(value, "local_shards") else [value, value]
-        own = [part.tensor for each in moments.get(key, ()) for part in each.local_shards()] or [torch.empty(0)] * len(
-            parts
-        )
-        sizes += [part.nbytes + moment.nbytes for part, moment in zip(parts, own, strict=True)]
-    return reckoned[0], Need(0, sum(sizes), max(sizes))
+        patch.setattr("neuroshard.client.torchrec_reshard.available_bytes", lambda: 0)
+        return refused(trainer, OTHER)
 
 
-def test_the_memory_that_new_shards_need_is_known_before(tmp_path: Path) -> None:
-    for reckoned, real in on_ranks(2, tmp_path, memory):
-        assert reckoned == real
-
-
-def test_a_host_or_a_device_without_room_is_named() -> None:
-    whole = ParameterSharding("table_wise", "fused", [0], EnumerableShardingSpec([shard(0)]))
-    cached = ParameterSharding("table_wise", "fused_uvm_caching", [1], EnumerableShardingSpec([shard(1)]))
-    new = {"a": NewTable(whole, 100, 8, False), "b": NewTable(cached, 100, 8, False)}  # each 100 x (4 + 8 x 4) bytes
-    tables = {"a": (4, 4), "b": (4, 4)}
-    enough = Held("h", 10**6, 3600, 500, tables)
-
-    assert needs([enough, enough], new) == [Need(3600, 0, 3600), Need(0, 3600, 3600)]
-    assert shortage([enough, enough], new) is None
-    assert "rank 0 needs 3.5 KiB of its device" in str(shortage([enough._replace(free=3599), enough], new))
-    short = "host h needs 11.5 KiB more of host memory while its ranks go from one plan to the other, and 11.0 KiB"
-    assert short in str(shortage([enough, enough._replace(available=11_270)], new))
-    assert shortage([enough, enough._replace(host="other", available=11_270)], new) is None
-
-
-def shard(rank: int) -> ShardMetadata:
-    return ShardMetadata([0, 0], [100, 8], placement=f"rank:{rank}/cuda:0")
+def test_a_host_without_room_for_the_new_shards_of_collections_that_change_is_named(tmp_path: Path) -> None:
+    changing = {"shared", "wide", "read", "seen", "placed", "tiny"}
+    shards = [shard for shard in OTHER.shards if shard.table in changing]
+    sizes = [
+        (shard.device, each.weights + each.optimizer)
+        for shard, each in zip(shards, shard_memory(OTHER.task, shards), strict=True)
+    ]
+    needed = sum(size for _, size in sizes) + sum(max(size for rank, size in sizes if rank == one) for one in (0, 1))
+    for said in on_ranks(2, tmp_path, memory):
+        assert f"needs {format_bytes(needed)} more of host memory" in said
 
 
 def by_the_docs(rank: int) -> list[int]:

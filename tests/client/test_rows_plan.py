@@ -22,7 +22,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 import neuroshard as ns
 from helpers.gloo import on_ranks
 from helpers.row_trainers import OPTIMIZERS, Case, hot_ids
-from neuroshard.client.access import AccessCounts
+from neuroshard.client.access import AccessTrace
 from neuroshard.client.rows_lists import hot_ids as read_hot_ids
 from neuroshard.client.rows_plan import by_access
 from neuroshard.client.rows_sharded import CollectionByAccessSharder
@@ -237,7 +237,7 @@ def test_tables_are_read_from_a_model_as_it_was(tmp_path: Path) -> None:
     held = by_access(model(), planned(), HOT)
     for call in (
         lambda: ns.tables(held),
-        lambda: AccessCounts(held, str(tmp_path), "ads"),
+        lambda: AccessTrace(held, str(tmp_path), "ads"),
         lambda: from_torchrec(ShardingPlan({}), held, device_memory_bytes=(2**20,), batch_size=32),
     ):
         assert "has tables held by access, parts in their places; give the model as it was before by_access" in refused(

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from neuroshard.core.access import AccessCurve, stated_curve
-from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.errors import InvalidInput
 from neuroshard.core.part import Part
 from neuroshard.core.reuse import uniform_bins, zipf_bins
 from neuroshard.core.table import Table
@@ -124,11 +124,6 @@ def test_a_curve_that_cannot_be_is_refused_in_one_line(access: object, said: str
 
 def test_a_sampled_stream_may_have_more_hits_than_rows_since_both_are_estimates() -> None:
     assert b'"sampled":0.5' in table(access=stream(cached_rows=[0, 3, 100], sampled=0.5)).canonical_json()
-
-
-def test_an_unknown_distribution_is_refused_in_python_too() -> None:
-    with pytest.raises(UsageError, match=r"zipf:1\.05"):
-        stated_curve("pareto:2", 10, 1.0, 10)
 
 
 def test_a_curve_counts_all_rows_that_are_read() -> None:

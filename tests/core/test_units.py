@@ -13,9 +13,7 @@ from neuroshard.core.units import (
     parse_counts,
     parse_duration,
     parse_memory,
-    parse_network,
     parse_portion,
-    parse_rate,
     parse_share,
     parse_step_time,
 )
@@ -36,15 +34,6 @@ from neuroshard.core.value import shown
 )
 def test_an_amount_of_memory_is_bytes_or_a_unit(text, count):
     assert parse_bytes(text) == count
-
-
-@pytest.mark.parametrize(
-    "text", ["", "GiB", "-1GiB", "1e9", "nan", "32 giraffes", "0", "0.2B", "9" * 400 + "GiB", "1,5GB"]
-)
-def test_what_is_no_amount_of_memory_is_quoted(text):
-    with refused(UsageError, "memory") as caught:
-        parse_bytes(text)
-    assert shown(text) in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -91,31 +80,13 @@ def test_a_duration_has_a_unit(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0s", "5", "soon", "-3m", "3 days", "9" * 400 + "s"])
-def test_what_is_no_duration_is_refused_with_its_option(text):
-    with refused(UsageError, "--give-up: ", "length of time"):
-        parse_duration(text, "--give-up")
-
-
 def test_a_share_says_which_of_how_many():
     assert parse_share("2/8") == (2, 8)
-
-
-@pytest.mark.parametrize("text", ["", "2", "0/8", "9/8", "1/0", "-1/2", "1/2/3", "a/b", "1 /2"])
-def test_what_is_no_share_is_quoted(text):
-    with refused(UsageError, "2/8"):
-        parse_share(text)
 
 
 def test_counts_are_whole_numbers_separated_by_commas():
     assert parse_counts("4", "--devices") == (4,)
     assert parse_counts("2, 4,8", "--devices") == (2, 4, 8)
-
-
-@pytest.mark.parametrize("text", ["", "0", "4,", "-4", "4.0", "²", "9" * 5000, "4294967296"])
-def test_what_are_no_counts_names_the_option(text):
-    with refused(UsageError, "--devices"):
-        parse_counts(text, "--devices")
 
 
 @given(st.integers(1, 2**53))
@@ -129,21 +100,9 @@ def test_a_portion_is_per_cent_or_a_share():
     assert parse_portion("0") == 0
 
 
-@pytest.mark.parametrize("text", ["", "%", "half", "0.5 per cent", "nan"])
-def test_what_is_no_portion_is_refused(text):
-    with refused(UsageError, repr(text), "per cent"):
-        parse_portion(text)
-
-
 @pytest.mark.parametrize(("text", "ms"), [("12ms", 12.0), (" 1.5 ms ", 1.5), ("800us", 0.8), ("0.5s", 500.0)])
 def test_times_in_a_step_are_read_as_ms(text, ms):
     assert parse_step_time(text) == pytest.approx(ms)
-
-
-@pytest.mark.parametrize("text", ["12", "0ms", "-3ms", "nan", "infms", "1h", "", "ms"])
-def test_what_is_no_time_in_a_step_is_refused(text):
-    with refused(UsageError, repr(text), "unit", "12ms"):
-        parse_step_time(text)
 
 
 @pytest.mark.parametrize("text", ["1001s", "2000000ms", "1" + "0" * 300 + "ms"])
@@ -151,12 +110,3 @@ def test_a_time_in_a_step_of_more_than_1000_s_is_refused_as_it_was_written(text)
     assert parse_step_time("1000s") == 1e6
     with refused(UsageError, shown(text), "1000s"):
         parse_step_time(text)
-
-
-@pytest.mark.parametrize(
-    "parse", [parse_bytes, parse_rate, parse_network, parse_duration, parse_portion, parse_share, parse_step_time]
-)
-def test_a_text_of_a_million_digits_is_refused_at_once_in_a_short_line(parse) -> None:
-    with refused(UsageError) as raised:
-        parse("9" * 10**6 + "!")
-    assert len(str(raised.value)) < 300

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from helpers.counted import counted_access
 from helpers.later import Later
 from helpers.meetings import meet
 from helpers.memory_store import MemoryStore
 from helpers.plans import make_plan
+from helpers.recorded import record
 from helpers.refusals import refused
 from helpers.releasing import live
 from neuroshard.client import load_plan
@@ -22,13 +22,13 @@ from neuroshard.deploy.gate import Gate
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy, promote, publish
-from neuroshard.store.counted import counted_key, pointer_key, put_counted, read_counted
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.lease import leased
 from neuroshard.store.measuring import write_over
 from neuroshard.store.open import open_store
 from neuroshard.store.patience import PatientStore
 from neuroshard.store.releases import plan_key, plans_of, release_key, size_keys
+from neuroshard.store.traces import pointer_key, read_trace_pointer, trace_key
 from neuroshard.store.track import all_releases
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -52,7 +52,7 @@ def store(tmp_path) -> FolderStore:
 def age(store: FolderStore, seconds: float) -> None:
     """Make what was written just now that old."""
     at = NOW.timestamp() - seconds
-    for path in store.root.rglob("*.json"):
+    for path in store.root.rglob("*.*"):
         if path.stat().st_mtime >= NOW.timestamp():
             os.utime(path, (at, at))
 
@@ -423,21 +423,28 @@ def test_the_name_of_measuring_is_a_fingerprint(measured, name):
         collector.run(measured.url, LEFT, keep=1, age_seconds=60)
 
 
-def test_of_what_trainers_counted_the_newest_is_kept_and_all_where_its_pointer_is_damaged(store):
-    counted = [counted_access(PLANS[0].task.tables, model="m", steps=500 + number) for number in range(3)]
-    for one in counted:
-        put_counted(store, one)
+def test_of_traces_the_newest_is_kept_and_all_where_its_pointer_is_damaged(store):
+    tables = PLANS[0].task.tables
+    counted = ["m/access/newest.json", f"m/access/{'0' * 64}.json"]  # of older versions
+    for key in (*counted, "m/access/of-somebody-else"):
+        store.create(key, b"{}")
+    traces = []
+    for seed in range(4):
+        record(store, tables, model="m", seed=seed)
+        traces.append(trace_key("m", read_trace_pointer(store, "m").trace_digest))
         age(store, 3 * DAY)
-    put_counted(store, counted_access(PLANS[0].task.tables, model="m", steps=503))
     pointer = store.root / pointer_key("m")
     whole = pointer.read_bytes()
     pointer.write_bytes(b"{}")
     assert not {key for key in collect(store) if "/access/" in key}
     pointer.write_bytes(whole)
-
-    old = {counted_key("m", one.digest()) for one in counted}
-    assert {key for key in collect(store) if "/access/" in key} == old
-    assert read_counted(store, "m").steps == 503
+    age(store, 3 * DAY)
+    assert {key for key in collect(store) if "/access/" in key} == {*traces[:3], *counted}
+    assert {key for key in keys(store) if "/access/" in key} == {
+        traces[3],
+        pointer_key("m"),
+        "m/access/of-somebody-else",
+    }
 
 
 def test_the_page_of_sizes_of_the_newest_night_is_kept_however_old(store):

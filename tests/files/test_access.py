@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.refusals import refused
-from neuroshard.core.errors import UsageError
 from neuroshard.core.reuse import REUSE_BINS, uniform_bins, zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.access import access_bins, count_bins, row_groups, rows_at_rates
@@ -38,12 +36,6 @@ def test_no_lookups_have_bins_of_zeros():
 def test_access_is_uniform_or_zipf():
     assert access_bins("uniform")(1000, 2.0, 64) == uniform_bins(1000, 2.0, 64)
     assert access_bins("zipf:1.05")(1000, 2.0, 64) == zipf_bins(1000, 2.0, 1.05, 64)
-
-
-@pytest.mark.parametrize("access", ["", "zipf", "zipf:", "zipf:-1", "zipf:nan", "zipf:1e9", "zipf:11", "normal"])
-def test_an_unknown_access_says_how_to_write_one(access):
-    with refused(UsageError, "uniform", "zipf:EXPONENT"):
-        access_bins(access)
 
 
 any_bins = st.lists(st.integers(0, 10), min_size=REUSE_BINS, max_size=REUSE_BINS).map(

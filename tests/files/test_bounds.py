@@ -27,7 +27,6 @@ from helpers.parts import cut_to, wholes
 from helpers.plans import make_plan
 from helpers.refusals import names, refused
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.counted import CountedAccess, CountedPointer
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.release import SEAL, ModelRelease, Refusal, Release, Sealed
@@ -48,7 +47,7 @@ from neuroshard.files.cases import (
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, resolve
 from neuroshard.files.costs import COLLECTIVE_FIELDS, COMPUTE_FIELDS, CostsManifest, CostWriter, read_costs
 from neuroshard.files.tables import read_tables
-from neuroshard.files.traces import Lookups, Traces, read_traces, write_traces
+from neuroshard.files.traces import Lookups, Recorded, Traces, read_traces, write_traces
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.node import Node
 from neuroshard.measure.backends import MeasureSettings, open_backend
@@ -60,6 +59,7 @@ from neuroshard.report.text import refusals_text, releases_text
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import Share, left_of_share, write_record
 from neuroshard.store.night import degraded
+from neuroshard.store.traces import TracePointer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TABLES = random_tables(20)
@@ -200,28 +200,18 @@ EVALUATED = {
     },
     "devices": [{"device": n, "measured": COST.model_dump()} for n in (0, 1)],
 }  # fmt: skip
-COUNTED = {
-    "format_version": 1, "model": "ads", "run": "0" * 16, "ranks": 4, "steps": 500, "left_out_steps": 3, "batch_size": 10,
-    "time": "2026-01-05T00:00:00Z", "tables": [TABLE, MAPPED],
+RECORDED = {"batch_size": 10, "rows": {"t": 5}, "batches": 4, "steps": 9, "time": "2026-01-05T00:00:00Z"}
+TRACE = {
+    "format_version": 1, "model": "ads", "trace_digest": "0" * 64, "batches": 4, "steps": 9, "time": "2026-01-05T00:00:00Z",
 }  # fmt: skip
-NEWEST = {
-    "format_version": 1, "model": "ads", "run": "0" * 16, "counted_digest": "0" * 64, "steps": 500,
-    "time": "2026-01-05T00:00:00Z",
-}  # fmt: skip
-
-
-def use_counted(data: Any, folder: Path) -> None:
-    found = CountedAccess.parse(data, "it")
-    assert len(found.said) < 200
-    use_tables({"tables": data["tables"]}, folder)
 
 
 CONSTRAINTS = golden("constraints-1.json")
 CONSTRAINTS["tables"][0]["rows_by_access"] = {"hot_rows": 100}
 
 FORMATS = {
-    "counts": Format(CountedAccess, COUNTED, use_counted),
-    "newest.json": Format(CountedPointer, NEWEST, sealed(CountedPointer)),
+    "recorded": Format(Recorded, RECORDED, lambda data, _: Recorded.parse(data, "it").said),
+    "trace.json": Format(TracePointer, TRACE, sealed(TracePointer)),
     "tables.json": Format(TablesFile, {"tables": [TABLE, MAPPED]}, use_tables),
     "given costs": Format(GivenCosts, golden("given-1.json"), use_given),
     "given costs of parts": Format(

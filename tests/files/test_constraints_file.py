@@ -12,39 +12,6 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, reso
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"tables": [{"match": "a", "devices": [1.5]}]}, "tables[0].devices[0]: must be a whole number, not 1.5"),
-        ({"tables": [{"match": "a", "devices": [True]}]}, "tables[0].devices[0]: must be a whole number, not true"),
-        ({"tables": [{"match": "a", "devices": ["x"]}]}, "tables[0].devices[0]: must be a whole number, not 'x'"),
-        ({"tables": [{"match": "a", "devices": ["1"]}]}, "tables[0].devices[0]: must be a whole number, not '1'"),
-        ({"min_dim": "8"}, "min_dim: must be a whole number, not '8'"),
-        ({"max_shards": 2**63}, "max_shards: must be less than or equal to 2147483648, not 9223372036854775808"),
-        ({"tables": [{"match": "a", "devices": 1}]}, "tables[0].devices: must be a list, not 1"),
-        ({"tables": [{"match": 3}]}, "tables[0].match: must be text, not 3"),
-        ({"tables": [{"match": "a", "split": "maybe"}]}, "tables[0].split: must be true or false, not 'maybe'"),
-        ({"tables": ["a"]}, "tables[0]: must be an object, not 'a'"),
-        ({"together": "a,b"}, "together: must be a list, not 'a,b'"),
-        ({"max_shards": True}, "max_shards: must be a whole number, not true"),
-        ({"min_dim": 6}, "min_dim: must be a multiple of 4, not 6"),
-        ({"reserve": True}, "reserve: must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not True"),
-        ({"reserve": -1}, "reserve: must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not -1"),
-        ({"reserve": 1.5}, "reserve: must be bytes or a text with a unit, as in 2GiB, or a percentage, as in 15%, not 1.5"),
-        ({"reserve": "100%"}, "reserve: '100%' leaves nothing; write a share below 100%, as in 15%"),
-        ({"reserve": "2 gigs"}, "reserve: '2 gigs' is not an amount of memory; write bytes or a unit, as in 32GiB or 80GB"),
-        ({"tables": [{"match": "a", "tier": "ssd"}]}, "tables[0].tier: must be 'hbm', 'cached' or 'host', not 'ssd'"),
-        ({"tables": [{"match": "a", "cached_rows": 0}]}, "tables[0].cached_rows: must be greater than or equal to 1, not 0"),
-    ],
-)  # fmt: skip
-def test_a_fault_is_reported_by_its_place_in_plain_words(tmp_path, data, message):
-    path = tmp_path / "constraints.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(InvalidInput) as caught:
-        read_constraints(path)
-    assert str(caught.value) == f"{path}: {message}"
-
-
-@pytest.mark.parametrize(
     ("written", "reserve"), [(0, 0), (1e9, 10**9), ("2GiB", 2 * 2**30), ("1048576", 2**20), ("64B", 64)]
 )
 def test_an_amount_to_reserve_is_bytes_or_a_text(tmp_path, written, reserve):
@@ -81,11 +48,6 @@ def test_keys_that_nobody_reads_are_reported_for_a_misspelt_rule_constrains_noth
     assert notes == (f"{path}: ignored unknown keys, which constrain nothing: mindim, pin of tables",)
     path.write_text(json.dumps({"format_version": 1, "min_dim": 8}))
     assert read_constraints(path)[1] == ()
-
-
-def test_a_flag_that_is_no_amount_is_reported_as_a_constraint():
-    with refused(UsageError, "constraints", "reserve", "'much'"):
-        with_flags(ConstraintsFile(), reserve="much")
 
 
 def test_a_pin_names_devices_or_whole_hosts() -> None:

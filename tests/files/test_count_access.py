@@ -193,14 +193,6 @@ def test_a_few_batches_are_a_distribution_without_a_stream_and_none_is_read_is_n
     assert unread.fields("time")["pooling_factor"] == 0
 
 
-def test_lookups_of_which_none_is_in_the_sample_are_no_curve() -> None:
-    counter, nothing = AccessCounter(10**6), np.empty(0, dtype=np.int64)
-    for _ in range(8):
-        counter.add_sample(nothing, nothing, 2.0**-10, lookups=3, samples=LOOKUPS)
-    fields = counter.fields("time")
-    assert (fields["access"], fields["pooling_factor"]) == (None, 3 / LOOKUPS)
-
-
 def test_lookups_that_cannot_be_are_refused() -> None:
     counter = AccessCounter(10, where="user")
     with pytest.raises(InvalidInput, match="user: there are no batches"):

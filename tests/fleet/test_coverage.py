@@ -287,7 +287,7 @@ def test_this_machine_has_a_cpu() -> None:
         (["--local", "--nodes", "n.json"], "--local asks this machine alone"),
         (["--local", "--selector", "{}"], "leave out --nodes, --context, --selector and --tolerations"),
         (["--local", "--tolerations", "[]"], "leave out --nodes, --context, --selector and --tolerations"),
-        (["--local", "--max-age", "3h"], "--max-age and --max-error are for --against"),
+        (["--local", "--max-age", "3h"], "--max-age is for --against"),
         (["--nodes", "n.json"], "n.json: no such file"),
         (["--kubernetes", "--selector", "[]"], "--selector must be a JSON object, not '[]'"),
         (["--kubernetes", "--tolerations", "{"], "--tolerations must be a JSON list, not '{'"),

@@ -45,6 +45,7 @@ SMALL = {
     "run": Small("--backend synthetic --compute-cases 120 --collective-cases 24 --steps 2"),
     "test-fast": Small("tests/infra/test_makefile.py"),
     "fix": Small(),
+    "size": Small(),
     "compile": Small(),
     "images-check": Small(needs=("root", "buildah", "debootstrap", "a package index")),
     "manifests-check": Small(needs=("kubectl",)),
@@ -56,6 +57,7 @@ SMALL = {
     "docs": Small(needs=("a package index",)),
     "bench": Small("--help"),  # its scripts are run by the targets below
     "bench-cache": Small("--quick --ratings {drawn}/u.data"),
+    "bench-corpus": Small("--quick"),
     "bench-measure": Small("--quick"),
     "bench-pretrain": Small("--quick"),
     "bench-release": Small("--quick"),

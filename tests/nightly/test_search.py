@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from helpers.costs import random_model, random_tables
-from helpers.counted import counted_access
 from helpers.plans import NOW
+from helpers.recorded import record
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import Infeasible, InvalidInput, UsageError
@@ -28,9 +28,9 @@ from neuroshard.files.row_orders import bytes_of_ids
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly.search import search_plan
 from neuroshard.orders.nightly import ModelSpec, Request, Survey, read_specs
-from neuroshard.store.counted import pointer_key, put_counted
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.row_orders import put_ids
+from neuroshard.store.row_orders import put_ids, read_ids
+from neuroshard.store.traces import pointer_key
 
 
 @pytest.fixture
@@ -217,35 +217,35 @@ def test_a_model_may_have_host_memory(plan_of):
         read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "host_memory": "much"}]')
 
 
-def test_tables_are_read_as_the_models_trainers_counted_unless_the_model_says_no(plan_of, capfd):
+def test_tables_are_read_as_the_models_trainer_recorded_unless_the_model_says_no(plan_of, capfd):
     before = plan_of()
-    there = counted_access([*random_tables(9)[:8], Table(name="gone", rows=10, dim=4, pooling_factor=1.0)])
-    put_counted(plan_of.store, there)
+    assert "no trainer of 'ads' has recorded how its tables are read" in capfd.readouterr().err
+    tables = random_tables(9)
+    record(plan_of.store, [*tables[:8], Table(name="gone", rows=10, dim=4, pooling_factor=1.0)])
     found = plan_of()
-    by_name = {table.name: table for table in there.tables}
     for table in found.task.tables[:8]:
-        assert table.access == by_name[table.name].access
-        assert table.pooling_factor == by_name[table.name].pooling_factor
+        assert table.pooling_factor == 4.0
+        assert "100 of 300 steps" in table.access.source
     assert found.task.tables[8] == before.task.tables[8]
+    hot = [table.row_order for table in found.task.tables if table.row_order is not None and table.row_order.ids_digest]
+    assert hot
+    for order in hot:
+        assert len(read_ids(plan_of.store, "ads", order)) == order.hot_rows
     notes = found.provenance.notes
-    assert (
-        "how 8 tables are read: counted by trainers, 500 steps of 1,024 samples on 4 ranks, up to 2026-01-05T00:00:00Z"
-        in notes
-    )
-    assert any(note.startswith("1 table that the trainers do not have") for note in notes)
-    assert "counted how tables are read up to" in capfd.readouterr().err
-    plan_of.write_tables(random_tables(9))
+    for fact in ("how 8 tables are read: 100 of 300 steps of a trainer up to 2026-01-05", f"a trace: {tables[8].name}"):
+        assert any(fact in note for note in notes), fact
+    plan_of.write_tables(tables)
     assert plan_of(counted_access=False).task == before.task
     with refused(InvalidInput, "models[0]", "counted_access", "true or false"):
         read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "counted_access": "maybe"}]')
 
 
-def test_counts_that_cannot_be_read_or_are_of_other_tables_leave_the_tables_as_they_were(plan_of):
+def test_a_trace_that_cannot_be_read_or_is_of_other_tables_leaves_the_tables_as_they_were(plan_of):
     before = plan_of()
-    put_counted(plan_of.store, counted_access([Table(name="other", rows=10, dim=4, pooling_factor=1.0)]))
+    record(plan_of.store, [Table(name="other", rows=10, dim=4, pooling_factor=1.0)])
     found = plan_of()
     assert found.task == before.task
-    assert any("have counted none of these tables" in note for note in found.provenance.notes)
+    assert any("is not used" in note and "none of the tables" in note for note in found.provenance.notes)
     (plan_of.store.root / pointer_key("ads")).write_bytes(b"{")
     found = plan_of()
     assert found.task == before.task

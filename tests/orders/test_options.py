@@ -17,13 +17,19 @@ from typer.testing import CliRunner
 import neuroshard as ns
 from helpers.refusals import refused
 from neuroshard.api import sources
+from neuroshard.augment.settings import AugmentSettings
 from neuroshard.cli import app
+from neuroshard.cli.cluster import RunOptions
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.constraints import ConstraintsFile
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.network_settings import NetworkSettings
+from neuroshard.orders.deploy import DeployOptions
 from neuroshard.orders.nightly import read_specs
-from neuroshard.orders.options import OPTIONS
+from neuroshard.orders.options import OPTIONS, checked, declared, settings_of
 from neuroshard.orders.search import SearchOrder
+from neuroshard.orders.sizes import SizeOptions
 from neuroshard.search import run as searching
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
@@ -321,3 +327,40 @@ def test_groups_are_refused_in_the_models_of_a_night(name: str) -> None:
     models = json.dumps([{"name": "ads", "tables": "tables.json", **NEEDED, "size": {"devices": "4-8", name: 4}}])
     with refused(InvalidInput, "models[0]", name, "no groups of ranks are planned at night"):
         read_specs(models)
+
+
+@pytest.mark.parametrize("kind", [AugmentSettings, MeasureSettings, NetworkSettings, RunOptions])
+def test_the_default_that_help_shows_of_a_setting_is_the_one_that_it_has(kind: type) -> None:
+    of_field = getattr(kind, "_field_defaults", vars(kind))
+    options = declared(kind)
+    assert options
+    for name in options.keys() & of_field.keys():
+        assert options[name].checked(options[name].default) == of_field[name] or of_field[name] == (), name
+
+
+@pytest.mark.parametrize(
+    "kind", [AugmentSettings, MeasureSettings, NetworkSettings, RunOptions, SizeOptions, DeployOptions]
+)
+def test_every_declared_option_says_what_it_is_for(kind: type) -> None:
+    for name, option in declared(kind).items():
+        assert len(option.help.split()) > 2, name
+        assert re.fullmatch(r"[A-Z=]+", option.word), name
+
+
+def test_what_is_typed_is_refused_by_its_flag() -> None:
+    with refused(UsageError, "--memory-limit", "'lots'"):
+        settings_of(MeasureSettings, {"batch_size": 1, "memory_limit_bytes": "lots"})
+    with refused(UsageError, "--budget", "'soon'"):
+        settings_of(MeasureSettings, {"batch_size": 1, "budget_seconds": "soon"})
+
+
+def test_a_share_of_deploy_is_per_cent_or_a_number() -> None:
+    given = checked(DeployOptions, {"min_gain": "5%", "max_error": 0.1}, "deploy")
+    assert (given["min_gain"], given["max_error"], given["memory_margin"], given["cost_model"]) == (
+        0.05,
+        0.1,
+        0.0,
+        None,
+    )
+    with pytest.raises(TypeError, match=r"deploy\(\) got an unexpected keyword argument 'min_gains'"):
+        checked(DeployOptions, {"min_gains": "5%"}, "deploy")

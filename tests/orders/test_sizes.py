@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from neuroshard.core.errors import UsageError
-from neuroshard.orders.options import OPTIONS
-from neuroshard.orders.sizes import OWN, DenseTime, Kind, numbers_of_devices, size_order
+from neuroshard.orders.sizes import DenseTime, Kind, numbers_of_devices, size_order
 
 H100, B200 = "analytic:h100", "analytic:b200"
 
@@ -23,24 +22,23 @@ H100, B200 = "analytic:h100", "analytic:b200"
     ],
 )
 def test_numbers_of_devices(given: object, found: tuple[int, ...]) -> None:
-    assert numbers_of_devices(given) == found
+    assert numbers_of_devices("devices", given) == found
 
 
 @pytest.mark.parametrize("given", ["0", "8-4", "4-128/0", "4..8", "", "5000", "4-x", "-4"])
 def test_what_is_no_number_of_devices_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="4-128 doubles"):
-        numbers_of_devices(given)
+        numbers_of_devices("devices", given)
 
 
 def test_a_kinds_own_value_comes_before_that_of_all() -> None:
     order = size_order(
         [H100, B200, H100],
-        "8",
+        devices="8",
         memory=["40GiB,20GiB", f"{B200}=179GiB"],
         price=["$2/h", f"{B200}=5 $/h"],
         dense_time=["1.5ms", f"{B200}=0.5ms@4096"],
         domain=[f"{B200}=4"],
-        search={},
     )
     gib = 2**30
     assert order.kinds == (
@@ -69,27 +67,23 @@ def test_a_kinds_own_value_comes_before_that_of_all() -> None:
         ({"dense_time": ["@8192"]}, "time in a step"),
         ({"memory": ["80 apples"]}, "--memory"),
         ({"domain": ["none"]}, "number of ranks"),
-        ({"batch_per_device": 4, "search": {"batch_size": 64}}, "one of both"),
+        ({"batch_per_device": 4, "batch_size": 64}, "one of both"),
         ({"batch_per_device": 0}, "batch_per_device"),
         ({"time_budget": "soon"}, "length of time"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        size_order([H100, B200], "8", **{"search": {}, **options})
+        size_order([H100, B200], devices="8", **options)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("option", ["algorithm", "previous", "move_budget", "no_such_option"])
 def test_an_option_that_a_sweep_does_not_have_is_refused(option: str) -> None:
     with pytest.raises(TypeError, match=rf"size\(\) got an unexpected keyword argument '{option}'"):
-        size_order([H100], "8", search={option: "random"})
+        size_order([H100], devices="8", **{option: "random"})
 
 
 def test_no_kind_is_refused() -> None:
     with pytest.raises(UsageError, match="name a cost model"):
-        size_order([], "8", search={})
-
-
-def test_what_a_sweep_has_of_its_own_are_options_of_a_search() -> None:
-    assert OPTIONS.keys() >= OWN
+        size_order([], devices="8")

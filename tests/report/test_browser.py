@@ -15,6 +15,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.core.units import format_bytes
 from neuroshard.files.plan import write_plan
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report.evaluated import read_evaluation
 from neuroshard.report.live import LivePlan
@@ -65,7 +66,7 @@ def opened(chromium, tmp_path):
 def html(parts, tmp_path_factory):
     write_plan(tmp_path_factory.getbasetemp() / "plan.json", parts["plan"])
     out = tmp_path_factory.getbasetemp() / "evaluation.json"
-    evaluate(out.with_name("plan.json"), out, backend="synthetic")
+    evaluate(out.with_name("plan.json"), out, "synthetic", MeasureSettings(1))
     return report(
         parts["plan"],
         model=parts["model"],

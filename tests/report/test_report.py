@@ -45,6 +45,7 @@ from neuroshard.deploy.row_orders import with_drift
 from neuroshard.deploy.run import deploy
 from neuroshard.files.plan import write_plan
 from neuroshard.files.row_orders import bytes_of_ids, write_ids
+from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import run as evaluate
 from neuroshard.report import placement
 from neuroshard.report.live import LivePlan, change, open_live
@@ -286,7 +287,7 @@ def test_a_plan_whose_file_has_a_name_that_is_no_text_is_shown(tmp_path):
 
 def test_a_plan_that_was_run_shows_what_was_measured(tmp_path, parts):
     write_plan(tmp_path / "plan.json", parts["plan"])
-    evaluation = evaluate(tmp_path / "plan.json", tmp_path / "evaluation.json", backend="synthetic")
+    evaluation = evaluate(tmp_path / "plan.json", tmp_path / "evaluation.json", "synthetic", MeasureSettings(1))
     run(tmp_path / "plan.json", tmp_path / "report.html", evaluation=tmp_path / "evaluation.json")
     text = (tmp_path / "report.html").read_text()
 
@@ -299,7 +300,7 @@ def test_a_plan_that_was_run_shows_what_was_measured(tmp_path, parts):
 def test_the_evaluation_of_another_plan_is_refused(tmp_path, parts):
     write_plan(tmp_path / "plan.json", parts["plan"])
     write_plan(tmp_path / "live.json", parts["live"])
-    evaluate(tmp_path / "live.json", tmp_path / "evaluation.json", backend="synthetic")
+    evaluate(tmp_path / "live.json", tmp_path / "evaluation.json", "synthetic", MeasureSettings(1))
     with refused(InvalidInput, tmp_path / "evaluation.json", parts["live"].digest()[:12]):
         run(tmp_path / "plan.json", tmp_path / "report.html", evaluation=tmp_path / "evaluation.json")
     assert not (tmp_path / "report.html").exists()

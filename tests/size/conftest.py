@@ -18,11 +18,8 @@ def swept() -> Swept:
 
     def sizes(tables: tuple[Table, ...], devices: str, memory: str, **options: Any) -> Sizes:
         models = options.pop("models", ["analytic:h100"])
-        own = ("price", "dense_time", "domain", "local_world_size", "host_memory", "batch_per_device", "time_budget")
-        mine = {name: options.pop(name) for name in own if name in options}
-        search = {"rounds": 1, "pipeline": "none", **options}
-        if "batch_per_device" not in mine:
-            search.setdefault("batch_size", 512)
-        return run(tables, size_order(models, devices, memory=[memory], search=search, **mine))
+        batch = {} if "batch_per_device" in options else {"batch_size": 512}
+        usual = {"rounds": 1, "pipeline": "none", **batch}
+        return run(tables, size_order(models, devices=devices, memory=[memory], **{**usual, **options}))
 
     return sizes

@@ -121,7 +121,7 @@ def test_tiers_hold_what_hbm_does_not(swept: Swept) -> None:
 def test_a_sweep_that_is_stopped_gives_what_is_there() -> None:
     stop = threading.Event()
     stop.set()
-    order = size_order(["analytic:h100"], "2-8", memory=["1GiB"], search={"batch_size": 512, "rounds": 1})
+    order = size_order(["analytic:h100"], devices="2-8", memory=["1GiB"], batch_size=512, rounds=1)
     sizes = run(TABLES, order, stop=stop)
     assert {row.state for row in sizes.rows} == {"not tried"}
     assert any("3 sizes not searched" in note for note in sizes.notes)
@@ -137,7 +137,7 @@ def test_a_sweep_whose_time_is_up_says_so(swept: Swept, monkeypatch: pytest.Monk
 
 def test_a_short_budget_is_not_spent_on_starting_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_in_processes", None)
-    order = size_order(["analytic:h100"], "2-8", memory=["1GiB"], time_budget="9s", search={"batch_size": 512})
+    order = size_order(["analytic:h100"], devices="2-8", memory=["1GiB"], time_budget="9s", batch_size=512)
     sizes = run(TABLES, order, processes=2)
     assert {row.cell.devices: row.state for row in sizes.rows}[8] == "fits"  # it comes first
 
@@ -167,7 +167,7 @@ def test_a_model_that_can_price_no_size_is_refused(tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     costs.write_text("{}")
     with pytest.raises(InvalidInput):
-        run(TABLES, size_order([f"given:{costs}"], "2", memory=["1GiB"], search={"batch_size": 512}))
+        run(TABLES, size_order([f"given:{costs}"], devices="2", memory=["1GiB"], batch_size=512))
 
 
 def test_a_network_joins_the_domains_of_a_sweep(swept: Swept) -> None:
@@ -180,17 +180,17 @@ def test_a_network_joins_the_domains_of_a_sweep(swept: Swept) -> None:
 
 def test_a_kind_without_a_known_memory_asks_for_it() -> None:
     with pytest.raises(UsageError, match="--memory analytic:cpu=SIZE"):
-        run(TABLES, size_order(["analytic:cpu"], "2", search={"batch_size": 512}))
+        run(TABLES, size_order(["analytic:cpu"], devices="2", batch_size=512))
 
 
 def test_devices_have_the_memory_of_their_datasheet() -> None:
-    order = size_order(["analytic:h100", "analytic:b200"], "1", search={"batch_size": 512, "rounds": 0})
+    order = size_order(["analytic:h100", "analytic:b200"], devices="1", batch_size=512, rounds=0)
     assert [row.cell.memory_bytes // 2**20 for row in run(TABLES, order).rows] == [81_559, 183_359]
 
 
 @pytest.mark.slow
 def test_two_processes_find_the_same() -> None:
-    order = size_order(["analytic:h100"], "2-4", memory=["1GiB"], search={"batch_size": 512, "rounds": 1})
+    order = size_order(["analytic:h100"], devices="2-4", memory=["1GiB"], batch_size=512, rounds=1)
     assert run(TABLES, order, processes=2).rows == run(TABLES, order).rows
 
 

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from neuroshard.core.clean import in_words
 from neuroshard.core.errors import NeuroshardError
-from neuroshard.orders.options import OPTIONS, Option, with_options
+from neuroshard.orders.options import OPTIONS, Option, declared, with_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,22 +55,17 @@ def _argument(found: re.Match[str], parameters: Set[str], switches: Set[str]) ->
     return f"{name}=True" if name in switches else name
 
 
-def with_search_options(verb: Callable[P, R]) -> Callable[P, R]:
-    """The verb, whose `**options` are those of a search: its signature has each, and its docstring says what each does in place
-    of the line OPTIONS."""
-    return with_some_options(frozenset())(verb)
-
-
-def with_some_options(without: Set[str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The same without these options."""
+def takes(kind: type, without: Set[str] = frozenset()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The verb, whose `**options` are those that a class declares but `without` these: its signature has each, and its docstring
+    says what each does in place of the line OPTIONS."""
+    options = [option for name, option in declared(kind).items() if name not in without]
 
     def described(line: re.Match[str]) -> str:
-        some = [option for name, option in OPTIONS.items() if name not in without]
-        return textwrap.indent("\n".join(map(_description, some)), line[1])
+        return textwrap.indent("\n".join(map(_description, options)), line[1])
 
     def decorated(verb: Callable[P, R]) -> Callable[P, R]:
         verb.__doc__ = re.sub(r"^( +)OPTIONS$", described, verb.__doc__ or "", flags=re.M)
-        vars(verb)["__signature__"] = with_options(inspect.signature(verb), lambda option: option.python, without)
+        vars(verb)["__signature__"] = with_options(inspect.signature(verb), options, lambda option: option.python)
         return verb
 
     return decorated

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from neuroshard.api.arguments import public, with_search_options
+from neuroshard.api.arguments import public, takes
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
@@ -16,7 +17,8 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
-from neuroshard.orders.options import SearchOptions
+from neuroshard.orders.deploy import DeployOptions
+from neuroshard.orders.options import SearchOptions, checked
 from neuroshard.orders.values import FilePath
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @public
-@with_search_options
+@takes(SearchOptions)
 def search(
     tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
     model: FilePath,
@@ -200,26 +202,26 @@ def load_plan(source: FilePath, name: str | None = None, *, digest: str | None =
 
 
 @public
+@takes(DeployOptions)
 def deploy(
     plan: Plan | FilePath,
     store: FilePath,
     name: str,
     *,
     tables: FilePath | Iterable[Table] | None = None,
-    model: FilePath | None = None,
-    memory_margin: str | float = 0.0,
-    max_error: str | float | None = None,
-    min_gain: str | float | None = None,
-    force: bool = False,
-    single_writer: bool = False,
     row_orders: FilePath | None = None,
+    **options: Unpack[DeployOptions],
 ) -> Deployment:
     """Publish a plan in a store, ask the gate, and make it the live one of the model `name`; as `neuroshard deploy`.
 
-    `store` is a folder or s3://bucket/prefix. `tables` are today's (a tables.json, or tables), `model` the plan's cost model;
-    `memory_margin`, `max_error` and `min_gain` are shares, as in 0.05 or "5%"; `row_orders` is the folder of the lists of hot
-    rows that the tables name, by default `rows` beside the plan's file. Raises Refused where the plan breaks a rule of
-    the gate, Conflict where another deployer was faster, StoreError, InvalidInput; all in one line.
+    `store` is a folder or s3://bucket/prefix, `tables` are today's (a tables.json, or tables), which the plan must be for.
+    `row_orders` is the folder of the lists of hot rows that the tables name, by default `rows` beside the plan's file. A SHARE is
+    0.05 or "5%":
+
+    OPTIONS
+
+    Raises Refused where the plan breaks a rule of the gate, Conflict where another deployer was faster, StoreError,
+    InvalidInput; all in one line.
 
     >>> import neuroshard as ns
     >>> tables = [{"name": f"t{i}", "rows": 100_000, "dim": 64, "pooling_factor": 10.0} for i in range(8)]
@@ -233,13 +235,8 @@ def deploy(
 
     settings = DeploySettings(
         tables=None if tables is None else _todays(tables),
-        cost_model=None if model is None else _model(model),
-        memory_margin=take.portion("memory_margin", memory_margin),
-        max_error=take.maybe(take.portion, "max_error", max_error),
-        min_gain=take.maybe(take.portion, "min_gain", min_gain),
-        force=take.switch("force", force),
-        single_writer=take.switch("single_writer", single_writer),
         row_orders=_lists(plan) if row_orders is None else take.path("row_orders", row_orders),
+        **checked(DeployOptions, options, "deploy"),
     )
     store, name = _store(store), _name(name)
     read = _plan(plan)
@@ -258,16 +255,9 @@ def _plan(plan: Plan | FilePath) -> Plan:
     return plan if isinstance(plan, Plan) else read_plan(take.plan_file("plan", plan))
 
 
-def _model(model: object) -> str:
-    return take.name("model", model, "the name of a cost model, as in 'analytic:h100'")
-
-
-def _store(store: object) -> str:
-    return take.name("store", store, "a folder, or s3://bucket/prefix")
-
-
-def _name(name: object) -> str:
-    return take.name("name", name, "the model's name in the store, as in 'ads-ranker'")
+_model = partial(take.name, "model", what="the name of a cost model, as in 'analytic:h100'")
+_store = partial(take.name, "store", what="a folder, or s3://bucket/prefix")
+_name = partial(take.name, "name", what="the model's name in the store, as in 'ads-ranker'")
 
 
 def tables_or_file(tables: Any) -> Path | Tables:

@@ -6,16 +6,16 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from neuroshard.api.arguments import public, with_some_options
+from neuroshard.api.arguments import public, takes
 from neuroshard.api.plans import stop_event, tables_or_file
 from neuroshard.core.notebook import frame, html_table
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 from neuroshard.core.units import format_bytes
 from neuroshard.orders import values as take
-from neuroshard.orders.sizes import MOST_PROCESSES, OWN
+from neuroshard.orders.sizes import MOST_PROCESSES, SizeOptions, size_order
 from neuroshard.orders.values import FilePath
 
 if TYPE_CHECKING:
@@ -106,36 +106,24 @@ class Sizes:
 
 
 @public
-@with_some_options(OWN)
+@takes(SizeOptions)
 def size(
     tables: FilePath | nn.Module | pd.DataFrame | Iterable[Table | Mapping[str, Any]],
     models: Sequence[str] | str,
     *,
-    devices: str | int | Sequence[int],
-    memory: Sequence[str] = (),
-    host_memory: Sequence[str] = (),
-    domain: Sequence[str] = (),
-    local_world_size: Sequence[str] = (),
-    price: Sequence[str] = (),
-    dense_time: Sequence[str] = (),
-    batch_per_device: int | None = None,
-    time_budget: str | float | None = None,
     processes: int = 1,
     quiet: bool = False,
     stop: threading.Event | None = None,
-    **options: Any,
+    **options: Unpack[SizeOptions],
 ) -> Sizes:
     """How many devices, of which kind, with how much memory, for which step time and money; as `neuroshard size`.
 
-    `tables` is whatever `search` takes, `models` the names of cost models, one a kind of hardware. `devices` are numbers: "4-128"
-    doubles from 4 on, "8-64/8" goes in steps, [4, 12] are these. What differs by kind is a list of texts, each a value for all
-    kinds or KIND=VALUE: memory=["80GiB,40GiB", "analytic:b200=179GiB"], price=["analytic:h100=2.40/h"],
-    dense_time=["12ms@8192"] (with 8,192 samples a device, and in proportion with others; 12ms at every size).
+    `tables` is whatever `search` takes, `models` the names of cost models, one a kind of hardware. `devices` may be a list, as in
+    [4, 12]. What differs by kind is a list of texts, each a value for all kinds or KIND=VALUE: memory=["80GiB,40GiB",
+    "analytic:b200=179GiB"], price=["analytic:h100=2.40/h"], dense_time=["12ms@8192"].
 
-    `batch_size` fixes the global batch, `batch_per_device` that of a device. `processes` other than 1 start Python anew: a script
-    then needs `if __name__ == "__main__":`. Once `stop` is set, or the `time_budget` is spent, what was found is returned.
-
-    Options of every search:
+    `processes` other than 1 start Python anew: a script then needs `if __name__ == "__main__":`. Once `stop` is set, or the
+    `time_budget` is spent, what was found is returned.
 
     OPTIONS
 
@@ -151,23 +139,13 @@ def size(
     from neuroshard.core.clean import silent
 
     with silent(take.switch("quiet", quiet)):
-        from neuroshard.orders.sizes import size_order
         from neuroshard.size.run import run
 
-        order = size_order(
+        names = (
             [take.name("models", models, "the name of a cost model")]
             if isinstance(models, str)
-            else take.several("models", models),
-            devices,
-            memory=memory,
-            host_memory=host_memory,
-            domain=domain,
-            local_world_size=local_world_size,
-            price=price,
-            dense_time=dense_time,
-            batch_per_device=batch_per_device,
-            time_budget=time_budget,
-            search=options,
+            else take.several("models", models)
         )
+        order = size_order(names, **options)
         count = take.whole("processes", processes, 1, MOST_PROCESSES)
         return Sizes(run(tables_or_file(tables), order, stop=stop_event(stop), processes=count))

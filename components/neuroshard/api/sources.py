@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.api.arguments import public
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from neuroshard.files.importers.imported import Imported
-    from neuroshard.files.importers.tables_source import Source
+    from neuroshard.files.importers.tables_source import Asked, Source
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -64,7 +66,7 @@ def tables(
     TensorDicts (or lists or dicts of them) of a global batch each, one at a time; or on `traces`, files that `write_traces`
     wrote, cut into batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A
     mapping as `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a
-    store, such as "s3://bucket/prefix/ads-ranker": then tables are read as its trainers counted. With `row_orders`, a folder,
+    store, such as "s3://bucket/prefix/ads-ranker": then the trace is what its trainer recorded. With `row_orders`, a folder,
     tables also have orders of their rows by what is counted, whose lists of hot rows are written there.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
@@ -75,7 +77,7 @@ def tables(
     """
     from neuroshard.files.importers import table_access, tables_source
     from neuroshard.files.importers.presets import PRESETS
-    from neuroshard.store.counted import read_counted_at
+    from neuroshard.store.traces import fetch_trace_of
 
     words = _words(access)
     access, _ = table_access.access_options(words)
@@ -90,8 +92,6 @@ def tables(
     listed = [] if traces is None else traces if isinstance(traces, list | tuple) else [traces]
     paths = [take.path("traces", one) for one in listed]
     batch_size = take.maybe(take.whole, "batch_size", batch_size)
-    if batch_size is not None and not paths:
-        raise UsageError("batch_size is for traces; batches have one")
     dim, quiet = take.whole("dim", dim), take.switch("quiet", quiet)
     of_models = pooling_factors is not None or default_pooling_factor is not None
     is_model = _is_a("torch.nn", "Module", source) or (
@@ -100,18 +100,24 @@ def tables(
         and bool(_FUNCTION.fullmatch(source))
         and not Path(source).exists()
     )
-    if of_models and not is_model:
-        raise UsageError("pooling factors are for a model; other sources say pooling_factor of each table")
-    if batches is not None and (paths or of_models or not is_model):
-        raise UsageError(
-            "batches are for a model, without traces and without pooling factors, which they count; other sources take traces"
-        )
-    counted = take.maybe(_place, "counted", counted)
-    if counted is not None and (paths or batches is not None):
-        raise UsageError("counted is what trainers counted; leave out traces and batches, which would be counted too")
-    folder = take.maybe(take.path, "row_orders", row_orders)
-    if folder is not None and not (paths or batches is not None or counted is not None):
-        raise UsageError("row_orders is for traces, batches or counted, by which rows are ordered")
+    counted, folder = take.maybe(_place, "counted", counted), take.maybe(take.path, "row_orders", row_orders)
+    counts = paths or batches is not None
+    take.refuse(
+        {
+            "batch_size is for traces; batches have one": batch_size is not None and not paths,
+            "pooling factors are for a model; other sources say pooling_factor of each table": of_models
+            and not is_model,
+            "batches are for a model, without traces and without pooling factors, which they count; other sources take traces": (
+                batches is not None and (paths or of_models or not is_model)
+            ),
+            "counted is what a trainer recorded; leave out traces and batches, which would be counted too": (
+                counted is not None and counts
+            ),
+            "row_orders is for traces, batches or counted, by which rows are ordered": (
+                folder is not None and not counts and counted is None
+            ),
+        }
+    )
     if isinstance(source, str) and "://" in source:
         if (words, dtype, optimizer, dim, paths, counted) != (["uniform"], "fp32", "rowwise_adagrad", 128, [], None):
             raise UsageError(
@@ -120,33 +126,37 @@ def tables(
         from neuroshard.store.tables import load_tables
 
         return _noted(*load_tables(source), quiet)
-    found: Source
-    if is_model:
-        found = tables_source.from_torchrec(
-            source,  # type: ignore[arg-type]  # seen above: a str, or a torch module
-            access=access,
-            optimizer=optimizer,
-            pooling_factors=_lookups(pooling_factors or {}),
-            default_pooling_factor=take.maybe(_number, "default_pooling_factor", default_pooling_factor),
-        )
-    elif isinstance(source, str) and source in PRESETS:
-        found = tables_source.from_preset(source, access=access, dtype=dtype, optimizer=optimizer)
-    elif isinstance(source, str | PathLike):
-        found = tables_source.from_file(Path(source), access=access, dtype=dtype, optimizer=optimizer, dim=dim)
-    elif _is_a("pandas", "DataFrame", source):
-        found = tables_source.from_frame(source, access=access, dtype=dtype, optimizer=optimizer)  # type: ignore[arg-type]
-    elif isinstance(source, Iterable) and not isinstance(source, Mapping):
-        found = tables_source.from_list([*source], access=access, dtype=dtype, optimizer=optimizer)
-    else:
-        raise UsageError(
-            f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
-            f"{take.called_instead(source)}"
-        )
-    of_trainers = None if counted is None else read_counted_at(counted, folder)
-    imported = table_access.with_access(found.tables(), words, paths, batch_size, order, of_trainers, folder)
+    lookups = _lookups(pooling_factors or {})
+    usual = take.maybe(_number, "default_pooling_factor", default_pooling_factor)
+    asked = tables_source.Asked(access, dtype, optimizer, dim, lookups, usual)
+    found = _read(source, is_model, asked)
+    with TemporaryDirectory() as recorded:
+        paths += [] if counted is None else [fetch_trace_of(counted, Path(recorded))]
+        imported = table_access.with_access(found.tables(), words, paths, batch_size, order, folder)
     if batches is not None:
         imported = _counted(source, found, imported, batches, order, folder)
     return _noted(imported.tables, imported.notes, quiet)
+
+
+def _read(source: Any, is_model: bool, asked: Asked) -> Source:
+    """The tables of a source of any kind. Raises UsageError, InvalidInput."""
+    from neuroshard.files.importers import tables_source
+    from neuroshard.files.importers.presets import PRESETS
+
+    if is_model:
+        return tables_source.from_torchrec(source, asked)
+    if isinstance(source, str) and source in PRESETS:
+        return tables_source.from_preset(source, asked)
+    if isinstance(source, str | PathLike):
+        return tables_source.from_file(Path(source), asked)
+    if _is_a("pandas", "DataFrame", source):
+        return tables_source.from_frame(source, asked)
+    if isinstance(source, Iterable) and not isinstance(source, Mapping):
+        return tables_source.from_list([*source], asked)
+    raise UsageError(
+        f"{shown(source)} holds no tables; give a preset, a file, a TorchRec model, a DataFrame or a list of tables"
+        f"{take.called_instead(source)}"
+    )
 
 
 def _words(access: object) -> list[str]:
@@ -191,8 +201,7 @@ def _lookups(given: object) -> dict[str, float]:
     }
 
 
-def _place(option: str, value: object) -> str:
-    return take.name(option, value, "a model in a store, as in 's3://bucket/prefix/ads-ranker'")
+_place = partial(take.name, what="a model in a store, as in 's3://bucket/prefix/ads-ranker'")
 
 
 def _number(option: str, value: object) -> float:

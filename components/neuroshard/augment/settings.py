@@ -1,11 +1,13 @@
 """What to draw: how many cases, for which devices, and how far they vary."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from neuroshard.core.cost import MOST_MS
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import DIM_STEP, MAX_DIM
 from neuroshard.core.task import MAX_DEVICES
+from neuroshard.orders.options import BYTES, COUNTS, Option, Seed
 
 MOST_CASES = 10_000_000  # a hundred times the paper's
 MOST_TIER_CASES = 10_000
@@ -17,31 +19,42 @@ class AugmentSettings:
     """How many cases to draw, and what they are drawn from. Raises UsageError for a number or share out of range.
 
     `collective_cases` are split evenly over the numbers of `devices`; one device has no all-to-all. Table sets fit
-    `memory_bytes`. `max_dim` is the widest shard drawn; a table that is wider also comes in its own width and its halves.
-    `test_share` of the tables is kept for the split `test_tables`. In training and validation, `vary_share` of the shards have
-    other rows and pooling factors than their table.
-
-    `tier_cases` are of tables beyond HBM, which only GPUs measure.
+    `memory_bytes`. A table that is wider than `max_dim` also comes in its own width and its halves. `test_share` of the tables
+    is kept for the split `test_tables`. In training and validation, `vary_share` of the shards have other rows and pooling
+    factors than their table.
 
     `plan_share` of the compute cases are what one device holds in a random plan for one of the numbers of `devices`; the others
     are random sets of 1 to 15 tables. Where a device has more tables on average, a fifth of the sets have more, up to 1.3 times
-    the average on the least of `devices`. With `max_tables`, every case has 1 to that many tables instead. Each compute case has
-    one of `batch_sizes`, if there are any; otherwise it has the batch size that it is measured with.
+    the average on the least of `devices`. With `max_tables`, every case has 1 to that many tables instead.
     """
 
-    compute_cases: int
-    collective_cases: int
-    devices: tuple[int, ...]
-    memory_bytes: int
-    max_dim: int = 128  # as in the paper
-    max_tables: int | None = None
-    max_delay_ms: float = 20.0
-    test_share: float = 0.2
+    devices: Annotated[tuple[int, ...], "Numbers of devices whose all-to-all to measure: 4, or 2,4,8.", Option(COUNTS)]
+    memory_bytes: Annotated[int, "Memory of a device: bytes or a unit (32GiB).", Option(BYTES, "SIZE", flag="--memory")]
+    compute_cases: Annotated[int, "Table sets to measure on one device.", Option(int, least=1, default=2000)]
+    collective_cases: Annotated[
+        int, "All-to-alls to measure, over all numbers of devices.", Option(int, least=0, default=400)
+    ]
+    tier_cases: Annotated[
+        int, "Cases of tables beyond HBM, cached and in host memory; GPUs only: 48 are enough.", Option(int, least=0)
+    ] = 0
+    max_dim: Annotated[int, "Widest shard to measure.", Option(int)] = 128  # as in the paper
+    max_tables: Annotated[
+        int | None, "Most tables in a set [default: 15, and more where a device has more].", Option(int, least=1)
+    ] = None
+    max_delay_ms: Annotated[
+        float, "Latest start of a device in an all-to-all, in ms.", Option(float, "MS", least=0, flag="--max-delay")
+    ] = 20.0
+    test_share: Annotated[
+        float, "Share of tables kept from training, to test on.", Option(float, "SHARE", least=0, most=0.9)
+    ] = 0.2
     vary_share: float = 0.5
     plan_share: float = 0.75
-    batch_sizes: tuple[int, ...] = ()
-    tier_cases: int = 0
-    seed: int
+    batch_sizes: Annotated[
+        tuple[int, ...] | None,
+        "Batch sizes of the table sets, one for each set: 256,512,1024 [default: that of `measure`].",
+        Option(COUNTS, "NUMBERS"),
+    ] = None
+    seed: Seed
 
     def __post_init__(self) -> None:
         if not DIM_STEP <= self.max_dim <= MAX_DIM or self.max_dim % DIM_STEP:

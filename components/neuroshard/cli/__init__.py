@@ -7,6 +7,6 @@ imported when their subcommand runs, so that `--help` and `show` answer at once.
 from neuroshard.cli.app import app, main  # isort: skip  # first, since it says what is missing
 
 # In this order the list of commands shows them.
-from neuroshard.cli import machines, tables, cache, costs, models, plans, sizes, releases, cluster  # isort: skip
+from neuroshard.cli import machines, tables, costs, models, plans, releases, cluster  # isort: skip
 
-__all__ = ["app", "cache", "cluster", "costs", "machines", "main", "models", "plans", "releases", "sizes", "tables"]
+__all__ = ["app", "cluster", "costs", "machines", "main", "models", "plans", "releases", "tables"]

@@ -1,4 +1,4 @@
-"""The application: how a subcommand is registered, and how an error ends."""
+"""The application: how a subcommand is registered, the look of --help (commands in groups), and how an error ends."""
 
 import inspect
 import json
@@ -6,9 +6,10 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from types import MappingProxyType
 from typing import Annotated, Any, TextIO
 
 from neuroshard.core.extras import install_command
@@ -20,13 +21,52 @@ except ModuleNotFoundError:  # a trainer installs neither; its client has no nee
     sys.exit(f"error: the neuroshard command needs typer and rich: {install_command('cli')}")
 
 from neuroshard import __version__
-from neuroshard.cli.completion import complete_values, words_as_typed
-from neuroshard.cli.help import EXIT_CODES, GROUPS, name_values, usage_of, write_commands, write_parameters
-from neuroshard.cli.options import check_outputs
+from neuroshard.cli.completion import words_as_typed
+from neuroshard.cli.options import check_needs, check_outputs, needs_of
 from neuroshard.core.clean import accept_all_characters, clean, clean_lines, in_words, is_silent, silent
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.text import one_line, wrapped
 from neuroshard.system import heed_quota
+
+# In this order `neuroshard --help` shows them.
+GROUPS = {"plan": "Plan", "measure": "Measure", "learn": "Learn", "release": "Release", "cluster": "Cluster"}
+EXIT_CODES = """\
+Exit status: 0 done; 1 failed, as the last line says; 2 called wrongly; 3 odd
+tables (tables --check); 128 + N ended by signal N (130: Ctrl-C)."""
+
+
+def usage_of(parameters: Iterable[Any]) -> list[str]:
+    """`PLAN`, `[CASES]`: the arguments as the usage line shows them."""
+    arguments = [one for one in parameters if one.param_type_name == "argument"]
+    return [one.display_name_raw if one.required else f"[{one.display_name_raw}]" for one in arguments]
+
+
+def write_parameters(parameters: Iterable[Any], context: Any, formatter: Any) -> None:
+    """The sections of arguments and options."""
+    sections: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+    for parameter in parameters:
+        record = parameter.get_help_record(context)
+        if record is not None:
+            kind = parameter.param_type_name
+            sections[kind].append((parameter.display_name_raw if kind == "argument" else record[0], record[1]))
+    for title, rows in (("Arguments", sections["argument"]), ("Options", sections["option"])):
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
+    """A section for each group, each command with its sentence, all in the same columns."""
+    width = max(map(len, commands))
+    for group, title in GROUPS.items():
+        with formatter.section(title):
+            formatter.write_dl(
+                [
+                    (f"{name:<{width}}", command.get_short_help_str(formatter.width))
+                    for name, command in commands.items()
+                    if command.rich_help_panel == group
+                ]
+            )
 
 
 class _Group(TyperGroup):
@@ -84,11 +124,10 @@ def _root(
 
 
 class _Command(TyperCommand):
-    """A subcommand that refuses empty arguments, since an empty path would mean the current folder, and bad outputs."""
+    """A subcommand that refuses empty arguments, since an empty path would mean the current folder, bad outputs, and options that
+    need others."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        name_values(self.params)
+    needs: Mapping[str, str] = MappingProxyType({})  # options, and the flags of those that they need
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [self.options_metavar or "", *usage_of(self.get_params(ctx))]
@@ -107,20 +146,21 @@ class _Command(TyperCommand):
                 )
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
+            check_needs(ctx, self.needs)
             check_outputs(ctx.params)
         return rest
 
 
-def command(group: str, example: str, in_short: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a subcommand. Its --help ends with `example`; the list of commands shows `in_short` under its `group`."""
+def command(group: str, example: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a subcommand. Its --help ends with `example`; the list shows its docstring's first sentence under its `group`."""
     assert group in GROUPS, group
     options = re.sub(r" (?!-)", "\N{NO-BREAK SPACE}", example)  # lines end before an option, never within quotes
     lines = " \\\n    ".join(wrapped(options, indent=0, width=70)).replace("\N{NO-BREAK SPACE}", " ")
     epilog = f"\b\nExample:\n  {lines}"  # \b keeps click from wrapping it again
-    register = app.command(cls=_Command, epilog=epilog, short_help=in_short, rich_help_panel=group)
 
     def registered(run: Callable[..., None]) -> Callable[..., None]:
-        register(_with_quiet(run))
+        kind = type("Command", (_Command,), {"needs": needs_of(run)})
+        app.command(cls=kind, epilog=epilog, rich_help_panel=group)(_with_quiet(run))
         return run
 
     return registered
@@ -141,7 +181,6 @@ def _with_quiet(run: Callable[..., None]) -> Callable[..., None]:
     more = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Quiet)
     vars(quiet_or_not)["__signature__"] = own.replace(parameters=[*own.parameters.values(), more])
     quiet_or_not.__annotations__ = {**run.__annotations__, "quiet": _Quiet}
-    complete_values(quiet_or_not.__annotations__)
     return quiet_or_not
 
 
@@ -190,32 +229,29 @@ def main() -> None:
     try:
         with words_as_typed(os.environ):
             app(prog_name="neuroshard")
-    except NeuroshardError as error:
-        say(f"error: {one_line(error, None)}", err=True)
-        sys.exit(error.exit_code)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "neuroshard":
-            raise
-        say(f"error: this needs the package {error.name}, of an extra: {install_command('all')}", err=True)
-        sys.exit(1)
-    except ImportError as error:  # a shared library of a package does not fit this machine
-        if (error.name or "").partition(".")[0] == "neuroshard":
-            raise
-        say(
-            f"error: a package cannot be loaded ({one_line(error)}); `neuroshard doctor` looks at all of them", err=True
-        )
-        sys.exit(1)
     except KeyboardInterrupt:  # before the subcommand runs: from then on click answers it
         sys.exit(130)
     except BrokenPipeError:  # `neuroshard show plan.json | head`
         sys.stderr.close()
         sys.exit(1)
-    except OSError as error:  # a full disk, say; files are written whole or not at all (files/disk.py)
-        say(f"error: {error.filename or 'this machine'}: {error.strerror or error}", err=True)
-        sys.exit(1)
-    except MemoryError as error:  # too many cases or devices
-        say(f"error: not enough memory: {one_line(error) or 'ask for less at once'}", err=True)
-        sys.exit(1)
+    except (NeuroshardError, ImportError, OSError, MemoryError) as error:
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "neuroshard":
+            raise
+        say(f"error: {_why(error)}", err=True)
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def _why(error: BaseException) -> str:
+    match error:
+        case ModuleNotFoundError():
+            return f"this needs the package {error.name}, of an extra: {install_command('all')}"
+        case ImportError():  # a shared library of a package does not fit this machine
+            return f"a package cannot be loaded ({one_line(error)}); `neuroshard doctor` looks at all of them"
+        case OSError():  # a full disk, say; files are written whole or not at all (files/disk.py)
+            return f"{error.filename or 'this machine'}: {error.strerror or error}"
+        case MemoryError():  # too many cases or devices
+            return f"not enough memory: {one_line(error) or 'ask for less at once'}"
+    return one_line(error, None)
 
 
 def _show_warning(

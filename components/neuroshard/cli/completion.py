@@ -1,62 +1,35 @@
 """What Tab completes as values: of options with few values, and names of built-in cost models and tables."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, get_args
-
-import typer
-
-from neuroshard.core.precision import Precision
-from neuroshard.core.sharding import ShardingTypeName
-from neuroshard.core.step_memory import Pipeline
-from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, DenseOptimizer
-from neuroshard.orders.options import ALGORITHMS, AUTO
 
 BREAKS = {":", "="}  # between which bash breaks words
 COMPLETING = "_NEUROSHARD_COMPLETE"  # typer's variable: which shell asks
 
 
-def _models() -> list[str]:
+Words = Collection[str] | Callable[[], Collection[str]]  # where finding them takes time, a function
+
+
+def models() -> list[str]:
+    """Cost models that need no file."""
     from neuroshard.costmodel.analytic import DATASHEETS
 
     return [f"analytic:{name}" for name in DATASHEETS]
 
 
-def _presets() -> list[str]:
+def presets() -> list[str]:
+    """Built-in tables."""
     from neuroshard.files.importers.presets import PRESETS
 
     return list(PRESETS)
 
 
-VALUES: Mapping[str, Callable[[], list[str]]] = {
-    "algorithm": lambda: list(ALGORITHMS),
-    "backend": lambda: ["synthetic", "cpu", "cuda"],
-    "collective_precision": lambda: list(get_args(Precision)),
-    "data_parallel": lambda: [AUTO],
-    "dense_optimizer": lambda: list(get_args(DenseOptimizer)),
-    "dtype": lambda: list(ELEMENT_BYTES),
-    "group_size": lambda: [AUTO],
-    "model": _models,
-    "optimizer": lambda: list(OPTIMIZER_BYTES),
-    "pipeline": lambda: list(get_args(Pipeline)),
-    "preset": _presets,
-    "rows_by_access": lambda: [AUTO, "no"],
-    "sharding_types": lambda: list(get_args(ShardingTypeName)),
-}
+def completing(words: Words) -> Callable[[str], list[str]]:
+    """What completes a word to one of these."""
 
-
-def complete_values(annotations: Mapping[str, Any]) -> None:
-    """Let Tab complete the values of those options of a subcommand (by the names of its parameters) that have `VALUES`."""
-    for name, annotation in annotations.items():
-        for option in getattr(annotation, "__metadata__", ()):
-            if name in VALUES and isinstance(option, typer.models.OptionInfo):
-                option.autocompletion = _beginning(VALUES[name])
-
-
-def _beginning(values: Callable[[], list[str]]) -> Callable[[str], list[str]]:
     def completed(incomplete: str) -> list[str]:
-        return [value for value in values() if value.startswith(incomplete)]
+        return [word for word in (words() if callable(words) else words) if word.startswith(incomplete)]
 
     return completed
 

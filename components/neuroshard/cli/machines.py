@@ -6,16 +6,12 @@ from typing import Annotated
 import typer
 
 from neuroshard.cli.app import command, note, say_text
-from neuroshard.cli.options import AsJson, was_typed
+from neuroshard.cli.options import AsJson, option, was_typed
 from neuroshard.core.errors import UsageError
 from neuroshard.core.units import parse_duration
 
 
-@command(
-    "measure",
-    "neuroshard fleet --kubernetes --against s3://bucket/prefix",
-    "What hardware is there, and what needs measuring.",
-)
+@command("measure", "neuroshard fleet --kubernetes --against s3://bucket/prefix")
 def fleet(
     command_line: typer.Context,
     kubernetes: Annotated[
@@ -25,25 +21,25 @@ def fleet(
         ),
     ] = None,
     nodes: Annotated[
-        Path | None, typer.Option(help="What `kubectl get nodes -o json` wrote, in place of a cluster.")
+        Path | None, option("FILE", "What `kubectl get nodes -o json` wrote, in place of a cluster.")
     ] = None,
-    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig [default: its current one].")] = None,
-    selector: Annotated[str, typer.Option(help='Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
+    context: Annotated[str | None, option("NAME", "Context of the kubeconfig [default: its current one].")] = None,
+    selector: Annotated[str, option("JSON", 'Labels that a node must have, as JSON: {"pool": "train"}.')] = "{}",
     tolerations: Annotated[
-        str, typer.Option(help="Tolerations of the measuring pods, as JSON.")
+        str, option("JSON", "Tolerations of the measuring pods, as JSON.")
     ] = '[{"key": "nvidia.com/gpu", "operator": "Exists"}]',
     store: Annotated[
-        str | None, typer.Option("--against", help="Say which kinds no live cost model of this store covers, and why.")
+        str | None, option("STORE", "Say which kinds no live cost model of this store covers, and why.", "--against")
     ] = None,
     max_age: Annotated[
-        str | None, typer.Option(help="With --against: a cost model older than this is too old.")
+        str | None, option("TIME", "a cost model older than this is too old.", needs="--against")
     ] = None,
     max_error: Annotated[
-        float | None, typer.Option(help="With --against: largest error on unseen tables: 0.1 is 10 %.")
+        float | None, option("SHARE", "largest error on unseen tables: 0.1 is 10 %.", needs="--against")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the kinds of hardware that are there, and those that need measuring."""
+    """What hardware is there, and what needs measuring."""
     from datetime import UTC, datetime
 
     from neuroshard.fleet.cluster import in_cluster
@@ -54,8 +50,6 @@ def fleet(
         raise UsageError(
             "--local asks this machine alone; leave out --nodes, --context, --selector and --tolerations, or give --kubernetes"
         )
-    if store is None and (max_age is not None or max_error is not None):
-        raise UsageError("--max-age and --max-error are for --against STORE")
     there = (
         kubernetes_fleet(
             recorded=nodes,
@@ -74,25 +68,21 @@ def fleet(
     note(there.notes)
 
 
-@command(
-    "measure",
-    "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8888",
-    "What this machine can do, and how to fix what it cannot.",
-)
+@command("measure", "neuroshard doctor --store s3://bucket/prefix --kfp http://localhost:8888")
 def doctor(
     store: Annotated[
         str | None,
-        typer.Option("--store", help="Try this store: s3://bucket/prefix, or a folder; leaves no object there."),
+        option("STORE", "Try this store: s3://bucket/prefix, or a folder; leaves no object there.", "--store"),
     ] = None,
-    kfp: Annotated[str | None, typer.Option("--kfp", help="Ask Kubeflow Pipelines at this address.")] = None,
+    kfp: Annotated[str | None, option("URL", "Ask Kubeflow Pipelines at this address.", "--kfp")] = None,
     service_account: Annotated[
         str | None,
-        typer.Option(help="Ask the Kubernetes API, in a dry run, whether it takes a run's pods under this account."),
+        option("NAME", "Ask the Kubernetes API, in a dry run, whether it takes a run's pods under this account."),
     ] = None,
-    namespace: Annotated[str, typer.Option(help="Where runs go, for --service-account.")] = "kubeflow",
+    namespace: Annotated[str, option("NAME", "where runs go.", needs="--service-account")] = "kubeflow",
     as_json: AsJson = False,
 ) -> None:
-    """Say what this machine can do, and how to fix what it cannot. The exit status is 1 if a check failed."""
+    """What this machine can do, and how to fix what it cannot. The exit status is 1 if a check failed."""
     from neuroshard.doctor.checks import check_lines, checks_json, last_line
     from neuroshard.doctor.run import examine
 

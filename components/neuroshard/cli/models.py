@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, Seed, SingleWriter, StoreUrl, out_file
+from neuroshard.cli.options import AsJson, Seed, SingleWriter, StoreUrl, option, out_file
 from neuroshard.core.errors import UsageError
 
-MaxModelError = Annotated[float, typer.Option(help="Largest error on unseen tables to go live with: 0.2 is 20 %.")]
+MaxModelError = Annotated[float, option("SHARE", "Largest error on unseen tables to go live with: 0.2 is 20 %.")]
 
 
 def _say_live(store: str, release: "ModelRelease", err: bool = False) -> None:
@@ -24,7 +24,7 @@ def _say_live(store: str, release: "ModelRelease", err: bool = False) -> None:
     )
 
 
-@command("learn", "neuroshard pretrain costs/ -o model/", "Train a cost model from costs, and report its error.")
+@command("learn", "neuroshard pretrain costs/ -o model/")
 def pretrain(
     costs: Annotated[
         list[Path],
@@ -33,7 +33,7 @@ def pretrain(
     out: Annotated[Path, out_file("Folder of the cost model", "; an unfinished training there is continued")],
     start_from: Annotated[
         str | None,
-        typer.Option(help="Cost model of other hardware, or older, to begin from: a folder, or STORE#HARDWARE."),
+        option("MODEL", "Cost model of other hardware, or older, to begin from: a folder, or STORE#HARDWARE."),
     ] = None,
     monotone: Annotated[
         bool,
@@ -42,15 +42,15 @@ def pretrain(
             help="Train a compute net in which no table lowers a cost, so that a search can prove bounds.",
         ),
     ] = True,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Most passes over the data; it stops early.")] = None,
+    epochs: Annotated[int | None, option("NUMBER", "Most passes over the data; it stops early.", min=1)] = None,
     publish: Annotated[
-        str | None, typer.Option(help="Store in which to make it its hardware's live one, as publish-model does.")
+        str | None, option("STORE", "Store in which to make it its hardware's live one, as publish-model does.")
     ] = None,
     single_writer: SingleWriter = False,
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a cost model, and report its error on table sets and on tables that it never saw."""
+    """Train a cost model from costs, and report its error. The error is on table sets and on tables that it never saw."""
     from neuroshard.files.costs import read_manifest
     from neuroshard.files.disk import check_can_write
     from neuroshard.models.open import open_trained
@@ -81,11 +81,7 @@ def pretrain(
         _say_live(publish, publish_bundle(out, publish, single_writer=single_writer), err=as_json)
 
 
-@command(
-    "learn",
-    "neuroshard publish-model model/ --store s3://bucket/prefix",
-    "Put a cost model in a store; it goes live if it is good enough.",
-)
+@command("learn", "neuroshard publish-model model/ --store s3://bucket/prefix")
 def publish_model(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder that `neuroshard pretrain` wrote.")],
     store: StoreUrl,
@@ -96,25 +92,22 @@ def publish_model(
     single_writer: SingleWriter = False,
     as_json: AsJson = False,
 ) -> None:
-    """Put a cost model in the store under its hardware, and make it the live one there if it is good enough.
+    """Put a cost model in a store; it goes live if it is good enough. It is put under its hardware.
 
     Its error must be low enough, and the datasheet may not stand in for a part that the live one learned.
     """
     from neuroshard.deploy.bundles import run
 
     release = run(model, store, max_error=max_error, force=force, single_writer=single_writer)
-    if as_json:
-        say_json({"store": store, "release": release.model_dump(mode="json")})
-    else:
-        _say_live(store, release)
+    say_json({"store": store, "release": release.model_dump(mode="json")}) if as_json else _say_live(store, release)
 
 
-@command("learn", "neuroshard models --store s3://bucket/prefix", "List a store's cost models by their hardware.")
+@command("learn", "neuroshard models --store s3://bucket/prefix")
 def models(
     store: StoreUrl,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with all that is known of each.")] = False,
 ) -> None:
-    """List a store's cost models by their hardware, with their errors on unseen tables."""
+    """List a store's cost models by their hardware. Their errors are on unseen tables."""
     from neuroshard.models.published import list_published
     from neuroshard.report.models import listing_json, listing_text
     from neuroshard.store.open import open_store

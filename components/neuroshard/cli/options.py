@@ -7,44 +7,73 @@ from typing import Annotated, Any
 
 import typer
 
+from neuroshard.cli.completion import Words, completing, models
+from neuroshard.core.errors import UsageError
 from neuroshard.files.disk import check_folder_exists, check_other_path
-from neuroshard.orders.options import OPTIONS, Option, with_options
+from neuroshard.orders.options import OPTIONS, Option, declared, with_options
 
 OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "torchrec_stats", "metrics"}
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
 
-def shown(option: Option) -> Any:
-    """An option of a search as typer takes it."""
-    flags = (option.flag or f"--{option.name.replace('_', '-')}",)
-    return typer.Option(*flags, help=option.help, min=option.least, max=option.most, metavar=option.word)
+def option(word: str, told: str, *flags: str, choices: Words = (), needs: str = "", **more: Any) -> Any:
+    """An option, whose value help calls by this word, if it takes one. Tab completes its `choices`. Without the flag that it
+    `needs` it is refused."""
+    complete = completing(choices) if choices else None
+    said = f"With {needs}: {told}" if needs else told
+    made = typer.Option(*flags, help=said, metavar=word or None, autocompletion=complete, **more)
+    vars(made)["needs"] = needs
+    return made
+
+
+def needs_of(run: Callable[..., None]) -> dict[str, str]:
+    """The options of a subcommand that need others, with the flags of those."""
+    marked = [(name, getattr(hint, "__metadata__", ())) for name, hint in run.__annotations__.items()]
+    return {name: one.needs for name, marks in marked for one in marks if getattr(one, "needs", "")}
+
+
+def check_needs(context: Any, needs: Mapping[str, str]) -> None:
+    """Raise UsageError for an option without the one that it needs, since it would be ignored."""
+    typed = {one.name: one.opts for one in context.command.params if was_typed(context, one.name)}
+    for name in needs.keys() & typed.keys():
+        if not any(needs[name] in flags for flags in typed.values()):
+            raise UsageError(f"{typed[name][-1]} is for {needs[name]}")
+
+
+def shown(one: Option) -> Any:
+    """A declared option as typer takes it."""
+    bounds: dict[str, Any] = {"min": one.least, "max": one.most}
+    choices = models if one.word == "MODEL" else one.choices
+    return option(one.word, one.help, *one.flags, choices=choices, envvar=one.envvar, **bounds)
 
 
 Seed = Annotated[int, shown(OPTIONS["seed"])]
-StoreUrl = Annotated[str, typer.Option("--store", help="s3://bucket/prefix, or a folder.")]
+StoreUrl = Annotated[str, option("STORE", "s3://bucket/prefix, or a folder.", "--store")]
 SingleWriter = Annotated[
     bool, typer.Option(help="Nobody else deploys: accept a store that ignores conditional writes.")
 ]
+TablesFile = Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 
 
 def out_file(kind: str, more: str = "", *names: str) -> Any:
-    return typer.Option(*(names or ("-o", "--out")), help=f"{kind} to write{more}.")
+    return option("PATH", f"{kind} to write{more}.", *(names or ("-o", "--out")))
 
 
-def with_search_options(run: Callable[..., None]) -> Callable[..., None]:
-    """The subcommand, whose `**options` are those of a search."""
-    return with_some_options(frozenset())(run)
+def takes(
+    *declaring: type, without: Collection[str] = (), first: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The subcommand, whose `**options` are those that these classes declare but `without` some, before its own or after them."""
+    named = {name: one for kind in declaring for name, one in declared(kind).items() if name not in without}
 
-
-def with_some_options(without: Collection[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The same without these options."""
+    def typed(one: Option) -> Any:
+        return Annotated[one.kind, shown(one)]
 
     def decorated(run: Callable[..., None]) -> Callable[..., None]:
-        signature = with_options(inspect.signature(run), lambda option: Annotated[option.kind, shown(option)], without)
-        vars(run)["__signature__"] = signature
-        run.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        own = with_options(inspect.signature(run), named.values(), typed, first=first)
+        vars(run)["__signature__"] = own
+        run.__annotations__ = {one.name: one.annotation for one in own.parameters.values()}
         return run
 
     return decorated

@@ -1,16 +1,59 @@
-"""Search, show, report, evaluate and compare plans."""
+"""Search, show, report, evaluate and compare plans; and what is known before there is one: caches and sizes."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from neuroshard.cli import completion
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
-from neuroshard.cli.options import AsJson, PlanFile, Seed, out_file, with_search_options
+from neuroshard.cli.options import AsJson, PlanFile, TablesFile, option, out_file, takes
+from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import wrapped
-from neuroshard.core.units import format_bytes, parse_bytes
+from neuroshard.core.units import format_bytes
+from neuroshard.measure.backends import MeasureSettings
+from neuroshard.orders.options import SearchOptions, settings_of
+from neuroshard.orders.sizes import MOST_PROCESSES, SizeOptions
+
+
+@command("plan", "neuroshard cache tables.json --batch-size 65536 --load-factor 5% --load-factor 20%")
+def cache(
+    tables_json: TablesFile,
+    batch_size: Annotated[int, option("NUMBER", "Samples of a step, over all ranks.", min=1, max=2**31)],
+    load_factor: Annotated[
+        list[str] | None,
+        option("SHARE", "Share of a table's rows that is cached; may be repeated [default: 1, 5, 10, 20 and 50 %]."),
+    ] = None,
+    torchrec_stats: Annotated[
+        Path | None,
+        option("FILE", "Also write the arguments of TorchRec's EmbeddingOffloadStats here, by table, as JSON."),
+    ] = None,
+    out: Annotated[Path | None, out_file("Page (HTML) with the curves")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a cache in HBM misses, and how much HBM all caches need. Rows that an LRU cache of each table misses a step are
+    predicted by rows kept in HBM.
+
+    Cached tables lie in host memory; HBM keeps the rows that were read last. Rows are read as a table's access curve says, else
+    as its reuse bins do.
+    """
+    from neuroshard import api
+    from neuroshard.core.units import format_bytes
+    from neuroshard.core.value import canonical_json
+    from neuroshard.files.disk import check_can_write, write_bytes
+
+    for path in filter(None, (torchrec_stats, out)):
+        check_can_write(path)
+    found = api.cache(tables_json, batch_size=batch_size, load_factors=load_factor)
+    say_json(found.data) if as_json else say_text(str(found))
+    if out is not None:
+        say(f"{out}: {format_bytes(found.save(out))}", err=True)
+    if torchrec_stats is not None:
+        write_bytes(torchrec_stats, canonical_json({"format_version": 1, "tables": found.torchrec_stats}))
+        say(f"{torchrec_stats}: statistics for TorchRec's planner", err=True)
 
 
 def _cost_model(model: str | None, store: str | None, hardware: str | None) -> str:
@@ -20,34 +63,33 @@ def _cost_model(model: str | None, store: str | None, hardware: str | None) -> s
     return model if model is not None else f"{store}#{hardware}"
 
 
-@command(
-    "plan",
-    "neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json",
-    "Search the plan whose slowest device is fastest.",
-)
-@with_search_options
+@command("plan", "neuroshard search tables.json --model model/ --devices 4 --memory 32GiB -o plan.json")
+@takes(SearchOptions)
 def search(
-    tables_json: Annotated[Path, typer.Argument(metavar="TABLES", help="tables.json")],
+    tables_json: TablesFile,
     *,
     out: Annotated[Path, out_file("plan.json")],
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another GPU), or "
-            "given:costs.json."
+        option(
+            "MODEL",
+            "Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another GPU), or "
+            "given:costs.json.",
+            choices=completion.models,
         ),
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(help="With --hardware: the store whose live cost model to take (--model STORE#HARDWARE)."),
+        option("STORE", "With --hardware: the store whose live cost model to take (--model STORE#HARDWARE)."),
     ] = None,
     hardware: Annotated[
-        str | None, typer.Option(help="Fingerprint, or part of the device's name (h200), as `neuroshard models` shows.")
+        str | None,
+        option("HARDWARE", "Fingerprint, or part of the device's name (h200), as `neuroshard models` shows."),
     ] = None,
     as_json: AsJson = False,
     **options: Any,
 ) -> None:
-    """Search the plan whose slowest device is fastest, by the cost model. Ctrl-C writes the best plan so far."""
+    """Search the plan whose slowest device is fastest. Costs are the cost model's. Ctrl-C writes the best plan so far."""
     from neuroshard import api
     from neuroshard.report.text import plan_json, plan_text
 
@@ -62,13 +104,13 @@ def search(
         raise typer.Exit(stop.exit_code)
 
 
-@command("plan", "neuroshard show plan.json", "Show a plan, as numbers and bars.")
+@command("plan", "neuroshard show plan.json")
 def show(
     plan: PlanFile,
     bound: Annotated[bool, typer.Option("--bound", help="Say what the lower bound assumes, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a plan: cost against the baselines, and every device's cost and memory."""
+    """Show a plan, as numbers and bars. Its cost is shown against the baselines, with every device's cost and memory."""
     from neuroshard.files.plan import read_plan
     from neuroshard.report.text import plan_json, plan_text
 
@@ -79,21 +121,22 @@ def show(
 @command(
     "plan",
     "neuroshard report plan.json --model model/ --costs costs/ --live s3://bucket/prefix#ads-ranker -o report.html",
-    "Turn a plan and its run into one HTML page.",
 )
 def report(
     plan: PlanFile,
     out: Annotated[Path, out_file("HTML page")],
-    model: Annotated[str | None, typer.Option(help="The plan's cost model, as for search.")] = None,
-    live: Annotated[str | None, typer.Option(help="The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
-    costs: Annotated[
-        list[Path] | None, typer.Option(help="Costs that the cost model learned from; may be repeated.")
+    model: Annotated[
+        str | None, option("MODEL", "The plan's cost model, as for search.", choices=completion.models)
     ] = None,
-    fleet: Annotated[Path | None, typer.Option(help="What `neuroshard fleet --json` printed.")] = None,
-    evaluation: Annotated[Path | None, typer.Option(help="What `neuroshard evaluate -o` wrote of this plan.")] = None,
+    live: Annotated[str | None, option("PLAN", "The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
+    costs: Annotated[
+        list[Path] | None, option("FOLDER", "Costs that the cost model learned from; may be repeated.")
+    ] = None,
+    fleet: Annotated[Path | None, option("FILE", "What `neuroshard fleet --json` printed.")] = None,
+    evaluation: Annotated[Path | None, option("FILE", "What `neuroshard evaluate -o` wrote of this plan.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a plan, and other results of its run, into one HTML page."""
+    """Turn a plan and its run into one HTML page."""
     from neuroshard import api
 
     made = api.report(plan, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
@@ -101,80 +144,65 @@ def report(
     say_json({"out": str(out), "bytes": size}) if as_json else say(f"{out}: {format_bytes(size)}")
 
 
-@command(
-    "measure",
-    "neuroshard evaluate plan.json --backend cpu",
-    "Run a plan's table sets and all-to-alls against its prediction.",
-)
+@command("measure", "neuroshard evaluate plan.json --backend cpu")
+@takes(MeasureSettings, without=("batch_size", "warmup", "repeats", "timeout_seconds", "budget_seconds"))
 def evaluate(
     plan: PlanFile,
+    *,
     backend: Annotated[
-        str, typer.Option(help="cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).")
+        str,
+        option("WORD", "cpu (FBGEMM + gloo), cuda (FBGEMM + NCCL) or synthetic (a formula, exact).", choices=BACKENDS),
     ],
-    rounds: Annotated[int, typer.Option(min=1, help="Times each device's tables are measured; the median counts.")] = 3,
+    rounds: Annotated[int, option("NUMBER", "Times each device's tables are measured; the median counts.", min=1)] = 3,
     processes: Annotated[
-        int, typer.Option(min=1, help="Measure the all-to-all of plans of at most this many devices (cpu).")
+        int, option("NUMBER", "Measure the all-to-all of plans of at most this many devices (cpu).", min=1)
     ] = 8,
-    optimizer: Annotated[
-        str, typer.Option(help="Optimizer fused into backward: sgd, rowwise_adagrad or adagrad.")
-    ] = "rowwise_adagrad",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads a device may use (cpu).")] = 1,
-    memory_limit: Annotated[
-        str | None,
-        typer.Option(help="Most memory for weights and optimizer state of a case: larger tables get fewer rows."),
-    ] = None,
-    traces: Annotated[
-        Path | None, typer.Option(help="Real lookups, as `neuroshard tables --traces` wrote them.")
-    ] = None,
-    as_json: AsJson = False,
     out: Annotated[Path | None, out_file("JSON", " as well")] = None,
-    seed: Seed = 0,
+    as_json: AsJson = False,
+    **options: Any,
 ) -> None:
-    """Measure the table set of each device of a plan, and show measured and predicted times."""
+    """Run a plan's table sets and all-to-alls against its prediction. Measured and predicted times of each device are shown."""
     from neuroshard.measure.evaluate import run
 
-    evaluation = run(
-        plan,
-        out,
-        backend=backend,
-        rounds=rounds,
-        most_processes=processes,
-        optimizer=optimizer,
-        threads=threads,
-        memory_limit_bytes=None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit"),
-        traces=traces,
-        seed=seed,
-    )
+    settings = settings_of(MeasureSettings, {"batch_size": 1, **options})  # the plan's batch is taken
+    evaluation = run(plan, out, backend, settings, rounds=rounds, most_processes=processes)
     say_text(evaluation.canonical_json().decode() if as_json else str(evaluation))
     if evaluation.errors:
         raise typer.Exit(1)
 
 
-@command("plan", "neuroshard diff old.json new.json", "Show what moves from one plan to another.")
+@command("plan", "neuroshard diff old.json new.json")
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="plan.json")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="plan.json")],
     model: Annotated[
-        str | None, typer.Option(help="Price both by this cost model, as for search [default: as the plans say].")
+        str | None,
+        option(
+            "MODEL",
+            "Price both by this cost model, as for search [default: as the plans say].",
+            choices=completion.models,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what moves from one plan to another, how many bytes, and what is gained."""
+    """Show what moves from one plan to another. It says how many bytes, and what is gained."""
     from neuroshard import api
 
     found = api.diff(old, new, model)
     say_json(found.data) if as_json else say_text(found.text)
 
 
-@command("plan", "neuroshard price plan.json other.json --model analytic:h100", "Price plans by one cost model.")
+@command("plan", "neuroshard price plan.json other.json --model analytic:h100")
 def price(
     plans: Annotated[
         list[Path], typer.Argument(metavar="PLAN...", help="plan.json; several are compared with the first.")
     ],
-    model: Annotated[str, typer.Option(help="Cost model, as for search; it need not be the plans' own.")],
+    model: Annotated[
+        str, option("MODEL", "Cost model, as for search; it need not be the plans' own.", choices=completion.models)
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Price plans by one cost model: compute and all-to-all of every device in ms, and the slowest device."""
+    """Price plans by one cost model. It says the compute and all-to-all of every device in ms, and the slowest device."""
     from neuroshard import api
     from neuroshard.core.comparable import other_groups, other_work
     from neuroshard.files.plan import read_plan
@@ -206,3 +234,56 @@ def price(
     for (file, price), why in zip(priced, apart, strict=True):
         change = "not compared" if why else against(price.cost_ms, reference.cost_ms, "{:.1%}".format)
         say(f"{price.cost_ms:10.3f} ms  {'' if price is reference else change:<16} {file}")
+
+
+@command(
+    "plan", "neuroshard size tables.json --model analytic:h100 --model analytic:b200 --devices 4-128 --batch-size 65536"
+)
+@takes(SizeOptions)
+def size(
+    tables_json: TablesFile,
+    *,
+    model: Annotated[
+        list[str],
+        option("MODEL", "Cost model of a kind of hardware, as for search; may be repeated.", choices=completion.models),
+    ],
+    processes: Annotated[
+        int | None,
+        option(
+            "NUMBER", "Processes that search [default: 2, or as many as there are cores].", min=1, max=MOST_PROCESSES
+        ),
+    ] = None,
+    write: Annotated[Path | None, option("FOLDER", "Folder for the plans of the frontiers.")] = None,
+    out: Annotated[Path | None, out_file("HTML page")] = None,
+    as_json: AsJson = False,
+    **options: Any,
+) -> None:
+    """How many devices, of which kind, for which step time and money. A plan is searched for every kind of hardware, number of
+    devices and memory: which fit, and which no other beats.
+
+    A size that does not fit is said to be proven so where its bytes or a search of all packings prove it. Ctrl-C ends the sweep
+    with what was found.
+    """
+    from neuroshard import api
+    from neuroshard.core.units import format_bytes
+    from neuroshard.files.disk import check_can_write
+
+    for path, folder in ((out, False), (write, True)):
+        if path is not None:
+            check_can_write(path, folder=folder)
+    with asked_to_stop("sizes that were searched are shown") as stop:
+        found = api.size(
+            tables_json,
+            model,
+            processes=processes or min(2, os.cpu_count() or 1),  # each takes some 200 MB
+            stop=stop,
+            **options,
+        )
+    say_json(found.data) if as_json else say_text(str(found))
+    if write is not None:
+        for plan in found.write(write):
+            say(f"{plan}: written", err=True)
+    if out is not None:
+        say(f"{out}: {format_bytes(found.save(out))}", err=True)
+    if stop.is_set():
+        raise typer.Exit(stop.exit_code)

@@ -2,109 +2,71 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from neuroshard.cli.app import command, say, say_json, say_text
-from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, was_typed
+from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, option, takes, was_typed
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.units import format_bytes, parse_duration
+from neuroshard.orders.deploy import DeployOptions
 
 if TYPE_CHECKING:
     from neuroshard.core.release import Pointer
     from neuroshard.store.protocol import Store
 
-ModelName = Annotated[str, typer.Option("--name", help="The model whose plans these are, as in ads-ranker.")]
+ModelName = Annotated[str, option("NAME", "The model whose plans these are, as in ads-ranker.", "--name")]
 GarbageName = Annotated[
     str,
-    typer.Option(
-        "--name",
-        help="A model (its plans), hardware/FINGERPRINT/BATCH (its cost models), or _measuring/FINGERPRINT (what was measured "
+    option(
+        "NAME",
+        "A model (its plans), hardware/FINGERPRINT/BATCH (its cost models), or _measuring/FINGERPRINT (what was measured "
         "of hardware that has left the fleet).",
+        "--name",
     ),
 ]
 TrackName = Annotated[
-    str, typer.Option("--name", help="A model (its plans), or hardware/FINGERPRINT/BATCH (its cost models).")
+    str, option("NAME", "A model (its plans), or hardware/FINGERPRINT/BATCH (its cost models).", "--name")
 ]
 
 
 @command(
     "release",
     "neuroshard deploy plan.json --store s3://bucket/prefix --name ads-ranker --tables tables.json --model model/",
-    "Put a plan in a store, and live if the gate agrees.",
 )
+@takes(DeployOptions)
 def deploy(
     plan: PlanFile,
+    *,
     store: StoreUrl,
     name: ModelName,
     tables_json: Annotated[
-        Path | None, typer.Option("--tables", help="Today's tables.json, which the plan must be for.")
+        Path | None, option("FILE", "Today's tables.json, which the plan must be for.", "--tables")
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The plan's cost model, as for search, to price the live plan on the plan's own tables."),
-    ] = None,
-    memory_margin: Annotated[float, typer.Option(help="Share of a device's memory to leave free.")] = 0.0,
-    max_error: Annotated[
-        float | None, typer.Option(help="Largest error of its cost model on unseen tables: 0.1 is 10 %.")
-    ] = None,
-    min_gain: Annotated[
-        float | None,
-        typer.Option(
-            help="Share by which it must be better than the live plan [default: its cost model's error, at least 30 % for a "
-            "datasheet or a fallback]."
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option(help="Go live whatever the gate finds; the release says so.")] = False,
-    single_writer: SingleWriter = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
-    """Publish a plan under its digest, ask the gate, then make it the live one, or keep the one that is better."""
+    """Put a plan in a store, and live if the gate agrees. It is published under its digest; a live one that is better is kept."""
     from neuroshard import api
 
-    deployed = api.deploy(
-        plan,
-        store,
-        name,
-        tables=tables_json,
-        model=model,
-        memory_margin=memory_margin,
-        max_error=max_error,
-        min_gain=min_gain,
-        force=force,
-        single_writer=single_writer,
-    )
+    deployed = api.deploy(plan, store, name, tables=tables_json, **options)
     say_json(deployed.data) if as_json else say_text(repr(deployed))
 
 
-@command(
-    "release",
-    "neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker",
-    "Put a plan in a store, without making it live.",
-)
+@command("release", "neuroshard publish plan.json --store s3://bucket/prefix --name ads-ranker")
 def publish(
-    plan: PlanFile,
-    store: StoreUrl,
-    name: ModelName,
-    single_writer: SingleWriter = False,
-    as_json: AsJson = False,
+    plan: PlanFile, store: StoreUrl, name: ModelName, single_writer: SingleWriter = False, as_json: AsJson = False
 ) -> None:
-    """Put a plan in the store under its digest, without making it live."""
+    """Put a plan in a store, without making it live. It is published under its digest."""
     from neuroshard.deploy.run import run_publish
 
     digest = run_publish(plan, store, name, single_writer=single_writer)
-    if as_json:
-        say_json({"store": store, "name": name, "plan": digest})
-    else:
-        say(f"{store}: plan {digest} of {name} is published")
+    said = f"{store}: plan {digest} of {name} is published"
+    say_json({"store": store, "name": name, "plan": digest}) if as_json else say(said)
 
 
-@command(
-    "release",
-    "neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker",
-    "Make a published plan or cost model live.",
-)
+@command("release", "neuroshard promote 3f2a9c01d4e7 --store s3://bucket/prefix --name ads-ranker")
 def promote(
     digest: Annotated[
         str, typer.Argument(metavar="DIGEST", help="The digest of a plan or cost model, or at least 8 digits of it.")
@@ -114,7 +76,7 @@ def promote(
     single_writer: SingleWriter = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a published plan or cost model live, whatever the gate would say."""
+    """Make a published plan or cost model live. The gate is not asked."""
     from neuroshard.deploy.tracks import run_promote
 
     _say_now_live(store, name, run_promote(store, name, digest, single_writer=single_writer), as_json)
@@ -123,22 +85,18 @@ def promote(
 def _say_now_live(store: str, name: str, release: "Pointer", as_json: bool, how: str = "") -> None:
     from neuroshard.deploy.tracks import track_of
 
-    if as_json:
-        say_json({"store": store, "release": release.model_dump(mode="json")})
-    else:
-        say(f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]}{how}")
+    said = f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]}{how}"
+    say_json({"store": store, "release": release.model_dump(mode="json")}) if as_json else say(said)
 
 
-@command(
-    "release", "neuroshard releases --store s3://bucket/prefix --name ads-ranker", "List what went live, newest first."
-)
+@command("release", "neuroshard releases --store s3://bucket/prefix --name ads-ranker")
 def releases(
     store: StoreUrl,
     name: TrackName,
     refused: Annotated[bool, typer.Option("--refused", help="List the plans that the gate held back.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the releases of a model's plans or a hardware's cost models, newest first."""
+    """List what went live, newest first. These are releases of a model's plans, or of a hardware's cost models."""
     from neuroshard.core.release import HARDWARE
     from neuroshard.core.value import Value
     from neuroshard.deploy.tracks import track_of
@@ -155,54 +113,45 @@ def releases(
         text = refusals_text(held_back)
     else:
         found = went_live = all_releases(open_store(store), track_of(name))
-        text = "\n".join(filter(None, [releases_text(went_live), _said_of_counts(open_store(store), name)]))
+        text = "\n".join(filter(None, [releases_text(went_live), _said_of_traces(open_store(store), name)]))
     say_json([one.model_dump(mode="json") for one in found]) if as_json else say_text(text)
 
 
-def _said_of_counts(store: "Store", name: str) -> str:
-    """A line on how the trainers of a model counted its tables; empty where they did not."""
+def _said_of_traces(store: "Store", name: str) -> str:
+    """A line on the trace that a trainer of a model recorded; empty where none did."""
     from neuroshard.core.release import HARDWARE
-    from neuroshard.store.counted import read_pointer_to_counted
+    from neuroshard.store.traces import read_trace_pointer
 
     if name.partition("/")[0] == HARDWARE:
         return ""
     try:
-        newest = read_pointer_to_counted(store, name)
+        return f"how its tables are read: {read_trace_pointer(store, name).said}"
     except NotFound:
         return ""
     except InvalidInput as error:
         return f"how its tables are read: {error}"
-    return f"how its tables are read: trainers counted {newest.steps:,} steps up to {newest.time}, run {newest.run}"
 
 
-@command(
-    "release",
-    "neuroshard rollback --store s3://bucket/prefix --name ads-ranker",
-    "Make live again what the live one replaced.",
-)
+@command("release", "neuroshard rollback --store s3://bucket/prefix --name ads-ranker")
 def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = False, as_json: AsJson = False) -> None:
-    """Make live again what the live plan or cost model replaced."""
+    """Make live again what the live one replaced. It is a plan, or a cost model."""
     from neuroshard.deploy.tracks import run_rollback
 
     release = run_rollback(store, name, single_writer=single_writer)
     _say_now_live(store, name, release, as_json, " (rolled back)")
 
 
-@command(
-    "release",
-    "neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply",
-    "Delete old plans, cost models, releases and refusals.",
-)
+@command("release", "neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 168h --apply")
 def gc(
     context: typer.Context,
     store: StoreUrl,
     name: GarbageName,
-    keep: Annotated[int, typer.Option(min=1, help="Releases to keep, with their plans, besides the live one.")] = 10,
-    older_than: Annotated[str, typer.Option(help="Keep whatever is younger than this.")] = "168h",
+    keep: Annotated[int, option("NUMBER", "Releases to keep, with their plans, besides the live one.", min=1)] = 10,
+    older_than: Annotated[str, option("TIME", "Keep whatever is younger than this.")] = "168h",
     apply: Annotated[bool, typer.Option("--apply", help="Delete; else only list what would be.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete old plans or cost models, releases, refusals or measuring; without --apply only list them."""
+    """Delete old plans, cost models, releases and refusals. Or what was measured. Without --apply they are only listed."""
     from neuroshard.deploy.gc import run
     from neuroshard.orders.nightly import MEASURING_FOLDER
 

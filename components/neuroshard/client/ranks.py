@@ -173,20 +173,15 @@ def share(
     return _take(channel, parse, check, words, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
 
 
-class ChannelClosed(Exception):
-    """What was waited for is not, since the process ends."""
-
-
 class Channel:
-    """The keys of one call, written and read in bounded time, until it is `closed`: then waits raise ChannelClosed."""
+    """The keys of one call, written and read in bounded time."""
 
-    def __init__(self, key_value: KeyValueStore, prefix: str, rank: int, closed: threading.Event | None = None) -> None:
+    def __init__(self, key_value: KeyValueStore, prefix: str, rank: int) -> None:
         self.key_value, self.prefix, self.rank, self.reader = key_value, prefix, rank, Reader()
-        self.closed = threading.Event() if closed is None else closed
 
     def under(self, prefix: str) -> "Channel":
         """The keys of the call that has this prefix."""
-        return Channel(self.key_value, f"{self.prefix}/{prefix}", self.rank, self.closed)
+        return Channel(self.key_value, f"{self.prefix}/{prefix}", self.rank)
 
     def write(self, name: str, value: str | bytes) -> None:
         self._bounded(MARGIN_SECONDS, lambda: self.key_value.set(f"{self.prefix}/{name}", value))
@@ -241,13 +236,11 @@ class Channel:
 
         def poll() -> None:
             pause = 0.005
-            while not done() and (left := ends - time.monotonic()) > 0 and not self.closed.is_set():
-                self.closed.wait(min(pause, left))
+            while not done() and (left := ends - time.monotonic()) > 0:
+                time.sleep(min(pause, left))
                 pause = min(2 * pause, POLL_SECONDS)
 
         self._bounded(seconds + MARGIN_SECONDS, poll)
-        if self.closed.is_set():
-            raise ChannelClosed
 
     def _is_there(self, name: str) -> bool:
         return self._bounded(MARGIN_SECONDS, lambda: self.key_value.check([f"{self.prefix}/{name}"]))

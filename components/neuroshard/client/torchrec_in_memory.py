@@ -1,138 +1,49 @@
-"""A checkpoint that stays in the host memory of the ranks: what one saved there, any of them loads. Needs torch.
+"""A checkpoint that stays in the host memory of the ranks: what one has, any of them loads. Needs torch.
 
-`save(state, storage_writer=saved)` of torch.distributed.checkpoint, then `saved.share_metadata()`, keeps what each rank saves;
-with `storage_reader=saved` the ranks send each other what they read. So a state goes from one plan to another by the planner that
-reads a checkpoint in files (client/torchrec_optimizer.py), and no file is written.
+So a state goes from one plan to another by the planner that reads a checkpoint in files (client/torchrec_optimizer.py), and no
+file is written: `load_resharded(state, …, storage_reader=InMemory(group, old_state))`.
 """
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from neuroshard.core.errors import InvalidInput
 
+class InMemory(StorageReader):
+    """What the ranks of a gloo `group` have of a state of tensors. Those in host memory are kept as they are; of others, copies
+    of all their storage. All ranks make one together, and read from it together."""
 
-class InMemory(StorageWriter, StorageReader):
-    """What the ranks of a gloo `group` save in their host memory. Tensors there are kept as they are; of others, copies."""
+    with_moments = True  # a table without moments has none
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, state: dict[str, Any]) -> None:
         self.group, self.rank = group, dist.get_rank(group)
-        self.moved = Moved()
-        self.pieces: dict[MetadataIndex, Tensor] = {}
-        self.metadata: Metadata | None = None
+        self.storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # on the device, and here
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state, None, self.rank == 0)
+        plans, self.metadata = planner.create_global_plan(gathered(group, planner.create_local_plan()))
+        self.metadata.storage_data = {item.index: rank for rank, plan in enumerate(plans) for item in plan.items}
+        self.pieces: dict[MetadataIndex, Tensor] = {
+            item.index: self._on_host(cast(Tensor, planner.resolve_data(item))) for item in plans[self.rank].items
+        }
 
-    def share_metadata(self) -> None:
-        """Let all ranks know what each of them saved, which torch gathers on one."""
-        metadata = [self.metadata]
-        dist.broadcast_object_list(metadata, group=self.group, group_src=0)
-        self.metadata = metadata[0]
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    def prepare_global_plan(self, plans: Any) -> Any:
-        return plans
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        results = []
-        for item in plan.items:
-            value = planner.resolve_data(item)
-            if not isinstance(value, Tensor):
-                raise InvalidInput(f"{item.index.fqn!r} is no tensor, and only tensors go from one plan to another")
-            self.pieces[item.index] = piece = self.moved.on_host(value.detach())
-            results.append(WriteResult(item.index, piece.nbytes, self.rank))
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        metadata.storage_data = {each.index: each.storage_data for of_rank in results for each in of_rank}
-        self.metadata = metadata
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        assert self.metadata is not None
-        return self.metadata
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Every rank asks for its pieces, one at a time, and sends those that are asked of it: all call it together."""
-        assert self.metadata is not None
-        ranks = dist.get_world_size(self.group)
-        asked: list[Any] = [None] * ranks
-        mine = [(item.storage_index, item.storage_offsets, item.lengths) for item in plan.items]
-        dist.all_gather_object(asked, mine, group=self.group)
-        for turn in range(max(map(len, asked))):
-            sending = []  # with what is sent, which must stay until it has been
-            for rank, (index, offsets, lengths) in (
-                (r, items[turn]) for r, items in enumerate(asked) if turn < len(items)
-            ):
-                if self.metadata.storage_data[index] == self.rank != rank:
-                    part = self._part(index, offsets, lengths).contiguous()
-                    sending.append((part, dist.isend(part, group=self.group, group_dst=rank, tag=turn)))
-            if turn < len(mine):
-                index, offsets, lengths = mine[turn]
-                holder = self.metadata.storage_data[index]
-                into = planner.resolve_tensor(plan.items[turn]).detach()
-                if holder == self.rank:
-                    part = self._part(index, offsets, lengths)
-                else:
-                    part = torch.empty(lengths, dtype=self._dtype(index))
-                    dist.recv(part, group=self.group, group_src=holder, tag=turn)
-                into.copy_(part)
-                planner.commit_tensor(plan.items[turn], into)
-            for _, work in sending:
-                if work is not None:
-                    work.wait()
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def _part(self, index: MetadataIndex, offsets: Iterable[int], lengths: Iterable[int]) -> Tensor:
-        return narrow_tensor_by_index(self.pieces[index], tuple(offsets), tuple(lengths))
-
-    def _dtype(self, index: MetadataIndex) -> torch.dtype:
-        assert self.metadata is not None
-        found: torch.dtype = self.metadata.state_dict_metadata[index.fqn].properties.dtype  # type: ignore[union-attr]
-        return found
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return True
-
-
-class Moved:
-    """Tensors of a device on their way to host memory, by the storages that they are views of."""
-
-    def __init__(self) -> None:
-        self.storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # there, and here
-
-    def on_host(self, tensor: Tensor) -> Tensor:
+    def _on_host(self, tensor: Tensor) -> Tensor:
         """The same tensor where it is in host memory, else a view of a copy of all its storage."""
-        there = tensor.untyped_storage()
+        tensor, there = tensor.detach(), tensor.untyped_storage()
         if not is_elsewhere(there):
             return tensor
         if there.data_ptr() not in self.storages:
-            self.storages[there.data_ptr()] = (
-                there,
-                torch.empty(there.nbytes(), dtype=torch.uint8).untyped_storage().copy_(there),
-            )
+            copied = torch.empty(there.nbytes(), dtype=torch.uint8).untyped_storage().copy_(there)
+            self.storages[there.data_ptr()] = (there, copied)
         _, here = self.storages[there.data_ptr()]
         return torch.empty(0, dtype=tensor.dtype).set_(here, tensor.storage_offset(), tensor.size(), tensor.stride())
 
@@ -148,7 +59,76 @@ class Moved:
                 there.resize_(here.nbytes())
                 there.copy_(here)
 
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Every rank asks for its pieces, one at a time, and sends those that are asked of it."""
+        mine = [(item.storage_index, item.storage_offsets, item.lengths) for item in plan.items]
+        asked, holders = gathered(self.group, mine), self.metadata.storage_data
+        for turn in range(max(map(len, asked))):
+            sending = []  # with what is sent, which must stay until it has been
+            for rank, (index, *part) in ((rank, items[turn]) for rank, items in enumerate(asked) if turn < len(items)):
+                if holders[index] == self.rank != rank:
+                    piece = narrow_tensor_by_index(self.pieces[index], *part).contiguous()
+                    sending.append((piece, dist.isend(piece, group=self.group, group_dst=rank, tag=turn)))
+            if turn < len(mine):
+                index, *part = mine[turn]
+                into = planner.resolve_tensor(plan.items[turn]).detach()
+                if holders[index] == self.rank:
+                    piece = narrow_tensor_by_index(self.pieces[index], *part)
+                else:
+                    saved: Any = self.metadata.state_dict_metadata[index.fqn]
+                    piece = torch.empty(mine[turn][2], dtype=saved.properties.dtype)
+                    dist.recv(piece, group=self.group, group_src=holders[index], tag=turn)
+                into.copy_(piece)
+                planner.commit_tensor(plan.items[turn], into)
+            for _, work in sending:
+                if work is not None:
+                    work.wait()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self.metadata
+
+    # What torch asks of a reader of files
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        pass
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return True
+
+
+def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
+    """What every rank has."""
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, mine, group=group)
+    return every
+
 
 def is_elsewhere(storage: torch.UntypedStorage) -> bool:
     """Whether a storage is in the memory of a device."""
     return storage.device.type != "cpu"
+
+
+def leaving(state: dict[str, Any]) -> int:
+    """The bytes of a state {"model": …, "optimizer": {"state": …}} that this rank has on a device, and that go to host memory."""
+    values = [
+        *state["model"].values(),
+        *(value for each in state["optimizer"]["state"].values() for value in each.values()),
+    ]
+    tensors = [
+        t for v in values for t in ([s.tensor for s in v.local_shards()] if isinstance(v, ShardedTensor) else [v])
+    ]
+    storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages if is_elsewhere(each)}.values())

@@ -111,6 +111,7 @@ def load_resharded(
         orders = SavedOrders(f"checkpoint {checkpoint}", old_plan, new_plan)
         planner = _Resharding(f"checkpoint {checkpoint}", old_plan, new_plan, group, orders)
         planner.parts = getattr(storage_reader, "parts", ())
+        planner.with_moments = getattr(storage_reader, "with_moments", False)
         with sharded_tensors_allowed():
             load(read, checkpoint_id=checkpoint, storage_reader=storage_reader, planner=planner, process_group=group)
     except CheckpointException as error:
@@ -281,6 +282,7 @@ class _Resharding(DefaultLoadPlanner):
         self.old, self.new = (_Tables(plan) if plan else None for plan in (old_plan, new_plan))
         self.weights_of: dict[ReadItem, float] = {}  # of what is added up
         self.parts: Sequence[str] = ()  # folders that are read together
+        self.with_moments = False  # as the reader knows, also where no table has any
         self.anew: list[str] = []  # keys of moments that start at 0
         self.inexact: set[str] = set()  # keys of weights
 
@@ -504,7 +506,7 @@ class _Resharding(DefaultLoadPlanner):
 
     def _saved(self) -> "_Saved":
         assert self.metadata is not None
-        return _Saved(self.metadata, self.whose)
+        return _Saved(self.metadata, self.whose, self.with_moments)
 
 
 class _RankState(NamedTuple):
@@ -518,7 +520,7 @@ class _RankState(NamedTuple):
 class _Saved:
     """What a checkpoint's metadata says of tables."""
 
-    def __init__(self, metadata: Metadata, whose: str) -> None:
+    def __init__(self, metadata: Metadata, whose: str, with_moments: bool = False) -> None:
         self.metadata, self.whose = metadata, whose
         self.paths: dict[str, tuple[Any, ...]] = dict(metadata.planner_data or {})
         self.weights = {str(path[-1]) for key, path in self.paths.items() if is_key_of_table(key)}
@@ -530,7 +532,7 @@ class _Saved:
                 and (name := _weight_of(path[-2], self.weights))
             ):
                 self.state_of[name].append(key)
-        self.has_moments = bool(self.state_of)
+        self.has_moments = with_moments or bool(self.state_of)
 
     def has(self, key: str) -> bool:
         return key in self.metadata.state_dict_metadata

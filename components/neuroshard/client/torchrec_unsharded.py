@@ -39,21 +39,17 @@ KINDS: dict[type, type[nn.Module]] = {
 
 
 def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
-    """The sharded collections of a model, by path. Raises UsageError for a sharded module that is none, InvalidInput for tables
-    held by access."""
+    """The sharded collections of a model, by path. Raises InvalidInput for a module that is none of them."""
     found: dict[str, Any] = dict(collections_in(model))
     for path, module in found.items():
-        if type(module) in KINDS:
-            continue
-        if hasattr(module, "rows"):
-            raise InvalidInput(
-                f"table {next(iter(module.rows.held))!r} of module {path!r} is held by access, and reshard cannot move such "
-                "tables: save model_state(model) (client/rows_state.py), and start again by the new plan"
+        if type(module) not in KINDS:
+            what = (
+                f"module {path!r} is a {type(module).__name__}, which is not sharded, and reshard moves sharded tables"
             )
-        raise InvalidInput(
-            f"module {path!r} is a {type(module).__name__}, which is not sharded, and reshard moves sharded tables; start "
-            "again by the new plan from a checkpoint"
-        )
+            if hasattr(module, "rows"):
+                table = next(iter(module.rows.held))
+                what = f"table {table!r} of module {path!r} is held by access, and reshard cannot move such tables"
+            raise InvalidInput(f"{what}; start again by the new plan from a checkpoint")
     return found
 
 
@@ -67,15 +63,14 @@ def holders_of(sharded: Any) -> tuple[tuple[str, ...], nn.ModuleDict]:
 
 def unsharded(model: DistributedModelParallel, collections: dict[str, Any]) -> nn.Module:
     """A model of these sharded collections alone, unsharded, at the same paths. Feature processors are the model's own."""
-    found: nn.Module
     whole = nn.Module()
     for path, sharded in collections.items():
-        kind = KINDS[type(sharded)]
-        found = _collection(sharded, getattr(model._sharder_map[kind], "fused_params", None) or {})
+        found: nn.Module = _collection(
+            sharded, getattr(model._sharder_map[KINDS[type(sharded)]], "fused_params", None) or {}
+        )
         if not path:
             return found
-        *above, name = path.split(".")
-        parent = whole
+        parent, (*above, name) = whole, path.split(".")
         for part in above:
             if part not in parent._modules:
                 parent.add_module(part, nn.Module())

@@ -3,8 +3,8 @@
     neuroshard gc --store s3://bucket/prefix --name ads-ranker --keep 10 --older-than 7d [--apply]
 
 Kept are the live release, the last `keep` releases, the `keep` releases that rollbacks from the live one reach, the artifacts
-of all of them, the newest of what a model's trainers counted, the lists of hot rows that these name, its page of sizes, and
-every object that is younger than the age.
+of all of them, the newest trace of a model's trainers, the lists of hot rows that these plans name, its page of sizes, and every
+object that is younger than the age.
 A damaged release among them is kept too, and named; it does not count, since no rollback can use it.
 
 An artifact must not go live while it is deleted. gc first writes a mark that names what it is about to delete, and then looks at
@@ -33,18 +33,17 @@ from uuid import uuid4
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, StoreError, UsageError
-from neuroshard.core.release import FINGERPRINT, Condemned
-from neuroshard.core.table import Table
+from neuroshard.core.release import FINGERPRINT, HARDWARE, Condemned
 from neuroshard.core.value import timestamp
 from neuroshard.deploy.golive import MARK_SECONDS
 from neuroshard.deploy.tracks import track_of
 from neuroshard.orders.nightly import MEASURING_FOLDER
 from neuroshard.progress import progress
-from neuroshard.store.counted import counted_digests, read_counted, read_pointer_to_counted
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import ObjectInfo, Store
 from neuroshard.store.row_orders import list_digests, row_orders_of
+from neuroshard.store.traces import is_recorded, pointer_key, read_trace_pointer, trace_key
 from neuroshard.store.track import Live, R, ReleaseTrack, read_artifact, read_past, read_pointer
 
 MIN_AGE_SECONDS = 3600.0  # no writer takes longer from its artifact to its swap
@@ -92,50 +91,45 @@ def find_garbage(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds
         *(entry for entry in old if track.number_of(entry.key)),
         *(entry for entry in old if track.is_record(entry.key) and not is_mark(entry)),
         *(entry for entry in old if track.digest_of(entry.key) is not None),
-        *_counted(store, track, old),
+        *_traces(store, track, old),
         *_lists(store, track, [release.artifact for release in kept], old),
         *(entry for entry in old if track.is_record(entry.key) and is_mark(entry)),
     ]
     return Garbage(tuple(found), len(entries) - len(found), tuple(damaged.values()))
 
 
-def _counted(store: Store, track: ReleaseTrack[R], old: list[ObjectInfo]) -> list[ObjectInfo]:
-    """What trainers counted of a model's tables and the pointer names no more. All of it stays where the pointer cannot be read.
+def _traces(store: Store, track: ReleaseTrack[R], old: list[ObjectInfo]) -> list[ObjectInfo]:
+    """Traces of a model's trainers that the pointer names no more, and what trainers of older versions counted. All of it stays
+    where the pointer cannot be read.
 
     A writer swaps the pointer within minutes of writing what it points to, so nothing that is old is about to be pointed to.
     """
-    found = counted_digests(track.name, [entry.key for entry in old])
-    if not found:
+    if track.name.partition("/")[0] == HARDWARE:
         return []
+    kept, found = [pointer_key(track.name)], [entry for entry in old if is_recorded(track.name, entry.key)]
     try:
-        newest = read_pointer_to_counted(store, track.name).counted_digest
-    except (NotFound, InvalidInput) as error:
-        log(f"note: {error}; so nothing that trainers counted is deleted")
+        kept.append(trace_key(track.name, read_trace_pointer(store, track.name).trace_digest))
+    except NotFound:
+        pass
+    except InvalidInput as error:
+        if found:
+            log(f"note: {error}; so nothing that trainers recorded is deleted")
         return []
-    return [entry for entry in old if found.get(entry.key, newest) != newest]
+    return [entry for entry in found if entry.key not in kept]
 
 
 def _lists(store: Store, track: ReleaseTrack[R], plans: list[str], old: list[ObjectInfo]) -> list[ObjectInfo]:
-    """Lists of hot rows that neither these plans nor the newest counts name. All stay where one of these cannot be read."""
+    """Lists of hot rows that none of these plans names. All stay where one of them cannot be read."""
     found = list_digests(track.name, [entry.key for entry in old])
     if not found:
         return []
     try:
         named = [table for digest in plans for table in read_artifact(store, track, digest).value.task.tables]
-        named += _counted_tables(store, track.name)
     except (NotFound, InvalidInput) as error:
         log(f"note: {error}; so no list of hot rows is deleted")
         return []
     wanted = row_orders_of(named)
     return [entry for entry in old if entry.key in found and found[entry.key] not in wanted]
-
-
-def _counted_tables(store: Store, model: str) -> tuple[Table, ...]:
-    try:
-        read_pointer_to_counted(store, model)
-    except NotFound:
-        return ()
-    return read_counted(store, model).tables
 
 
 def gc(store: Store, track: ReleaseTrack[R], *, keep: int, age_seconds: float, apply: bool = False) -> Garbage:

@@ -28,6 +28,7 @@ from neuroshard.files.access import Floats, Ints, fitted_rates
 from neuroshard.files.hot_rows import HotRows
 
 Order = Literal["time", "shuffled"]
+Sampled = Literal["sampled"]  # batches with others between them: then nothing is known of a stream
 
 TRACKED_ROWS = 2**16  # of a table at most; 24 bytes each, twice
 FEWEST_BATCHES = 4  # for a stream: the first half fills the cache
@@ -134,23 +135,14 @@ class AccessCounter:
             raise InvalidInput(
                 f"{self.where}: row {wrong:,} is looked up, but the table has rows 0 to {self.rows - 1:,}"
             )
-        self._add(rows, counts, 1.0, len(indices), samples)
+        self.batch_size, self.batches, self.lookups = samples, self.batches + 1, self.lookups + len(indices)
+        self._bins += np.bincount(np.searchsorted(2 ** np.arange(REUSE_BINS - 1), counts), minlength=REUSE_BINS)
+        self._count(rows, counts)
         if self.hot_rows is not None:
             self.hot_rows.add(rows, counts)
 
-    def add_sample(self, rows: Ints, counts: Ints, share: float, lookups: int, samples: int) -> None:
-        """Count one batch of which only a sample is known: the rows (N,), rising, that are in a sample of this `share` by
-        `sampled_places`, how often each was looked up (N,), and the lookups of all rows. `share` is a power of two."""
-        while self.sampled > share:
-            self._sample_half()
-        self._add(rows, counts, share, lookups, samples)
-
-    def _add(self, rows: Ints, counts: Ints, share: float, lookups: int, samples: int) -> None:
-        self.batch_size, self.batches, self.lookups = samples, self.batches + 1, self.lookups + lookups
-        self._bins += np.bincount(np.searchsorted(2 ** np.arange(REUSE_BINS - 1), counts), minlength=REUSE_BINS)
-        self._count(rows, counts, len(rows) / share)
-
-    def _count(self, rows: Ints, counts: Ints, distinct: float) -> None:
+    def _count(self, rows: Ints, counts: Ints) -> None:
+        distinct = float(len(rows))
         kept = sampled_places(rows, self.sampled)
         rows, counts = rows[kept], counts[kept]
         place = np.searchsorted(self._stack.rows, rows)
@@ -204,7 +196,7 @@ class AccessCounter:
         """Of the rows that a batch reads, the mean over the batches."""
         return tuple((self._bins / max(self._bins.sum(), 1.0)).tolist())
 
-    def fields(self, order: Order, source: str = "") -> dict[str, Any]:
+    def fields(self, order: Order | Sampled, source: str = "") -> dict[str, Any]:
         """Fields of `Table` by what was counted: pooling_factor, reuse_bins, reuse_batch_size, access (None where no row was
         read).
 
@@ -218,9 +210,9 @@ class AccessCounter:
             "access": self.curve(order, source),
         }
 
-    def curve(self, order: Order, source: str = "") -> AccessCurve | None:
-        """The access curve; without a stream where there are fewer than 4 batches, None where no row was read, or none that is in
-        the sample."""
+    def curve(self, order: Order | Sampled, source: str = "") -> AccessCurve | None:
+        """The access curve; without a stream where there are fewer than 4 batches, or gaps between them, None where no row was
+        read, or none that is in the sample."""
         if not self.lookups or not len(self._counts):
             return None
         rows, rates = self._groups()
@@ -229,7 +221,7 @@ class AccessCounter:
             batch_size=self.batch_size,
             group_rows=_short(rows),
             lookups_per_row=_short(rates),
-            stream=self._stream(order) if self.batches >= FEWEST_BATCHES else None,
+            stream=None if order == "sampled" or self.batches < FEWEST_BATCHES else self._stream(order),
         )
 
     def _groups(self) -> tuple[Floats, Floats]:
@@ -303,12 +295,13 @@ class AccessCounter:
 def counted_table(
     table: Table,
     counter: AccessCounter,
-    order: Order,
+    order: Order | Sampled,
     names: Sequence[str] = (),
     lookups: Sequence[float] | Any = (),
     source: str = "",
 ) -> Table:
-    """The table with what was counted, whole or by feature where these are known; else features keep their shares."""
+    """The table with what was counted, whole or by feature where these are known; else features keep their shares. Batches that
+    are parts of a trainer's (sampled) say nothing of how often one of its own reads a row: its reuse bins are the curve's."""
     fields = counter.fields(order, source or counter.said)
     each = (
         table.resized(table.rows, table.dim, fields["pooling_factor"]).model_dump()["features"]
@@ -322,6 +315,8 @@ def counted_table(
     said["features"] = each
     if fields["access"] is None:
         said.pop("access", None)
+    elif order == "sampled":
+        said |= {"reuse_bins": None, "reuse_batch_size": table.reuse_batch_size}
     return Table.parse(said, f"table {table.name!r}")
 
 
@@ -412,7 +407,7 @@ def sampled_places(rows: Ints, share: float) -> Ints:
     """Places (S,) of the rows (N,) that are in a sample of this share, a power of two. Smaller samples lie in larger ones.
 
     The first halvings are by a multiplication, which spreads even neighbours and costs little; later ones by `_mixed`, of the few
-    rows that are left. client/access_sample.py does the same on a GPU.
+    rows that are left.
     """
     if share >= 1:
         return np.arange(len(rows))

@@ -1,7 +1,8 @@
 """Lookups of a batch: read from a trace of real ones, or drawn so that they have a table's pooling factor and reuse bins.
 
 A traces file is one safetensors file with two tensors a table, `NAME.indices` (int64, sample after sample) and
-`NAME.lengths` (int64, lookups of each sample), and `format_version` in its metadata.
+`NAME.lengths` (int64, lookups of each sample), and `format_version` in its metadata. One that a trainer recorded also says in
+its metadata how (`recorded`, the JSON of a Recorded).
 """
 
 import math
@@ -9,15 +10,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
-from neuroshard.core.value import check_format
+from neuroshard.core.value import Moment, Value, Whole, check_format, decode_json
 from neuroshard.files.access import Floats, Ints, row_groups
 from neuroshard.files.disk import disk_errors, writing
 
@@ -37,6 +39,37 @@ class Traces:
     """Recorded lookups by table name. The arrays may be views of a mapped file: do not write to them."""
 
     tables: Mapping[str, Lookups]
+
+
+class Recorded(Value):
+    """How a trainer recorded a trace: `batch_size` samples of each of `batches` batches, of `steps` steps up to `time` (UTC, ISO
+    8601). `rows` are those of each table."""
+
+    batch_size: Annotated[Whole, Field(ge=1, le=2**31)]
+    rows: dict[str, Annotated[Whole, Field(ge=1)]]
+    batches: Annotated[Whole, Field(ge=1, le=2**31)]
+    steps: Annotated[Whole, Field(ge=1, le=2**53)]
+    time: Moment
+
+    @property
+    def said(self) -> str:
+        """In a few words, for notes on tables and plans."""
+        return f"{self.batches:,} of {self.steps:,} steps of a trainer up to {self.time}, {self.batch_size:,} samples of each"
+
+
+def bytes_of_traces(traces: Traces, recorded: Recorded) -> bytes:
+    """The file of recorded traces, all arrays of int64."""
+    tensors = {f"{name}.{kind}": array for name, one in traces.tables.items() for kind, array in one._asdict().items()}
+    about = {"format_version": str(TRACES_FORMAT), "recorded": recorded.canonical_json().decode()}
+    data: bytes = save(tensors, metadata=about)
+    return data
+
+
+def recorded_in(path: Path) -> Recorded | None:
+    """How a trainer recorded a traces file; None of others. Raises InvalidInput or NewerFormat in one line."""
+    with _opened(path) as file:
+        about = file.metadata().get("recorded")
+    return None if about is None else Recorded.parse(decode_json(about.encode(), str(path)), f"{path}: recorded")
 
 
 def write_traces(path: Path, traces: Traces) -> None:

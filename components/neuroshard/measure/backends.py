@@ -4,12 +4,14 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware, TierCost
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import DeviceCost
+from neuroshard.orders import values as take
+from neuroshard.orders.options import BYTES, Option, Seed
 
 # Imported when used: the synthetic backend needs neither torch nor FBGEMM.
 BACKENDS = {
@@ -26,22 +28,37 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad", "adagrad")  # FBGEMM fuses these into ba
 class MeasureSettings:
     """How to measure. Raises UsageError for a value out of range.
 
-    `batch_size` is global: samples of one step over all devices. A device looks up the whole batch in its own tables, and then
-    keeps its share of the samples. While `repeats` disagree, up to as many more are taken. `memory_limit_bytes` is for the
-    tables of one case; None takes the backend's default. `budget_seconds` is for the whole run; None has no limit. `hardware` is
-    the kind that this machine must be, or that the formula simulates; None takes any.
+    A device looks up the whole batch in its own tables, and then keeps its share of the samples. `budget_seconds` is for the
+    whole run. Without `memory_limit_bytes` the limit is the backend's. `hardware` is the kind that this machine must be, or that
+    the formula simulates; None takes any.
     """
 
-    batch_size: int
-    warmup: int = 1
-    repeats: int = 7
-    optimizer: str = "rowwise_adagrad"
-    threads: int = 1
-    memory_limit_bytes: int | None = None
-    traces: Path | None = None
-    seed: int = 0
-    timeout_seconds: float = 60.0
-    budget_seconds: float | None = None
+    batch_size: Annotated[int, "Samples a step over all devices.", Option(int, least=1, default=65536)]
+    budget_seconds: Annotated[
+        float | None,
+        "Stop after this long: 90s, 3m, 1h [default: when all is done].",
+        Option(take.duration, "TIME", flag="--budget"),
+    ] = None
+    warmup: Annotated[int, "Repeats discarded first.", Option(int, least=0)] = 1
+    repeats: Annotated[int, "Repeats of a case; up to twice as many while they disagree.", Option(int, least=1)] = 7
+    optimizer: Annotated[
+        str, "Optimizer fused into backward: sgd, rowwise_adagrad or adagrad.", Option(str, "WORD", choices=OPTIMIZERS)
+    ] = "rowwise_adagrad"
+    threads: Annotated[int, "CPU threads a device may use (cpu).", Option(int, least=1)] = 1
+    memory_limit_bytes: Annotated[
+        int | None,
+        "Most memory for weights and optimizer state of a case: larger tables get fewer rows.",
+        Option(BYTES, "SIZE", flag="--memory-limit"),
+    ] = None
+    traces: Annotated[
+        Path | None, "Real lookups, as `neuroshard tables --traces` wrote them.", Option(Path, "FILE")
+    ] = None
+    seed: Seed = 0
+    timeout_seconds: Annotated[
+        float,
+        "Longest time of a case; a slower one is an error.",
+        Option(take.duration, "TIME", "60s", flag="--timeout"),
+    ] = 60.0
     hardware: Hardware | None = None
 
     def __post_init__(self) -> None:

@@ -277,19 +277,18 @@ def _all_to_all_ms(case: CollectiveCase, backend: Backend, rounds: int, which: s
 
 def run(
     plan_path: Path,
-    out: Path | None = None,
-    *,
+    out: Path | None,
     backend: str,
+    settings: MeasureSettings,
+    *,
     rounds: int = ROUNDS,
     most_processes: int = MOST_PROCESSES,
-    **settings: object,
 ) -> Evaluation:
-    """Evaluate a plan.json, and write the evaluation to `out` if given. `settings` are fields of MeasureSettings."""
+    """Evaluate a plan.json, and write the evaluation to `out` if given."""
     if out is not None:
         check_can_write(out)
     plan = read_plan(plan_path)
-    chosen = MeasureSettings(**{"batch_size": plan.task.batch_size, **settings})  # type: ignore[arg-type]
-    evaluation = evaluate(plan, backend, chosen, rounds=rounds, most_processes=most_processes)
+    evaluation = evaluate(plan, backend, settings, rounds=rounds, most_processes=most_processes)
     if out is not None:
         write_bytes(out, evaluation.canonical_json())
     return evaluation

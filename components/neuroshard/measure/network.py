@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import NamedTuple
 
-from neuroshard.core.errors import MeasureError, UsageError
-from neuroshard.core.topology import Topology, topology_of
+from neuroshard.core.errors import MeasureError
+from neuroshard.core.topology import Topology
 from neuroshard.core.units import format_bytes
+from neuroshard.measure.network_settings import NetworkSettings
 from neuroshard.measure.timing.network import Pattern, Place, TimePattern, interface_to
 from neuroshard.measure.workers.processes import STARTUP_SECONDS, WorkerLost, WorkerPool
 from neuroshard.progress import progress
@@ -19,55 +20,8 @@ PATTERNS: tuple[Pattern, ...] = ("far", "near", "all", "alone")
 # Bytes that a rank sends in all: from a message that is latency alone to that of a step of a large model
 SIZES = tuple(2**power for power in range(12, 29, 2))
 LONG_MS = 1000.0  # of an all-to-all; sizes that would take longer are left out
-MEET_SECONDS = 240.0  # for the ranks of all hosts to meet; a pod may have to fetch its image first
 # If one rank of a domain alone sends this much faster than all at once, it shares a port with the others.
 SHARED_PORT = 1.25
-
-
-@dataclass(frozen=True)
-class NetworkSettings:
-    """This is host `host` of `hosts`, with `ranks` each; all meet at `address` (HOST:PORT of host 0).
-
-    `kind` is cpu (gloo) or cuda (NCCL); `domain` the ranks that share fast links, those of a host if None. No all-to-all waits
-    longer than `timeout_seconds`. Raises UsageError for invalid settings.
-    """
-
-    hosts: int
-    host: int
-    ranks: int
-    address: str
-    kind: str
-    domain: int | None = None
-    timeout_seconds: float = 60.0
-    meet_seconds: float = MEET_SECONDS
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("cpu", "cuda"):
-            raise UsageError(f"unknown backend {self.kind!r}; a network is measured with cpu (gloo) or cuda (NCCL)")
-        if not 0 <= self.host < self.hosts:
-            raise UsageError(f"--host {self.host} is none of {self.hosts} hosts; they are numbered from 0")
-        topology = topology_of(self.devices, self.domain, self.ranks)
-        if topology is None or topology.domains(self.devices) < 2:
-            raise UsageError(
-                f"{self.hosts} x {self.ranks} ranks are one domain, without a network to measure; give more --hosts, "
-                "or a smaller --domain"
-            )
-        _ = self.meeting_point
-
-    @property
-    def devices(self) -> int:
-        return self.hosts * self.ranks
-
-    @property
-    def domain_ranks(self) -> int:
-        return self.domain or self.ranks
-
-    @property
-    def meeting_point(self) -> tuple[str, int]:
-        name, colon, port = self.address.rpartition(":")
-        if not colon or not name or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise UsageError(f"--address {self.address!r} is not the HOST:PORT of host 0, as in node-a:29400")
-        return name.strip("[]"), int(port)
 
 
 class Line(NamedTuple):

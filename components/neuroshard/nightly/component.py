@@ -53,17 +53,10 @@ def survey(
     from neuroshard.orders.parameters import check_parameters, quantity
     from neuroshard.store.night import recorded
 
-    request = {
-        "compute_cases": compute_cases,
-        "collective_cases": collective_cases,
-        "batch_size": batch_size,
-        "seed": seed,
-        "backend": backend,
-    }
     with recorded(store, run, "survey", single_writer=single_writer):
         check_parameters(given)
         settings = SurveySettings(
-            request=Request.parse(request, "the parameters"),
+            request=Request.parse(given, "the parameters"),
             nodes=nodes,
             node_selector=json_option(node_selector, dict, "node_selector"),
             tolerations=json_option(tolerations, list, "tolerations"),

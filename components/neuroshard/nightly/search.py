@@ -8,19 +8,19 @@ other algorithms are tried.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, NotFound, Unreachable, UsageError
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
+from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.topology import Topology
-from neuroshard.core.units import format_duration
 from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
-from neuroshard.files.importers.table_access import with_counted
+from neuroshard.files.importers.table_access import with_traces
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.nightly.fallbacks import choose
 from neuroshard.orders.nightly import ModelSpec, Searched, Survey
@@ -28,12 +28,12 @@ from neuroshard.orders.options import ALGORITHMS
 from neuroshard.orders.search import SearchOrder
 from neuroshard.search.run import KeptOrders
 from neuroshard.search.run import run as search
-from neuroshard.store.counted import read_counted
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, read_live
-from neuroshard.store.row_orders import read_ids
+from neuroshard.store.row_orders import put_ids, read_ids
 from neuroshard.store.tables import fetch_tables
+from neuroshard.store.traces import fetch_trace
 from neuroshard.store.track import Live
 
 
@@ -71,7 +71,7 @@ def search_plan(
     Raises what search/run.py raises, StoreError, and InvalidInput for invalid constraints.
     """
     spec = survey.spec(name)
-    notes = _as_counted(spec, store, tables) if spec.counted_access else ()
+    notes = _as_read(spec, store, tables) if spec.counted_access else ()
     pointer = _live(store, name)
     live = live_plan(pointer, store)
     searched = choose(survey, spec, store)
@@ -109,25 +109,26 @@ def todays_order(survey: Survey, spec: ModelSpec, memory_margin: float) -> Searc
     )
 
 
-def _as_counted(spec: ModelSpec, store: Store, tables: Path) -> tuple[str, ...]:
-    """Write the tables as the model's trainers counted that they are read, and return notes on it for the plan. Where trainers
-    did not count, or that cannot be read, the tables stay as they are."""
-    try:
-        found = read_counted(store, spec.name)
-        listed, notes = with_counted(read_tables(tables)[0], found)
-    except NotFound:
-        return ()
-    except Unreachable:
-        raise
-    except NeuroshardError as error:
-        why = f"how trainers read the tables is not used: {error}"
-        log(f"note: {spec.name}: {why}")
-        return (why,)
+def _as_read(spec: ModelSpec, store: Store, tables: Path) -> tuple[str, ...]:
+    """Write the tables as the model's trainer recorded that they are read, put their lists of hot rows into the store, and return
+    notes on it for the plan. Where no trainer recorded, or that cannot be read, the tables stay as they are."""
+    with TemporaryDirectory() as folder:
+        trace, lists = Path(folder) / "trace.safetensors", Path(folder) / LISTS_FOLDER
+        try:
+            fetch_trace(store, spec.name, trace)
+            listed, notes = with_traces(read_tables(tables)[0], [trace], row_orders=lists)
+            for each in lists.glob("*.npy"):
+                put_ids(store, spec.name, each.read_bytes())
+        except NotFound as error:
+            log(f"note: {spec.name}: its tables are read as {spec.tables} says: {error}")
+            return ()
+        except Unreachable:
+            raise
+        except NeuroshardError as error:
+            why = f"how the trainer reads the tables is not used: {error}"
+            log(f"note: {spec.name}: {why}")
+            return (why,)
     write_tables(tables, listed)
-    age = (store.clock() - datetime.fromisoformat(found.time)).total_seconds()
-    log(
-        f"{spec.name}: trainers counted how tables are read up to {format_duration(max(age, 0.0))} ago, run {found.run}"
-    )
     log(*(f"note: {spec.name}: {note}" for note in notes))
     return notes
 

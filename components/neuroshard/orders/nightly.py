@@ -23,9 +23,9 @@ from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Switch, Value, Whole, canonical_json, decode_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile
-from neuroshard.orders.options import OPTIONS
+from neuroshard.orders.options import OPTIONS, EverySearch, declared
 from neuroshard.orders.search import SearchOrder
-from neuroshard.orders.sizes import OWN, NightlySizes, SizeOrder
+from neuroshard.orders.sizes import NightlySizes, SizeOrder
 
 MEASURING_FOLDER, VERDICTS_FOLDER = "_measuring", "_nightly"
 COSTS_FORMAT = 1  # costs of different formats are never merged
@@ -44,7 +44,7 @@ class _Model(Value):
     `hardware` is the devices' name, or a part of it (H200); where it is empty it is the fleet's, of several kinds a likely
     one. `constraints` has the fields of a constraints.json. With `move_budget` or `keep_optimizer_state` the plan is searched
     from the live one. Ranks are joined as the nodes are where the model names no `domain` and no `local_world_size`. With
-    `counted_access` its tables are read as its trainers counted, where they did; else as `tables` says. With `size` a page of
+    `counted_access` its tables are read as its trainer recorded, where one did; else as `tables` says. With `size` a page of
     sizes is put beside its release.
     """
 
@@ -99,7 +99,7 @@ class _Model(Value):
         `domain` and `network`, is of `size` alone; other options are the model's. Raises UsageError."""
         if self.size is None:
             return None
-        asked = {name: value for name, value in self._options.items() if name not in OWN}
+        asked = {name: value for name, value in self._options.items() if name in _EVERY_SEARCH}
         try:
             return self.size.order(self.hardware, asked, batch_size=batch_size, store=store)
         except UsageError as error:
@@ -112,6 +112,7 @@ class _Model(Value):
         return next((name for name in asked if getattr(self, name)), "")
 
 
+_EVERY_SEARCH = declared(EverySearch)
 _ENTRIES: dict[str, Any] = {
     name: (option.models_yaml, ... if option.required else None if option.default == () else option.default)
     for name, option in OPTIONS.items()

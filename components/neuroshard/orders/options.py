@@ -1,11 +1,14 @@
-"""Every option of a search, declared once.
+"""Options, each declared once: its type, what it does, its unit, bounds and default.
 
-`neuroshard search`, `neuroshard.search(...)` with its help, models.yaml and `SearchOrder` are made from `SearchOptions`. Type
-checkers read it as keyword arguments. A new option is declared here, and read by what it is for: a field of ShardingTask, of
-SearchSettings or of ConstraintsFile.
+Commands, their help and completion, the Python API and models.yaml are made from declarations: of a class of keyword arguments
+(a TypedDict), or of a stage's settings (a dataclass), where a field is `Annotated[type, help, Option(...)]`. Type checkers read
+both as what they are.
+
+Those of a search are `SearchOptions`, below. A new one is declared there, and read by what it is for: a field of ShardingTask,
+of SearchSettings or of ConstraintsFile.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, Signature
@@ -18,17 +21,19 @@ from pydantic import Field
 from neuroshard.core.constraints import check_simplicity
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
-from neuroshard.core.precision import parse_precision
+from neuroshard.core.precision import Precision, parse_precision
+from neuroshard.core.sharding import ShardingTypeName
 from neuroshard.core.step_memory import (
     ALLOCATOR_SHARE,
     DEFAULT_PIPELINE,
     Pipeline,
+    PipelineOption,
     check_allocator_share,
     parse_pipeline_options,
 )
 from neuroshard.core.table import DenseOptimizer, check_dense_optimizer
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.units import parse_bytes, parse_step_time
+from neuroshard.core.units import parse_bytes, parse_counts, parse_step_time
 from neuroshard.core.value import MOST_DIGITS, Switch, Whole, shown
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
@@ -45,44 +50,54 @@ Part = Literal["task", "settings", "constraints"]
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a search.
+    """One option.
 
     `help` says what it does, in the words of the command line. `reads` is what makes the value of an order of any that is given:
-    int (from `least` to `most`), bool, Path, list[str] for what may be repeated; else a function of the option's name and the
-    value, which raises UsageError. `word` stands for the value in help, and says its unit. `part` is the part of an order that
-    has the value, as `field` if its name there is another; an option of no part is read together with others (search.py).
-    `models_yaml` is its type in a model of models.yaml, if it may be there, where empty text is as if it were absent.
+    int or float (from `least` to `most`), bool, Path, list[str] for what may be repeated; else a function of the option's name
+    and the value, which raises UsageError. `word` stands for the value in help, and says its unit. `default` is as the command
+    line shows it; without one it is the field's. Tab completes `choices`.
+
+    Of a search: `part` is the part of an order that has the value, as `field` if its name there is another; an option of no part
+    is read together with others (search.py). `models_yaml` is its type in a model of models.yaml, if it may be there, where empty
+    text is as if it were absent.
     """
 
     reads: Any
     word: str = "NUMBER"
     default: Any = None
-    least: int | None = None
-    most: int | None = None
-    flag: str = ""
+    least: float | None = None
+    most: float | None = None
+    flag: str = ""  # or several: "-n --count"; --the-name without one
     part: Part | None = None
     field: str = ""
     models_yaml: Any = None
-    kind: Any = (
-        None  # what the command line makes of the text: int, bool, Path, list[str], or str; as `reads` unless given
-    )
+    # what the command line makes of the text: int, float, bool, Path, list[str], or str; as `reads` unless given
+    kind: Any = None
+    choices: Collection[str] = ()
+    envvar: str | None = None
     name: str = ""  # this and what follows is read from the declaration
     help: str = ""
     python: Any = None
     required: bool = False
 
-    def checked(self, given: Any) -> Any:
-        """The value as an order has it, by default if none is given. Raises UsageError."""
+    @property
+    def flags(self) -> Sequence[str]:
+        return self.flag.split() or [f"--{self.name.replace('_', '-')}"]
+
+    def checked(self, given: Any, said: str = "") -> Any:
+        """The value as an order has it, by default if none is given. Raises UsageError, by the name or what is `said` for it."""
         value = self.default if given is None else given
         if value is None and not self.required:
             return None
         if self.reads is int:
-            return take.whole(self.name, value, self.least, self.most)
-        return _TAKES.get(self.reads, self.reads)(self.name, value)
+            return take.whole(said or self.name, value, self.least, self.most)
+        return _TAKES.get(self.reads, self.reads)(said or self.name, value)
 
 
 _TAKES: Mapping[Any, Callable[[str, Any], Any]] = {
     int: take.whole,
+    float: take.number,
+    str: lambda _, text: text,
     bool: take.switch,
     Path: take.path,
     list[str]: take.several,
@@ -115,6 +130,14 @@ def _amounts(example: str) -> Callable[[str, Any], str]:
 
 
 _word = partial(take.name, what="a word")
+BYTES = _amount("'80GiB'", parse_bytes)
+
+
+def COUNTS(name: str, text: str) -> tuple[int, ...]:  # noqa: N802 # as the others that options are read by
+    return parse_counts(text, name)
+
+
+Seed = Annotated[int, "Seed of all random choices.", Option(int, default=0, least=0, most=2**31 - 1)]
 
 
 def _size_of_groups(name: str, value: object) -> int | str:
@@ -162,9 +185,7 @@ class _Needed(TypedDict):
     ]
 
 
-class SearchOptions(_Needed, total=False):
-    """The options of a search as keyword arguments. `OPTIONS` has them by name."""
-
+class _OfOneSize(TypedDict, total=False):
     algorithm: Annotated[
         str,
         "local-search, neuroshard-2023 (the published search), random, size, dim, lookup or size-lookup.",
@@ -173,21 +194,37 @@ class SearchOptions(_Needed, total=False):
     host_memory: Annotated[
         Amount | None,
         "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
-        _task(
-            _amount("'1TiB'", parse_bytes),
-            "SIZE",
-            field="host_memory_bytes",
-            models_yaml=str | None,
-        ),
+        _task(_amount("'1TiB'", parse_bytes), "SIZE", field="host_memory_bytes", models_yaml=str | None),
     ]
-    batch_size: Annotated[int | None, "Samples a step [default: the cost model's].", _task(int, least=1)]
-    rounds: Annotated[int | None, "Rounds of improvement [default: 40].", _setting(int, least=0)]
     time_budget: Annotated[
         Amount | None,
-        "Search for this long instead: 10s, 2m (a number is seconds), from reading the tables to the last improvement; the bound "
-        "comes after. The plan then depends on the machine.",
+        "Search for this long instead of --rounds: 10s, 2m (a number is seconds), from reading the tables to the last "
+        "improvement; the bound comes after. The plan then depends on the machine.",
         _setting(take.duration, "TIME", field="time_budget_s"),
     ]
+    dense_time: Annotated[
+        str | None,
+        "What the dense layers of a step take, forward and backward: 12ms. Where the pipeline is prefetch, rows that caches miss "
+        "are fetched meanwhile, and only what takes longer is waited for [default: all is].",
+        _task(_amount("'12ms'", parse_step_time), "TIME", field="dense_ms", models_yaml=str | None),
+    ]
+    domain: Annotated[
+        int | None,
+        "Ranks that share fast links (NVLink) [default: those of a host, if given].",
+        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
+    ]
+    local_world_size: Annotated[
+        int | None,
+        "Ranks of a host [default: those of a domain, if given].",
+        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
+    ]
+
+
+class EverySearch(TypedDict, total=False):
+    """The options of a search that are the same of every search of a sweep of sizes."""
+
+    batch_size: Annotated[int | None, "Samples a step [default: the cost model's].", _task(int, least=1)]
+    rounds: Annotated[int | None, "Rounds of improvement [default: 40].", _setting(int, least=0)]
     constraints: Annotated[
         FilePath | Mapping[str, Any] | None,
         "constraints.json: pins, tables kept together, least widths (docs/formats.md).",
@@ -220,23 +257,12 @@ class SearchOptions(_Needed, total=False):
         str | Sequence[str] | None,
         "What the trainer's TrainPipelineSparseDist sets to free inputs sooner: free_features_storage_early, "
         "clear_data_dist_inputs, enqueue_batch_after_forward; several with commas.",
-        _task(_then(_amounts("'clear_data_dist_inputs'"), parse_pipeline_options), "WORDS", models_yaml=str | None),
-    ]
-    dense_time: Annotated[
-        str | None,
-        "What the dense layers of a step take, forward and backward: 12ms. Where the pipeline is prefetch, rows that caches miss "
-        "are fetched meanwhile, and only what takes longer is waited for [default: all is].",
-        _task(_amount("'12ms'", parse_step_time), "TIME", field="dense_ms", models_yaml=str | None),
-    ]
-    domain: Annotated[
-        int | None,
-        "Ranks that share fast links (NVLink) [default: those of a host, if given].",
-        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
-    ]
-    local_world_size: Annotated[
-        int | None,
-        "Ranks of a host [default: those of a domain, if given].",
-        Option(int, least=1, most=MAX_DEVICES, models_yaml=_Ranks | None),
+        _task(
+            _then(_amounts("'clear_data_dist_inputs'"), parse_pipeline_options),
+            "WORDS",
+            models_yaml=str | None,
+            choices=get_args(PipelineOption),
+        ),
     ]
     network: Annotated[
         str | Sequence[str] | None,
@@ -248,7 +274,7 @@ class SearchOptions(_Needed, total=False):
         int | str | None,
         "Train in groups of so many ranks, each of which holds all tables (TorchRec's DMPCollection); auto takes the cheapest "
         "size [default: all ranks are one group].",
-        Option(_size_of_groups, "NUMBER"),
+        Option(_size_of_groups, "NUMBER", choices=(AUTO,)),
     ]
     sync_every: Annotated[
         int | None,
@@ -258,13 +284,18 @@ class SearchOptions(_Needed, total=False):
     collective_precision: Annotated[
         str | None,
         "Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32].",
-        _task(_then(_word, parse_precision), "WORD", models_yaml=str | None),
+        _task(_then(_word, parse_precision), "WORD", models_yaml=str | None, choices=get_args(Precision)),
     ]
     dense_optimizer: Annotated[
         str | None,
         "The trainer's dense optimizer, which trains data-parallel tables: sgd, momentum, adagrad, adam and others; "
         "memory counts its state [default: adam].",
-        _task(_then(_word, check_dense_optimizer), "WORD", models_yaml=DenseOptimizer | None),
+        _task(
+            _then(_word, check_dense_optimizer),
+            "WORD",
+            models_yaml=DenseOptimizer | None,
+            choices=get_args(DenseOptimizer),
+        ),
     ]
     reserve: Annotated[
         Amount | None,
@@ -284,7 +315,7 @@ class SearchOptions(_Needed, total=False):
     data_parallel: Annotated[
         Sequence[str],
         "Copy this table (a name or a pattern) to every device; auto copies small ones where that pays; may be repeated.",
-        _rules(word="TABLE", models_yaml=Literal["", "auto"] | None),
+        _rules(word="TABLE", models_yaml=Literal["", "auto"] | None, choices=(AUTO,)),
     ]
     rows_by_access: Annotated[
         str,
@@ -296,13 +327,14 @@ class SearchOptions(_Needed, total=False):
             "no",
             field="try_rows_by_access",
             models_yaml=Literal["auto", "no"],
+            choices=(AUTO, "no"),
         ),
     ]
     no_row_wise: Annotated[bool, "Split no table row-wise.", _rule(bool, default=False)]
     sharding_types: Annotated[
         str | Sequence[str] | None,
         "Types to use besides table-wise: column-wise,row-wise, and over domains table-row-wise,grid [default: all].",
-        _rule(_amounts("'column-wise,row-wise'"), "TYPES"),
+        _rule(_amounts("'column-wise,row-wise'"), "TYPES", choices=get_args(ShardingTypeName)),
     ]
     pin: Annotated[
         Sequence[str] | Mapping[str, int | str | Sequence[int | str]],
@@ -312,24 +344,6 @@ class SearchOptions(_Needed, total=False):
     together: Annotated[
         Sequence[str], "Tables to keep on one device: user_id,user_history; may be repeated.", _rules(word="TABLES")
     ]
-    previous: Annotated[
-        Plan | FilePath | None, "plan.json to start from.", Option(_previous, "FILE", flag="--from", kind=Path)
-    ]
-    move_budget: Annotated[
-        Amount | None,
-        "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
-        _setting(
-            _amount("'50GiB'", partial(parse_bytes, least=0)),
-            "SIZE",
-            field="move_budget_bytes",
-            models_yaml=str | None,
-        ),
-    ]
-    keep_optimizer_state: Annotated[
-        bool,
-        "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
-        _setting(bool, default=False, models_yaml=Switch),
-    ]
     simplicity: Annotated[
         Amount,
         "Most that a plan may cost above the cheapest to have fewer cuts, or tables beyond HBM; 0 takes the cheapest.",
@@ -338,36 +352,79 @@ class SearchOptions(_Needed, total=False):
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
 
 
-def _declared() -> Mapping[str, Option]:
+class SearchOptions(_Needed, _OfOneSize, EverySearch, total=False):
+    """The options of a search as keyword arguments. `OPTIONS` has them by name."""
+
+    previous: Annotated[
+        Plan | FilePath | None, "plan.json to start from.", Option(_previous, "FILE", flag="--from", kind=Path)
+    ]
+    move_budget: Annotated[
+        Amount | None,
+        "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
+        _setting(
+            _amount("'50GiB'", partial(parse_bytes, least=0)), "SIZE", field="move_budget_bytes", models_yaml=str | None
+        ),
+    ]
+    keep_optimizer_state: Annotated[
+        bool,
+        "With --from: keep the column cuts of tables with row-wise optimizer state, so that the state can be loaded.",
+        _setting(bool, default=False, models_yaml=Switch),
+    ]
+
+
+def declared(kind: type) -> Mapping[str, Option]:
+    """The options that a class declares, by name; other fields are not the user's."""
+    defaults = getattr(kind, "_field_defaults", vars(kind))
     found = {}
-    for name, declared in get_type_hints(SearchOptions, include_extras=True).items():
-        python, told, option = get_args(declared)
-        kind = option.kind or (option.reads if option.reads in _TAKES else str)
-        required = name in SearchOptions.__required_keys__
-        found[name] = replace(option, name=name, help=told, python=python, kind=kind, required=required)
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        python, told, option = [*get_args(hint), None, None, None][:3]
+        if not isinstance(option, Option):
+            continue
+        default = defaults.get(name) if option.default is None else option.default
+        needed = getattr(kind, "__required_keys__", () if default is not None or name in defaults else (name,))
+        choices = option.choices or getattr(option.reads, "keywords", {}).get("names", ())
+        of_text = option.kind or (option.reads if option.reads in _TAKES else str)
+        more = {"name": name, "help": told, "python": python, "kind": of_text, "required": name in needed}
+        found[name] = replace(option, default=default, choices=choices, **more)
     return MappingProxyType(found)
 
 
-OPTIONS = _declared()
+OPTIONS = declared(SearchOptions)
+
+
+def checked(kind: type, given: Mapping[str, Any], verb: str) -> dict[str, Any]:
+    """All options that a class declares, as they are given to a verb or by default, by the names of their fields. Raises
+    UsageError, and TypeError for an option that is not among them."""
+    options = declared(kind)
+    if unknown := given.keys() - options:
+        raise TypeError(f"{verb}() got an unexpected keyword argument {min(unknown)!r}")
+    return {option.field or name: option.checked(given.get(name)) for name, option in options.items()}
+
+
+def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Settings of what is given on the command line, where it is theirs. Raises UsageError."""
+    options = [(name, option) for name, option in declared(kind).items() if name in given]
+    return kind(**{name: option.checked(given[name], option.flags[-1]) for name, option in options})
 
 
 def with_options(
-    own: Signature, annotation: Callable[[Option], Any], without: Collection[str] = frozenset()
+    own: Signature, options: Iterable[Option], annotation: Callable[[Option], Any], *, first: bool = False
 ) -> Signature:
-    """The signature of a function that takes its own parameters and, in place of `**options`, each option of a search but those
-    `without` as a keyword: those that are required first, the others before the last of its own."""
-    options = [
+    """The signature of a function that takes its own parameters and, in place of `**options`, each of these as a keyword: those
+    that are required before all keywords, the others before the last of its own, or also `first`."""
+    more = [
         Parameter(
-            name,
+            option.name,
             Parameter.KEYWORD_ONLY,
             default=Parameter.empty if option.required else option.default,
             annotation=annotation(option),
         )
-        for name, option in OPTIONS.items()
-        if name not in without
+        for option in options
     ]
-    needed = sum(one.default is Parameter.empty for one in options)
+    more.sort(key=lambda one: one.default is not Parameter.empty)
+    needed = sum(one.default is Parameter.empty for one in more)
     *others, _ = own.parameters.values()
-    first = sum(one.kind is Parameter.POSITIONAL_OR_KEYWORD for one in others)
-    places = [*others[:first], *options[:needed], *others[first:-1], *options[needed:], others[-1]]
+    placed = sum(one.kind is Parameter.POSITIONAL_OR_KEYWORD for one in others)
+    keywords = [more[needed:], others[placed:-1]] if first else [others[placed:-1], more[needed:]]
+    places = [*others[:placed], *more[:needed], *keywords[0], *keywords[1], others[-1]]
     return own.replace(parameters=places)

@@ -104,8 +104,9 @@ def _groups(checked: Mapping[str, Any], topology: Topology | None) -> GroupsAske
         raise UsageError("each group sees its part of the batch: give --batch-size, samples a step over all ranks")
     if size == AUTO and checked["previous"] is not None:
         raise UsageError("--group-size auto places all tables anew; give the size of the plan's groups with --from")
-    for option, flag, why in _NOT_IN_GROUPS:
-        if checked[option]:
+    for name, why in _NOT_IN_GROUPS.items():
+        if checked[name]:
+            flag = OPTIONS[name].flags[0]
             raise UsageError(f"groups of ranks cannot have {flag}: {why}; leave it out, or --group-size")
     if host := next((text for text in checked["pin"] if "host:" in text), None):
         raise UsageError(
@@ -135,11 +136,11 @@ def _as_json(given: Mapping[str, Any]) -> object:
         ) from None
 
 
-# options of a search, and what groups of ranks cannot have
-_NOT_IN_GROUPS = (
-    ("host_memory", "--host-memory", "TorchRec averages what lies in host memory, not what caches hold"),
-    ("rows_by_access", "--rows-by-access", "all ranks would have to train the hot rows alike"),
-)
+# options that groups of ranks cannot have, and why
+_NOT_IN_GROUPS = {
+    "host_memory": "TorchRec averages what lies in host memory, not what caches hold",
+    "rows_by_access": "all ranks would have to train the hot rows alike",
+}
 
 
 def _read(given: Path | Mapping[str, Any]) -> ConstraintsFile:

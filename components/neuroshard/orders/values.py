@@ -91,7 +91,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)  # NumPy's numbers are registered as such
 
 
-def whole(option: str, value: object, least: int | None = None, most: int | None = None) -> int:
+def whole(option: str, value: object, least: float | None = None, most: float | None = None) -> int:
     """A whole number, of Python, NumPy or YAML (8.0), from `least` to `most`. Raises UsageError."""
     number = int(value) if _is_number(value) and value == value // 1 else None  # type: ignore[operator]
     if number is None or (least is not None and number < least) or (most is not None and number > most):
@@ -117,6 +117,12 @@ def several(option: str, values: object) -> list[str]:
     if wrong := [one for one in listed if not isinstance(one, str)]:
         raise UsageError(f"{option} is a list of texts, and {shown(wrong[0])} in it is none")
     return listed
+
+
+def refuse(rules: Mapping[str, object]) -> None:
+    """Raise UsageError with the first of these lines for which it holds that options contradict each other."""
+    if said := next((line for line, wrong in rules.items() if wrong), ""):
+        raise UsageError(said)
 
 
 def maybe(check: Callable[..., T], option: str, value: object, *more: Any) -> T | None:

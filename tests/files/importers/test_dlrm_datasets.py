@@ -12,7 +12,7 @@ from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.files.importers.import_tables import import_tables
-from neuroshard.files.importers.tables_source import from_file
+from neuroshard.files.importers.tables_source import Asked, from_file
 
 # three tables, batch 4: the first reads row 7 four times and row 2 once, the second nothing, the third 0, 1, 0
 INDICES = [7, 7, 2, 7, 7, 0, 1, 0]
@@ -200,5 +200,5 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_what_the_command_says_of_it_names_the_file_once(path):
-    source = from_file(path, access="uniform", dtype="fp32", optimizer="sgd", dim=64)
+    source = from_file(path, Asked(optimizer="sgd", dim=64))
     assert source.tables().notes == import_tables(path, dim=64).notes

@@ -20,7 +20,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.files.importers.import_tables import import_tables
-from neuroshard.files.importers.tables_source import from_frame, from_list
+from neuroshard.files.importers.tables_source import Asked, from_frame, from_list
 from neuroshard.files.importers.torchrec_tables import tables_of
 from neuroshard.files.tables import read_tables, write_tables
 
@@ -223,40 +223,6 @@ def test_json_of_another_shape_is_refused(tmp_path, data, message):
     assert fault(tmp_path, "json", data) == message
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "the list of tables is empty"),
-        ("name,rows,dim,pooling_factor\n", "the list of tables is empty"),
-        ("name;rows;dim;pooling_factor\n", "column 'name' is missing; there are 'name;rows;dim;pooling_factor'"),
-        ("name,rows,dim,dim,pooling_factor\n", "column 'dim' occurs 2 times"),
-        ("name,rows,dim,pooling_factor\na,1,4,1\nb,1,4\n", "line 3: has 3 cells for 4 columns"),
-        ("name,rows,dim,pooling_factor\na,1,4,1\n\nb,many,4,1\n", "line 4: column 'rows' is 'many', not a number"),
-        ("name,rows,dim,pooling_factor\na,1_000,4,1\n", "line 2: column 'rows' is '1_000', not a number"),
-        ("name,rows,dim,pooling_factor\na,1,4,nan\n", "line 2: column 'pooling_factor' is 'nan', not a number"),
-        ("name,rows,dim,pooling_factor\na,12.5,4,1\n", "line 2 (a): rows: must be a whole number, not 12.5"),
-        ("name,rows,dim,pooling_factor\na,1,4,1e999\n", "line 2 (a): pooling_factor: must be a finite number, not inf"),
-        ('name,rows,dim,pooling_factor\n"a,1,4,1\n', "line 2: not CSV: unexpected end of data"),
-    ],
-)  # fmt: skip
-def test_csv_at_fault_is_named_by_line_and_column(tmp_path, text, message):
-    path = tmp_path / "t.csv"
-    path.write_text(text)
-    with pytest.raises(InvalidInput) as caught:
-        import_tables(path)
-    assert str(caught.value) == f"{path}: {message}"
-
-
-def test_text_in_another_encoding_and_an_object_a_line_say_the_way_out(tmp_path):
-    for name, text in (("t.csv", "name,rows,dim,pooling_factor\n"), ("t.json", json.dumps([ROW]))):
-        (tmp_path / name).write_text(text, encoding="utf-16")
-        with refused(InvalidInput, name, "UTF-8"):
-            import_tables(tmp_path / name)
-    (tmp_path / "t.json").write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)}\n")
-    with refused(InvalidInput, "t.json", "line 2", "list"):
-        import_tables(tmp_path / "t.json")
-
-
 def test_csv_may_have_quotes_spaces_a_byte_order_mark_and_windows_line_ends(tmp_path):
     path = tmp_path / "t.CSV"
     path.write_bytes('\ufeffname, rows ,dim,pooling_factor\r\n"a, b", 1e3 ,8,.5\r\n,,,\r\n'.encode())
@@ -355,11 +321,6 @@ def test_a_missing_file_is_named(tmp_path, suffix):
         import_tables(tmp_path / f"ghost.{suffix}")
 
 
-def test_an_unknown_suffix_lists_the_known_ones(tmp_path):
-    with refused(UsageError, "t.yaml", "known: .json", "known: .json, .csv, .parquet, .pt"):
-        import_tables(tmp_path / "t.yaml")
-
-
 @pytest.mark.parametrize("option", [{"dtype": "int8"}, {"optimizer": "lion"}, {"access": "zipf"}])
 def test_an_unknown_option_is_a_usage_error(tmp_path, option):
     with pytest.raises(UsageError):
@@ -392,8 +353,8 @@ def configs(path, tables):
     pd.read_parquet(path / "text.parquet").to_csv(path / "numpy.csv", index=False)  # lists without commas
     yield from (import_tables(one) for one in sorted(path.iterdir()))
     for given in (pd.DataFrame(rows), pd.read_parquet(path / "text.parquet")):
-        yield from_frame(given, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables()
-    yield from_list(rows, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables()
+        yield from_frame(given, Asked()).tables()
+    yield from_list(rows, Asked()).tables()
 
 
 def test_configs_of_torchrec_are_the_tables_of_their_model_in_any_form(tmp_path):
@@ -530,8 +491,7 @@ def test_types_of_numpy_and_bytes_are_read_as_what_they_name(tmp_path):
     assert imported(tmp_path, "parquet", [bytes_]).tables == wanted
     for type_ in (np.float16, np.dtype("float16"), torch.float16):
         row = {**ROW, "data_type": type_, "feature_names": np.array(["viewed", "bought"], dtype=object)}
-        options = {"access": "uniform", "dtype": "fp32", "optimizer": "rowwise_adagrad"}
-        for source in (from_frame(pd.DataFrame([row]), **options), from_list([row], **options)):
+        for source in (from_frame(pd.DataFrame([row]), Asked()), from_list([row], Asked())):
             assert source.tables().tables == wanted
     with refused(InvalidInput, "t.parquet", "name"):
         imported(tmp_path, "parquet", [{**ROW, "name": b"\xff"}])
@@ -546,4 +506,4 @@ def test_a_frame_of_tables_and_its_parquet_file_are_the_tables(tmp_path):
     wanted = (whole, Table(**{**ROW, "name": "b"}))
     assert import_tables(tmp_path / "t.parquet").tables == wanted
     for given in (frame, pd.read_parquet(tmp_path / "t.parquet")):
-        assert from_frame(given, access="uniform", dtype="fp32", optimizer="rowwise_adagrad").tables().tables == wanted
+        assert from_frame(given, Asked()).tables().tables == wanted

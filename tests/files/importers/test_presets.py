@@ -1,11 +1,7 @@
 """The built-in table sets."""
 
-import pytest
-
-from helpers.refusals import refused
-from neuroshard.core.errors import UsageError
 from neuroshard.core.reuse import uniform_bins, zipf_bins
-from neuroshard.files.importers.presets import PRESETS, preset
+from neuroshard.files.importers.presets import preset
 
 MLPERF = "mlperf-dlrm-dcnv2"
 
@@ -24,21 +20,3 @@ def test_a_preset_takes_the_same_options_as_a_file():
     assert uniform.reuse_bins == uniform_bins(uniform.rows, uniform.pooling_factor)
     assert zipf.reuse_bins == zipf_bins(zipf.rows, zipf.pooling_factor, 1.05)
     assert (zipf.element_bytes, zipf.optimizer_bytes_per_row, zipf.optimizer_bytes_per_element) == (2, 0, 8)
-
-
-def test_an_unknown_preset_lists_the_known_ones():
-    with refused(UsageError, "'mlperf'", *PRESETS):
-        preset("mlperf")
-
-
-@pytest.mark.parametrize(
-    ("option", "facts"),
-    [
-        ({"dtype": "int8"}, ("'int8'", "fp32", "fp16")),
-        ({"optimizer": "lion"}, ("'lion'", "sgd", "rowwise_adagrad", "adagrad", "adam")),
-        ({"access": "normal"}, ("'normal'", "uniform", "zipf:EXPONENT")),
-    ],
-)
-def test_an_unknown_option_lists_the_known_ones(option, facts):
-    with refused(UsageError, *facts):
-        preset(MLPERF, **option)

@@ -19,7 +19,7 @@ from neuroshard.costmodel.given import GivenCosts
 from neuroshard.files.importers.sharding_stats import read_stats
 from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
 from neuroshard.files.importers.sharding_stats_tables import stats_entries
-from neuroshard.files.importers.tables_source import from_stats
+from neuroshard.files.importers.tables_source import Asked, from_stats
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torchrec and FBGEMM, while they are imported
@@ -212,7 +212,7 @@ def marked(mark, text):
 
 
 def read(path, dtype=None):
-    return from_stats(path, access="uniform", dtype=dtype, optimizer="sgd").tables()
+    return from_stats(path, Asked(dtype=dtype, optimizer="sgd")).tables()
 
 
 def test_the_printed_tables_and_plan_are_the_module_s_own(columns):

@@ -5,22 +5,23 @@ import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import neuroshard as ns
-from helpers.counted import counted_access
+from helpers.recorded import record, recorded_trace
+from helpers.refusals import refused
 from helpers.streams import independent, sessions, zipf
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import Feature, Table
+from neuroshard.core.table import Table
 from neuroshard.files.count_access import AccessCounter
 from neuroshard.files.importers.imported import Imported
-from neuroshard.files.importers.table_access import access_options, with_access, with_counted, with_traces
+from neuroshard.files.importers.table_access import access_options, with_access, with_traces
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.files.traces import Lookups, Traces, write_traces
-from neuroshard.store.counted import put_counted
 from neuroshard.store.open import open_store
 
 with warnings.catch_warnings():
@@ -232,49 +233,64 @@ def test_the_command_counts_traces_and_takes_words_by_table(neuroshard, tmp_path
         assert said in refused.stderr
 
 
-def test_tables_take_what_trainers_counted_by_name_module_and_rows() -> None:
-    two = [Table(name=f"{path}.t", module=path, rows=1000, dim=8, pooling_factor=3.0) for path in ("a", "b")]
-    found = counted_access([USER, *two, ITEM.model_copy(update={"rows": ITEM.rows + 1})])
+def recorded_file(folder: Path, *tables: Table, **more: Any) -> Path:
+    path = folder / f"{len([*folder.iterdir()])}.safetensors"
+    path.write_bytes(recorded_trace(tables, **more)[0])
+    return path
+
+
+def test_what_a_trainer_recorded_gives_curves_without_an_order_in_time_to_tables_of_its_rows(tmp_path: Path) -> None:
+    path = recorded_file(tmp_path, USER, ITEM.model_copy(update={"rows": ITEM.rows + 1}))
     own = Table(name="own", rows=10, dim=8, pooling_factor=1.0, access="zipf:1.3")
-    tables, notes = with_counted([ITEM, two[1].model_copy(update={"optimizer_bytes_per_row": 0}), own, USER], found)
-    item, of_b, kept, user = tables
+    (item, kept, user), notes = with_traces([ITEM, own, USER], [path])
     assert (item, kept) == (ITEM, own)
-    assert (of_b.name, of_b.pooling_factor, of_b.access, of_b.optimizer_bytes_per_row) == (
-        "b.t",
-        6.0,
-        found.tables[2].access,
-        0,
-    )
-    assert user.pooling_factor == 2 * USER.pooling_factor
-    assert user.access == found.tables[0].access
-    assert notes[1] == "2 tables that the trainers do not have, or have with other rows, stay as they were: item, own"
-    with pytest.raises(InvalidInput, match="the trainers of 'ads' have counted none of these tables"):
-        with_counted([own], found)
+    assert user.pooling_factor == 4.0
+    assert user.reuse_batch_size == USER.reuse_batch_size
+    assert user.access is not None
+    assert user.access.stream is None
+    assert user.reuse_bins == user.access.reuse_bins(USER.reuse_batch_size)
+    assert [note for note in notes if "4 batches" in note] == []
+    for fact in ("1 table is read: 100 of 300 steps", "2026-01-05", "1 table without a trace: own", "other rows: item"):
+        assert any(fact in note for note in notes), fact
+    with refused(InvalidInput, "none of the tables", "other rows", "item"):
+        with_traces([ITEM], [path])
 
 
-def test_features_take_the_lookups_that_trainers_counted() -> None:
-    both = [Feature(name=name, pooling_factor=1.0) for name in ("f", "g")]
-    table = Table(name="t", rows=1000, dim=8, pooling_factor=2.0, features=tuple(both))
-    found = counted_access([table.model_copy(update={"features": (both[0], Feature(name="g", pooling_factor=1.0))})])
-    (same,), _ = with_counted([table], found)
-    assert [one.pooling_factor for one in same.features] == [2.0, 2.0]
-    (alone,), _ = with_counted([table.model_copy(update={"features": ()})], found)
-    assert (alone.features, alone.pooling_factor) == ((), 4.0)
+def test_recorded_traces_are_joined_with_their_like_alone(tmp_path: Path) -> None:
+    one, other = (recorded_file(tmp_path, USER, seed=seed) for seed in (0, 1))
+    (user,), _ = with_traces([USER], [one, other], 32)
+    assert user.pooling_factor == 4.0
+    stream = traced(tmp_path / "stream", [np.arange(3)])
+    for paths, size, facts in (
+        ([one], 64, (str(one), 32, 64)),
+        ([one, stream], None, (str(one), str(stream))),
+        ([stream, recorded_file(tmp_path, USER, batch_size=16)], None, ("not at all",)),
+        ([stream], None, ("--batch-size",)),
+    ):
+        with refused(UsageError, *facts):
+            with_traces([USER], paths, size)
 
 
-def test_the_command_and_python_take_what_trainers_counted(neuroshard, tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["batch_size", "rows", "time"])
+def test_a_trace_that_says_nonsense_of_itself_is_refused_by_name(tmp_path: Path, field: str) -> None:
+    data, _ = recorded_trace([USER])
+    path = tmp_path / "trace"
+    path.write_bytes(data.replace(f'\\"{field}\\":'.encode(), f'\\"{field[::-1]}\\":'.encode()))
+    with refused(InvalidInput, str(path), field):
+        with_traces([USER], [path])
+
+
+def test_the_command_and_python_take_what_a_trainer_recorded(neuroshard, tmp_path: Path) -> None:
     write_tables(tmp_path / "tables.json", (USER, ITEM))
-    put_counted(open_store(str(tmp_path / "store")), counted_access([USER]))
+    record(open_store(str(tmp_path / "store")), [USER])
     command = ("tables", "--from", tmp_path / "tables.json", "-o", tmp_path / "out.json")
     place = str(tmp_path / "store" / "ads")
     done = neuroshard(*command, "--access-from", place)
     assert done.returncode == 0, done.stderr
     (user, item), _ = read_tables(tmp_path / "out.json")
-    assert user.access.source == "zipf:1.1"
+    assert "100 of 300 steps" in user.access.source
     assert item == ITEM
-    assert "note: how 1 table is read: counted by trainers, 500 steps of 1,024 samples on 4 ranks" in " ".join(
-        done.stderr.split()
-    )
+    assert "note: how 1 table is read: 100 of 300 steps of a trainer" in " ".join(done.stderr.split())
     assert tuple(ns.tables(tmp_path / "tables.json", counted=place, quiet=True)) == (user, item)
     for wrong, said in (
         (("--access-from", place, "--batch-size", 3), "--batch-size is for --access-from FILE"),

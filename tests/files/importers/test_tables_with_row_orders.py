@@ -9,20 +9,17 @@ import pytest
 import torch
 
 import neuroshard as ns
-from helpers.counted import counted_access
+from helpers.recorded import record
 from helpers.streams import independent, zipf
-from neuroshard.core.errors import InvalidInput, NotFound, UsageError
+from neuroshard.core.errors import UsageError
 from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.table import Table
-from neuroshard.core.value import sha256
 from neuroshard.files.access import Ints
-from neuroshard.files.importers.table_access import with_counted, with_traces
-from neuroshard.files.row_orders import bytes_of_ids, ids_of, ids_path
+from neuroshard.files.importers.table_access import with_traces
+from neuroshard.files.row_orders import ids_of
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.files.traces import Lookups, Traces, write_traces
-from neuroshard.store.counted import put_counted
 from neuroshard.store.open import open_store
-from neuroshard.store.row_orders import put_ids, rows_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -117,50 +114,19 @@ def test_the_command_writes_lists_beside_the_tables(neuroshard, tmp_path: Path) 
     assert "hot rows of 1 table: user (" in done.stderr
 
 
-def in_store(folder: Path, with_list: bool = True) -> tuple[str, RowOrder]:
-    """A store in which trainers have counted USER with an order of its rows: the model's place, and the order."""
-    store, data = open_store(str(folder)), bytes_of_ids(np.array([7, 2999, 0]))
-    order = RowOrder(
-        ids_digest=sha256(data), rows=ROWS, hot_rows=3, lookup_share=0.5, source="them", time="2026-01-05T00:00:00Z"
-    )
-    put_counted(store, counted_access([USER.model_copy(update={"row_order": order})]))
-    if with_list:
-        put_ids(store, "ads", data)
-    return str(folder / "ads"), order
-
-
-def test_tables_take_the_orders_of_trainers_and_their_lists(neuroshard, tmp_path: Path) -> None:
-    place, order = in_store(tmp_path / "store")
+def test_what_a_trainer_recorded_gives_orders(neuroshard, tmp_path: Path) -> None:
+    record(open_store(str(tmp_path / "store")), [USER])
+    place = str(tmp_path / "store" / "ads")
     write_tables(tmp_path / "tables.json", (USER, ITEM))
     command = ("tables", "--from", tmp_path / "tables.json", "-o", tmp_path / "out.json", "--access-from", place)
     assert neuroshard(*command).returncode == 0
     assert [table.row_order for table in read_tables(tmp_path / "out.json")[0]] == [None, None]
     assert neuroshard(*command, "--row-orders").returncode == 0
-    user, _ = read_tables(tmp_path / "out.json")[0]
-    found, ids = order_and_ids(user, tmp_path / LISTS_FOLDER)
-    assert (found, ids.tolist()) == (order, [7, 2999, 0])
+    order, ids = order_and_ids(read_tables(tmp_path / "out.json")[0][0], tmp_path / LISTS_FOLDER)
+    assert ids[:3].tolist() == [3, 6, 9]
+    assert "100 of 300 steps" in order.source
     (same,) = ns.tables([USER], counted=place, row_orders=tmp_path / "other", quiet=True)
-    assert order_and_ids(same, tmp_path / "other")[1].tolist() == [7, 2999, 0]
-
-
-def test_a_nightly_run_takes_the_orders_and_leaves_the_lists_in_the_store() -> None:
-    order = RowOrder(ids_digest="a" * 64, rows=ROWS, hot_rows=5, lookup_share=0.5, time="2026-01-05T00:00:00Z")
-    with_order = USER.model_copy(update={"row_order": order})
-    (user,), _ = with_counted([USER], counted_access([with_order]))
-    (kept,), _ = with_counted([with_order], counted_access([USER]))
-    assert (user.row_order, kept.row_order) == (order, order)
-
-
-def test_lists_that_the_store_has_lost_or_damaged_are_refused(tmp_path: Path) -> None:
-    place, order = in_store(tmp_path / "store", with_list=False)
-    with pytest.raises(NotFound, match="list of hot rows was deleted there"):
-        ns.tables([USER], counted=place, row_orders=tmp_path / "r", quiet=True)
-    key = rows_of("ads").keys(order.ids_digest)[0]
-    (tmp_path / "store" / key).parent.mkdir()
-    (tmp_path / "store" / key).write_bytes(bytes_of_ids(np.array([7, 2999, 1])))
-    with pytest.raises(InvalidInput, match="is not the list of hot rows that was deployed"):
-        ns.tables([USER], counted=place, row_orders=tmp_path / "r", quiet=True)
-    assert not ids_path(tmp_path / "r", order).exists()
+    assert order_and_ids(same, tmp_path / "other")[1].tolist() == ids.tolist()
 
 
 def test_orders_are_for_what_is_counted(tmp_path: Path) -> None:

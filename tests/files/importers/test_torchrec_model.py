@@ -12,7 +12,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.units import parse_bytes
 from neuroshard.files.importers.dense_memory import dense_bytes, reserve_notes, torch_embeddings
-from neuroshard.files.importers.tables_source import from_torchrec
+from neuroshard.files.importers.tables_source import Asked, from_torchrec
 
 MODEL = """
     import torch
@@ -117,9 +117,7 @@ def user_model(tmp_path, monkeypatch):
 
 
 def read(spec, *, factors=None, default=None):
-    return from_torchrec(
-        spec, access="uniform", optimizer="sgd", pooling_factors=factors or {}, default_pooling_factor=default
-    )
+    return from_torchrec(spec, Asked(optimizer="sgd", pooling_factors=factors or {}, default_pooling_factor=default))
 
 
 @pytest.mark.parametrize("function", ["make", "on_a_device", "Model"])

@@ -1,7 +1,9 @@
-"""How the rows of tables are read: tables -> the same with access curves, stated in words, or counted on traces or batches."""
+"""How the rows of tables are read: tables -> the same with access curves, stated in words, or counted on traces or batches.
+
+Traces are those of a stream, or what a trainer recorded (client/access.py), which says so in its file."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -11,7 +13,6 @@ from typing import Any, get_args
 import numpy as np
 
 from neuroshard.core.access import STEADY, access_exponent
-from neuroshard.core.counted import CountedAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
@@ -21,7 +22,7 @@ from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter, Order, co
 from neuroshard.files.hot_rows import COUNTERS, FEWEST_COUNTERS, HotRows
 from neuroshard.files.importers.imported import Imported
 from neuroshard.files.row_orders import write_ids
-from neuroshard.files.traces import trace_batches, trace_tables
+from neuroshard.files.traces import Recorded, recorded_in, trace_batches, trace_tables
 from neuroshard.progress import progress
 
 
@@ -52,11 +53,10 @@ def with_access(
     traces: Sequence[Path] = (),
     batch_size: int | None = None,
     order: str = "time",
-    of_trainers: CountedAccess | None = None,
     row_orders: Path | None = None,
 ) -> Imported:
-    """Imported tables with the access that options give them: words first, then traces, or what trainers counted. With
-    `row_orders`, the folder of the lists of hot rows, also with orders of their rows. Raises UsageError, InvalidInput."""
+    """Imported tables with the access that options give them: words first, then traces. With `row_orders`, the folder
+    of the lists of hot rows, also with orders of their rows. Raises UsageError, InvalidInput."""
     default, named = access_options(access)
     tables, notes = with_words(imported.tables, named), imported.notes
     if default != "uniform" and not any(table.access and table.access.source == default for table in tables):
@@ -64,12 +64,7 @@ def with_access(
             f"--access {default} changes nothing: every table says how its rows are read; '*={default}' replaces it",
         )
     if traces:
-        if batch_size is None or batch_size < 1:
-            raise UsageError("counting traces needs --batch-size, the samples of a global batch")
         tables, more = with_traces(tables, traces, batch_size, check_order(order), row_orders=row_orders)
-        notes += more
-    if of_trainers is not None:
-        tables, more = with_counted(tables, of_trainers, row_orders=row_orders is not None)
         notes += more
     return replace(imported, tables=tables, notes=notes)
 
@@ -95,27 +90,35 @@ def with_words(tables: Sequence[Table], named: Mapping[str, str]) -> tuple[Table
 def with_traces(
     tables: Sequence[Table],
     paths: Sequence[Path],
-    batch_size: int,
+    batch_size: int | None = None,
     order: Order = "time",
     tracked_rows: int = TRACKED_ROWS,
     row_orders: Path | None = None,
 ) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables with what their traces count (files one after the other in time), and notes.
 
-    A batch is `batch_size` samples. Pooling factor, reuse bins and access curve are the traces', and so is the row order with
-    `row_orders`, the folder of the lists of hot rows; tables without a trace stay as they are. Memory is that of a batch and of
-    one table's counted rows. Raises InvalidInput.
+    A batch is `batch_size` samples; what a trainer recorded says how many, and its curves know no order in time. Pooling factor,
+    reuse bins and access curve are the traces', and so is the row order with `row_orders`, the folder of the lists of hot rows;
+    tables without a trace stay as they are, as do those of which a trainer has other rows. Memory is that of a batch and of one
+    table's counted rows. Raises UsageError, InvalidInput.
     """
     if others := _without_maps(tables):
         return _beside(tables, *with_traces(others, paths, batch_size, order, tracked_rows, row_orders))
+    recorded = _recorded(paths, batch_size)
+    batch_size = recorded[0].batch_size if recorded else batch_size
+    if batch_size is None or batch_size < 1:
+        raise UsageError("counting traces needs --batch-size, the samples of a global batch")
     there = {name for path in paths for name in trace_tables(path)}
     missing = [table.name for table in tables if table.name not in there]
-    if len(missing) == len(tables):
-        raise InvalidInput(f"{paths[0]}: has lookups of none of the tables; it has {first_few(sorted(there))}")
+    resized = {table.name for table in tables for one in recorded if one.rows.get(table.name, table.rows) != table.rows}
+    counting = {table.name for table in tables} - {*missing, *resized}
+    if not counting:
+        rows = f", or with other rows than {first_few(sorted(resized))}" if resized else ""
+        raise InvalidInput(f"{paths[0]}: has lookups of none of the tables{rows}; it has {first_few(sorted(there))}")
     found = []
     with progress("count access", total=len(tables), unit="tables") as bar:
         for table in tables:
-            if table.name in there:
+            if table.name in counting:
                 hot_rows = None if row_orders is None else HotRows(table.rows)
                 counter = AccessCounter(table.rows, tracked_rows, f"table {table.name!r}", hot_rows)
                 for path in paths:
@@ -125,14 +128,43 @@ def with_traces(
                     raise InvalidInput(
                         f"{paths[0]}: table {table.name!r} has fewer than {batch_size:,} samples; give a smaller --batch-size"
                     )
-                found.append(_with_row_order(counted_table(table, counter, order), counter, row_orders))
+                source = recorded[-1].said if recorded else counter.said
+                one = counted_table(table, counter, "sampled" if recorded else order, source=source)
+                found.append(_with_row_order(one, counter, row_orders, source))
             else:
                 found.append(table)
             bar.advance()
-    notes = [f"{counted(len(missing), 'table')} without a trace: {first_few(missing)}"] if missing else []
+    notes = [f"how {counted(len(counting), 'table')} {_are(counting)} read: {one.said}" for one in recorded]
+    notes += [f"{counted(len(missing), 'table')} without a trace: {first_few(missing)}"] if missing else []
+    if resized:
+        notes.append(
+            f"{counted(len(resized), 'table')} {_are(resized)} as before, since the trainer has other rows: "
+            f"{first_few(sorted(resized))}"
+        )
     if row_orders is not None:
-        notes += _notes_on_row_orders([table for table in found if table.name in there])
-    return tuple(found), (*notes, *_notes_on(found))
+        notes += _notes_on_row_orders([table for table in found if table.name in counting])
+    return tuple(found), (*notes, *_notes_on(found, sampled=bool(recorded)))
+
+
+def _are(some: Sized) -> str:
+    return "is" if len(some) == 1 else "are"
+
+
+def _recorded(paths: Sequence[Path], batch_size: int | None) -> list[Recorded]:
+    """How trainers recorded these files; none where they are of a stream. Raises UsageError for files that do not go together."""
+    of_files = [recorded_in(path) for path in paths]
+    found = [one for one in of_files if one is not None]
+    sizes = {None if one is None else one.batch_size for one in of_files}
+    if found and len(sizes) > 1:
+        raise UsageError(
+            f"{first_few([str(path) for path in paths])}: recorded by a trainer with another number of samples of a batch, or "
+            "not at all; count one of them"
+        )
+    if found and batch_size not in (None, found[0].batch_size):
+        raise UsageError(
+            f"{paths[0]}: its trainer recorded batches of {found[0].batch_size:,} samples; leave out --batch-size {batch_size}"
+        )
+    return found
 
 
 def _without_maps(tables: Sequence[Table]) -> tuple[Table, ...]:
@@ -159,11 +191,11 @@ def _beside(
     return tuple(known.get(table.name, table) for table in tables), (*notes, note)
 
 
-def _with_row_order(table: Table, counter: AccessCounter, folder: Path | None) -> Table:
+def _with_row_order(table: Table, counter: AccessCounter, folder: Path | None, source: str = "") -> Table:
     """The table with the order of its hot rows, if any are, whose list is written into the folder, and its lookups by id."""
     if counter.hot_rows is None or folder is None:
         return table
-    found = counter.hot_rows.order(counter.said, timestamp(datetime.now(UTC)))
+    found = counter.hot_rows.order(source or counter.said, timestamp(datetime.now(UTC)))
     if found is not None and found.file:
         write_ids(folder, [found.file])
     order = None if found is None else found.order
@@ -182,61 +214,6 @@ def _notes_on_row_orders(tables: Sequence[Table]) -> list[str]:
             f"{first_few(alike)}"
         )
     return notes
-
-
-def with_counted(
-    tables: Sequence[Table], found: CountedAccess, *, row_orders: bool = True
-) -> tuple[tuple[Table, ...], tuple[str, ...]]:
-    """The tables with what trainers counted of them, and notes. Whatever they said before, pooling factor, reuse bins and access
-    curve are those of the trainers, who have read the tables as they are trained; so, with `row_orders`, are the row orders that
-    they have, and the lookups by id.
-
-    A table is found as in a trainer: by its name and, where several modules have a table of that name, by its module. One that
-    the trainers do not have, or have with other rows, stays as it is. Raises InvalidInput where they have none of the tables.
-    """
-    by_name: dict[str, list[Table]] = {}
-    for one in found.tables:
-        by_name.setdefault(one.name_in_module, []).append(one)
-    kept, given, otherwise = [], [], []
-    for table in tables:
-        same = by_name.get(table.name_in_module) or []
-        if len(same) > 1:
-            same = [one for one in same if f".{one.module}".endswith(f".{table.module}") and table.module]
-        counted_as = same[0] if len(same) == 1 and same[0].rows == table.rows else None
-        if counted_as is None:
-            otherwise.append(table.name)
-            kept.append(table)
-            continue
-        fields = ("pooling_factor", "reuse_bins", "reuse_batch_size", "access")
-        said = table.resized(table.rows, table.dim, counted_as.pooling_factor).model_dump()
-        said |= {name: value for name, value in counted_as.model_dump().items() if name in fields}
-        if counted_as.access is None:
-            said.pop("access", None)
-        if row_orders and counted_as.row_order is not None:
-            said["row_order"] = counted_as.row_order
-        if row_orders:
-            said["lookups_by_id"] = counted_as.lookups_by_id
-        if len(counted_as.features) == len(table.features):
-            said["features"] = counted_as.model_dump().get("features", [])
-        elif not table.pooling_factor:  # no features to share lookups by
-            said["features"] = []
-        kept.append(Table.parse(said, f"table {table.name!r}"))
-        given.append(kept[-1])
-    if not given:
-        raise InvalidInput(
-            f"the trainers of {found.model!r} have counted none of these tables, or with other rows; they have "
-            f"{first_few([one.name for one in found.tables])}"
-        )
-    notes = [
-        f"how {counted(len(given), 'table')} {'is' if len(given) == 1 else 'are'} read: counted by trainers, {found.said}"
-    ]
-    if otherwise:
-        notes.append(
-            f"{counted(len(otherwise), 'table')} that the trainers do not have, or have with other rows, stay as they were: "
-            f"{first_few(otherwise)}"
-        )
-    notes += [f"the trainers' counts: {note}" for note in found.notes]
-    return tuple(kept), (*notes, *_notes_on(given))
 
 
 def with_batches(
@@ -290,20 +267,20 @@ def with_batches(
     return tuple(found), (*left_out, *orders, *_notes_on(found))
 
 
-def _notes_on(tables: Sequence[Table]) -> tuple[str, ...]:
-    """What the user should know of what was counted."""
+def _notes_on(tables: Sequence[Table], *, sampled: bool = False) -> tuple[str, ...]:
+    """What the user should know of what was counted; of a trainer's `sampled` batches nobody expects an order in time."""
     streams = [table.access.stream for table in tables if table.access is not None and table.access.stream is not None]
-    sampled = [stream for stream in streams if stream.sampled < 1]
+    of_some_rows = [stream for stream in streams if stream.sampled < 1]
     varying = [stream for stream in streams if stream.varies > STEADY]
     notes = []
-    if any(table.access is not None and table.access.stream is None for table in tables):
+    if not sampled and any(table.access is not None and table.access.stream is None for table in tables):
         notes.append(
             "fewer than 4 batches say nothing of locality in time: misses assume that rows are read independently"
         )
-    if sampled:
+    if of_some_rows:
         notes.append(
-            f"{counted(len(sampled), 'table')} counted on a sample of the rows: misses may be off by "
-            f"{max(stream.error for stream in sampled):.1%} of the distinct rows (standard error)"
+            f"{counted(len(of_some_rows), 'table')} counted on a sample of the rows: misses may be off by "
+            f"{max(stream.error for stream in of_some_rows):.1%} of the distinct rows (standard error)"
         )
     if varying:
         notes.append(

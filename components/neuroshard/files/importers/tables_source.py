@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import ELEMENT_BYTES, Table
@@ -32,6 +33,27 @@ if TYPE_CHECKING:  # it takes seconds
     from torch import nn
 
 
+class Asked(NamedTuple):
+    """What holds where a source does not say: access, element type (None: fp32, or as is printed), optimizer, columns of tables
+    of a .pt; and lookups a sample of a model's tables or features."""
+
+    access: str = "uniform"
+    dtype: str | None = None
+    optimizer: str = "rowwise_adagrad"
+    dim: int = 128
+    pooling_factors: Mapping[str, float] = MappingProxyType({})
+    default_pooling_factor: float | None = None
+
+    @property
+    def as_text(self) -> dict[str, str]:
+        return {"access": self.access, "dtype": self.dtype or "fp32", "optimizer": self.optimizer}
+
+    @property
+    def defaults(self) -> Defaults:
+        """Raises UsageError."""
+        return table_defaults(**self.as_text)
+
+
 @dataclass(frozen=True)
 class Source:
     """Tables as a source states them, not yet checked, and what else it holds: lookups, or a printed plan."""
@@ -52,24 +74,23 @@ class Source:
         return check_entries(self.entries, self.defaults)
 
 
-def from_preset(name: str, *, access: str, dtype: str, optimizer: str) -> Source:
+def from_preset(name: str, asked: Asked) -> Source:
     """A built-in table set. Raises UsageError."""
-    tables = preset(name, access=access, dtype=dtype, optimizer=optimizer)
-    return Source(name, _entries(name, tables), table_defaults(access=access, dtype=dtype, optimizer=optimizer))
+    return Source(name, _entries(name, preset(name, **asked.as_text)), asked.defaults)
 
 
-def from_file(path: Path, *, access: str, dtype: str, optimizer: str, dim: int) -> Source:
+def from_file(path: Path, asked: Asked) -> Source:
     """Any file that files/importers/import_tables.py reads; only a .pt has lookups. Raises UsageError and InvalidInput."""
-    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
+    defaults = asked.defaults
     if has_lookups(path):
-        imported = import_tables(path, access=access, dtype=dtype, optimizer=optimizer, dim=dim)
+        imported = import_tables(path, dim=asked.dim, **asked.as_text)
         notes = tuple(note.removeprefix(f"{path}: ") for note in imported.notes)  # `tables` adds the path again
         return Source(str(path), _entries(str(path), imported.tables), defaults, notes, imported.traces)
     entries, notes = read_entries(path)
     return Source(str(path), tuple(entries), defaults, notes)
 
 
-def from_list(items: Sequence[object], *, access: str, dtype: str, optimizer: str) -> Source:
+def from_list(items: Sequence[object], asked: Asked) -> Source:
     """Tables, or mappings with fields of Table, in Python. Raises UsageError and InvalidInput."""
     where = "the list of tables"
     entries = []
@@ -82,43 +103,35 @@ def from_list(items: Sequence[object], *, access: str, dtype: str, optimizer: st
         else:
             raise InvalidInput(f"{place}: is {shown(item)}, neither a Table nor a mapping with its fields")
     unknown = {key for entry in entries for key in entry.fields} - KNOWN
-    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
-    return Source(where, tuple(entries), defaults, notes_of(entries, unknown))
+    return Source(where, tuple(entries), asked.defaults, notes_of(entries, unknown))
 
 
-def from_frame(frame: pd.DataFrame, *, access: str, dtype: str, optimizer: str) -> Source:
+def from_frame(frame: pd.DataFrame, asked: Asked) -> Source:
     """A pandas DataFrame with a row a table, and the columns of a file. Raises UsageError and InvalidInput."""
     where = "the DataFrame"
     entries, unknown = frame_entries(list(map(str, frame.columns)), frame.to_numpy(object).tolist(), where)
-    defaults = table_defaults(access=access, dtype=dtype, optimizer=optimizer)
-    return Source(where, tuple(entries), defaults, notes_of(entries, unknown))
+    return Source(where, tuple(entries), asked.defaults, notes_of(entries, unknown))
 
 
-def from_torchrec(
-    spec: str | nn.Module,
-    *,
-    access: str,
-    optimizer: str,
-    pooling_factors: Mapping[str, float],
-    default_pooling_factor: float | None,
-) -> Source:
+def from_torchrec(spec: str | nn.Module, asked: Asked) -> Source:
     """The model that `spec` makes, or is (files/importers/torchrec_model.py). Raises UsageError and InvalidInput."""
     from neuroshard.files.importers.torchrec_model import entries_of, torchrec_entries  # imports torch
 
+    lookups = asked.pooling_factors, asked.default_pooling_factor
     if isinstance(spec, str):
         where = spec
-        entries, notes = torchrec_entries(spec, pooling_factors, default_pooling_factor)
+        entries, notes = torchrec_entries(spec, *lookups)
     else:
         where = type(spec).__name__
-        entries, notes = entries_of(spec, where, pooling_factors, default_pooling_factor)
-    return Source(where, tuple(entries), table_defaults(access=access, optimizer=optimizer), tuple(notes))
+        entries, notes = entries_of(spec, where, *lookups)
+    return Source(where, tuple(entries), asked._replace(dtype=None).defaults, tuple(notes))
 
 
-def from_stats(path: Path, *, access: str, dtype: str | None, optimizer: str) -> Source:
-    """What TorchRec's planner printed; `dtype` None infers element types. Raises UsageError and InvalidInput."""
-    defaults = table_defaults(access=access, dtype=dtype or "fp32", optimizer=optimizer)
+def from_stats(path: Path, asked: Asked) -> Source:
+    """What TorchRec's planner printed; without a dtype element types are inferred. Raises UsageError and InvalidInput."""
+    defaults = asked.defaults
     printed = read_stats(path)
-    entries, notes = stats_entries(printed, None if dtype is None else ELEMENT_BYTES[dtype])
+    entries, notes = stats_entries(printed, None if asked.dtype is None else ELEMENT_BYTES[asked.dtype])
     return Source(str(path), tuple(entries), defaults, tuple(notes), printed=printed)
 
 
