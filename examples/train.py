@@ -675,7 +675,7 @@ def cap_rows(plan: Plan, budget_bytes: int) -> tuple[Plan, tuple[str, ...]]:
         shards += [shard.model_copy(update={"row_offset": first, "rows": rows})] if rows else []
     return (
         Plan(
-            task=plan.task.model_copy(update={"tables": tuple(small.values())}),
+            task=plan.held.model_copy(update={"tables": tuple(small.values())}),
             shards=tuple(shards),
             provenance=plan.provenance,
         ),
