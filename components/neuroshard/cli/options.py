@@ -1,12 +1,15 @@
 """Options that several subcommands share."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.disk import check_folder_exists, check_other_path
 from neuroshard.orders.options import OPTIONS, Option, with_options
 
@@ -14,10 +17,29 @@ OUTPUTS = {"out", "plan_out", "costs_out", "traces_out", "torchrec_stats", "metr
 TEXTS = {"acquire", "live", "metrics", "model", "start_from"}  # what may be the path of a file, among other things
 
 
+def _flag(option: Option) -> str:
+    return option.flag or f"--{option.name.replace('_', '-')}"
+
+
+# By the names of options in Python, and of the fields that they set
+_FLAGS = {name: _flag(one) for one in OPTIONS.values() for name in (one.name, one.field or one.name)}
+_FLAGS["device_memory_bytes"] = _FLAGS["memory"]
+_NAMED = re.compile(rf"\A(?:the task: )?({'|'.join(_FLAGS)})(?:\[\d+\])?(?=:| must )")
+
+
+@contextmanager
+def named_as_typed() -> Iterator[None]:
+    """An error that begins with the name of an option in Python, or of the field that it sets, names what is typed instead."""
+    try:
+        yield
+    except NeuroshardError as error:
+        error.args = (_NAMED.sub(lambda found: _FLAGS[found[1]], str(error)),)
+        raise
+
+
 def shown(option: Option) -> Any:
     """An option of a search as typer takes it."""
-    flags = (option.flag or f"--{option.name.replace('_', '-')}",)
-    return typer.Option(*flags, help=option.help, min=option.least, max=option.most, metavar=option.word)
+    return typer.Option(_flag(option), help=option.help, min=option.least, max=option.most, metavar=option.word)
 
 
 Seed = Annotated[int, shown(OPTIONS["seed"])]

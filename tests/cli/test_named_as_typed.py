@@ -1,0 +1,30 @@
+"""A message of `neuroshard search` names what a user types."""
+
+import pytest
+
+from helpers.refusals import refused
+from neuroshard.cli.options import named_as_typed
+from neuroshard.core.errors import Infeasible, InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("host_memory: 'x' is not an amount", "--host-memory: 'x' is not an amount"),
+        ("the task: host_memory_bytes: must be smaller", "--host-memory: must be smaller"),
+        ("the task: device_memory_bytes[1]: must be smaller", "--memory: must be smaller"),
+        ("previous: not a plan", "--from: not a plan"),
+        ("rounds must be at least 0", "--rounds must be at least 0"),
+        ("devices have 3 GiB", "devices have 3 GiB"),
+        ("tables[3].dim: must be a multiple of 4", "tables[3].dim: must be a multiple of 4"),
+    ],
+)
+def test_an_error_that_begins_with_an_option_has_its_flag(said: str, typed: str) -> None:
+    with pytest.raises(InvalidInput) as caught, named_as_typed():
+        raise InvalidInput(said)
+    assert str(caught.value) == typed
+
+
+def test_an_error_keeps_its_kind_and_what_it_knows() -> None:
+    with refused(Infeasible, "--memory"), named_as_typed():
+        raise Infeasible("memory: too little", proven=True)
