@@ -2,9 +2,8 @@
 
 import pytest
 
-from helpers.refusals import refused
 from neuroshard.cli.options import named_as_typed
-from neuroshard.core.errors import Infeasible, InvalidInput
+from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError
 
 
 @pytest.mark.parametrize(
@@ -20,11 +19,19 @@ from neuroshard.core.errors import Infeasible, InvalidInput
     ],
 )
 def test_an_error_that_begins_with_an_option_has_its_flag(said: str, typed: str) -> None:
-    with pytest.raises(InvalidInput) as caught, named_as_typed():
-        raise InvalidInput(said)
-    assert str(caught.value) == typed
+    assert str(raised(InvalidInput(said))) == typed
 
 
 def test_an_error_keeps_its_kind_and_what_it_knows() -> None:
-    with refused(Infeasible, "--memory"), named_as_typed():
-        raise Infeasible("memory: too little", proven=True)
+    error = raised(Infeasible("memory: too little", proven=True))
+    assert isinstance(error, Infeasible)
+    assert error.proven
+
+
+def raised(error: NeuroshardError) -> NeuroshardError:
+    """As it is raised where options are named as typed."""
+    try:
+        with named_as_typed():
+            raise error
+    except NeuroshardError as same:
+        return same

@@ -39,8 +39,8 @@ def drawn(seed: int, full: float) -> ShardingTask:
     return roomy.model_copy(update={"device_memory_bytes": (memory,) * devices})
 
 
-@pytest.mark.parametrize("full", [0.5, 0.7, 0.9])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("full", [0.6, 0.8, 1.0, 1.2])
+@pytest.mark.parametrize("seed", range(20, 25))
 def test_a_plan_fits_with_its_step_and_what_is_said_to_help_does(seed: int, full: float) -> None:
     task, model = drawn(seed, full), open_cost_model("analytic:h100", 2048)
     try:
@@ -56,5 +56,5 @@ def test_a_plan_fits_with_its_step_and_what_is_said_to_help_does(seed: int, full
 
 
 def test_what_is_kept_free_for_a_step_is_no_assumption_of_a_bound() -> None:
-    task, model = drawn(1, 0.7), open_cost_model("analytic:h100", 2048)
+    task, model = drawn(21, 0.8), open_cost_model("analytic:h100", 2048)
     assert not [why for why in search(task, model, SETTINGS).bound_assumptions if "free" in why]

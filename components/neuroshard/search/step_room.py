@@ -98,7 +98,7 @@ def with_room(task: ShardingTask, search: Callable[[Room | None, State | None], 
         return search(None, None)
     misses = list[StepDoesNotFit]()
     with suppress(Infeasible):
-        return _with_room(_expected(task), search, misses)
+        return _with_room(expected_room(task), search, misses)
     try:
         return _with_room(Room(np.zeros(task.devices, dtype=np.int64), 0, counts_sent=False), search, misses)
     except Infeasible as error:
@@ -122,7 +122,7 @@ def _with_room(room: Room, search: Callable[[Room | None, State | None], T], mis
     raise misses[-1]
 
 
-def _expected(task: ShardingTask) -> Room:
+def expected_room(task: ShardingTask) -> Room:
     """What a step takes of each device beyond what a search counts if lookups are balanced and a table is cut, so that outputs
     need to be put into order; and what it takes more if a table is split row-wise too."""
     more = int(np.median(uncounted_bytes(task, _even_shards(task), counts_sent=True)))
