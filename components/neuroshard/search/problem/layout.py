@@ -13,7 +13,6 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.step_room import check_step
 
 
 def make_plan(
@@ -29,10 +28,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a placement in these shards, with what each baseline's costs, or why it has none. All are priced anew.
 
-    Raises InvalidInput where the cost model predicts a cost that is negative or not finite, and StepDoesNotFit where a device has
-    no room for a step.
+    Raises InvalidInput where the cost model predicts a cost that is negative or not finite.
     """
-    check_step(problem.task, shards)
     solved = {name: other for name, other in baselines.items() if isinstance(other, Placement)}
     placements = [placement, *solved.values()]
     compute, forward, backward = problem.costs(placements)
