@@ -188,7 +188,7 @@ def division(settings: Settings) -> Section:
                 each = points(list(map(Part.of, task.placed)))
                 least = float(sum(part.nbytes[-1] for part in each))
                 free = task.placeable_bytes[0] - least
-                tiers = divided(task, on_one_device(task), [t.name for t in task.placed], points, np.zeros(1))
+                tiers, _ = divided(task, on_one_device(task), [t.name for t in task.placed], points, np.zeros(1))
                 chosen = [part.at(tiers[t.name][1] or 0) for t, part in zip(task.placed, each, strict=True)]
                 assert sum(float(one.nbytes[0]) for one in chosen) - least <= free + 1, "more than there is"
                 taken = sum(float(one.ms[0]) for one in chosen)

@@ -77,7 +77,7 @@ def whole_on_the_first(task: ShardingTask) -> list[Shard]:
 def test_hbm_is_divided_at_most_1_percent_above_the_linear_programme(seed, share):
     task = drawn(seed, 30, 1, share)
     points, each = parts_of(task)
-    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], points, np.zeros(1))
+    tiers, _ = divided(task, whole_on_the_first(task), [table.name for table in task.placed], points, np.zeros(1))
     chosen = [part.at(tiers[table.name][1] or 0) for table, part in zip(task.placed, each, strict=True)]
     least = sum(float(part.nbytes[-1]) for part in each)
     assert sum(float(one.nbytes[0]) for one in chosen) <= task.placeable_bytes[0]
@@ -112,7 +112,7 @@ def test_hbm_is_divided_among_tables_of_loops_as_well_as_an_integer_programme_do
     roomy = ShardingTask(tables=tables, device_memory_bytes=(2**50,), batch_size=4096, host_memory_bytes=2**44)
     task = roomy.model_copy(update={"device_memory_bytes": (int(share * roomy.need_bytes),)})
     points, each = parts_of(task)
-    tiers = divided(task, whole_on_the_first(task), [table.name for table in task.placed], points, np.zeros(1))
+    tiers, _ = divided(task, whole_on_the_first(task), [table.name for table in task.placed], points, np.zeros(1))
     chosen = [part.at(tiers[table.name][1] or 0) for table, part in zip(task.placed, each, strict=True)]
     room = task.placeable_bytes[0]
     assert sum(float(one.nbytes[0]) for one in chosen) <= room
@@ -163,7 +163,7 @@ def test_the_cached_rows_of_a_table_on_two_devices_are_those_that_the_slowest_de
         for n, t in enumerate(others)
     ]
     names, busy = [table.name for table in task.placed], np.array([0.3, 0.1])
-    tiers = divided(task, shards, names, points, busy)
+    tiers, _ = divided(task, shards, names, points, busy)
     assert all(
         memory.total <= hbm
         for memory, hbm in zip(device_memory(task.with_tiers(tiers), shards), task.usable_bytes, strict=True)
@@ -203,7 +203,7 @@ def test_tables_on_the_same_devices_share_their_hbm_as_an_integer_programme_does
         for n in (0, 1)
     ]
     points, _ = parts_of(task)
-    tiers = divided(task, shards, [table.name for table in task.placed], points, np.zeros(2))
+    tiers, _ = divided(task, shards, [table.name for table in task.placed], points, np.zeros(2))
     halves = points([part for n, part in enumerate(parts_of_shards(task, shards)) if n % 2 == 0])
     chosen = [half.at(tiers[t.name][1] or 0) for t, half in zip(task.placed, halves, strict=True)]
     room = task.usable_bytes[0] - sum(float(one.nbytes[-1]) for one in halves)

@@ -1,14 +1,16 @@
 """Options that several subcommands share."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from neuroshard.cli.completion import Words, completing, models
-from neuroshard.core.errors import UsageError
+from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.files.disk import check_folder_exists, check_other_path
 from neuroshard.orders.options import OPTIONS, Option, declared, with_options
 
@@ -45,6 +47,22 @@ def shown(one: Option) -> Any:
     bounds: dict[str, Any] = {"min": one.least, "max": one.most}
     choices = models if one.word == "MODEL" else one.choices
     return option(one.word, one.help, *one.flags, choices=choices, envvar=one.envvar, **bounds)
+
+
+# By the names of options in Python, and of the fields that they set
+_FLAGS = {name: one.flags[-1] for one in OPTIONS.values() for name in (one.name, one.field or one.name)}
+_FLAGS["device_memory_bytes"] = _FLAGS["memory"]
+_NAMED = re.compile(rf"\A(?:the task: )?({'|'.join(_FLAGS)})(?:\[\d+\])?(?=:| must )")
+
+
+@contextmanager
+def named_as_typed() -> Iterator[None]:
+    """An error that begins with the name of an option in Python, or of the field that it sets, names what is typed instead."""
+    try:
+        yield
+    except NeuroshardError as error:
+        error.args = (_NAMED.sub(lambda found: _FLAGS[found[1]], str(error)),)
+        raise
 
 
 Seed = Annotated[int, shown(OPTIONS["seed"])]

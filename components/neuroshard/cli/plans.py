@@ -9,7 +9,7 @@ import typer
 from neuroshard.cli import completion
 from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.interrupt import asked_to_stop
-from neuroshard.cli.options import AsJson, PlanFile, TablesFile, option, out_file, takes
+from neuroshard.cli.options import AsJson, PlanFile, TablesFile, named_as_typed, option, out_file, takes
 from neuroshard.core.cost import BACKENDS
 from neuroshard.core.errors import UsageError
 from neuroshard.core.text import wrapped
@@ -93,7 +93,7 @@ def search(
     from neuroshard import api
     from neuroshard.report.text import plan_json, plan_text
 
-    with asked_to_stop("the best plan so far is written") as stop:
+    with named_as_typed(), asked_to_stop("the best plan so far is written") as stop:
         plan = api.search(tables_json, _cost_model(model, store, hardware), out=out, stop=stop, **options)
     if as_json:
         say_json({"out": str(out), **plan_json(plan)})

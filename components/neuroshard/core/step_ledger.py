@@ -174,6 +174,23 @@ class Piece(NamedTuple):
     device: int
 
 
+def searched_bytes(task: ShardingTask, parts: Sequence[Part]) -> list[int]:
+    """What a search counts for parts: what they take at least and, where the task says so, the copies of their lookups'
+    outputs that are sent; of pooled row blocks, which all devices have, that is among what it keeps."""
+    counted = [memory.total for memory in task.memories(parts)]
+    if not task.counts_sent:
+        return counted
+    way, found = (task.collective_precision or CollectivePrecision()).forward, list[int]()
+    for part, nbytes in zip(parts, counted, strict=True):
+        sequences, share = part.table.pooling == "none", SHARE_OF_FP32[way]
+        copies = (
+            (sequences + (1 + share) * (share < 1) or 1.0) * (sequences or part.row_blocks == 1) * (not part.copies)
+        )
+        copies *= (1 + (task.allocator_share or 0)) * (not (sequences and task.index_dedup))  # then fewer are sent
+        found.append(nbytes + int(copies * OUTPUT_BYTES * part.sent_columns * task.batch_size))
+    return found
+
+
 def step_peaks(
     task: ShardingTask, pieces: Sequence[Piece], pipeline: Pipeline | None = None, *, gloo: bool = False
 ) -> tuple[StepPeak, ...]:

@@ -155,7 +155,8 @@ def step_bytes(
     kept = batches * lookups * LOOKUP_BYTES
     if pipeline != "none" and not ledger:
         return kept
-    outputs = lookups if table.pooling == "none" else math.ceil(_pooled(table) * samples)
+    pooled = max(len(table.features), 1) if ledger else _pooled(table)
+    outputs = lookups if table.pooling == "none" else math.ceil(pooled * samples)
     return kept + outputs * dim * (OUTPUT_BYTES if ledger else table.element_bytes)
 
 

@@ -99,6 +99,7 @@ class ShardingTask(Value):
     groups: Groups | None = None
     _by_access: ByAccess = PrivateAttr(ByAccess())  # of a parted task
     _kept_free: tuple[int, ...] = PrivateAttr(())  # by a search, of each device, for what a step needs beyond its least
+    _counts_sent: bool = PrivateAttr(False)  # whether a search counts the copies of lookups' outputs that are sent
 
     @field_validator("tables")
     @classmethod
@@ -612,13 +613,18 @@ class ShardingTask(Value):
 
     @property
     def keeps_free(self) -> bool:
-        """Whether a search keeps some bytes free: what does not fit then may fit otherwise."""
-        return any(self._kept_free)
+        """Whether a search keeps room for a step: what does not fit then may fit otherwise."""
+        return self._counts_sent or any(self._kept_free)
 
-    def keeping_free(self, nbytes: Sequence[int]) -> Self:
+    @property
+    def counts_sent(self) -> bool:
+        """Whether a search counts the copies of lookups' outputs that are sent."""
+        return self._counts_sent
+
+    def keeping_free(self, nbytes: Sequence[int], *, counts_sent: bool = False) -> Self:
         """The same task, on whose devices a search leaves so many bytes free: (D,), or none."""
         task = self.model_copy()
-        task._kept_free = tuple(nbytes)
+        task._kept_free, task._counts_sent = tuple(nbytes), counts_sent
         return task
 
     @property

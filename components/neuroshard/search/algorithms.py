@@ -23,6 +23,7 @@ from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, misfit
 from neuroshard.search.notes import fewer_cuts_cost
 from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.filling import started
 from neuroshard.search.problem.plans import Plans
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -34,6 +35,7 @@ from neuroshard.search.proposers.spread import plans_with_copies, row_wise_plans
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch
 
+GO_ON = 4  # the share of rounds of a search that goes on from a plan is one of so many: a guess
 WITHOUT_CUTS = "search without cuts"  # the name of its progress bar
 
 
@@ -65,6 +67,17 @@ def find(problem: Problem, asked: Asked) -> Found:
     if settings.algorithm == PUBLISHED:
         return Found(_published_search(problem, settings, asked.watch))
     return Found(State.of(problem, baseline(problem, settings.algorithm, rng)))
+
+
+def go_on(problem: Problem, near: State, asked: Asked) -> Found | None:
+    """What a few rounds find from a plan `near` one of this problem, which has little less room; None where that finds no new
+    places, where the algorithm is none that goes on, or from a current plan, which may not move far."""
+    settings = asked.settings
+    start = None if settings.algorithm != LOCAL_SEARCH or asked.current is not None else started(problem, near)
+    if start is None:
+        return None
+    few = replace(asked, settings=replace(settings, rounds=settings.most_rounds // GO_ON))
+    return _local_search(problem, [start], few, np.random.default_rng(settings.seed))
 
 
 def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) -> State:
@@ -198,7 +211,7 @@ def _improved(first: Sequence[State], rounds: int, asked: Asked, rng: np.random.
     if current is None:  # else they move unlike amounts of bytes
         most_ms = _least_ms(first) * (1 + first[0].problem.tuning.starts_within)
         first = [plan for plan in first if plan in ends or plan.cost <= most_ms]
-    split = [plan for plan in first if any(one.splits_rows for one in plan.problem.spread_as.values())]
+    split = [plan for plan in first if plan.problem.splits_rows]
     if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
         return LocalSearch(first, rng, watch, current, toggle=toggle, ends=ends).run(rounds)
     with watch.sharing(0.5):

@@ -7,6 +7,7 @@ and priced, with the heuristics' plans and a lower bound beside it.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.orders.search import SearchOrder
 from neuroshard.search import notes as say
-from neuroshard.search.algorithms import Asked, Found, find
+from neuroshard.search.algorithms import Asked, Found, find, go_on
 from neuroshard.search.as_it_is import or_as_it_is
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.copies import check_copies, may_be_copied, with_dense_optimizer
@@ -59,7 +60,7 @@ from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.baselines import KEYS, Attempt, baselines
 from neuroshard.search.rows_by_access import NONE_HELD, assuming, choose, held_as_before, may_be_held
 from neuroshard.search.settings import UNKNOWN, USUAL, SearchSettings, Trust
-from neuroshard.search.step_room import with_room
+from neuroshard.search.step_room import Room, StepDoesNotFit, check_step, with_room
 from neuroshard.search.tiers.plan import beyond_hbm, cheaper_beyond, check_host_memory, is_tight, needs_tiers
 from neuroshard.search.watch import Watch
 
@@ -130,7 +131,19 @@ def _found_plan(
 
     def found(one: ShardingTask, watch: Watch) -> Plan:
         start = None if previous is None else Previous.of(previous, one)
-        plan = with_room(one.parted, lambda task: _searched(task, cost_model, settings, start, trust, notes, watch))
+
+        def searched(task: ShardingTask, watch: Watch = watch) -> Plan:
+            return _searched(task, cost_model, settings, start, trust, notes, watch)
+
+        def fits(task: ShardingTask) -> bool:
+            with suppress(Infeasible):
+                return bool(searched(task, watch.quiet()))
+            return False
+
+        try:
+            plan = searched(one.parted)
+        except StepDoesNotFit as error:
+            raise error.with_hint(fits, one.parted) from None
         return unparted(plan, one) if one.constraints.rows_by_access else plan
 
     if not chooses:
@@ -221,11 +234,19 @@ def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
     """As `_in_hbm`, on devices with so many bytes (D,) less."""
     task, settings, previous, watch = given.task, given.settings, given.previous, given.watch
     said = [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
-    found, start, shards = _found(problem, settings, previous, watch, less, tries_row_wise=not task.may_split_rows)
+    tries_row_wise = not task.may_split_rows
+
+    def placed(room: Room | None, near: State | None) -> tuple[Found, _Start, tuple[Shard, ...], Problem]:
+        roomy = problem if room is None else problem.keeping_free(*room)
+        found, start, shards = _found(roomy, settings, previous, watch, less, near, tries_row_wise=tries_row_wise)
+        planned = _as_planned(problem, found.best, task, start.kept)
+        check_step(planned.task, shards, found.best)
+        return found, start, shards, planned
+
+    found, start, shards, problem = with_room(problem.task, placed)
     said += [*start.notes, *found.notes]
     if settings.algorithm == LOCAL_SEARCH:
         said += say.mean_pooled(task, settings.try_row_wise)
-    problem = _as_planned(problem, found.best, task, start.kept)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     bound = lower_bound(problem, found.best)
     check_host_memory(problem.task, shards)
@@ -268,7 +289,7 @@ def _as_planned(problem: Problem, best: State, task: ShardingTask, kept: KeptCut
     held = best.problem.spread_as
     copied = [name for name, sharding in held.items() if sharding.copied]
     planned = problem.task
-    if not task.may_split_rows and not any(sharding.splits_rows for sharding in held.values()):
+    if not task.may_split_rows and not best.problem.splits_rows:
         planned = planned.model_copy(update={"constraints": task.constraints})
     if copied:
         planned = planned.with_copies(planned.constraints.data_parallel.union(copied))
@@ -295,15 +316,17 @@ def _found(
     previous: Previous | None,
     watch: Watch,
     less: Ints,
+    near: State | None,
     *,
     tries_row_wise: bool,
 ) -> tuple[Found, _Start, tuple[Shard, ...]]:
-    """What the algorithm finds, from where, and its shards. Where shards whose cuts are kept lie so that TorchRec would mix them
-    up, it searches again with these where they were."""
+    """What the algorithm finds, from where, and its shards. It goes on from a plan `near` one that fits, if there is one. Where
+    shards whose cuts are kept lie so that TorchRec would mix them up, it searches again with these where they were."""
     stay = frozenset[str]()
     while True:
         start = _starting_from(previous, problem, settings, stay, less)
-        found = find(start.problem, Asked(settings, watch.anew(), start.current, tries_row_wise))
+        asked = Asked(settings, watch.anew(), start.current, tries_row_wise)
+        found = (near and go_on(start.problem, near, asked)) or find(start.problem, asked)
         shards, kept = lay_out(found.best, start.current), start.kept
         if kept is not None:
             shards = kept.shards(shards)

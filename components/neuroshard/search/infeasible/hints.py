@@ -5,6 +5,7 @@ Every hint is tried as it is worded, with amounts rounded up. A search finds a p
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from neuroshard.core.constraints import Constraints, TableRule
@@ -16,7 +17,11 @@ from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
+from neuroshard.search.problem.column_shards import Widths
+from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
+from neuroshard.search.step_room import StepDoesNotFit, check_step, expected_room
 from neuroshard.search.tuning import Tuning
 
 TRIED = 1000  # placements of one group each, in one trial: some 50 ms
@@ -183,8 +188,7 @@ class _Trials:
         constraints = self.task.constraints
         if constraints.row_wise or constraints.max_shards is not None or not self.model.prices_rows:
             return
-        task = self._task(row_wise=True)
-        found = quick_plan(Problem(task, self.model)) if _sound(task) else None
+        found = self._plan(self._task(row_wise=True))
         if found is not None and len(groups := found[0].spread.tolist()):
             names = [found[0].tables[group][0].name for group in groups]
             tables = (
@@ -198,7 +202,7 @@ class _Trials:
             return
         task = self.task.model_copy(update={"host_memory_bytes": MAX_MEMORY_BYTES})
         task = task.with_tiers({table.name: ("host", None) for table in task.without_tier})
-        if _sound(task) and quick_plan(Problem(task, self.model)) is not None:
+        if self._plan(task) is not None:
             yield "let tables lie in host memory (--host-memory SIZE)"
 
     def _several(self, ruled: Sequence[TableRule], what: str, **loose: object) -> Iterator[str]:
@@ -234,21 +238,37 @@ class _Trials:
         return None if found is None else _typed(found)
 
     def _fits(self, memory: tuple[int, ...] | None = None, **change: object) -> bool:
-        task = self._task(memory, **change)
+        return self._plan(self._task(memory, **change)) is not None
+
+    def _plan(self, task: ShardingTask) -> tuple[Problem, Widths] | None:
+        """A plan of the task, with room for its step; None if none is found soon."""
         if not _sound(task):
-            return False
+            return None
         problem = Problem(task, self.model)
-        if quick_plan(problem) is not None:
-            return True
-        try:
-            return problem.allowed.size <= SMALL and pack(problem, TRIED) is not None
-        except GaveUp:
-            return False
+        if not task.counts_steps:
+            return _soon(problem)
+        found = _soon(problem.keeping_free(*expected_room(task)))
+        if found is not None:
+            state = State(*found)
+            with suppress(StepDoesNotFit):
+                check_step(task, lay_out(state), state)
+                return found
+        return None
 
     def _task(self, memory: tuple[int, ...] | None = None, **change: object) -> ShardingTask:
         constraints: Constraints = self.task.constraints.model_copy(update=change)
         changed = {"device_memory_bytes": memory or self.task.device_memory_bytes, "constraints": constraints}
         return self.task.model_copy(update=changed)
+
+
+def _soon(problem: Problem) -> tuple[Problem, Widths] | None:
+    """A plan that fits, by a few greedy orders or a few placements."""
+    found = quick_plan(problem)
+    if found is None and problem.allowed.size <= SMALL:
+        with suppress(GaveUp):
+            widths = pack(problem, TRIED)
+            found = None if widths is None else (problem, widths)
+    return found
 
 
 def _sound(task: ShardingTask) -> bool:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
+from neuroshard.core.step_ledger import searched_bytes
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
@@ -53,13 +54,13 @@ class ColumnShards:
         """Tables `cut_before` may have any shards: those of a plan to start from, whose cuts are kept."""
         self.task, self.devices = task, task.devices
         # more than 2^60 bytes a device count as 2^60: `feasible` refuses tasks that need as much
-        self.memory: Ints = np.array([min(count, 2**60) for count in task.placeable_bytes], dtype=np.int64)
+        self.memory = self._count_memory()
         self.tables = _table_groups(task)
         rules, constraints = task.constraints.rules(), task.constraints
         cuts = [constraints.allowed(rules.get(tables[0].name), tables[0].dim) for tables in self.tables]
         may_cut = constraints.may_use("column-wise")
         pairs = zip(self.tables, cuts, strict=True)
-        never = np.array([len(tables) > 1 or most == 1 or not may_cut for tables, (_, most) in pairs])
+        never = self.never_cut = np.array([len(tables) > 1 or most == 1 or not may_cut for tables, (_, most) in pairs])
         self.allowed = np.ones((len(self.tables), self.devices), dtype=bool)
         for group, tables in enumerate(self.tables if rules else ()):
             for table in tables:
@@ -88,7 +89,7 @@ class ColumnShards:
         sent = np.array([sum(Part.of(table).sent_columns for table in tables) for tables in self.tables])
         of_unit = unit * np.array([Part.of(tables[0]).vectors for tables in self.tables])
         self.dims: Floats = self.units * np.where(never, sent, of_unit)[self.group]
-        self.nbytes = self._count_bytes(never)
+        self.nbytes = self._count_bytes()
         # Wider shards than the cost model has seen only where a table has too many columns for narrower ones
         self.max_devices: Ints = np.minimum(self.allowed.sum(axis=1), self.max_shards)
         fewest_units = -(-self.all_units // self.max_devices)
@@ -116,18 +117,20 @@ class ColumnShards:
                 units[group] = 0 if wide.why else wide.widest // DIM_STEP
         return units
 
-    def _count_bytes(self, never: NDArray[np.bool_]) -> Ints:
+    def _count_memory(self) -> Ints:
+        return np.array([min(count, 2**60) for count in self.task.placeable_bytes], dtype=np.int64)
+
+    def _count_bytes(self) -> Ints:
         """What every shard takes, as int64: `feasible` refuses tasks that need more."""
-        firsts = [tables[0] for tables in self.tables]
+        firsts, never = [tables[0] for tables in self.tables], self.never_cut
         per_shard, one_wide = (  # the bytes of a shard are linear in its columns
-            np.array([one.total for one in self.task.memories([Part(table, table.rows, dim) for table in firsts])])
-            for dim in (0, 1)
+            np.array(searched_bytes(self.task, [Part(table, table.rows, dim) for table in firsts])) for dim in (0, 1)
         )
         shards = np.where(self.in_equal_shards[self.group], self.units, 1)
         nbytes: Ints = self.columns * (one_wide - per_shard)[self.group] + per_shard[self.group] * shards
         nbytes[0] = 0
         nbytes[self.whole[never]] = [
-            sum(self.task.memory(Part.of(table)).total for table in self.tables[g]) for g in np.flatnonzero(never)
+            sum(searched_bytes(self.task, list(map(Part.of, self.tables[g])))) for g in np.flatnonzero(never)
         ]
         unheld = [group for group, wide in self.wide.items() if wide.why]
         nbytes[np.isin(self.group, unheld) & (self.units > 0)] = self.memory.max() + 1  # no device has room for them

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.column_shards import Widths
@@ -120,6 +121,19 @@ def complete(problem: Problem, widths: Widths, *, sparing: bool = False) -> Stat
             return None
         load += (widths[group] - before) / problem.all_units[group] * shares.ms[group]
     return State(problem, widths)
+
+
+def started(problem: Problem, plan: State, anew: NDArray[np.bool_] | None = None) -> State | None:
+    """A plan of the problem with the shards of a plan of other tiers, or of roomier devices. Those of table groups that may not
+    be cut so, or are placed `anew` (G,), and those without room, find new places; None if there is none."""
+    there, widths = problem.with_spread(plan.problem.spread, plan.problem.places), plan.widths.copy()
+    if there is None:
+        return None
+    shards, narrow = np.count_nonzero(widths, axis=1), (widths > 0) & (widths < there.min_units[:, None])
+    widths[(shards > there.max_shards) | narrow.any(axis=1)] = 0
+    if anew is not None:
+        widths[anew] = 0
+    return complete(there, widths)
 
 
 def _leaving(problem: Problem, widths: Widths, size: Ints, device: int, short: int, sparing: bool) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
-from neuroshard.search.step_room import check_step
 
 
 def make_plan(
@@ -31,11 +30,9 @@ def make_plan(
     """The plan of these shards, priced by the cost `model`, and what each baseline's costs, or why it has none. The `problem` is
     that of the plan's task.
 
-    Raises InvalidInput where the cost model predicts a cost that is negative or not finite, and StepDoesNotFit where a device has
-    no room for a step.
+    Raises InvalidInput where the cost model predicts a cost that is negative or not finite.
     """
     task = problem.task
-    check_step(task, shards)
     prices = price_shards(model, task, shards)
     assert prices is not None  # models that price no rows split none
     total = prices.total_ms

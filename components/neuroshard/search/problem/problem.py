@@ -60,6 +60,7 @@ class Problem(ColumnShards):
         self._base, self.base_dims = blocks_of_mapped(task, model)
         self.mean_columns += float(self.base_dims.mean())
         self.launches = LaunchCosts(self.tables, self.copied, self.mapped, pieces, task, model)
+        self.kept_beside_blocks = 0  # bytes that devices keep free more where some table is split row-wise
         self._launched_ms: dict[bytes, float] = {}  # by what cuts change in it
         copies = [*self.copied, *(self.options.tables if self.may_copy else ())]
         self._copy_prices = CopyPrices(model, copies, task) if copies else None
@@ -117,6 +118,11 @@ class Problem(ColumnShards):
             return {}
         kinds, ways = self.options.kinds, self.options.way_of[self.places].tolist()
         return {self.tables[g][0].name: kinds[way].sharding for g, way in zip(self.spread.tolist(), ways, strict=True)}
+
+    @property
+    def splits_rows(self) -> bool:
+        """Whether some of the spread tables are split by their rows."""
+        return any(one.splits_rows for one in self.spread_as.values())
 
     def launched_ms(self, shards: Ints) -> float:
         """Ms of launches, of putting outputs into order, and of copies, with so many shards (G,) of each group not spread.
@@ -179,7 +185,8 @@ class Problem(ColumnShards):
         if (load.nbytes > root.memory).any() or len(copied) == len(whole):
             return None
         whole[groups] = 0
-        new = root._changed(spread=groups[order], places=places[order], memory=root.memory - load.nbytes, whole=whole)
+        memory = root.memory - load.nbytes - root.kept_beside_blocks * (len(copied) < len(groups))
+        new = root._changed(spread=groups[order], places=places[order], memory=memory, whole=whole)
         new.root = root
         if any(root.options.kinds[way].sharding.over_domains for way in set(ways.tolist())):
             new.model = sending_more(root.model, load.more)
@@ -202,6 +209,22 @@ class Problem(ColumnShards):
         """The same problem, without spread tables so far, on devices with so many bytes (D,) less."""
         return self.root._changed(memory=np.maximum(self.root.memory - nbytes, 0))
 
+    def keeping_free(self, nbytes: Ints, beside_blocks: int, counts_sent: bool) -> "Problem":
+        """The same problem, without spread tables so far, of the task on whose devices a search keeps so many bytes (D,) free for
+        a step (`ShardingTask.keeping_free`), and some more where a table is split row-wise."""
+        task = self.task.keeping_free(nbytes.tolist(), counts_sent=counts_sent)
+        new = self.root._changed(task=task, kept_beside_blocks=beside_blocks, heuristics={})
+        new.memory, new.nbytes = new._count_memory(), new._count_bytes()
+        new._forget_bytes()
+        if "options" in new.__dict__:
+            new.options = self.root.options.counted_for(new.task)
+        return new
+
+    def _forget_bytes(self) -> None:
+        """Make what follows from the bytes of shards anew when it is next needed."""
+        for follows in ("narrowest", "slot_bytes", "_slot_vectors", "shard_bytes", "unit_bytes"):
+            self.__dict__.pop(follows, None)
+
     def with_options_of(self, other: "Problem", groups: NDArray[np.bool_]) -> "Problem":
         """The same problem, without spread tables so far, in which these table groups (G,) take the bytes and have the vectors of
         `other`, a root problem of the same tables. Both have all shards priced."""
@@ -215,8 +238,7 @@ class Problem(ColumnShards):
             _alone=np.where(self._priced & (self.group == 0), 0.0, np.nan),
             heuristics={},
         )
-        for follows in ("narrowest", "slot_bytes", "_slot_vectors", "shard_bytes", "unit_bytes"):
-            new.__dict__.pop(follows, None)
+        new._forget_bytes()
         return new
 
     def without_copies(self) -> "Problem":

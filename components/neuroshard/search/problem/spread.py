@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
+from neuroshard.core.step_ledger import searched_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
@@ -98,8 +99,7 @@ class SpreadOptions:
         self._columns_sent(task)
         sent = np.array([Part.of(table).sent_columns for table in tables], dtype=np.float64)
         self.more: Floats = (self.of_all_pieces(self.dims[..., None])[..., 0] - sent[:, None]) / task.devices
-        sizes = [memory.total for memory in task.memories([p for of in self.parts for pair in of for p in pair])]
-        self.nbytes: Ints = np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
+        self.nbytes = self._count_bytes(task)
         self._vectors: Floats | None = None
 
     def _parts(self, task: ShardingTask, kind: Spread, table: Table, counts: Sequence[int]) -> list[Part]:
@@ -108,6 +108,16 @@ class SpreadOptions:
         places = [number if number < last else 0 for number in range(self.pieces - 1)]
         blocks = zip(counts, [*places, last], strict=True)
         return [kind.part(task, table, rows, block * counts[0]) for rows, block in blocks]
+
+    def _count_bytes(self, task: ShardingTask) -> Ints:
+        sizes = searched_bytes(task, [part for of in self.parts for pair in of for part in pair])
+        return np.array(sizes, dtype=np.int64).reshape(self.rows.shape)
+
+    def counted_for(self, task: ShardingTask) -> "SpreadOptions":
+        """The same options, of which pieces take what a search counts for this task, the same but for what it keeps free."""
+        new = copy.copy(self)
+        new.nbytes = self._count_bytes(task)
+        return new
 
     def of_fullest(self, of_pieces: Floats, positions: Ints, ways: Ints) -> Floats:
         """Of these tables, held in these kinds (C,), what the piece with most lookups has: (P, W, M, …) -> (C, …)."""

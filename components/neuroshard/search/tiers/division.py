@@ -18,6 +18,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import WAYS, Tier
 from neuroshard.costmodel.cache import WaterFilling, convex_hull
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.search.step_room import uncounted_bytes
 from neuroshard.search.tiers.points import Curve, PartPoints
 
 GAP = 1e-3  # relative, of a division's ms above its bound, at which it is good enough: a guess
@@ -35,12 +36,16 @@ def divided(
     beyond: Collection[str],
     points: PartPoints,
     busy_ms: Floats,
-) -> dict[str, tuple[Tier, int | None]]:
-    """The tiers of the tables `beyond` HBM, where these are the shards of all tables.
+) -> tuple[dict[str, tuple[Tier, int | None]], bool]:
+    """The tiers of the tables `beyond` HBM, where these are the shards of all tables, and whether devices have room for all that
+    stays in HBM.
 
     `task` has none of these tables in a tier. `busy_ms` (D,) is what each device takes with all of its tables in HBM.
     """
+    task = task.keeping_free(())  # what a step takes is known here
     free, parts = np.array(task.searched_bytes, dtype=np.float64), dict[str, list[tuple[int, Part]]]()
+    if task.counts_steps:
+        free -= uncounted_bytes(task, shards, counts_sent=False)
     of_shards = parts_of(task, shards)
     for shard, part, memory in zip(shards, of_shards, task.memories(of_shards), strict=True):
         if shard.table in beyond:
@@ -48,6 +53,7 @@ def divided(
             free[shard.device] -= points([part])[0].nbytes[-1]  # every table has at least a place in host memory
         else:
             free[shard.device] -= memory.total
+    fits = bool((free >= 0).all())
     alone: list[list[Part]] = [[] for _ in range(task.devices)]
     several = {}
     for name, some in parts.items():
@@ -63,7 +69,7 @@ def divided(
         sizes = _filled(of_there, room).tolist() if there else []
         for part, of_part, size in zip(there, points(there), sizes, strict=True):
             found[part.table.name] = tier_of(of_part.rows_of(size))
-    return found
+    return found, fits
 
 
 class _Several(NamedTuple):

@@ -62,8 +62,8 @@ class StartFrom:
 
 @dataclass(frozen=True)
 class InTierPlan:
-    """A plan of table groups with these options (G,), its shards, the tiers of its tables, and what it costs in ms. It needs
-    `over` bytes more of hosts than there are."""
+    """A plan of table groups with these options (G,), its shards, the tiers of its tables, and what it costs in ms, without end
+    where HBM has no room for it. It needs `over` bytes more of hosts than there are."""
 
     state: State
     choice: Ints
@@ -211,12 +211,13 @@ class TierProblems:
         model = cast(Divided, state.problem.model)
         busy_ms = state.ready - model.terms_ms(state.sums[:, -model.terms :])
         names = [table.name for table in self.task.tables if table.name in beyond]
-        tiers = divided(self.task, shards, names, self.of_tables, busy_ms)
+        tiers, fits = divided(self.task, shards, names, self.of_tables, busy_ms)
         planned = self.task.with_tiers(tiers)
         prices = price_shards(self.cost_model, planned, shards)
         assert prices is not None
         over = bytes_over(planned, shards) if self.hosts_are_short else 0
-        return InTierPlan(state, choice, shards, tiers, float(prices.total_ms.max()), over)
+        cost = float(prices.total_ms.max()) if fits else np.inf
+        return InTierPlan(state, choice, shards, tiers, cost, over)
 
     def found(self, state: State, choice: Ints, watch: Watch, within: Watch) -> InTierPlan:
         """`in_tiers` of what a search `within` found, which the `watch` notes."""

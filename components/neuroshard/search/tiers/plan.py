@@ -21,7 +21,9 @@ from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import make_plan
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
+from neuroshard.search.step_room import Room, check_step, with_room
 from neuroshard.search.tiers.copies import worth_copying
 from neuroshard.search.tiers.options import StartFrom
 from neuroshard.search.tiers.search import FoundTiers, few_rounds, search_tiers
@@ -90,6 +92,21 @@ def _check_bytes(task: ShardingTask, may: MayHold) -> None:
 
 def beyond_hbm(given: Given) -> Plan:
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
+
+    def found(room: Room | None, _: State | None) -> Plan:
+        if room is None:
+            return _beyond_hbm(given)
+        kept = room.nbytes + room.beside_blocks
+        permitted = given.permitted.keeping_free(kept.tolist(), counts_sent=room.counts_sent)
+        plan = _beyond_hbm(replace(given, permitted=permitted))
+        why = f"devices keep up to {format_bytes(max(int(kept.max()), 0))} free for what a step needs beyond its shards"
+        return plan.model_copy(update={"bound_assumptions": (*plan.bound_assumptions, why)})
+
+    return with_room(given.permitted, found)
+
+
+def _beyond_hbm(given: Given) -> Plan:
+    """As `beyond_hbm`, with the room that the permitted task keeps free."""
     permitted = given.permitted
     if given.settings.algorithm != LOCAL_SEARCH:
         raise UsageError(
@@ -99,13 +116,13 @@ def beyond_hbm(given: Given) -> Plan:
     _check_bytes(permitted, given.may)
     given, found, before = _with_or_without_copies(given)
     task, permitted, settings, watch = given.task, given.permitted, given.settings, given.watch
-    splits_rows = any(sharding.splits_rows for sharding in found.plan.state.problem.spread_as.values())
     planned = permitted
-    if not task.may_split_rows and not splits_rows:
+    if not task.may_split_rows and not found.plan.state.problem.splits_rows:
         planned = planned.model_copy(update={"constraints": task.constraints})
     planned = planned.with_tiers(found.plan.tiers)
     model, shards = for_task(given.cost_model, planned), found.plan.shards
     check_host_memory(planned, shards)
+    check_step(planned, shards, found.plan.state)
     kept = None if before is None else before.kept
     problem = Problem(planned, model, settings.tuning, cut_before=() if kept is None else kept.cut)
     return make_plan(

@@ -27,6 +27,7 @@ from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.notes import more_in_hbm_cost
+from neuroshard.search.problem.filling import started
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -38,7 +39,7 @@ from neuroshard.search.tiers.options import InTierPlan, StartFrom, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
 from neuroshard.search.tiers.simplest import fewest_beyond
-from neuroshard.search.tiers.start import start_plan, started
+from neuroshard.search.tiers.start import start_plan
 from neuroshard.search.tiers.toggle import toggled
 from neuroshard.search.watch import Watch
 

@@ -4,25 +4,10 @@ import numpy as np
 
 from neuroshard.core.tiers import WAYS
 from neuroshard.costmodel.protocol import Floats, Ints
-from neuroshard.search.problem.filling import complete
-from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.current import plans_in_place
-from neuroshard.search.tiers.options import DIVIDED, LEVELS, WHOLE, Flags, InTierPlan, StartFrom, TierProblems
+from neuroshard.search.tiers.options import DIVIDED, LEVELS, WHOLE, InTierPlan, StartFrom, TierProblems
 from neuroshard.search.watch import Watch
-
-
-def started(problem: Problem, plan: State, anew: Flags | None = None) -> State | None:
-    """A plan of the problem with the shards of a plan of other tiers. Those of table groups that may not be cut so, or are placed
-    `anew` (G,), and those without room, find new places; None if there is none."""
-    there, widths = problem.with_spread(plan.problem.spread, plan.problem.places), plan.widths.copy()
-    if there is None:
-        return None
-    shards, narrow = np.count_nonzero(widths, axis=1), (widths > 0) & (widths < there.min_units[:, None])
-    widths[(shards > there.max_shards) | narrow.any(axis=1)] = 0
-    if anew is not None:
-        widths[anew] = 0
-    return complete(there, widths)
 
 
 def start_plan(problems: TierProblems, before: StartFrom, worth: Floats, watch: Watch) -> InTierPlan | None:

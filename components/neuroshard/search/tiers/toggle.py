@@ -6,8 +6,8 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.progress import progress
 from neuroshard.search.algorithms import Asked
 from neuroshard.search.improve.local_search import LocalSearch
+from neuroshard.search.problem.filling import started
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
-from neuroshard.search.tiers.start import started
 
 # How often tables change sides: as often as so many cells, table groups x devices, allow, and at most and at least so often. 120
 # for 60 tables on 8 devices took half of a search's time

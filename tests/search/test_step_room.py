@@ -1,0 +1,60 @@
+"""Laws of tasks near the limit of their memory: what is found fits with its step, and what is said to help does."""
+
+import re
+
+import numpy as np
+import pytest
+
+from neuroshard.core.errors import Infeasible
+from neuroshard.core.table import Table
+from neuroshard.core.task import ShardingTask
+from neuroshard.core.units import parse_bytes
+from neuroshard.models.open import open_cost_model
+from neuroshard.search.run import search
+from neuroshard.search.settings import SearchSettings
+
+SETTINGS = SearchSettings(rounds=4, try_row_wise=True)
+
+
+def drawn(seed: int, full: float) -> ShardingTask:
+    """A task whose tables, uncut and with the least that a step takes, fill so much of its devices."""
+    rng = np.random.default_rng(seed)
+    devices, sequences = int(rng.choice([2, 4])), rng.random() < 0.4
+    tables = tuple(
+        Table(
+            name=f"t{number}",
+            rows=int(np.exp(rng.normal(9, 1.5))) + 10,
+            dim=int(rng.choice([16, 32, 64, 128])),
+            pooling_factor=float(round(np.exp(rng.normal(1, 1)), 2)),
+            pooling="none" if sequences and number % 3 == 0 else "sum",
+        )
+        for number in range(int(rng.integers(6, 13)))
+    )
+    given = {"tables": tables, "batch_size": 2048, "step_ledger": 1}
+    precision = {"forward": "fp16", "backward": "fp16"} if rng.random() < 0.3 else None
+    pipeline = str(rng.choice(["none", "sparse-dist", "semi-sync"]))
+    more = {"pipeline": pipeline, "collective_precision": precision}
+    roomy = ShardingTask.model_validate({**given, **more, "device_memory_bytes": (2**40,) * devices})
+    memory = int((roomy.need_bytes / devices + roomy.least_step_bytes) / full)
+    return roomy.model_copy(update={"device_memory_bytes": (memory,) * devices})
+
+
+@pytest.mark.parametrize("full", [0.6, 0.8, 1.0, 1.2])
+@pytest.mark.parametrize("seed", range(20, 25))
+def test_a_plan_fits_with_its_step_and_what_is_said_to_help_does(seed: int, full: float) -> None:
+    task, model = drawn(seed, full), open_cost_model("analytic:h100", 2048)
+    try:
+        plan = search(task, model, SETTINGS)
+    except Infeasible as error:
+        said = re.search(r"(?:give each device |give )([\d.]+ [KMG]iB) more", str(error))
+        more = parse_bytes(said[1].replace(" ", "")) if said is not None else 0
+        roomier = task.model_copy(update={"device_memory_bytes": tuple(b + more for b in task.device_memory_bytes)})
+        plan = search(roomier, model, SETTINGS)
+    for memory, peak, usable in zip(plan.memory_bytes(), plan.step_peaks(), plan.task.usable_bytes, strict=True):
+        assert peak.nbytes < memory <= usable
+    assert plan.lower_bound_ms is None or plan.lower_bound_ms <= plan.cost_ms
+
+
+def test_what_is_kept_free_for_a_step_is_no_assumption_of_a_bound() -> None:
+    task, model = drawn(21, 0.8), open_cost_model("analytic:h100", 2048)
+    assert not [why for why in search(task, model, SETTINGS).bound_assumptions if "free" in why]
