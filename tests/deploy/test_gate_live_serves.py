@@ -126,7 +126,7 @@ def decided(new: Plan, live: Plan, store: FolderStore, *, nightly: bool = True) 
         (
             planned(COLUMNS, COPIES, **with_rules(COPIED)),
             planned(COLUMNS, WHOLE, **with_rules(together=(("user", "country"),))),
-            "breaks today's task: task: table 'country' is data-parallel, and cannot be kept together with others",
+            "breaks today's task: table 'country' is data-parallel, and cannot be kept together with others",
         ),
         (
             COLUMNS,
@@ -183,7 +183,8 @@ def test_a_live_plan_that_still_serves_stays_if_the_new_one_is_no_better(store, 
 
 
 def test_copies_that_the_search_may_have_chosen_by_itself_need_not_be_in_the_live_plan(store):
-    decision = decided(planned(COLUMNS, COPIES, **with_rules(COPIED)), COLUMNS, store, nightly=False)
+    new = planned(COLUMNS, COPIES, **with_rules(COPIED)).answering(COLUMNS.task)
+    decision = decided(new, COLUMNS, store, nightly=False)
 
     assert (decision.verdict, decision.gain) == ("kept", 0.0)
 
@@ -212,7 +213,7 @@ def test_a_plan_whose_row_wise_tables_nobody_asked_for_stays_live_on_an_unchange
     tried = SearchSettings(rounds=2, try_row_wise=True)
     live, columns = search(task, model, tried), search(task, model, replace(tried, algorithm="size"))
     assert split(live) == {"t0"}
-    assert (live.task.constraints.row_wise, columns.task.constraints.row_wise) == (True, False)
+    assert (live.task.constraints.row_wise, columns.task.constraints.row_wise) == (False, False)
 
     stays_live(live, columns, store, model, nightly=nightly)
     stays_live(live, search(task, model, replace(tried, seed=1)), store, model, nightly=nightly)
@@ -289,7 +290,7 @@ def test_a_live_plan_in_tiers_serves_while_the_hosts_have_the_memory(store):
 def test_a_live_plan_in_hbm_serves_a_task_whose_plan_is_in_tiers_if_it_fits(store):
     apart = joined_by(2, 1)  # a host for each device, and no host has memory for all of the table
     half = LARGE.rows * LARGE.dim * (LARGE.element_bytes + LARGE.optimizer_bytes_per_element) // 2
-    new = planned(in_tiers({LARGE.name: ("host", None)}), **apart, host_memory_bytes=half)
+    new = planned(in_tiers({LARGE.name: ("host", None)}), **apart, host_memory_bytes=half).answering(COLUMNS.task)
     live = planned(COLUMNS, WHOLE, **apart)
     assert max(new.host_memory()) == half
     assert decided(new, live, store).verdict == "kept"

@@ -74,7 +74,7 @@ def test_the_tiers_that_a_search_chooses_for_parts_are_rules_of_theirs() -> None
     beyond = plan.parted.constraints.beyond_hbm
     assert beyond.keys() <= {table.name for table in plan.parted.tables}
     assert "large/cold" in beyond
-    assert plan.task.constraints.rules()["large/cold"].tier == beyond["large/cold"].tier
+    assert plan.held.constraints.rules()["large/cold"].tier == beyond["large/cold"].tier
 
 
 @pytest.mark.parametrize(

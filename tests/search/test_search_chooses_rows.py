@@ -102,7 +102,7 @@ def test_hot_rows_are_copied_beside_a_table_beyond_hbm_where_hbm_has_room() -> N
     plan = found(both)
     assert "beyond" in plan.parted.constraints.beyond_hbm
     assert all(
-        room.total <= most for room, most in zip(device_memory(plan.task, plan.shards), both.usable_bytes, strict=True)
+        room.total <= most for room, most in zip(device_memory(plan.held, plan.shards), both.usable_bytes, strict=True)
     )
 
 

@@ -60,7 +60,7 @@ def drawn(seed: int, devices: int, plain: int, mapped: int, memory: int = 2**31)
 
 def check(plan: Plan) -> None:
     """Its tables with id maps are on all devices, and it costs what its shards are priced at, and no less than its bound."""
-    task, shards = plan.task, plan.by_table()
+    task, shards = plan.held, plan.by_table()
     for table in task.mapped:
         assert [shard.device for shard in shards[table.name]] == list(range(task.devices))
     prices = price_shards(MODEL, task, plan.shards)

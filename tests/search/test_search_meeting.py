@@ -93,7 +93,7 @@ def test_where_nothing_may_move_no_table_becomes_a_copy() -> None:
     model = Analytic("h100", 65536)
     before = search(task, model, SearchSettings(algorithm="size"))
     auto = SearchSettings(rounds=1, try_data_parallel=True)
-    assert search(task, model, auto, previous=before).task.constraints.data_parallel
+    assert search(task, model, auto, previous=before).held.constraints.data_parallel
     plan = search(task, model, replace(auto, move_budget_bytes=0), previous=before)
     assert moved_bytes(before, plan) == 0
 

@@ -45,7 +45,7 @@ def planned(task: ShardingTask) -> Plan:
 
 def fetched_ms(plan: Plan) -> float:
     """Most that a device fetches ahead, hidden or not."""
-    task = plan.task.model_copy(update={"dense_ms": 1e-9})
+    task = plan.held.model_copy(update={"dense_ms": 1e-9})
     shards = plan.shards
     model = analytic_model("h100", task.batch_size)
     waited, hidden = (price_shards(model, task.model_copy(update={"dense_ms": ms}), shards) for ms in (1e-9, 1e6))

@@ -494,15 +494,10 @@ class ShardingTask(Value):
         neither has any."""
         if not (self.constraints.rows_by_access or other.constraints.rows_by_access):
             return self
-        mine = {table.name for table in self.tables}
+        mine, orders = {table.name for table in self.tables}, {table.name: table.row_order for table in other.tables}
         held = {name: how for name, how in other.constraints.rows_by_access.items() if name in mine}
-        return self.with_orders_of(other).with_rows_by_access(held)
-
-    def with_orders_of(self, other: "ShardingTask") -> Self:
-        """The same task, in which tables that `other` holds by access have its row orders."""
-        held, orders = other.constraints.rows_by_access, {table.name: table.row_order for table in other.tables}
         tables = (t.model_copy(update={"row_order": orders[t.name]}) if t.name in held else t for t in self.tables)
-        return self.model_copy(update={"tables": tuple(tables)}) if held else self
+        return self.model_copy(update={"tables": tuple(tables)}).with_rows_by_access(held)
 
     @property
     def waits_for_input(self) -> bool:

@@ -220,7 +220,7 @@ def why_it_cannot_serve(live_plan: Plan, today: ShardingTask, gate: Gate) -> str
     if other := _other_tables(today, live) or _other_devices(today, live):
         return other
     own = {"dense_optimizer": today.dense_optimizer or live.dense_optimizer}
-    today = today.with_orders_of(live).model_copy(update=own)
+    today = today.parted_as(live).model_copy(update=own)
     holdings = today.holdings_of(live)
     memory = zip(device_memory(today.holding(holdings), live_plan.shards), today.usable_bytes, strict=True)
     for device, (needed, limit) in enumerate(memory):
