@@ -25,6 +25,8 @@ def items(models: int, kinds: int) -> Callable[[str, tuple[int, ...]], int]:
 def test_the_docs_say_how_large_workflows_of_this_pipeline_are() -> None:
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
     models, kinds = 10, 4
-    size = WorkflowSizer(spec, platform, values=MODEL_BYTES * models + OTHER_BYTES, message=0).size(items(models, kinds))
+    size = WorkflowSizer(spec, platform, values=MODEL_BYTES * models + OTHER_BYTES, message=0).size(
+        items(models, kinds)
+    )
     said = f"{models} models and {kinds} kinds has {size.nodes} nodes and {size.nbytes / 1e6:.1f} MB"
     assert said in " ".join(OPERATING.read_text().split())
