@@ -431,7 +431,7 @@ def test_the_rows_of_the_page_are_those_of_the_settings() -> None:
         for row in SETTINGS
     ]
     assert [row for row in shown if row not in known] == []
-    assert len(shown) > 5
+    assert shown != []
 
 
 @pytest.mark.parametrize("optimizer", [*NAMES.values()])
