@@ -20,14 +20,17 @@ from neuroshard.core.plan import peaks_of as peaks_of_plan
 from neuroshard.core.step_memory import Pipeline
 
 FIRST_SEED = 9_300_000  # add to it for cases that nobody has looked at
-KINDS: tuple[tuple[str, tuple[Pipeline, ...], tuple[str | None, ...]], ...] = (
-    ("plain loop", ("none",), (None,)),
-    ("TrainPipelineBase", ("base",), (None,)),
-    ("TrainPipelineSparseDist", ("sparse-dist",), (None,)),
-    ("TrainPipelineSparseDistLite", ("sparse-dist-lite",), (None,)),
-    ("TrainPipelineFusedSparseDist", ("fused-sparse-dist",), (None,)),
-    ("TrainPipelineSemiSync", ("semi-sync",), (None,)),
-    ("exchange in fp16 or bf16", ("none", *PIPELINES), ("fp16", "bf16")),
+Kind = tuple[str, tuple[Pipeline, ...], tuple[str | None, ...], tuple[float, ...]]
+EVEN, SKEWED = (0.0,), (0.8, 1.05, 1.3)  # exponents of Zipf's law
+KINDS: tuple[Kind, ...] = (
+    ("plain loop", ("none",), (None,), EVEN),
+    ("TrainPipelineBase", ("base",), (None,), EVEN),
+    ("TrainPipelineSparseDist", ("sparse-dist",), (None,), EVEN),
+    ("TrainPipelineSparseDistLite", ("sparse-dist-lite",), (None,), EVEN),
+    ("TrainPipelineFusedSparseDist", ("fused-sparse-dist",), (None,), EVEN),
+    ("TrainPipelineSemiSync", ("semi-sync",), (None,), EVEN),
+    ("exchange in fp16 or bf16", ("none", *PIPELINES), ("fp16", "bf16"), EVEN),
+    ("ids by Zipf's law", ("none", *PIPELINES), (None, None, "fp16"), SKEWED),
 )
 
 
@@ -53,11 +56,11 @@ def main() -> None:
     parser.add_argument("--publish", action="store_true", help="write the table to docs/benchmarks")
     arguments = parser.parse_args()
     rows, every, cases = list[tuple[str, ...]](), list[float](), 2 if arguments.quick else 15
-    for place, (name, pipelines, precisions) in enumerate(KINDS):
+    for place, (name, pipelines, precisions, exponents) in enumerate(KINDS):
         found = list[float]()
         for number in range(cases):
             seed = arguments.seed + 1000 * place + number
-            off = errors(drawn_case(random.Random(seed), pipelines, precisions))
+            off = errors(drawn_case(random.Random(seed), pipelines, precisions, exponents))
             found += off
             print(f"{name}, seed {seed}: {', '.join(f'{one:+.1%}' for one in off)}", file=sys.stderr)
         rows.append(row(name, found))

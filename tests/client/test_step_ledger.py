@@ -9,7 +9,7 @@ import pytest
 
 from helpers.refusals import names, refused
 from helpers.step_cases import PIPELINES, drawn_case, peaks_of, shares_by_id, skewed_case
-from neuroshard.client.peak_memory import Peak, against_plan, peak_memory
+from neuroshard.client.peak_memory import Peak, _most_live, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.plan import peaks_of as peaks_said
@@ -27,7 +27,7 @@ OFF = 0.1  # gloo's own thread may let go of a copy sooner or later
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("pipeline", ["none", *PIPELINES])
 def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_path: Path) -> None:
-    case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"])
+    case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"], [0.0, 1.1])
     said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, pipeline, gloo=True)]
     assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
 
@@ -117,6 +117,11 @@ def test_the_peak_is_of_what_lives_at_once() -> None:
         second, third = (torch.empty(2000, dtype=torch.uint8) for _ in range(2))
         del second, third
     assert peak.nbytes == 4000
+
+
+def test_what_was_freed_without_a_word_does_not_pile_up() -> None:
+    at, elsewhere = 64, 128  # addresses
+    assert _most_live([(at, 100), (elsewhere, 50), (at, 100), (at, -100), (elsewhere, -50)]) == 150
 
 
 def test_what_was_made_before_does_not_count_when_it_is_freed() -> None:

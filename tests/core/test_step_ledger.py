@@ -59,6 +59,53 @@ def test_a_row_wise_table_has_outputs_of_all_samples_on_every_rank() -> None:
         assert peak.causes["exchange"] == X  # NCCL adds up without a copy of its own
 
 
+def halves(of: Table) -> list[Shard]:
+    half = of.dim // 2
+    return [Shard(table=of.name, rows=of.rows, column_offset=n * half, dim=half, device=n) for n in range(RANKS)]
+
+
+def test_semi_sync_keeps_a_batch_that_is_sent_as_it_is() -> None:
+    one = table()
+    peak = peaks_of(task(one, pipeline="semi-sync"), [whole(one, 0)])[0]
+    received, kept = RECEIVED_IDS + 4 * LENGTHS, RECEIVED_IDS + 8 * LENGTHS
+    assert peak.causes["inputs"] == (3 + 1) * INPUT + 3 * received + 2 * kept
+
+
+@pytest.mark.parametrize(("names", "gradients"), [("t", 3), ("to", 4)], ids=["in order", "out of order"])
+def test_semi_sync_keeps_the_gradients_of_outputs_beside_those_that_cuts_brought_out_of_order(
+    names: str, gradients: int
+) -> None:
+    some = [table(name) for name in names]
+    peak = peaks_of(task(*some, pipeline="semi-sync"), [shard for one in some for shard in halves(one)], gloo=True)[0]
+    assert peak.causes["gradients"] == gradients * len(some) * X
+
+
+def test_copies_keep_the_ids_of_a_batch_that_trainpipelinebase_has_given_up() -> None:
+    one, copied = table("t"), table("c", rows=10_000)
+    shards = [whole(one, 0), *(whole(copied, device) for device in range(RANKS))]
+    plain, base = (peaks_of(task(one, copied).with_copies(["c"]), shards, pipeline)[0] for pipeline in ("none", "base"))
+    assert (plain.moment, base.moment) == ("backward exchange",) * 2
+    assert base.causes["inputs"] == plain.causes["inputs"] + 2 * INPUT
+
+
+@pytest.mark.parametrize(("pipeline", "batches"), [("none", 1), ("sparse-dist", 2)])
+def test_means_of_row_blocks_keep_a_divisor_for_each_batch_that_is_sent(pipeline: Pipeline, batches: int) -> None:
+    sums, means = table(), table(pooling="mean")
+    summed, divided = (peaks_of(task(one, pipeline=pipeline), blocks(one))[0] for one in (sums, means))
+    assert summed.moment == divided.moment == "forward exchange"
+    assert divided.causes["inputs"] - summed.causes["inputs"] == batches * X
+
+
+def test_gloo_gathers_two_at_a_time() -> None:
+    some, more = [table(f"t{n}", module=f"m{n}", pooling_factor=1) for n in range(5)], []
+    for count in (4, 5):
+        shards = [shard for one in some[:count] for shard in blocks(one)]
+        nccl, gloo = (peaks_of(task(*some[:count]), shards, gloo=on)[0] for on in (False, True))
+        assert gloo.moment == "backward exchange"
+        more.append(gloo.nbytes - nccl.nbytes)
+    assert 0 < max(more) <= 2 * RANKS * X
+
+
 def test_gloo_copies_what_it_adds_up() -> None:
     one = table()
     nccl, gloo = (peaks_of(task(one), blocks(one), gloo=on)[0].nbytes for on in (False, True))

@@ -1,5 +1,6 @@
 """Drawn plans, and the peak of live bytes of real training steps by them, on gloo ranks. Needs torchrec."""
 
+import math
 import os
 import random
 import warnings
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -49,6 +51,12 @@ WAYS = (
     ("grid",),
     ("whole", "table-row-wise", "grid", "rows"),
 )
+BY_ROWS = (
+    ("rows",),
+    ("table-row-wise",),
+    ("rows", "table-row-wise"),
+)  # the ways of a collection that makes means of sums
+RANGES = 100  # of ids, in tables whose ids are not drawn alike
 WARM_UP, STEPS = 4, 5
 
 
@@ -64,29 +72,34 @@ def drawn_case(
     rng: random.Random,
     pipelines: Sequence[Pipeline],
     precisions: Sequence[str | None] = (None,),
+    exponents: Sequence[float] = (0.0,),
     *,
     dedup: bool = False,
     options: Sequence[PipelineOption] = (),
 ) -> StepCase:
     """Up to three collections of pooled, weighted or mean-pooled tables or sequences, held in one of WAYS, on 2 or 4 ranks; with
-    `dedup` at least one of sequences, which TorchRec looks up by use_index_dedup."""
+    `dedup` at least one of sequences, which TorchRec looks up by use_index_dedup. Rows are read by Zipf's law with one of the
+    exponents, the hot ones side by side or anywhere; the tables say what ranges have."""
     pipeline, ranks = rng.choice(pipelines), rng.choice([2, 2, 4])
     local = rng.choice([2, 4]) if ranks == 4 else 2
     ways = rng.choice([one for one in WAYS if pipeline != "semi-sync" or "copies" not in one])
+    exponent = rng.choice(exponents)
     tables, shards, copied = list[Table](), list[Shard](), list[str]()
     for module in range(rng.choice([1, 1, 2, 3])):
-        kind, width = rng.choice(["sum", "sum", "weighted", "mean", "none"]), rng.choice([16, 32, 64])
+        kind, width = rng.choice(["sum", "sum", "weighted", "mean", "means of sums", "none"]), rng.choice([16, 32, 64])
         kind = "none" if dedup and module == 0 else kind
         if "clear_data_dist_inputs" in options and not dedup and kind == "none":
             kind = "sum"  # TorchRec fails
+        here = rng.choice(BY_ROWS) if kind == "means of sums" else ways
         for place in range(rng.randint(1, 6)):
-            table = _table(rng, f"m{module}", place, kind, width)
-            way = _way(rng.choice(ways), kind, ranks > local)
+            pooling = rng.choice(["mean", "sum"]) if kind == "means of sums" and place else kind
+            table = _table(rng, f"m{module}", place, pooling, width, exponent)
+            way = _way(rng.choice(here), kind, ranks > local)
             tables.append(table)
             shards += held(table, way, rng.randrange(ranks), ranks, local)
             copied += [table.name] if way == "copies" else []
     if len(copied) == len(tables):
-        return drawn_case(rng, pipelines, precisions, dedup=dedup, options=options)
+        return drawn_case(rng, pipelines, precisions, exponents, dedup=dedup, options=options)
     precision = rng.choice(precisions)
     task = ShardingTask(
         tables=tuple(tables),
@@ -103,19 +116,28 @@ def drawn_case(
     return StepCase(Plan(task=task, shards=tuple(shards), provenance=provenance), pipeline, local)
 
 
-def _table(rng: random.Random, module: str, place: int, kind: str, width: int) -> Table:
-    name, lookups = f"{module}t{place}", rng.choice([1, 3, 10, 20])
-    features = [{"name": f"{name}f{number}", "pooling_factor": lookups} for number in range(rng.choice([1, 1, 1, 2]))]
+def _table(rng: random.Random, module: str, place: int, kind: str, width: int, exponent: float) -> Table:
+    name, rows = f"{module}t{place}", rng.choice([400, 1000, 3000])
+    features = [
+        {"name": f"{name}f{number}", "pooling_factor": rng.choice([1, 3, 10, 20])}
+        for number in range(rng.choice([1, 1, 1, 2, 3]))
+    ]
+    loads = [(row + 1) ** -exponent for row in range(rows)]
+    if rng.random() < 0.5:
+        rng.shuffle(loads)
+    each = rows // RANGES
+    shares = [math.fsum(loads[first : first + each]) / math.fsum(loads) for first in range(0, rows, each)]
     return Table.model_validate(
         {
             "name": name,
             "module": module,
-            "rows": rng.choice([400, 1000, 3000]),
+            "rows": rows,
             "dim": width if kind == "none" else rng.choice([16, 32, 64]),
-            "pooling": "sum" if kind == "weighted" else kind,
+            "pooling": {"weighted": "sum", "means of sums": "mean"}.get(kind, kind),
             "weighted": kind == "weighted",
             "features": features,
-            "pooling_factor": lookups * len(features),
+            "pooling_factor": sum(int(str(feature["pooling_factor"])) for feature in features),
+            "lookups_by_id": shares if exponent else (),
             "optimizer_bytes_per_row": 0,
             "optimizer_bytes_per_element": 0,
         }
@@ -123,7 +145,8 @@ def _table(rng: random.Random, module: str, place: int, kind: str, width: int) -
 
 
 def _way(way: str, kind: str, several_hosts: bool) -> str:
-    """That, or another that TorchRec trains rightly."""
+    """That, or another that TorchRec trains rightly: it has no table-row-wise or grid sequences, and divides all sums of a
+    collection or none."""
     if way in ("table-row-wise", "grid") and (not several_hosts or kind == "none"):
         way = "rows"
     splits_rows = way in ("rows", "table-row-wise", "grid")
@@ -219,35 +242,43 @@ def batches(tables: tuple[Table, ...], samples: int, seed: int, steps: int) -> I
 
 
 def batch_of(tables: tuple[Table, ...], samples: int, seed: int) -> Batch:
-    """Every sample has as many lookups as the tables say."""
-    generator, parts = torch.Generator().manual_seed(seed), {}
+    """Every sample has as many lookups as the tables say. Nothing but the batch takes memory of torch's."""
+    rng, parts = np.random.default_rng(seed), {}
     for module in dict.fromkeys(table.module for table in tables):
-        keys, ids, lengths = list[str](), list[Tensor](), list[Tensor]()
         here = [table for table in tables if table.module == module]
-        for table in here:
-            for feature in table.features:
-                lookups = int(feature.pooling_factor)
-                keys.append(feature.name)
-                ids.append(_ids(table, samples * lookups, generator))
-                lengths.append(torch.full((samples,), lookups, dtype=torch.int32))
-        values = torch.cat(ids)
+        features = [(table, feature) for table in here for feature in table.features]
+        counts = [int(feature.pooling_factor) for _, feature in features]
+        values = torch.tensor(
+            np.concatenate(
+                [_ids(table, samples * count, rng) for (table, _), count in zip(features, counts, strict=True)]
+            )
+        )
         weights = torch.rand(len(values)) if here[0].weighted else None
-        parts[module] = KeyedJaggedTensor(keys, values, weights=weights, lengths=torch.cat(lengths))
+        lengths = torch.tensor(np.repeat(np.array(counts, np.int32), samples))
+        keys = [feature.name for _, feature in features]
+        parts[module] = KeyedJaggedTensor(keys, values, weights=weights, lengths=lengths)
     return Batch(parts)
 
 
-def _ids(table: Table, count: int, generator: torch.Generator) -> Tensor:
-    """Drawn alike over the rows, or by the table's access, whose hot rows lie anywhere: on the same rows in all ranks."""
+def _ids(table: Table, count: int, rng: np.random.Generator) -> Any:
+    """Drawn alike over the rows, or so that each range of ids has as many as its share of the table's lookups says, or by the
+    table's access, whose hot rows lie anywhere: on the same rows in all ranks."""
+    if table.lookups_by_id:
+        at = (rng.permutation(count) + rng.random(count)) / count
+        ranges = np.minimum(np.searchsorted(np.cumsum(table.lookups_by_id), at, side="right"), RANGES - 1)
+        each = table.rows // RANGES
+        return ranges * each + rng.integers(each, size=count)
     if table.loads is None:
-        return torch.randint(table.rows, (count,), generator=generator)
-    return torch.multinomial(shares_by_id(table), count, replacement=True, generator=generator)
+        return rng.integers(table.rows, size=count)
+    shares = shares_by_id(table)
+    return rng.choice(table.rows, size=count, p=shares / shares.sum())
 
 
-def shares_by_id(table: Table) -> Tensor:
+def shares_by_id(table: Table) -> Any:
     """What each id of a table has of its lookups: the shares of its access in an order that follows from its name."""
     assert table.loads is not None
-    loads = torch.cat([torch.full((round(rows),), load) for rows, load in table.loads.groups])
-    return loads[torch.randperm(table.rows, generator=torch.Generator().manual_seed(crc32(table.name.encode())))]
+    loads = np.concatenate([np.full(round(rows), load) for rows, load in table.loads.groups])
+    return np.random.default_rng(crc32(table.name.encode())).permutation(loads)
 
 
 def skewed_case(pipeline: Pipeline, pooling: str, precision: str | None) -> StepCase:

@@ -99,10 +99,21 @@ def _allocations(events: Any) -> list[tuple[int, int]]:
 
 
 def _most_live(allocations: list[tuple[int, int]]) -> int:
-    """The most bytes that lived at once. Frees of what was made before the block do not count."""
+    """The most bytes that lived at once. Frees of what was made before the block do not count, nor does what was lost."""
+    lost, holds = (
+        set[int](),
+        dict[int, int](),
+    )  # where an address is given out again, no free of what lay there was reported
+    for place, (address, nbytes) in enumerate(allocations):
+        before = holds.pop(address, None)
+        if nbytes > 0:
+            lost |= set() if before is None else {before}
+            holds[address] = place
     live: dict[int, int] = {}
     total = most = 0
-    for address, nbytes in allocations:
+    for place, (address, nbytes) in enumerate(allocations):
+        if place in lost:
+            continue
         if nbytes > 0:
             live[address] = nbytes
             total += nbytes

@@ -34,6 +34,8 @@ from neuroshard.core.step_memory import (
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
+GLOO_THREADS = 2  # of a process group, by default: so many collectives run at once
+
 Cause = Literal[
     "inputs",
     "lookup outputs",
@@ -84,10 +86,11 @@ class Traffic:
         0.0  # where ids are sent once, what a batch's context keeps: ids and lengths as they are sent, and the inverse
     )
     inverse: float = 0.0  # of that, what the backward pass reads
-    mean: float = 0.0  # the divisors of row-wise means
+    means: bool = False  # whether its collection divides its sums, and with them those of its other groups
     buckets: float = 0.0  # gradients of data-parallel tables, which DistributedDataParallel keeps
     copies: float = 0.0  # the gradient of data-parallel tables, before it goes to a bucket
     one_sender: bool = True  # whether all its outputs come from one rank, or one domain
+    reordered: bool = False  # whether cuts bring its outputs out of order
 
     @property
     def sequences(self) -> bool:
@@ -101,12 +104,11 @@ class Traffic:
 
 @dataclass
 class Collection:
-    """The groups of a collection, in the order in which they run; the copy of its own input in the order in which features
-    are sent, if that is not the order of the batch; and whether cuts bring its outputs out of order."""
+    """The groups of a collection, in the order in which they run, and the copy of its own input in the order in which features
+    are sent, if that is not the order of the batch."""
 
     groups: list[Traffic] = field(default_factory=list)
     permuted: float = 0.0
-    reordered: bool = False
 
     @property
     def copied(self) -> bool:
@@ -125,6 +127,16 @@ class Collection:
         """What the context of a batch keeps where ids are sent once: the permuted input too."""
         once = self.sum("once")
         return once + self.permuted if once else 0.0
+
+    @property
+    def divisor(self) -> float:
+        """By which its sums are divided, where it makes means of them."""
+        return self.sum("output") if any(group.means for group in self.groups) else 0.0
+
+    @property
+    def sent_as_it_is(self) -> float:
+        """Its input, if that is what is sent."""
+        return self.sum("own") if not self.permuted and len(self.groups) > self._of_blocks else 0.0
 
     @property
     def kept_for_lookups(self) -> float:
@@ -183,6 +195,16 @@ def step_peaks(
     return tuple(found)
 
 
+class _Sent(NamedTuple):
+    """A feature's share of a rank's input that goes to a rank, of these columns of its table."""
+
+    rank: int
+    table: int
+    column: int
+    feature: int
+    nbytes: float
+
+
 def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection]]:
     """The collections of each rank, in the order of the model, with what their groups send, look up and get."""
     ranks, samples = task.devices, task.batch_size
@@ -194,15 +216,12 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     hot = _hot_shares(task, of_table)
     found: list[dict[Group, Traffic]] = [{} for _ in range(ranks)]  # of their own shards
     shared: dict[tuple[str, bool, bool], dict[Group, Traffic]] = {}
-    cut: set[tuple[str, bool, bool]] = set()
-    sent_as: dict[tuple[str, bool, bool], dict[Group, list[tuple[int, int, float]]]] = {}  # (rank, table, bytes)
+    sent_as: dict[tuple[str, bool, bool], dict[Group, list[_Sent]]] = {}
     senders: dict[Group, set[int]] = {}
     for position, held in enumerate(filter(None, of_table.values())):
         table, sharding = held[0].part.table, held[0].sharding
         group = Group.of(table, sharding)
         key = (table.module, table.weighted, group.sequences)
-        if sharding.splits_columns and not group.sequences:
-            cut.add(key)
         features, of_id = max(len(table.features), 1), LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
         ids, own, output = (
             table.pooling_factor * own_samples,
@@ -216,8 +235,11 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         distinct = Part.of(table).distinct_rows(own_samples) if once else ids
         sent = len(offsets) * (of_id * distinct + length * features * own_samples * blocks)
         as_sent = sent_as.setdefault(key, {}).setdefault(group, [])
+        on_all = group.sharding is ROW_WISE or sharding.copied
         as_sent += [
-            (0 if group.sharding is ROW_WISE or sharding.copied else d, position, own) for d in offsets.values()
+            _Sent(0 if on_all else d, position, offset, feature, own / features)
+            for offset, d in offsets.items()
+            for feature in range(features)
         ]
         senders.setdefault(group, set()).update(d // domain if sharding.over_domains else d for d in offsets.values())
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
@@ -229,7 +251,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             of_all.once += len(offsets) * (
                 LOOKUP_BYTES * (ids + distinct) + (2 * OFFSET_BYTES + LENGTH_BYTES) * features * own_samples
             )
-        of_all.mean += output * (sharding is ROW_WISE and table.pooling == "mean")
+        of_all.means |= sharding.divides_means and table.pooling == "mean"
         of_all.sent += sent * (not sharding.copied)
         of_all.order += LOOKUP_BYTES * distinct * (sharding.splits_rows and group.sequences)
         for part, _, column_offset, device in held:
@@ -256,16 +278,18 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     permuted = {}
     for key, groups in sent_as.items():
         order = [one for of_group in groups.values() for one in sorted(of_group)]
-        in_order = [one[1] for one in order] == sorted({one[1] for one in order})
-        permuted[key] = 0.0 if in_order else sum(one[2] for one in order)
-    for by_group in shared.values():
+        features_of = [(one.table, one.feature) for one in order]
+        permuted[key] = 0.0 if features_of == sorted(set(features_of)) else sum(one.nbytes for one in order)
+    for key, by_group in shared.items():
         for group, of_all in by_group.items():
             of_all.one_sender = len(senders[group]) == 1
+            as_sent = sorted(sent_as[key][group])
+            first = {one[1:4:2]: place for place, one in reversed(list(enumerate(as_sent)))}
+            as_put = sorted(as_sent, key=lambda one: (first[one[1:4:2]], one.column))
+            of_all.reordered = as_put != as_sent and not group.sequences
     return [
         [
-            Collection(
-                [_of_rank(of_all, here.get(group)) for group, of_all in by_group.items()], permuted[key], key in cut
-            )
+            Collection([_of_rank(of_all, here.get(group)) for group, of_all in by_group.items()], permuted[key])
             for key, by_group in shared.items()
         ]
         for here in found
@@ -307,7 +331,7 @@ def _of_rank(of_all: Traffic, own: Traffic | None) -> Traffic:
     return replace(own, **{name: getattr(of_all, name) for name in _OF_ALL})
 
 
-_OF_ALL = ("own", "output", "brought", "once", "inverse", "mean", "sent", "order", "one_sender")
+_OF_ALL = ("own", "output", "brought", "once", "inverse", "means", "sent", "order", "one_sender", "reordered")
 
 
 class _Step:
@@ -325,8 +349,13 @@ class _Step:
         self.precision = precision
         self.own = sum(one.sum("own") for one in collections)
         self.kept = sum(one.sum("kept") for one in collections)
-        self.outputs = sum(one.sum("output") + one.sum("mean") for one in collections)
+        self.outputs = sum(one.sum("output") for one in collections)
         self.pipelined = flight.forward.sent > 0
+
+    @property
+    def _keeps_batch(self) -> bool:
+        """Whether the pipeline keeps what a batch's lookups were sent by until its backward pass is done."""
+        return self.flight.backward.sent > 1
 
     def moments(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
         if not self.collections:
@@ -345,11 +374,14 @@ class _Step:
         # what is sent in the order of the batch are the batch's own tensors
         nbytes -= self.flight.freed * sum(one.sum("own") for one in self.collections if one.permuted)
         for number, one in enumerate(self.collections):
-            there = self.flight.outputs if when == "forward" and number < position else batches
+            there = Batches(*map(min, batches, self.flight.outputs)) if number < position else batches
             nbytes += self._contexts(when) * one.context
             if self.pipelined or number == position:
                 nbytes += there.sent * one.sent + there.received * one.sum("received")
                 nbytes += max(there.sent + self.flight.clears_sent, 1) * one.sum("order")
+            if self.pipelined or number <= position or when == "backward":  # made with the input that is sent
+                sent = max(batches.sent, self.flight.forward.sent) + self.flight.clears_sent
+                nbytes += max(sent, 1) * one.divisor
                 if when in ("forward", "outputs"):
                     nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights")
         now = self.collections[position]
@@ -360,14 +392,14 @@ class _Step:
         if when in ("forward", "outputs") and not self.pipelined:
             nbytes += sum(one.kept_for_lookups for one in self.collections)
         if when == "backward" and self.flight.ahead:
-            nbytes += self.kept + sum(one.sum("weights") for one in self.collections)
+            nbytes += self.kept + sum(one.sum("weights") + one.sent_as_it_is for one in self.collections)
         return Counter({"inputs": nbytes})
 
     def _contexts(self, when: str) -> int:
         """Of how many batches there are contexts."""
         later = self.flight.backward.sent
         if when in ("outputs", "backward"):
-            return later + (when == "outputs" and not self.flight.keeps_context)
+            return later + (when == "outputs" and not self._keeps_batch)
         return max(self.flight.forward.sent + self.flight.clears_sent, 1)
 
     def _ahead(self) -> Counter[Cause]:
@@ -398,9 +430,9 @@ class _Step:
                 for more in self._got(group):
                     yield "outputs put together", base + before + more
                 before += Counter[Cause]({"outputs": group.output})
-            if (len(now.groups) > 1 or now.reordered) and not now.groups[0].sequences:
+            if len(now.groups) > 1 and not now.groups[0].sequences:
                 yield "outputs put together", base + before + Counter({"outputs": now.sum("output")})
-            before += Counter[Cause]({"outputs": now.sum("mean")})
+            yield "outputs put together", base + before + Counter[Cause]({"outputs": now.divisor})
 
     def _share(self, group: Traffic, way: Precision) -> float:
         """Bytes on the way, as a share of fp32's."""
@@ -466,36 +498,67 @@ class _Step:
         """Collections send their gradients, the last first, before what the last gets goes to its operators."""
         kept = sum(
             one.sum("order") * (not self.pipelined)
-            + one.sum("inverse") * (not self.flight.keeps_context)
-            + sum(map(one.sum, ("mean", "weights", "lengths_in_order")))
-            + one.permuted * one.copied
+            + one.sum("inverse") * (not self._keeps_batch)
+            + sum(map(one.sum, ("weights", "lengths_in_order")))
+            + self._looked_up(one)
             for one in self.collections
         )
         base = late + Counter[Cause]({"inputs": kept, "gradients": sum(one.sum("output") for one in self.collections)})
         # Where the forward pass runs ahead, each collection has a backward pass of its own, in their order, and gradients of
         # outputs stay to the end.
-        freed = 0.0 if self.flight.ahead else 1.0
-        for at_once in [[one] for one in self.collections] if self.flight.ahead else [self.collections]:
+        ahead = self.flight.ahead
+        for at_once in [[one] for one in self.collections] if ahead else [self.collections]:
+            copies: list[float] = []  # gloo's, of what it gathers
             for now in reversed(at_once):
                 own, several = now.sum("output"), len(now.groups) > 1
-                if now.reordered:
+                if now.divisor:
                     yield "backward order", base + Counter[Cause]({"gradients": own})
+                    base += Counter[Cause]({"gradients": own * ahead, "inputs": -now.divisor * (not self._keeps_batch)})
                 for group in reversed(now.groups):
+                    running = Counter[Cause]({"exchange": sum(copies[-1:])})
+                    copies += filter(None, [self._gathered(group)])
+                    if group.reordered and group is now.groups[0] and not ahead and not now.copied:
+                        # all other groups have sent theirs, so what is in order takes the place of what came
+                        yield "backward order", base + running + Counter[Cause]({"gradients": group.output})
+                        base -= Counter[Cause]({"gradients": own})
+                        own = 0.0
                     for moment, more in self._returned(group, several):
-                        yield moment, base + more
-                        if group.sequences and moment == "backward order":  # each output's went into one of the group
-                            base -= Counter[Cause]({"gradients": freed * group.output})
+                        yield moment, base + running + more
+                        if group.sequences and moment == "backward order" and not ahead:
+                            # each output's went into one of the group
+                            base -= Counter[Cause]({"gradients": group.output})
                             own -= group.output
                     base += self._returning(group)
-                if not now.copied:
-                    base -= Counter[Cause]({"gradients": freed * own})
+                if not now.copied and (not ahead or now.divisor or self._sent_back_as_it_is(now)):
+                    base -= Counter[Cause]({"gradients": own})
+            running = Counter[Cause]({"exchange": sum(copies[-GLOO_THREADS:])})
             for now in reversed(at_once):
                 for group in reversed(now.groups):
+                    if not group.group.sharding.copied:
+                        yield "backward exchange", base + running
+                        running = Counter[Cause]()
                     base -= self._returning(group)
                     for more in self._arrived(group):
-                        yield "backward exchange", base + more
+                        yield "backward exchange", base + running + more
                 if now.copied:
-                    base -= Counter[Cause]({"gradients": freed * now.sum("output")})
+                    base -= Counter[Cause]({"gradients": now.sum("output")})
+
+    def _sent_back_as_it_is(self, now: Collection) -> bool:
+        """Whether the gradient of a collection's outputs is what is sent: that of row blocks alone, in fp32."""
+        only = now.groups[0]
+        in_place = only.group.sharding is ROW_WISE and not only.sequences and len(now.groups) == 1
+        return in_place and self._share(only, self.precision.backward) == 1
+
+    def _gathered(self, group: Traffic) -> float:
+        """gloo's copy of the gradients that it gathers, while it does."""
+        gathers = self.gloo and group.group.sharding is ROW_WISE and not group.sequences
+        return group.lookup * self._share(group, self.precision.backward) * gathers
+
+    def _looked_up(self, one: Collection) -> float:
+        """What copies looked up, which their backward pass reads: where it is not there still, as sent or as this batch's own."""
+        if not one.copied or self._keeps_batch:
+            return 0.0
+        return one.permuted or one.sum("own") * (self.flight.backward.own < self.flight.outputs.own)
 
     def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the start of the exchange of gradients adds to the gradients of all outputs."""
@@ -516,20 +579,20 @@ class _Step:
         if sharding is ROW_WISE:
             contiguous = output * several
             if encodes:
-                yield "backward encode", Counter[Cause]({"gradients": contiguous, "codec": output * (1 + share)})
+                yield "backward encode", Counter[Cause]({"codec": output * (1 + share)})
                 contiguous = output * share
-            copied = group.lookup * share * (1 + self.gloo)
-            yield "backward exchange", Counter[Cause]({"gradients": contiguous, "exchange": copied})
+            got = group.lookup * share + self._gathered(group)
+            yield "backward exchange", Counter[Cause]({"gradients": contiguous, "exchange": got})
             return
         across = SHARE_OF_FP32[self.precision.backward]
-        yield "backward order", Counter[Cause]({"gradients": output * (1 + several + (not group.one_sender))})
+        held = output * group.reordered  # in order
+        contiguous = output * (several and not group.reordered)
+        ordered = output * (1 + (not group.one_sender))
+        yield "backward order", Counter[Cause]({"gradients": held + contiguous + ordered})
         if across < 1:
-            yield (
-                "backward encode",
-                Counter[Cause]({"gradients": output * (1 + several), "codec": output * (1 + across)}),
-            )
+            yield "backward encode", Counter[Cause]({"gradients": held + output, "codec": output * (1 + across)})
         got = group.middle if sharding.over_domains else group.lookup
-        yield "backward exchange", Counter[Cause]({"gradients": output * several, "exchange": (output + got) * across})
+        yield "backward exchange", Counter[Cause]({"gradients": held, "exchange": (output + got) * across})
 
     def _returning(self, group: Traffic) -> Counter[Cause]:
         """What an exchange of gradients keeps until it is waited for."""
@@ -542,8 +605,7 @@ class _Step:
             else self._share(group, self.precision.backward)
         )
         got = group.middle if sharding.over_domains else group.lookup
-        copied = group.lookup * share if self.gloo and sharding is ROW_WISE and not group.sequences else 0.0
-        return Counter[Cause]({"exchange": (group.brought + got) * share + copied})
+        return Counter[Cause]({"exchange": (group.brought + got) * share})
 
     def _arrived(self, group: Traffic) -> Iterator[Counter[Cause]]:
         """What is there while what came is decoded, put in order and given to the operator."""

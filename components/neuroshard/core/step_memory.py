@@ -56,7 +56,6 @@ class InFlight(NamedTuple):
     outputs: Batches
     backward: Batches
     ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
-    keeps_context: bool = False  # whether a batch's context is there in its backward pass
     freed: int = 0  # of how many batches the own input is freed once it is in the order in which it is sent
     clears_sent: bool = False  # whether what was sent of this batch is freed before the next is sent
 
@@ -67,12 +66,8 @@ IN_FLIGHT: Mapping[Pipeline, InFlight] = {
     "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(2, 0, 0), Batches(1, 0, 0)),
     "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 1, 1)),
     "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
-    "fused-sparse-dist": InFlight(
-        Batches(2, 1, 1), Batches(2, 1, 1), Batches(2, 0, 0), Batches(3, 2, 2), keeps_context=True
-    ),
-    "semi-sync": InFlight(
-        Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True, keeps_context=True
-    ),
+    "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(3, 2, 1), Batches(3, 2, 2)),
+    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
     # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
     "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
 }
