@@ -12,8 +12,8 @@ from bench.publishing.page import ROOT, TABLES, read
 SENTENCES = [
     (
         "README.md",
-        "off by {cost-measured-1700 1 1 0} %, with NeuroShard's nets as published by {cost-measured-1700 0 1 0} % (two measurements "
-        "differ by {cost-measured-1700 1 3 0} %)",
+        "off by {cost-measured-1700 1 1 0} %, with NeuroShard's nets as published by {cost-measured-1700 0 1 0} % (two "
+        "measurements differ by {cost-measured-1700 1 3 0} %)",
     ),
     (
         "README.md",
