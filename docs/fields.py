@@ -23,7 +23,7 @@ PAGE = Path(__file__).parent / "formats.md"
 TABLE = re.compile(r"(?<=<!-- )(neuroshard[\w.]+)( -->\n\n)((?:\|.*\n)*)")
 HEAD = "| field | holds | if absent | meaning |\n|---|---|---|---|\n"
 PATTERNS = {r"^[0-9a-f]{64}$": "a sha256", FINGERPRINT: "16 hex digits", MODEL_NAME: "a model's name", TIME: "a moment"}
-WORDS = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`", Any: "anything"}
+WORDS = {int: "integer", float: "number", str: "text", bool: "boolean", Any: "anything"}
 
 
 def rendered(page: str) -> str:
@@ -89,6 +89,8 @@ def holds(kind: Any, metadata: Iterable[Any] = ()) -> str:
         size = _from_to(bounds, "min_length", "max_length")
         return f"text{f', {size} characters' * bool(size)}"
     step = f", a multiple of {bounds['multiple_of']}" if "multiple_of" in bounds else ""
+    if kind is int and "gt" in bounds:
+        bounds["ge"] = bounds.pop("gt") + 1
     size = _from_to(bounds, "ge", "le")
     return WORDS[kind] + f", {size}" * bool(size) + step
 

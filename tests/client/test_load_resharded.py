@@ -259,8 +259,10 @@ def by_the_docs(rank: int, folder: Path) -> tuple[list[float], list[float]]:
     saving, loading = re.findall(r"```python\n(.*?)```", section, re.S)
     old, new = Trainer(CUT, "rowwise_adagrad"), Trainer(WHOLE, "rowwise_adagrad")
     old.train(0, STEPS)
-    exec(saving, {"model": old.model})
-    exec(loading, {"model": new.model, "plan": WHOLE})
+    exec(saving, {"model": old.model, "plan": CUT})
+    made: dict[str, Any] = {"model": new.model}
+    exec(saving.partition("save({**state")[0], made)
+    exec(loading, {**made, "plan": WHOLE})
     return old.train(STEPS, 2 * STEPS), new.train(STEPS, 2 * STEPS)
 
 

@@ -63,7 +63,7 @@ def test_a_bench_publishes_its_table_of_today(tmp_path, page, monkeypatch):
 def test_a_table_that_its_mark_does_not_name_stays_in_its_file(tmp_path, page, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(ROOT / "tests/bench/search.py")])
     publish("search-worlds", "How soon? On 2 cores.", COLUMNS, ROWS, costs="none", folder=tmp_path, page=page)
-    listed = f"In files alone:\n\n- [search-worlds]({tmp_path.name}/search-worlds.json): How soon?\n\n## Cost"
+    listed = f"In files alone (`{tmp_path.name}/search-….json`): worlds.\n\n## Cost"
     assert listed in page.read_text()
     assert "|plan|ms|" not in page.read_text()
 

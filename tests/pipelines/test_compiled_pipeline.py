@@ -13,7 +13,6 @@ import yaml
 
 from neuroshard import __version__
 from neuroshard.store.s3 import KUBEFLOW_KEYS
-from pipelines.diagram import diagram
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "pipelines" / "neuroshard.yaml").read_text()
@@ -199,9 +198,8 @@ def test_the_survey_gets_every_parameter_to_check() -> None:
     assert task_of("survey")["inputs"]["parameters"].keys() >= PARAMETERS.keys()
 
 
-def test_the_guide_shows_the_pipeline_as_it_is_and_knows_its_parameters() -> None:
+def test_the_guide_knows_the_parameters_of_the_pipeline() -> None:
     guide = (ROOT / "docs" / "operating.md").read_text()
-    assert f"```mermaid\n{diagram(SPEC)}\n```" in guide
     table = guide.partition("| | parameter | default | what it does |")[2].partition("\n\n")[0]
     rows = [[cell.strip(" `") for cell in row.split("|")] for row in table.splitlines() if "`" in row]
     defaults = {name: default for _, _, name, default, *_ in rows}

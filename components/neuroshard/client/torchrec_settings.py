@@ -1,4 +1,4 @@
-"""What a trainer's settings change of what a plan was priced for, row by row; docs/trainer.md shows some of the rows.
+"""What a trainer's settings change of what a plan was priced for, row by row.
 
 Tried with torchrec 1.8 and 1.9 on gloo. client/torchrec_trainer.py is what gives the answers.
 """

@@ -1,6 +1,6 @@
 """docs/benchmarks/*.json -> docs/benchmarks.md. A file is one table: a question, its figures, and how they came about. The page's
 own words are kept; the tables stand below marks. Below `<!-- tables: search measured plans -->` these are search-measured and
-search-plans; all others whose names begin with `search-` are in a list, each with its question and its file.
+search-plans; all others whose names begin with `search-` are named below as files.
 
     make bench-page        (or: .venv/bin/python tests/bench/publishing/page.py)
 
@@ -119,8 +119,8 @@ def render(page: str, folder: Path = TABLES) -> str:
         named = [name for one in found[3].split() if (name := f"{found[2]}-{one}") in tables]
         others = [name for name in tables if name.startswith(f"{found[2]}-") and name not in named]
         whole = "".join(f"\n{_about(tables[name], bool(same))}\n\n{_cells(tables[name])}" for name in named)
-        files = [f"- [{name}]({folder.name}/{name}.json): {_asked(tables[name])}\n" for name in others]
-        return found[1] + whole + ("\nIn files alone:\n\n" + "".join(files)) * bool(files)
+        files = f"\nIn files alone (`{folder.name}/{found[2]}-….json`): {', '.join(map(_rest, others))}.\n"
+        return found[1] + whole + files * bool(others)
 
     above, mark, below = page.partition(MACHINE)
     below = below[below.index("\n## ") :] if mark else ""
@@ -133,10 +133,9 @@ def _about(table: Table, same: bool) -> str:
     return f"**{table.question}** {facts}. `{table.command}`"
 
 
-def _asked(table: Table) -> str:
-    """The question without what stands behind it: under what it was answered is in the file."""
-    asked, mark, _ = table.question.partition("?")
-    return asked + mark
+def _rest(name: str) -> str:
+    """The name without its section."""
+    return name.partition("-")[2]
 
 
 def _cells(table: Table) -> str:
