@@ -122,7 +122,7 @@ def test_what_a_plan_says_of_itself_is_of_the_plan_that_is_returned() -> None:
     tables = [
         {**sequence, **by_id, "row_order": {**order, "ids_digest": "0" * 64}},
     ]
-    usual: Any = {"devices": 4, "domain": 2, "memory": "1GiB", "batch_size": 8192, "rounds": 5, "quiet": True}
+    usual: Any = {"devices": 4, "domain": 2, "memory": "2GiB", "batch_size": 8192, "rounds": 5, "quiet": True}
     plan = ns.search(tables, "analytic:h100", rows_by_access="auto", **usual)
     assert plan.held.constraints.rows_by_access
     (network,) = (note for note in plan.provenance.notes if "two racks" in note)
