@@ -122,17 +122,18 @@ class Part(NamedTuple):
         pipeline: Pipeline | None = None,
         dense_optimizer: DenseOptimizer | None = None,
         *,
-        ledger: bool = False,
+        sent_bytes: float = 0.0,
     ) -> Memory:
         """What it takes of its device, for a global batch of `batch_size`: row-wise state is kept once by every column shard.
 
-        Without a `pipeline`, inputs and outputs of a step are not counted (core/step_memory.py). A copy's gradients always are.
+        Without a `pipeline`, inputs and outputs of a step are not counted; with `sent_bytes` of an element of outputs as they are
+        sent, they are the least that the ledger of a step has (core/step_memory.py). A copy's gradients always are.
         With a `dense_optimizer`, a copy has its state and GRADIENTS gradients, as wide as the weights are. Without one, the
         state that the table says its fused optimizer has, and one gradient in fp32.
         """
         weights, state = (self.rows * each for each in self.table.row_bytes(self.dim))
         samples = -(-batch_size // max(self.copies, 1))
-        step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks, self.lookup_share, ledger=ledger)
+        step = step_bytes(self.table, self.dim, samples, pipeline, self.row_blocks, self.lookup_share, sent_bytes)
         if not self.copies:
             return Memory(weights, state, step, id_map=self._id_map_bytes(batch_size))
         if dense_optimizer is None:

@@ -183,9 +183,7 @@ def searched_bytes(task: ShardingTask, parts: Sequence[Part]) -> list[int]:
     way, found = (task.collective_precision or CollectivePrecision()).forward, list[int]()
     for part, nbytes in zip(parts, counted, strict=True):
         sequences, share = part.table.pooling == "none", SHARE_OF_FP32[way]
-        copies = (
-            (sequences + (1 + share) * (share < 1) or 1.0) * (sequences or part.row_blocks == 1) * (not part.copies)
-        )
+        copies = (sequences + 2 * (share < 1) or 1.0) * (sequences or part.row_blocks == 1) * (not part.copies)
         copies *= (1 + (task.allocator_share or 0)) * (not (sequences and task.index_dedup))  # then fewer are sent
         found.append(nbytes + int(copies * OUTPUT_BYTES * part.sent_columns * task.batch_size))
     return found
@@ -262,7 +260,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
         of_all.own += own
         of_all.output += output
-        of_all.brought += output * distinct / ids if once else output
+        of_all.brought += output * distinct / ids if once and ids else output
         if once:
             of_all.inverse += len(offsets) * LOOKUP_BYTES * ids
             of_all.once += len(offsets) * (

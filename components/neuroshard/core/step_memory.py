@@ -137,27 +137,26 @@ def step_bytes(
     pipeline: Pipeline | None,
     row_blocks: int = 1,
     lookup_share: float | None = None,
-    *,
-    ledger: bool = False,
+    sent_bytes: float = 0.0,
 ) -> int:
     """The bytes of a shard of `dim` columns of this table, for so many samples of all devices; 0 where no pipeline is given.
 
     A shard of some rows is one of `row_blocks`, and gets an equal share of the lookups, as TorchRec counts, where its
     `lookup_share` is not known. Of a pooled table it still has an output for every sample and feature, which the ranks sum up;
-    of a sequence it has one for each of its lookups. With a `ledger` it is what a step needs at least for the shard: the ids that
-    it received, and its output.
+    of a sequence it has one for each of its lookups. With `sent_bytes` of an element of outputs as they are sent it is what a
+    step needs at least for the shard by the ledger: the ids that it received, and its output.
     """
     if pipeline is None:
         return 0
     of_all = table.pooling_factor * samples
     lookups = math.ceil(of_all / row_blocks if lookup_share is None else of_all * lookup_share)
-    batches = 1 + IN_FLIGHT[pipeline].forward.received if ledger else BATCHES[pipeline]
+    batches = 1 + IN_FLIGHT[pipeline].forward.received if sent_bytes else BATCHES[pipeline]
     kept = batches * lookups * LOOKUP_BYTES
-    if pipeline != "none" and not ledger:
+    if pipeline != "none" and not sent_bytes:
         return kept
-    pooled = max(len(table.features), 1) if ledger else _pooled(table)
+    pooled = max(len(table.features), 1) if sent_bytes else _pooled(table)
     outputs = lookups if table.pooling == "none" else math.ceil(pooled * samples)
-    return kept + outputs * dim * (OUTPUT_BYTES if ledger else table.element_bytes)
+    return kept + int(outputs * dim * (sent_bytes or table.element_bytes))
 
 
 def _pooled(table: Table) -> float:

@@ -17,11 +17,12 @@ from neuroshard.core.groups import MAX_RANKS, Groups
 from neuroshard.core.holding import Holding
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
-from neuroshard.core.precision import CollectivePrecision
+from neuroshard.core.precision import SHARE_OF_FP32, CollectivePrecision
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.step_memory import (
     BATCHES,
     MOST_ALLOCATOR_SHARE,
+    OUTPUT_BYTES,
     WAIT_FOR_INPUT,
     Pipeline,
     PipelineOption,
@@ -428,12 +429,10 @@ class ShardingTask(Value):
             dense_optimizer = None if part.table.name in hot else self.dense_optimizer
             of_step = part
             if self.index_dedup and part.table.pooling == "none" and not part.copies:
-                samples = self.batch_size / self.devices
-                once = part.distinct_rows(samples) / (part.table.pooling_factor * samples)
-                of_step = part._replace(lookup_share=once)
-            memory = of_step.memory(
-                self.batch_size, self.pipeline, dense_optimizer, ledger=self.step_ledger is not None
-            )
+                of_step = part._replace(lookup_share=self._distinct_share(part))
+            sent = OUTPUT_BYTES if part.copies else self._sent_bytes
+            counted = sent if self.step_ledger else 0.0
+            memory = of_step.memory(self.batch_size, self.pipeline, dense_optimizer, sent_bytes=counted)
             if self.allocator_share and not part.copies:  # gradients of copies are few and large
                 memory = memory._replace(step=int(memory.step * (1 + self.allocator_share)))
             rule = beyond.get(part.table.name)
@@ -594,6 +593,16 @@ class ShardingTask(Value):
         """Whether memory counts the whole of a step, by the ledger."""
         return self.step_ledger is not None and self.pipeline is not None
 
+    def _distinct_share(self, part: Part) -> float:
+        """Of the lookups of a rank's own batch in the part's table, those that read another row of the part."""
+        lookups = part.table.pooling_factor * self.batch_size / self.devices
+        return part.distinct_rows(self.batch_size / self.devices) / lookups if lookups else 0.0
+
+    @property
+    def _sent_bytes(self) -> float:
+        """Bytes of an element of outputs as they are sent: what those of several collections take at least at once."""
+        return OUTPUT_BYTES * SHARE_OF_FP32[(self.collective_precision or CollectivePrecision()).forward]
+
     @property
     def least_step_bytes(self) -> int:
         """What a step needs of every device beyond what its parts take (`Part.memory`), whatever the plan, by the ledger: its own
@@ -603,8 +612,13 @@ class ShardingTask(Value):
         samples, copied = self.batch_size / self.devices, self.constraints.data_parallel
         flight = in_flight(self.pipeline, self.pipeline_options or ())
         own = max(flight.outputs.own - flight.freed, 0) * sum(own_input_bytes(table, samples) for table in self.tables)
-        outputs = sum(output_bytes(table, samples) for table in self.tables if table.name not in copied)
-        return int((own + outputs) * (1 + (self.allocator_share or 0)))
+        outputs = sum(
+            output_bytes(table, samples)
+            * (self._distinct_share(Part.of(table)) if self.index_dedup and table.pooling == "none" else 1.0)
+            for table in self.tables
+            if table.name not in copied
+        )
+        return int((own + outputs * self._sent_bytes / OUTPUT_BYTES) * (1 + (self.allocator_share or 0)))
 
     @property
     def keeps_free(self) -> bool:
