@@ -39,8 +39,8 @@ from torchrec.streamable import Pipelineable
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise
 from helpers.refusals import refused
+from neuroshard.client.model.order import keep_output_order, output_order
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_order import keep_output_order, output_order
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.output_order import output_orders

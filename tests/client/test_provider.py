@@ -44,7 +44,7 @@ from torchrec.distributed.planner.types import (
     TrainingFramework,
 )
 
-from neuroshard.client.torchrec_provider import NeuroShardPlannerProvider
+from neuroshard.client.torchrec.provider import NeuroShardPlannerProvider
 
 pytestmark = pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")  # TorchRec's own default
 

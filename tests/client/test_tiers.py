@@ -34,8 +34,8 @@ from helpers.plans import NOW
 from helpers.refusals import names, refused
 from helpers.torchrec_models import module_of, random_shards, random_tables
 from helpers.trainers import Saved, cut_plan
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import NeuroShardPlanner, from_torchrec, to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core import plan as plans
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 from neuroshard.core.launches import launches

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from neuroshard.client.torchrec_module import collections_of
+from neuroshard.client.model.tables import collections_of
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.store_url import StoreUrl

@@ -7,7 +7,7 @@ cut comes where its first device does. All features of a table come together (to
 and `_create_output_dist` of embeddingbag.py, `group_tables` of embedding_sharding.py, `_init_combined_embeddings` of
 cw_sharding.py).
 
-A module that has tables dealt or in two parts is wrapped (client/rows.py): its outputs come as the module has its tables.
+A module that has tables dealt or in two parts is wrapped (client/rows/): its outputs come as the module has its tables.
 
 The order of the sharding plan's own dictionaries does not matter. tests/client/test_output_order.py compares with real modules.
 """

@@ -2,7 +2,7 @@
 
 A plan has rectangles of tables on devices. `sharding_of` of core/plan.py says what these are to TorchRec. What it launches for
 them, what they cost, in which order outputs come, how they are trained and what reports say of them follows from the facts here.
-The shards that TorchRec gets are checked and made in client/torchrec_shards.py. docs/architecture.md says what else a new way to
+The shards that TorchRec gets are checked and made in client/torchrec/shards.py. docs/architecture.md says what else a new way to
 hold a table needs.
 """
 

@@ -7,9 +7,9 @@ TorchRec takes a table's optimizer from its parameter, where apply_optimizer_in_
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from neuroshard.client.torchrec_module import Collection as Embeddings
-from neuroshard.client.torchrec_module import TablePlace
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.tables import Collection as Embeddings
+from neuroshard.client.model.tables import TablePlace
+from neuroshard.client.model.warn import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard, device_memory, host_memory, shard_memory
 from neuroshard.core.sharding import Sharding

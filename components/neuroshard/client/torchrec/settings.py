@@ -1,6 +1,6 @@
 """What a trainer's settings change of what a plan was priced for, row by row; docs/trainer.md shows some of the rows.
 
-Tried with torchrec 1.8 and 1.9 on gloo. client/torchrec_trainer.py is what gives the answers.
+Tried with torchrec 1.8 and 1.9 on gloo. client/torchrec/trainer.py is what gives the answers.
 """
 
 from typing import NamedTuple

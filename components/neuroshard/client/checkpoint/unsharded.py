@@ -23,7 +23,7 @@ from torchrec.distributed.utils import (
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection, FeatureProcessorsCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 
-from neuroshard.client.torchrec_order import SHARDED_MAPPED, collections_in, inner_of
+from neuroshard.client.model.order import SHARDED_MAPPED, collections_in, inner_of
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.importers.torchrec_collections import weight_of
 from neuroshard.files.importers.torchrec_id_maps import MAPPED

@@ -2,21 +2,17 @@
 
 TorchRec's DistributedModelParallel shards nothing if a module's path is wrong, ignores tables that it does not know, and dies
 inside a collective if shapes or ranks do not match (seen with torchrec 1.8). So all of that is checked here.
-client/torchrec_module.py compares a plan with the model; client/torchrec_shards.py converts the shards of a table.
+client/model/tables.py compares a plan with the model; client/torchrec/shards.py converts the shards of a table.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
-
-from neuroshard.client import torchrec_versions  # noqa: F401, isort: skip
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from torchrec.distributed.planner.types import ShardingOption
-from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
     CommOp,
     EmbeddingModuleShardingPlan,
@@ -24,16 +20,25 @@ from torchrec.distributed.types import (
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingPlan,
-    ShardingPlanner,
 )
 
 from neuroshard import __version__
-from neuroshard.client.load import check_world_size, load_plan
-from neuroshard.client.ranks import load_plan_on_all_ranks
-from neuroshard.client.rows_plan import check_by_access
-from neuroshard.client.torchrec_batches import check_batches
-from neuroshard.client.torchrec_codecs import outputs_of, warn_of_codecs
-from neuroshard.client.torchrec_fused import (
+from neuroshard.client.load import check_world_size
+from neuroshard.client.model.tables import (
+    Collection,
+    TablePlace,
+    check_processors,
+    check_sequences,
+    collections_of,
+    match_tables,
+    warn_of_training,
+    wrong_means,
+)
+from neuroshard.client.model.warn import warn
+from neuroshard.client.rows.held import check_by_access
+from neuroshard.client.torchrec.collectives import outputs_of, warn_of_codecs
+from neuroshard.client.torchrec.fused import (
+    InBackward,
     check_memory,
     check_trained,
     in_backward,
@@ -43,21 +48,11 @@ from neuroshard.client.torchrec_fused import (
     warn_of_several,
     warn_of_split_state,
 )
-from neuroshard.client.torchrec_groups import check_averaged, check_groups, dmp_collection
-from neuroshard.client.torchrec_hosts import check_hosts, check_topology, gpus_of_host
-from neuroshard.client.torchrec_id_maps import check_id_maps, warn_of_id_maps
-from neuroshard.client.torchrec_module import (
-    TablePlace,
-    check_processors,
-    check_sequences,
-    collections_of,
-    match_tables,
-    warn_of_training,
-    wrong_means,
-)
-from neuroshard.client.torchrec_options import options_of
-from neuroshard.client.torchrec_order import keep_output_order, output_order, warn_of_order
-from neuroshard.client.torchrec_shards import (
+from neuroshard.client.torchrec.groups import check_averaged, check_groups
+from neuroshard.client.torchrec.hosts import check_hosts, check_topology, gpus_of_host
+from neuroshard.client.torchrec.id_maps import check_id_maps, warn_of_id_maps
+from neuroshard.client.torchrec.shards import (
+    GEOMETRY,
     check_held,
     check_widths,
     on_gpus,
@@ -67,7 +62,7 @@ from neuroshard.client.torchrec_shards import (
     shards_by_table,
     shards_of,
 )
-from neuroshard.client.torchrec_tiers import (
+from neuroshard.client.torchrec.tiers import (
     DEFAULT_LOAD_FACTOR,
     check_caches,
     check_no_kernel,
@@ -76,10 +71,9 @@ from neuroshard.client.torchrec_tiers import (
     tier_of,
     without_load_factor,
 )
-from neuroshard.client.torchrec_trainer import (
+from neuroshard.client.torchrec.trainer import (
     Priced,
     as_trained,
-    batch_of_group,
     dedups,
     optimizers_of,
     settings_of,
@@ -89,33 +83,19 @@ from neuroshard.client.torchrec_trainer import (
     warn_of_sharders,
     warn_of_versions,
 )
-from neuroshard.client.torchrec_warnings import ShardingWarning, warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
+from neuroshard.core.output_order import WAYS_OUT, Held, order_of
 from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, sharding_of
 from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
-from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing
 from neuroshard.core.topology import topology_of
 from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
-from neuroshard.files.importers.torchrec_tables import tables_of
-
-__all__ = [
-    "NeuroShardPlanner",
-    "ShardingWarning",
-    "check_batches",
-    "check_same_digest",
-    "dmp_collection",
-    "from_torchrec",
-    "keep_output_order",
-    "output_order",
-    "qcomms",
-    "to_torchrec",
-]
+from neuroshard.files.importers.torchrec_tables import configs_of, has_own_operator, tables_of
 
 DEVICE_TYPES = ("cpu", "cuda")
 # Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
@@ -155,7 +135,7 @@ def to_torchrec(
     copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that
     TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm, fused_uvm_caching) whose tables are not in device
     memory, as the plan's costs are; without one it is fused. A plan that has tables beyond HBM says the kernel of each, and its
-    cache parameters (client/torchrec_tiers.py); no `compute_kernel` can be given with it. A warning is issued for modules whose
+    cache parameters (client/torchrec/tiers.py); no `compute_kernel` can be given with it. A warning is issued for modules whose
     outputs come in another order than in the model, unless `any_output_order` says that the dense layers are right in any order:
     they read by key, or `keep_output_order` follows.
 
@@ -164,7 +144,7 @@ def to_torchrec(
     replaces by those of the rank's own group; `world_size` is that of all ranks.
 
     Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
-    they say that the plan was not priced for is warned of or refused (client/torchrec_settings.py), memory is checked for what
+    they say that the plan was not priced for is warned of or refused (client/torchrec/settings.py), memory is checked for what
     the trainer runs, and the optimizer is found in the sharders' `fused_params`.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
@@ -174,7 +154,7 @@ def to_torchrec(
     (core/operator_limits.py). Raises UsageError for a wrong argument.
     """
     check_plan(plan)
-    device_type = _device_type(device_type)
+    device_type = device_type_of(device_type)
     _check_compute_kernel(plan, compute_kernel)
     if local_world_size is not None and (local_world_size := whole_number("local_world_size", local_world_size)) < 1:
         raise UsageError(
@@ -247,7 +227,7 @@ def to_torchrec(
     return ShardingPlan(plan=dict(modules))
 
 
-def _device_type(given: str | None) -> str:
+def device_type_of(given: str | None) -> str:
     """`given`, or what the ranks train on. Raises UsageError if it is neither cpu nor cuda."""
     if given is None:
         initialised = dist.is_available() and dist.is_initialized()
@@ -306,7 +286,7 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
     >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
     """
     check_plan(plan)
-    device_type = _device_type(device_type)
+    device_type = device_type_of(device_type)
     precision = plan.task.collective_precision
     if precision is None:
         return None
@@ -318,75 +298,6 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
         config = QCommsConfig(forward_precision=CommType(ways[0]), backward_precision=CommType(ways[1]))
         registry |= get_qcomm_codecs_registry(config, [operation], torch.device(device_type)) or {}
     return registry
-
-
-class NeuroShardPlanner(ShardingPlanner):
-    """The live plan of a store where TorchRec wants a planner: `planner.collective_plan(model, sharders, pg)`.
-
-    `store_url`, `name` and `digest` are as in `load_plan`, `how` are the keyword arguments of `to_torchrec`, whose sharders
-    are those that TorchRec gives. `loaded` is the plan that was given out last.
-    """
-
-    def __init__(self, store_url: StoreUrl, name: str, *, digest: str | None = None, **how: Any) -> None:
-        self.store_url, self.name, self.digest, self.how = store_url, name, digest, how
-        self.loaded: Plan | None = None
-        # the last one that was planned, and what it got; its weights are the trainer's to keep or to drop
-        self._module: Callable[[], nn.Module | None] = lambda: None
-        self._given: ShardingPlan | None = None
-
-    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """The sharding plan, loaded by this process alone. Raises what `load_plan` and `to_torchrec` raise, and InvalidInput
-        for a module that none of the sharders is for, where TorchRec would raise a bare KeyError."""
-        loaded = load_plan(self.store_url, self.name, digest=self.digest)
-        return self._sharding_plan(loaded, module, sharders, self.how.get("world_size"))
-
-    def collective_plan(
-        self,
-        module: nn.Module,
-        sharders: list[ModuleSharder[nn.Module]] | None = None,
-        pg: dist.ProcessGroup | None = None,
-    ) -> ShardingPlan:
-        """The same, loaded by rank 0 for all ranks of the process group; every rank must call it.
-
-        The plan must be for as many ranks as the group has, or as the planner's `world_size` says.
-        """
-        world_size = self.how.get("world_size")
-        loaded = load_plan_on_all_ranks(self.store_url, self.name, group=pg, digest=self.digest, world_size=world_size)
-        if world_size is None:
-            world_size = dist.get_world_size(pg)  # by default to_torchrec would take the world's, not the group's
-        sharders = get_default_sharders() if sharders is None else sharders
-        return self._sharding_plan(loaded, module, sharders, world_size)
-
-    def _sharding_plan(
-        self,
-        loaded: Plan,
-        module: nn.Module,
-        sharders: Sequence[ModuleSharder[nn.Module]],
-        world_size: int | None,
-    ) -> ShardingPlan:
-        given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size, "sharders": sharders})
-        self.loaded, self._module, self._given = loaded, weakref.ref(module), given
-        return given
-
-    def get_selected_options(self) -> list[ShardingOption]:
-        """The options of the plan that was given out last, for TorchRec 1.9's reports and dry runs: the memory of each shard.
-
-        Raises UsageError where the model that it was given out for is gone."""
-        module = self._module()
-        if self.loaded is None or self._given is None or module is None:
-            raise UsageError(
-                "a planner has options of the model that it planned last, and there is none: plan one, and keep it"
-            )
-        task, batch_size = self.loaded.task, self.how.get("batch_size")
-        own = {
-            "batch_size": task.batch_size if batch_size is None else batch_of_group(batch_size, task),
-            "pipeline": self.how.get("pipeline") or task.pipeline,
-        }
-        counted_for = self.loaded.model_copy(update={"task": task.model_copy(update=own)})
-        return options_of(counted_for, module, self._given, _device_type(self.how.get("device_type")) == "cuda")
-
-    def get_search_space(self) -> None:
-        """None: TorchRec 1.9 asks every planner what it chose from, and this one has searched nothing."""
 
 
 def from_torchrec(
@@ -559,3 +470,41 @@ def check_same_digest(plan: Plan) -> str:
             "load again on every rank"
         )
     return plans[0]
+
+
+def warn_of_order(
+    sharding_plan: Mapping[str, EmbeddingModuleShardingPlan],
+    places: Mapping[str, TablePlace],
+    collections: Mapping[str, Collection],
+    applied: Mapping[str, InBackward],
+) -> None:
+    """Warn of modules that a sharding plan makes return their outputs in another order than the model has them in. `applied` is
+    what apply_optimizer_in_backward has put on tables, by their names in the plan."""
+    in_plan = {(place.path, place.config.name): name for name, place in places.items()}
+    changed = []
+    for path, parameters in sharding_plan.items():
+        held = [
+            _held(config, parameters[config.name], applied.get(in_plan[path, config.name]))
+            for config in configs_of(collections[path])
+        ]
+        own = [table.table for table in held]
+        changed += [(path, *pair) for pair in zip(own, order_of(held), strict=True) if pair[0] != pair[1]][:1]
+    if changed:
+        path, first, other = changed[0]
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        warn(
+            f"module {path!r}{more} returns its outputs in another order by this plan than in the model, {other!r} where the "
+            f"model has {first!r}: dense layers that read them by position (values()) are right by this plan alone; {WAYS_OUT} "
+            "after DistributedModelParallel, and say any_output_order=True here"
+        )
+
+
+def _held(config: Any, parameter: ParameterSharding, applied: InBackward | None) -> Held:
+    """What decides where a table's outputs come. Tables of one operator have the same settings of a ParameterSharding."""
+    settings = [getattr(parameter, field.name) for field in fields(parameter) if field.name not in GEOMETRY]
+    return Held(
+        config.name,
+        parameter.sharding_type,
+        frozenset(parameter.ranks or ()),
+        (config.data_type, getattr(config, "pooling", None), applied, repr(settings), has_own_operator(config)),
+    )

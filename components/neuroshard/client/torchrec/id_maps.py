@@ -12,8 +12,8 @@ of the whole table with these rows. What differs from a table without an id map:
 from collections.abc import Mapping
 from typing import Any
 
-from neuroshard.client.torchrec_module import Collection, TablePlace
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.tables import Collection, TablePlace
+from neuroshard.client.model.warn import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.id_map import SORTED
 from neuroshard.core.tiers import KERNELS

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed._shard._utils import DEPRECATE_MSG
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = str(Path(__file__).parents[2])
 SECONDS_TO_WAIT = 5.0  # for rank 0, which says the same at about the same time
 POLL_SECONDS = 0.02
 

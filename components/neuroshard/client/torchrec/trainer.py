@@ -1,4 +1,4 @@
-"""What a trainer runs against what a plan was priced for, by the rows of client/torchrec_settings.py. Needs torch and torchrec.
+"""What a trainer runs against what a plan was priced for, by the rows of client/torchrec/settings.py. Needs torch and torchrec.
 
 TorchRec gives FBGEMM's operator the sharders' `fused_params`, over them what apply_optimizer_in_backward has put on a table, and
 over both what the sharding plan holds (`merge_fused_params`, `add_params_from_parameter_sharding`).
@@ -22,10 +22,10 @@ from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
 
-from neuroshard.client.torchrec_module import Collection, TablePlace
-from neuroshard.client.torchrec_settings import FUSED, NOT_READ_ON_CPUS, READ_BY, SETTINGS, STATE_OF_A_ROW
-from neuroshard.client.torchrec_tiers import cached
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.tables import Collection, TablePlace
+from neuroshard.client.model.warn import warn
+from neuroshard.client.torchrec.settings import FUSED, NOT_READ_ON_CPUS, READ_BY, SETTINGS, STATE_OF_A_ROW
+from neuroshard.client.torchrec.tiers import cached
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.extras import install_pair
 from neuroshard.core.part import Part
@@ -117,7 +117,7 @@ def sharders_by_path(
             raise InvalidInput(
                 f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
             )
-        inside = getattr(by_kind[kind], "sharder_of", None)  # of tables held by access (client/rows_sharded.py)
+        inside = getattr(by_kind[kind], "sharder_of", None)  # of tables held by access (client/rows/sharded.py)
         found[path] = (
             inside(module.get_submodule(path))
             if inside
@@ -296,7 +296,7 @@ def as_trained(
 
 
 def warn_of_settings(settings: Settings, priced: Priced, device_type: str) -> None:
-    """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec_codecs.py."""
+    """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec/collectives.py."""
     by_key: dict[str, list[str]] = {}
     ignored: dict[tuple[str, str], list[str]] = {}  # by setting, and by why
     for name in priced.fused:

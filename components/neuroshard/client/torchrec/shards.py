@@ -19,7 +19,7 @@ from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan, ShardingType
 
-from neuroshard.client.torchrec_hosts import hosts_of
+from neuroshard.client.torchrec.hosts import hosts_of
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import Device, fault_of_shards
@@ -39,7 +39,7 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     """The shards of each table in TorchRec's order: from left to right, or from the first row down.
 
     Rows may be split over the ranks of a domain, as the plan's topology has it. Without one a domain is a host: of
-    `local_world_size` ranks, by default as many as the launcher says (client/torchrec_hosts.py). Raises InvalidInput
+    `local_world_size` ranks, by default as many as the launcher says (client/torchrec/hosts.py). Raises InvalidInput
     for what TorchRec cannot hold.
     """
     tables, devices, topology = {table.name: table for table in plan.task.tables}, plan.task.devices, plan.task.topology

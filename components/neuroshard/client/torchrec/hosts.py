@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
 
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import Sharding

@@ -18,8 +18,8 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingType
 
-from neuroshard.client.rows_sharded import ShardedCollectionByAccess
-from neuroshard.client.torchrec_order import SHARDED, SHARDED_MAPPED, collections_in, inner_of
+from neuroshard.client.model.order import SHARDED, SHARDED_MAPPED, collections_in, inner_of
+from neuroshard.client.rows.sharded import ShardedCollectionByAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.sharding import SHARDINGS
 from neuroshard.core.value import shown, whole_number

@@ -1,6 +1,6 @@
 """A checkpoint that stays in the host memory of the ranks: what one has, any of them loads. Needs torch.
 
-So a state goes from one plan to another by the planner that reads a checkpoint in files (client/torchrec_optimizer.py), and no
+So a state goes from one plan to another by the planner that reads a checkpoint in files (client/checkpoint/load.py), and no
 file is written: `load_resharded(state, …, storage_reader=InMemory(group, old_state))`.
 """
 

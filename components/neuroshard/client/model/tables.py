@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import (
     data_type_to_dtype,
 )
 
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
@@ -107,7 +107,7 @@ def _tables_by_name(collections: Mapping[str, Collection]) -> dict[str, list[Tab
     there: dict[str, list[TablePlace]] = {}
     for path, collection in collections.items():
         weighted = is_weighted(collection)
-        known_as = getattr(collection, "names_in_plan", {})  # of tables held by access (client/rows.py)
+        known_as = getattr(collection, "names_in_plan", {})  # of tables held by access (client/rows/)
         for config in configs_of(collection):
             there.setdefault(known_as.get(config.name, config.name), []).append(TablePlace(path, config, weighted))
     return there

@@ -15,7 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torchrec.distributed.types import CacheParams, ParameterSharding
 from torchrec.modules.embedding_configs import DataType
 
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline

@@ -12,8 +12,8 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from neuroshard.client.torchrec_trainer import Priced, Settings
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
+from neuroshard.client.torchrec.trainer import Priced, Settings
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.sharding import Collective, Sharding
 from neuroshard.core.units import format_bytes
