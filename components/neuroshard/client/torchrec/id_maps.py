@@ -16,7 +16,7 @@ from neuroshard.client.model.tables import Collection, TablePlace
 from neuroshard.client.model.warn import warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.id_map import SORTED
-from neuroshard.core.tiers import KERNELS
+from neuroshard.core.tiers import TIERS
 from neuroshard.files.importers.torchrec_tables import id_map
 
 SET_BACK = (
@@ -37,7 +37,7 @@ def check_id_maps(
         if (known := id_map(collections[place.path], place.config)) is None:
             continue
         where = f"table {place.config.name!r} of module {place.path!r} gives rows to ids as it trains"
-        if compute_kernel == KERNELS["cached"]:
+        if compute_kernel == TIERS["cached"].kernel:
             raise UsageError(
                 f"{where}, and TorchRec sets the rows of new ids in host memory, where the cache of compute_kernel "
                 f"{compute_kernel!r} does not see it; leave it out"

@@ -55,6 +55,7 @@ from neuroshard.client.torchrec.shards import (
     GEOMETRY,
     check_held,
     check_widths,
+    is_in_host,
     on_gpus,
     parameter_sharding,
     ranks_of_host,
@@ -92,17 +93,16 @@ from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing
+from neuroshard.core.tiers import BY_KERNEL, TIERS
 from neuroshard.core.topology import topology_of
 from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import configs_of, has_own_operator, tables_of
 
 DEVICE_TYPES = ("cpu", "cuda")
-# Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
+# Kernels of tiers train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
 # inference, and those of key-value and virtual tables need stores that FBGEMM's public packages lack (FBGEMM#5666).
-IN_DEVICE_MEMORY = "fused"
-BEYOND_HBM = ("fused_uvm", "fused_uvm_caching")
-COMPUTE_KERNELS = (IN_DEVICE_MEMORY, *BEYOND_HBM)
+IN_DEVICE_MEMORY = TIERS["hbm"].kernel
 
 
 def to_torchrec(
@@ -243,9 +243,9 @@ def _check_compute_kernel(plan: Plan, kernel: str | None) -> None:
     if kernel is None:
         return
     check_no_kernel(plan, kernel)
-    if kernel not in COMPUTE_KERNELS:
+    if kernel not in BY_KERNEL:
         raise UsageError(
-            f"compute_kernel {kernel!r} is none of {', '.join(COMPUTE_KERNELS)}, which train a plan's tables with a fused "
+            f"compute_kernel {kernel!r} is none of {', '.join(BY_KERNEL)}, which train a plan's tables with a fused "
             "optimizer"
         )
     if kernel != IN_DEVICE_MEMORY and plan.task.groups is not None:
@@ -362,7 +362,7 @@ def from_torchrec(
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")
         parameter = parameters[config.name]
-        beyond_hbm = host_memory_bytes is not None and parameter.compute_kernel in BEYOND_HBM
+        beyond_hbm = host_memory_bytes is not None and is_in_host(parameter)
         for field in check_held(table.name, parameter, beyond_hbm=beyond_hbm):
             left_out.setdefault(field, []).append(table.name)
         shards += shards_of(table, parameter, len(device_memory_bytes))

@@ -27,6 +27,7 @@ from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import spanned
+from neuroshard.core.tiers import BY_KERNEL, TIERS
 from neuroshard.core.value import shown
 
 # fields of a ParameterSharding: the ones that shards are made of, of caches over host memory, and of the operator
@@ -254,18 +255,23 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
     return shards
 
 
+def is_in_host(parameter: ParameterSharding) -> bool:
+    """Whether a TorchRec plan keeps a table's elements in host memory."""
+    tier = BY_KERNEL.get(parameter.compute_kernel)
+    return tier is not None and TIERS[tier].in_host
+
+
 def check_held(table: str, parameter: ParameterSharding, *, beyond_hbm: bool) -> list[str]:
     """What a TorchRec plan says of a table that has no effect on it, and is left out. Raises InvalidInput for what a plan of ours
     cannot keep."""
     kept = sharding_named(parameter).kernel
     if parameter.compute_kernel != kept and not beyond_hbm:
-        in_host = parameter.compute_kernel in ("fused_uvm", "fused_uvm_caching")
         raise InvalidInput(
             f"table {table!r} is {parameter.sharding_type} with compute kernel {parameter.compute_kernel}, and plans hold such "
             f"tables in device memory with {kept} only; set its compute_kernel to {kept!r} to count and train it so, or let "
             "TorchRec's planner choose it (ParameterConstraints, or apply_optimizer_in_backward for fused instead of dense)"
             + "; or say what a host has for tables (host_memory_bytes=)"
-            * in_host
+            * is_in_host(parameter)
         )
     left_out = []
     for field in dataclasses.fields(parameter):

@@ -21,11 +21,10 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.tiers import KERNELS, Cache, Tier, load_factor
+from neuroshard.core.tiers import BY_KERNEL, TIERS, Cache, load_factor
 from neuroshard.core.value import shown
 
 DEFAULT_LOAD_FACTOR = 0.2  # of FBGEMM's caches (`cache_load_factor` of SplitTableBatchedEmbeddingBagsCodegen, 1.8)
-TIERS: Mapping[str, Tier] = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
 def check_no_kernel(plan: Plan, compute_kernel: str | None) -> None:
@@ -59,7 +58,7 @@ def kernels(plan: Plan, compute_kernel: str, device_type: str) -> dict[str, tupl
                 reserved_memory=float(number + 1),
                 prefetch_pipeline=True if _prefetches_rows(plan) else None,
             )
-        found[table.name] = compute_kernel if rule is None or rule.tier is None else KERNELS[rule.tier], params
+        found[table.name] = compute_kernel if rule is None or rule.tier is None else TIERS[rule.tier].kernel, params
     return found
 
 
@@ -69,7 +68,7 @@ def _prefetches_rows(plan: Plan) -> bool:
 
 def cached(plan: Plan) -> list[str]:
     """The tables of a plan that are cached."""
-    return [name for name, rule in plan.task.constraints.beyond_hbm.items() if rule.tier == "cached"]
+    return [name for name, rule in plan.task.constraints.beyond_hbm.items() if rule.tier and TIERS[rule.tier].cached]
 
 
 def check_caches(settings: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
@@ -101,20 +100,18 @@ def _other_cache(key: str, value: Any, table: Table, pipeline: Pipeline | None) 
 
 
 def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) -> dict[str, Any]:
-    """The fields of a TableRule that say where a table of a TorchRec plan lies, in a trainer with this pipeline; none for HBM.
+    """The fields of a TableRule that say where a table of a TorchRec plan lies beyond HBM, in a trainer with this pipeline.
 
     Raises InvalidInput for a cache that is no plan's: with a load factor out of range, not LRU, in another precision, or with
     other prefetching than the pipeline's.
     """
-    tier = TIERS.get(parameter.compute_kernel, "hbm")
-    if tier == "hbm":
-        return {}
+    tier = BY_KERNEL[parameter.compute_kernel]
     if parameter.enforce_hbm:
         raise InvalidInput(
             f"table {table.name!r} has kernel {parameter.compute_kernel} and enforce_hbm, which puts it into HBM all the same; "
-            f"set enforce_hbm to None, or compute_kernel to {KERNELS['hbm']!r}"
+            f"set enforce_hbm to None, or compute_kernel to {TIERS['hbm'].kernel!r}"
         )
-    if tier != "cached":
+    if not TIERS[tier].cached:
         return {"tier": tier}
     params = parameter.cache_params or CacheParams()
     factor: object = (
@@ -165,8 +162,8 @@ def without_load_factor(parameters: Mapping[str, tuple[object, ParameterSharding
     found = [name for name in operators if said[name] is None]
     if mixed := next((name for name in found if operators[name] in stating), None):
         raise InvalidInput(
-            f"table {mixed!r} has kernel {KERNELS['cached']} and no load factor: TorchRec gives it the one of other tables of "
-            f"its operator, as of {stating[operators[mixed]]!r}; set CacheParams(load_factor=…)"
+            f"table {mixed!r} has kernel {TIERS['cached'].kernel} and no load factor: TorchRec gives it the one of other tables "
+            f"of its operator, as of {stating[operators[mixed]]!r}; set CacheParams(load_factor=…)"
         )
     return found
 
@@ -176,7 +173,7 @@ def _operators(parameters: Mapping[str, tuple[object, ParameterSharding]]) -> di
     return {
         name: (kind, *_of_the_group(parameter.cache_params))
         for name, (kind, parameter) in parameters.items()
-        if TIERS.get(parameter.compute_kernel) == "cached"
+        if TIERS[BY_KERNEL[parameter.compute_kernel]].cached
     }
 
 
