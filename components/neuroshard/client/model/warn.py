@@ -5,13 +5,15 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed._shard._utils import DEPRECATE_MSG
+
+from neuroshard.core.text import and_more
 
 PACKAGE = str(Path(__file__).parents[2])
 SECONDS_TO_WAIT = 5.0  # for rank 0, which says the same at about the same time
@@ -31,6 +33,12 @@ def warn(what: str) -> None:
     """
     if not _said_by_rank_0(what):
         warnings.warn(what, ShardingWarning, stacklevel=_level_of_the_caller())
+
+
+def warn_of(some: Sequence[str], what: str) -> None:
+    """Issue one ShardingWarning for all of these, which names the first; none for none."""
+    if some:
+        warn(f"{some[0]}{and_more(some)}{what}")
 
 
 @contextmanager

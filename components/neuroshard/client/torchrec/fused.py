@@ -4,15 +4,14 @@ TorchRec takes a table's optimizer from its parameter, where apply_optimizer_in_
 `fused_params`, which no plan sees: a trainer says that one by name.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from neuroshard.client.model.tables import Collection as Embeddings
-from neuroshard.client.model.tables import TablePlace
-from neuroshard.client.model.warn import warn
+from neuroshard.client.model.tables import Collection, TablePlace
+from neuroshard.client.model.warn import warn, warn_of
+from neuroshard.client.torchrec.priced import InBackward, Priced
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan, Shard, device_memory, host_memory, shard_memory
-from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
@@ -31,19 +30,8 @@ OF_THE_ROW = {
 }
 
 
-class InBackward(NamedTuple):
-    """What apply_optimizer_in_backward has put on a parameter."""
-
-    optimizer: str
-    settings: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        settings = ", ".join(map("=".join, self.settings))
-        return f"{self.optimizer} ({settings})" if settings else self.optimizer
-
-
 def in_backward(
-    collections: Mapping[str, Embeddings], places: Mapping[str, TablePlace], optimizer: str | None
+    collections: Mapping[str, Collection], places: Mapping[str, TablePlace], optimizer: str | None
 ) -> dict[str, InBackward]:
     """What is on the parameters of a plan's tables, by table, for those that have any.
 
@@ -53,7 +41,7 @@ def in_backward(
     for name, place in places.items():
         weight = weight_of(collections[place.path], place.config.name)
         classes, given = applied_in_backward(weight)
-        where = f"table {place.config.name!r} of module {place.path!r}"
+        where = place.where
         if not classes:
             continue
         if len(classes) > 1:
@@ -121,14 +109,15 @@ def check_memory(
             )
 
 
-def check_trained(plan: Plan, kinds: Mapping[str, Sharding], optimizers: Mapping[str, str], whose: str) -> None:
+def check_trained(priced: Priced) -> None:
     """Raise InvalidInput for a table that TorchRec cannot train with its optimizer. Of tables without a known one the plan says
     what state they have."""
-    topology = plan.task.topology
-    if topology is None or topology.domains(plan.task.devices) == 1:  # then a grid is over hosts
+    task, whose = priced.plan.task, priced.whose
+    topology = task.topology
+    if topology is None or topology.domains(task.devices) == 1:  # then a grid is over hosts
         return
-    for table in plan.task.tables:
-        kind, optimizer = kinds[table.name], optimizers.get(table.name)
+    for table in task.tables:
+        kind, optimizer = priced.kinds[table.name], priced.optimizers.get(table.name)
         per_row = OPTIMIZER_BYTES[optimizer][0] if optimizer else table.optimizer_bytes_per_row
         if not kind.trains(per_row, topology):
             state = f"{optimizer} has" if optimizer else f"by {whose} its optimizer has"
@@ -140,16 +129,12 @@ def check_trained(plan: Plan, kinds: Mapping[str, Sharding], optimizers: Mapping
             )
 
 
-def warn_of_split_state(
-    plan: Plan,
-    shards: Mapping[str, list[Shard]],
-    kinds: Mapping[str, Sharding],
-    optimizers: Mapping[str, str],
-) -> None:
+def warn_of_split_state(priced: Priced) -> None:
     """Warn of column splits with optimizers, by table, that compute something of the row: its parts learn at different rates. Of
     tables without a known one the plan says whether it has state per row."""
-    split = {name: parts for name, parts in shards.items() if kinds[name].splits_columns and len(parts) > 1}
-    per_row = {table.name for table in plan.task.tables if table.optimizer_bytes_per_row}
+    kinds, optimizers = priced.kinds, priced.optimizers
+    split = {name: parts for name, parts in priced.shards.items() if kinds[name].splits_columns and len(parts) > 1}
+    per_row = {table.name for table in priced.plan.task.tables if table.optimizer_bytes_per_row}
     way_out = "row-wise splits do not change training (search with --row-wise '*' --min-dim 65536)"
     for optimizer, what in OF_THE_ROW.items():
         if names := [name for name in split if optimizers.get(name) == optimizer]:
@@ -169,18 +154,14 @@ def _split(names: Sequence[str], parts: Mapping[str, Sequence[Shard]]) -> str:
     return f"{counted(len(names), 'table')} split column-wise ({names[0]!r} into {len(parts[names[0]])})"
 
 
-def warn_of_several(
-    applied: Mapping[str, InBackward],
-    kinds: Mapping[str, Sharding],
-    places: Mapping[str, TablePlace],
-    own_operator: Collection[str] = (),
-) -> None:
-    """Warn where tables that would share an operator have other optimizers or settings: TorchRec then runs one for each. Tables
-    with an `own_operator` share none."""
+def warn_of_several(priced: Priced) -> None:
+    """Warn where tables that would share an operator have other optimizers or settings: TorchRec then runs one for each. Cached
+    tables share none."""
+    kinds, applied = priced.kinds, priced.applied
     first: dict[tuple[object, ...], str] = {}
     apart: dict[str, list[str]] = {}  # by module
-    for name, place in places.items():
-        if kinds[name].copied or name in own_operator:
+    for name, place in priced.places.items():
+        if kinds[name].copied or name in priced.own_operator:
             continue
         other = first.setdefault((place.path, kinds[name], place.config.data_type, place.pooling), name)
         if applied.get(name) != applied.get(other):
@@ -196,15 +177,13 @@ def _said(one: InBackward | None) -> str:
     return "no optimizer" if one is None else str(one)
 
 
-def warn_of_copies(applied: Mapping[str, InBackward], copied: Sequence[str], places: Mapping[str, TablePlace]) -> None:
+def warn_of_copies(priced: Priced) -> None:
     """Warn of copied tables with an optimizer of their own, which TorchRec 1.8 drops."""
-    dropped = [name for name in copied if name in applied]
-    if dropped:
-        place, more = places[dropped[0]], f" (and {len(dropped) - 1} more)" if len(dropped) > 1 else ""
-        warn(
-            f"table {place.config.name!r} of module {place.path!r}{more} is copied to every rank, for which TorchRec drops "
-            f"{applied[dropped[0]]} of apply_optimizer_in_backward: your dense optimizer trains it; give the table its own "
-            "settings there, or search without --data-parallel"
+    if dropped := [name for name in priced.copied if name in priced.applied]:
+        warn_of(
+            [priced.places[name].where for name in dropped],
+            f" is copied to every rank, for which TorchRec drops {priced.applied[dropped[0]]} of apply_optimizer_in_backward: "
+            "your dense optimizer trains it; give the table its own settings there, or search without --data-parallel",
         )
 
 

@@ -6,9 +6,9 @@ that a cache holds are not written back before, and with other optimizers it end
 the plan of a group too, and leaves all ranks but the first without tables.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
+from neuroshard.client.torchrec.priced import Priced
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.text import counted
@@ -61,13 +61,12 @@ def check_groups(plan: Plan, size: int | None, whose: str) -> None:
         )
 
 
-def check_averaged(plan: Plan, optimizers: Mapping[str, str], whose: str) -> None:
+def check_averaged(priced: Priced) -> None:
     """Raise InvalidInput for a table whose replicas DMPCollection cannot average."""
-    if plan.task.groups is None:
-        return
+    optimizers = priced.optimizers
     other = next((name for name, one in optimizers.items() if one not in AVERAGED), None)
-    if other is not None:
+    if priced.plan.task.groups is not None and other is not None:
         raise InvalidInput(
             f"table {other!r} is trained by {optimizers[other]}, whose state DMPCollection cannot average (a KeyError: 'sum'), "
-            f"and {whose} is for groups of ranks; train with {', '.join(AVERAGED)}, or search a plan without groups"
+            f"and {priced.whose} is for groups of ranks; train with {', '.join(AVERAGED)}, or search a plan without groups"
         )

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
 
 from neuroshard.client.model.warn import warn
+from neuroshard.client.torchrec.priced import Priced
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.sharding import Sharding
+from neuroshard.core.plan import Plan
 from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 
@@ -133,10 +133,11 @@ def gpus_of_host(plan: Plan, local_world_size: int | None) -> int:
     return hosts.ranks
 
 
-def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], devices: int) -> None:
+def check_hosts(priced: Priced) -> None:
     """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will assume another size of hosts."""
-    split = [name for name, kind in kinds.items() if kind.over_domains]
-    parts = [shard for shard in shards[split[0]] if shard.column_offset == 0] if split else []
+    devices = priced.plan.task.devices
+    split = [name for name, kind in priced.kinds.items() if kind.over_domains]
+    parts = [shard for shard in priced.shards[split[0]] if shard.column_offset == 0] if split else []
     if split and len(parts) != (hosts := get_topology_group_world_size(devices)):
         raise InvalidInput(
             f"table {split[0]!r} is split row-wise over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "

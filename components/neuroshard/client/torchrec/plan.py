@@ -25,20 +25,15 @@ from torchrec.distributed.types import (
 from neuroshard import __version__
 from neuroshard.client.load import check_world_size
 from neuroshard.client.model.tables import (
-    Collection,
     TablePlace,
-    check_processors,
-    check_sequences,
     collections_of,
     match_tables,
     warn_of_training,
-    wrong_means,
 )
-from neuroshard.client.model.warn import warn
+from neuroshard.client.model.warn import warn, warn_of
 from neuroshard.client.rows.held import check_by_access
 from neuroshard.client.torchrec.collectives import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec.fused import (
-    InBackward,
     check_memory,
     check_trained,
     in_backward,
@@ -51,6 +46,7 @@ from neuroshard.client.torchrec.fused import (
 from neuroshard.client.torchrec.groups import check_averaged, check_groups
 from neuroshard.client.torchrec.hosts import check_hosts, check_topology, gpus_of_host
 from neuroshard.client.torchrec.id_maps import check_id_maps, warn_of_id_maps
+from neuroshard.client.torchrec.priced import InBackward, Priced
 from neuroshard.client.torchrec.shards import (
     GEOMETRY,
     check_held,
@@ -63,6 +59,7 @@ from neuroshard.client.torchrec.shards import (
     shards_by_table,
     shards_of,
 )
+from neuroshard.client.torchrec.splits import check_processors, check_sequences, wrong_means
 from neuroshard.client.torchrec.tiers import (
     DEFAULT_LOAD_FACTOR,
     check_caches,
@@ -73,7 +70,6 @@ from neuroshard.client.torchrec.tiers import (
     without_load_factor,
 )
 from neuroshard.client.torchrec.trainer import (
-    Priced,
     as_trained,
     dedups,
     optimizers_of,
@@ -180,39 +176,38 @@ def to_torchrec(
     check_groups(plan, sharding_group_size, whose)
     check_topology(plan, local_world_size, whose)
     shards = shards_by_table(plan, whose, local_world_size)
-    check_widths(plan, shards, device_type, whose)
     kinds = _sharding_types(plan, shards, places)
+    priced = Priced(plan, whose, module, collections, places, shards, kinds, device_type, by_path, applied)
+    check_widths(priced)
     if plan.task.groups is None and dist.is_available() and dist.is_initialized():
-        check_hosts(shards, kinds, plan.task.devices)
-    check_sequences(shards, kinds, places, whose)
-    check_processors(module, shards, kinds, places, whose)
+        check_hosts(priced)
+    check_sequences(priced)
+    check_processors(priced)
+    priced = priced._replace(settings=settings_of(priced))
     optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
-    copied = {name for name, kind in kinds.items() if kind.copied}  # not fused
-    settings = settings_of(collections, {name: place for name, place in places.items() if name not in copied}, by_path)
-    optimizers |= optimizers_of(settings, places, by_path, optimizer, applied.keys() | copied)
-    optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
-    trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(by_path, places.values()))
+    optimizers |= optimizers_of(priced, optimizer)
+    optimizers |= {name: found.optimizer for name, found in applied.items() if not kinds[name].copied}
+    trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(priced))
     if optimizers or dense or trained is not plan:
         now = trained.task
         own = {"tables": whole.parted.tables, "batch_size": now.batch_size, **of_step(now)}
         with_copies = whole.parted.model_copy(update=own)
         check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
-    check_trained(plan, kinds, optimizers, whose)
-    check_id_maps(places, collections, optimizers, device_type, compute_kernel)
-    check_averaged(plan, optimizers, whose)
-    warn_of_split_state(plan, shards, kinds, optimizers)
-    warn_of_id_maps(places, collections, optimizers, plan.task.devices)
-    priced = Priced(trained, shards, kinds, places)
-    check_caches(settings, trained)
-    warn_of_settings(settings, priced, device_type)
-    warn_of_sharders(by_path, module, priced)
-    warn_of_configs(collections, module, priced)
-    outputs = outputs_of(settings, priced, by_path, module, device_type)
-    warn_of_codecs(priced, module, by_path, outputs, qcomms(plan, device_type))
+    priced = priced._replace(plan=trained, optimizers=optimizers)
+    check_trained(priced)
+    check_id_maps(priced, compute_kernel)
+    check_averaged(priced)
+    warn_of_split_state(priced)
+    warn_of_id_maps(priced)
+    check_caches(priced)
+    warn_of_settings(priced)
+    warn_of_sharders(priced)
+    warn_of_configs(priced)
+    warn_of_codecs(priced, outputs_of(priced), qcomms(plan, device_type))
     warn_of_dense_optimizer(plan, dense)
-    warn_of_several(applied, kinds, places, priced.own_operator)
-    warn_of_copies(applied, [name for name in places if name in copied], places)
-    if wrong := wrong_means(kinds, places):
+    warn_of_several(priced)
+    warn_of_copies(priced)
+    if wrong := wrong_means(priced):
         what, or_else = wrong
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
@@ -223,7 +218,7 @@ def to_torchrec(
         module_plan = modules.setdefault(places[name].path, EmbeddingModuleShardingPlan())
         module_plan[places[name].config.name] = parameter_sharding(kind, shards[name], device_type, *held[name], local)
     if not any_output_order:
-        warn_of_order(modules, places, collections, applied)
+        warn_of_order(modules, priced)
     return ShardingPlan(plan=dict(modules))
 
 
@@ -410,12 +405,13 @@ def _check_comes_back(
     whose = "the sharding plan"
     shards = shards_by_table(plan, whose, host or plan.task.devices)
     kinds = _sharding_types(plan, shards, places)
-    check_sequences(shards, kinds, places, whose)
-    check_processors(module, shards, kinds, places, whose)
-    if wrong := wrong_means(kinds, places):
+    priced = Priced(plan, whose, module, {}, places, shards, kinds, "cuda" if on_gpus else "cpu")
+    check_sequences(priced)
+    check_processors(priced)
+    if wrong := wrong_means(priced):
         raise InvalidInput(f"{wrong[0]}: a trainer with this plan computes other values than the model")
     if on_gpus:
-        check_widths(plan, shards, "cuda", whose)
+        check_widths(priced)
     elif wide := fault_of_plan(plan, "cuda"):
         warn(f"{wide}: on GPUs a trainer with this plan may learn nothing of these columns; on CPUs it is right")
 
@@ -472,30 +468,24 @@ def check_same_digest(plan: Plan) -> str:
     return plans[0]
 
 
-def warn_of_order(
-    sharding_plan: Mapping[str, EmbeddingModuleShardingPlan],
-    places: Mapping[str, TablePlace],
-    collections: Mapping[str, Collection],
-    applied: Mapping[str, InBackward],
-) -> None:
-    """Warn of modules that a sharding plan makes return their outputs in another order than the model has them in. `applied` is
-    what apply_optimizer_in_backward has put on tables, by their names in the plan."""
-    in_plan = {(place.path, place.config.name): name for name, place in places.items()}
+def warn_of_order(sharding_plan: Mapping[str, EmbeddingModuleShardingPlan], priced: Priced) -> None:
+    """Warn of modules that a sharding plan makes return their outputs in another order than the model has them in."""
+    in_plan = {(place.path, place.config.name): name for name, place in priced.places.items()}
     changed = []
     for path, parameters in sharding_plan.items():
         held = [
-            _held(config, parameters[config.name], applied.get(in_plan[path, config.name]))
-            for config in configs_of(collections[path])
+            _held(config, parameters[config.name], priced.applied.get(in_plan[path, config.name]))
+            for config in configs_of(priced.collections[path])
         ]
         own = [table.table for table in held]
         changed += [(path, *pair) for pair in zip(own, order_of(held), strict=True) if pair[0] != pair[1]][:1]
     if changed:
         path, first, other = changed[0]
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        warn(
-            f"module {path!r}{more} returns its outputs in another order by this plan than in the model, {other!r} where the "
-            f"model has {first!r}: dense layers that read them by position (values()) are right by this plan alone; {WAYS_OUT} "
-            "after DistributedModelParallel, and say any_output_order=True here"
+        warn_of(
+            [f"module {path!r}" for path, *_ in changed],
+            f" returns its outputs in another order by this plan than in the model, {other!r} where the model has {first!r}: "
+            f"dense layers that read them by position (values()) are right by this plan alone; {WAYS_OUT} after "
+            "DistributedModelParallel, and say any_output_order=True here",
         )
 
 

@@ -60,9 +60,9 @@ _ROWS = {
         ),
         (
             "weight_decay, momentum, max_norm, max_gradient",
-            "what is learned, if FBGEMM reads it: no decay with SGD, Adagrad, and row-wise Adagrad without a `weight_decay_mode`; "
-            "momentum with LARS alone, `max_norm` with row-wise Adagrad; on CPUs neither decay nor `max_norm`; `max_gradient` with "
-            "`gradient_clipping`",
+            "what is learned, if FBGEMM reads it: no decay with SGD, Adagrad, and row-wise Adagrad without a "
+            "`weight_decay_mode`; momentum with LARS alone, `max_norm` with row-wise Adagrad; on CPUs neither decay nor "
+            "`max_norm`; `max_gradient` with `gradient_clipping`",
             "warned of where FBGEMM ignores it",
         ),
         (
@@ -73,9 +73,9 @@ _ROWS = {
         (
             "output_dtype",
             "FP16 and BF16 halve outputs, their gradients and what is sent of them; the operator's own reads of rows stay",
-            "what is sent is priced, with `--collective-precision` of the same name and without codecs; else warned of in bytes. "
-            "Refused on CPUs (BF16, and FP16 of weighted means, which FBGEMM does not divide), and where a rank has no table of a "
-            "sharding type of the module: it receives fp32, and ranks fail or wait for each other; codecs cure that",
+            "what is sent is priced, with `--collective-precision` of the same name and without codecs; else warned of in "
+            "bytes. Refused on CPUs (BF16, and FP16 of weighted means, which FBGEMM does not divide), and where a rank has no "
+            "table of a sharding type of the module: it receives fp32, and ranks fail or wait for each other; codecs cure that",
         ),
         ("gradient_clipping", "a clipped copy of the outputs' gradients", "warned of in bytes"),
         ("use_one_tbe_per_table", "an operator for each table", "warned of, with the operators that are not priced"),
@@ -142,8 +142,8 @@ _ROWS = {
         (
             "use_index_dedup",
             "sequences: each id of a rank's batch is looked up and sent once",
-            "its memory is counted with `--index-dedup`, and what differs from the plan is warned of; give these tables distinct ids "
-            "a sample as pooling factors to price it",
+            "its memory is counted with `--index-dedup`, and what differs from the plan is warned of; give these tables distinct "
+            "ids a sample as pooling factors to price it",
         ),
         (
             "sharded_module_order_overwrite",
@@ -188,7 +188,8 @@ _ROWS = {
         (
             "cache_params, enforce_hbm",
             "nothing for tables in device memory",
-            "left out, with a note in the plan; of cached tables the load factor is kept, and what no plan's cache has is refused",
+            "left out, with a note in the plan; of cached tables the load factor is kept, and what no plan's cache has is "
+            "refused",
         ),
         (
             "key_value_params, output_dtype, stochastic_rounding, bounds_check_mode, any other",

@@ -12,7 +12,6 @@ refused here, by table, rank and value:
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
@@ -20,6 +19,7 @@ from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan, ShardingType
 
 from neuroshard.client.torchrec.hosts import hosts_of
+from neuroshard.client.torchrec.priced import Priced
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import Device, fault_of_shards
@@ -71,13 +71,12 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     return found
 
 
-def check_widths(plan: Plan, shards: Mapping[str, list[Shard]], device_type: str, whose: str) -> None:
+def check_widths(priced: Priced) -> None:
     """Raise InvalidInput for a shard, as TorchRec gets it, that the operator of these devices cannot hold."""
-    device: Device = "cuda" if device_type == "cuda" else "cpu"
-    given = [shard for of_table in shards.values() for shard in of_table]
-    wide = fault_of_shards(plan.task.tables, given, device, plan.task.constraints.data_parallel)
-    if wide:
-        raise InvalidInput(f"{wide}; {whose} must cut it: search again, with costs of this kind of device")
+    device: Device = "cuda" if priced.device_type == "cuda" else "cpu"
+    given, task = [shard for of_table in priced.shards.values() for shard in of_table], priced.plan.task
+    if wide := fault_of_shards(task.tables, given, device, task.constraints.data_parallel):
+        raise InvalidInput(f"{wide}; {priced.whose} must cut it: search again, with costs of this kind of device")
 
 
 def check_grid(table: Table, shards: list[Shard], local_world_size: int, whose: str) -> None:

@@ -16,6 +16,7 @@ from torchrec.distributed.types import CacheParams, ParameterSharding
 from torchrec.modules.embedding_configs import DataType
 
 from neuroshard.client.model.warn import warn
+from neuroshard.client.torchrec.priced import Priced, cached
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline
@@ -66,17 +67,13 @@ def _prefetches_rows(plan: Plan) -> bool:
     return plan.task.pipeline == "prefetch" and bool(cached(plan))
 
 
-def cached(plan: Plan) -> list[str]:
-    """The tables of a plan that are cached."""
-    return [name for name, rule in plan.task.constraints.beyond_hbm.items() if rule.tier and TIERS[rule.tier].cached]
-
-
-def check_caches(settings: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
+def check_caches(priced: Priced) -> None:
     """Raise UsageError for a setting of an operator, by table, that gives it another cache than the plan's."""
-    tables = {table.name: table for table in plan.task.tables}
-    for name in cached(plan):
-        for key, value in settings[name].items():
-            if why := _other_cache(key, value, tables[name], plan.task.pipeline):
+    task = priced.plan.task
+    tables = {table.name: table for table in task.tables}
+    for name in priced.own_operator:
+        for key, value in priced.settings[name].items():
+            if why := _other_cache(key, value, tables[name], task.pipeline):
                 raise UsageError(
                     f"table {name!r} is cached by the plan, and the sharders' fused_params have {key}={shown(value)}, {why}; "
                     "leave it out"
