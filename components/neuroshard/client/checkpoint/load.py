@@ -44,9 +44,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
-from neuroshard.client.checkpoint.saved_maps import SavedMaps
-from neuroshard.client.checkpoint.saved_order import SavedOrders
-from neuroshard.client.checkpoint.saved_parts import METADATA_FILE, Together, is_there, parts_of
+from neuroshard.client.checkpoint.saved import METADATA_FILE, SavedMaps, SavedOrders, Together, is_there, parts_of
 from neuroshard.client.load import check_world_size
 from neuroshard.client.model.warn import sharded_tensors_allowed, warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError

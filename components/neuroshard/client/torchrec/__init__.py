@@ -3,7 +3,7 @@
 from neuroshard.client.model.order import keep_output_order, output_order
 from neuroshard.client.model.warn import ShardingWarning
 from neuroshard.client.torchrec.batches import check_batches
-from neuroshard.client.torchrec.groups import dmp_collection
+from neuroshard.client.torchrec.hosts import dmp_collection
 from neuroshard.client.torchrec.pipelines import check_pipeline
 from neuroshard.client.torchrec.plan import check_same_digest, from_torchrec, qcomms, to_torchrec
 from neuroshard.client.torchrec.planner import NeuroShardPlanner

@@ -34,18 +34,18 @@ from neuroshard.client.model.warn import warn, warn_of
 from neuroshard.client.rows.held import check_by_access
 from neuroshard.client.torchrec.collectives import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec.fused import (
+    check_id_maps,
     check_memory,
     check_trained,
     in_backward,
     of_step,
     warn_of_copies,
     warn_of_dense_optimizer,
+    warn_of_id_maps,
     warn_of_several,
     warn_of_split_state,
 )
-from neuroshard.client.torchrec.groups import check_averaged, check_groups
-from neuroshard.client.torchrec.hosts import check_hosts, check_topology, gpus_of_host
-from neuroshard.client.torchrec.id_maps import check_id_maps, warn_of_id_maps
+from neuroshard.client.torchrec.hosts import check_averaged, check_groups, check_hosts, check_topology, gpus_of_host
 from neuroshard.client.torchrec.priced import InBackward, Priced
 from neuroshard.client.torchrec.shards import (
     GEOMETRY,
