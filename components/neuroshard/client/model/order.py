@@ -187,9 +187,13 @@ def _own_order(collection: nn.Module) -> list[str]:
     inner = inner_of(collection)
     if hasattr(inner, "output_names"):
         return list(inner.output_names)
-    return _names(
-        inner._embedding_configs if isinstance(inner, ShardedEmbeddingCollection) else inner._embedding_bag_configs
-    )
+    return _names(sharded_configs(inner))
+
+
+def sharded_configs(inner: Any) -> Sequence[Any]:
+    """The tables' configs that TorchRec keeps of a sharded collection."""
+    sequences = isinstance(inner, ShardedEmbeddingCollection)
+    return list(inner._embedding_configs if sequences else inner._embedding_bag_configs)
 
 
 def _names(configs: Sequence[Any]) -> list[str]:

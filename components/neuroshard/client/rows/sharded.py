@@ -18,12 +18,13 @@ from torchrec.distributed.embedding_types import BaseEmbeddingSharder, KJTList, 
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext, EmbeddingBagCollectionSharder
 from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardingEnv
 from torchrec.distributed.utils import append_prefix
+from torchrec.streamable import Multistreamable
 
 from neuroshard.client.rows.collection import CollectionByAccess, Joining
 
 
 @dataclass
-class _PooledContext(EmbeddingBagCollectionContext):
+class _Joinings(Multistreamable):
     joinings: list[Joining] = field(default_factory=list)
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -33,13 +34,13 @@ class _PooledContext(EmbeddingBagCollectionContext):
 
 
 @dataclass
-class _SequenceContext(EmbeddingCollectionContext):
-    joinings: list[Joining] = field(default_factory=list)
+class _PooledContext(_Joinings, EmbeddingBagCollectionContext):
+    pass
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        super().record_stream(stream)
-        for each in self.joinings:
-            each.record_stream(stream)
+
+@dataclass
+class _SequenceContext(_Joinings, EmbeddingCollectionContext):
+    pass
 
 
 Context = _PooledContext | _SequenceContext

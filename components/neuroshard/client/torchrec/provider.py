@@ -81,25 +81,17 @@ class NeuroShardPlannerProvider(DefaultPlannerProvider):
         }
         if request.planner_config.pipeline_type is not None:
             said["pipeline"] = PIPELINES[request.planner_config.pipeline_type]
-        how = {**said, **self.how}
-        return _PlannerOfRequest(self.store_url, self.name, topology, storage_reservation, request, self.digest, how)
+        planner = _PlannerOfRequest(self.store_url, self.name, digest=self.digest, **{**said, **self.how})
+        planner.topology, planner.reservation, planner.request = topology, storage_reservation, request
+        return planner
 
 
 class _PlannerOfRequest(NeuroShardPlanner):
     """A planner that keeps to the memory that a request says."""
 
-    def __init__(
-        self,
-        store_url: StoreUrl,
-        name: str,
-        topology: Topology,
-        reservation: StorageReservation,
-        request: ShardingPlanRequest,
-        digest: str | None,
-        how: dict[str, Any],
-    ) -> None:
-        super().__init__(store_url, name, digest=digest, **how)
-        self.topology, self.reservation, self.request = topology, reservation, request
+    topology: Topology
+    reservation: StorageReservation
+    request: ShardingPlanRequest
 
     def _sharding_plan(
         self,

@@ -194,21 +194,25 @@ def sharding_named(parameter: ParameterSharding) -> Sharding:
     return known[parameter.sharding_type]
 
 
+def _placed(plan: ShardingPlan) -> list[ParameterSharding]:
+    """The tables of a TorchRec plan that have shards of their own."""
+    every = [parameter for tables in plan.plan.values() for parameter in tables.values()]
+    return [one for one in every if isinstance(one.sharding_spec, EnumerableShardingSpec)]
+
+
 def ranks_of_host(plan: ShardingPlan) -> int | None:
     """The ranks of a host, or of a domain, as a TorchRec plan shows them; None where it splits no table over those."""
     found = [
         sum(shard.shard_offsets[1] == 0 for shard in parameter.sharding_spec.shards)
-        for tables in plan.plan.values()
-        for parameter in tables.values()
-        if isinstance(parameter.sharding_spec, EnumerableShardingSpec) and sharding_named(parameter).over_domains
+        for parameter in _placed(plan)
+        if sharding_named(parameter).over_domains
     ]
     return max(found, default=None)
 
 
 def on_gpus(plan: ShardingPlan) -> bool:
     """Whether a TorchRec plan places shards on GPUs."""
-    specs = (parameter.sharding_spec for tables in plan.plan.values() for parameter in tables.values())
-    shards = (shard for spec in specs if isinstance(spec, EnumerableShardingSpec) for shard in spec.shards)
+    shards = (shard for parameter in _placed(plan) for shard in parameter.sharding_spec.shards)
     devices = (shard.placement.device() for shard in shards if shard.placement)
     return any(device is not None and device.type == "cuda" for device in devices)
 
