@@ -76,9 +76,7 @@ def load_published(
             f"digest {digest[:80]!r} is not a plan's digest; give its 64 hex digits, as plan.digest() returns them"
         )
     ends = time.monotonic() + deadline_seconds
-    # creating a boto3 client may already ask a credential_process or the instance for credentials
-    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = cache_for(store, cache_dir)
+    store, cache = opened(store_url, cache_dir, deadline_seconds)
     return _load(store, model, cache, ends) if digest is None else _load_digest(store, model, digest, cache, ends)
 
 
@@ -109,8 +107,7 @@ def watch(
     tables = None if tables is None else tuple(tables)
     check_model(model)
     world_size = None if world_size is None else whole_number("world_size", world_size)
-    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = cache_for(store, cache_dir)
+    store, cache = opened(store_url, cache_dir, deadline_seconds)
     reader = Reader()  # one thread for all polls, so a store that hangs blocks no more than one
     refused, warned = "", ""
     newest: Release | None = None
@@ -167,14 +164,16 @@ def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
         )
 
 
-def cache_for(store: Store, cache_dir: CacheDir) -> FolderStore | None:
-    """Where copies of a store's objects are kept on this machine; None for nowhere."""
+def opened(store_url: StoreUrl, cache_dir: CacheDir, seconds: float) -> tuple[Store, FolderStore | None]:
+    """A store, and where copies of its objects are kept on this machine; None for nowhere."""
+    # creating a boto3 client may already ask a credential_process or the instance for credentials
+    store = within(seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     if cache_dir is False:
-        return None
+        return store, None
     try:
-        return cache_of(store, default_cache_dir() if cache_dir is None else Path(cache_dir))
+        return store, cache_of(store, default_cache_dir() if cache_dir is None else Path(cache_dir))
     except RuntimeError:  # there is no home folder
-        return None
+        return store, None
 
 
 def _load_digest(store: Store, model: str, digest: str, cache: FolderStore | None, ends: float) -> Published:
@@ -194,7 +193,7 @@ def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> P
     for is_last in (
         False,
         True,
-    ):  # another rank of this host may have cached a release that went live after our read: then read again
+    ):  # another rank of this host may have cached a later release meanwhile: then read again
         try:
             live, published = _within(ends - time.monotonic(), store, lambda: _read(store, model))
         except Unreachable as error:

@@ -39,7 +39,7 @@ from neuroshard.client.checkpoint.unsharded import holders_of, sharded_collectio
 from neuroshard.client.model.order import SHARDED_MAPPED, inner_of, keep_output_order, output_order
 from neuroshard.client.model.tables import HOOKS, collections_of, match_tables
 from neuroshard.client.model.warn import sharded_tensors_allowed, warn
-from neuroshard.client.ranks import TIMEOUT_SECONDS, Words, parts_of, prefix_of, share
+from neuroshard.client.ranks import TIMEOUT_SECONDS, Channel, Sharing, Words, parts_of, prefix_of
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec.pipelines import check_pipeline
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
@@ -217,20 +217,10 @@ class _Job:
             if failed is not None:
                 raise failed
 
-        share(
-            self.key_value,
-            self.rank,
-            self.ranks,
-            lambda: (value, mine),
-            json.loads,
-            compare,
-            prefix=prefix_of(self.group, "reshard"),
-            words=Words(
-                "new plan", lambda _: f"the state of {_said(value)}" if name else _said(value), "reshard", "has"
-            ),
-            load_seconds=work_seconds,
-            timeout_seconds=self.timeout_seconds,
-        )
+        words = Words("new plan", lambda _: f"the state of {_said(value)}" if name else _said(value), "reshard", "has")
+        channel = Channel(self.key_value, prefix_of(self.group, "reshard"), self.rank)
+        sharing = Sharing(channel, self.ranks, words, work_seconds, self.timeout_seconds)
+        sharing.of(lambda: (value, mine), json.loads, compare)
 
     # Before anything changes
 

@@ -91,17 +91,18 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
     one of the other, of the same shape and element size. Warns of tables that the model reads in another way than the plan
     assumed.
     """
-    there = _tables_by_name(collections)
-    places = _places_of(tables, there, whose)
-    _check_shapes(tables, places, there, whose)
+    places = places_of(tables, collections, whose)
+    _check_shapes(tables, places, _tables_by_name(collections), whose)
     _check_id_maps(tables, places, collections, whose)
     _check_how_read(tables, places, whose)
     return places
 
 
 def places_of(tables: Sequence[Table], collections: Mapping[str, Collection], whose: str) -> dict[str, TablePlace]:
-    """As `match_tables`, of tables that were matched before: nothing is checked or warned of again."""
-    return _places_of(tables, _tables_by_name(collections), whose)
+    """As `match_tables`, of tables that were matched before: nothing is checked or warned of."""
+    there = _tables_by_name(collections)
+    places = {table.name: _place_of(table, there, whose) for table in tables}
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def _tables_by_name(collections: Mapping[str, Collection]) -> dict[str, list[TablePlace]]:
@@ -112,11 +113,6 @@ def _tables_by_name(collections: Mapping[str, Collection]) -> dict[str, list[Tab
         for config in configs_of(collection):
             there.setdefault(known_as.get(config.name, config.name), []).append(TablePlace(path, config, weighted))
     return there
-
-
-def _places_of(tables: Sequence[Table], there: Mapping[str, Sequence[TablePlace]], whose: str) -> dict[str, TablePlace]:
-    places = {table.name: _place_of(table, there, whose) for table in tables}
-    return {name: place for name, place in places.items() if place is not None}
 
 
 def _place_of(table: Table, there: Mapping[str, Sequence[TablePlace]], whose: str) -> TablePlace | None:

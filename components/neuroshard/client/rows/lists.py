@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from neuroshard.client.cache import kept_list, remember_lists
-from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, cache_for
+from neuroshard.client.load import DEADLINE_SECONDS, CacheDir, opened
 from neuroshard.client.ranks import error_from_json, error_to_json
 from neuroshard.core.errors import NeuroshardError, NotFound, UsageError
 from neuroshard.core.plan import Plan, check_plan
@@ -16,7 +16,6 @@ from neuroshard.core.store_url import StoreUrl
 from neuroshard.files.access import Ints
 from neuroshard.files.row_orders import ids_in
 from neuroshard.store.deadline import within
-from neuroshard.store.open import open_store
 from neuroshard.store.releases import check_model
 from neuroshard.store.row_orders import rows_of
 from neuroshard.store.track import read_artifact
@@ -58,8 +57,7 @@ def _load(store_url: StoreUrl, model: str, digests: list[str], cache_dir: CacheD
     def left() -> float:
         return max(ends - time.monotonic(), 0.0)
 
-    store = within(left(), "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = cache_for(store, cache_dir)
+    store, cache = opened(store_url, cache_dir, left())
     lists = {} if cache is None else {digest: kept_list(cache, model, digest) for digest in digests}
     kept = {digest: data for digest, data in lists.items() if data is not None}
     found = dict(kept)
