@@ -240,10 +240,7 @@ class Sharing(NamedTuple):
     timeout_seconds: float
 
     def of(
-        self,
-        load: Callable[[], tuple[T, bytes]],
-        parse: Callable[[bytes], T],
-        check: Callable[[T, bytes], None],
+        self, load: Callable[[], tuple[T, bytes]], parse: Callable[[bytes], T], check: Callable[[T, bytes], None]
     ) -> T:
         """What `load` returns on rank 0 with its bytes, which every other rank parses, once `check` has passed on each of them.
         `check` runs on every rank, and only once rank 0 has loaded."""

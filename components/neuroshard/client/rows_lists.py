@@ -1,5 +1,3 @@
 """The earlier name of what is in neuroshard.client.rows, for trainers that import it."""
 
-from neuroshard.client.rows import hot_ids
-
-__all__ = ["hot_ids"]
+from neuroshard.client.rows import hot_ids as hot_ids

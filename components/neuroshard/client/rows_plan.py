@@ -1,5 +1,3 @@
 """The earlier name of what is in neuroshard.client.rows, for trainers that import it."""
 
-from neuroshard.client.rows import by_access
-
-__all__ = ["by_access"]
+from neuroshard.client.rows import by_access as by_access

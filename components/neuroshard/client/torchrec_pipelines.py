@@ -1,5 +1,3 @@
 """The earlier name of what is in neuroshard.client.torchrec, for trainers that import it."""
 
-from neuroshard.client.torchrec import check_pipeline
-
-__all__ = ["check_pipeline"]
+from neuroshard.client.torchrec import check_pipeline as check_pipeline

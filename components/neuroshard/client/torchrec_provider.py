@@ -1,5 +1,3 @@
 """The earlier name of what is in neuroshard.client.torchrec.provider, for trainers that import it."""
 
-from neuroshard.client.torchrec.provider import NeuroShardPlannerProvider
-
-__all__ = ["NeuroShardPlannerProvider"]
+from neuroshard.client.torchrec.provider import NeuroShardPlannerProvider as NeuroShardPlannerProvider

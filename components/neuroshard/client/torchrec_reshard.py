@@ -1,5 +1,3 @@
 """The earlier name of what is in neuroshard.client.checkpoint, for trainers that import it."""
 
-from neuroshard.client.checkpoint import reshard
-
-__all__ = ["reshard"]
+from neuroshard.client.checkpoint import reshard as reshard

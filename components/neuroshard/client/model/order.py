@@ -20,11 +20,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
 from torchrec.distributed.mc_embeddingbag import ShardedManagedCollisionEmbeddingBagCollection
-from torchrec.distributed.types import (
-    Awaitable,
-    LazyAwaitable,
-    ShardedModule,
-)
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
 from neuroshard.client.model.tables import check_module

@@ -19,12 +19,7 @@ from neuroshard.core.shapes import difference, shapes_of
 from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing, counted
 from neuroshard.core.value import shown
-from neuroshard.files.importers.torchrec_collections import (
-    UNSEEN,
-    find_collections,
-    unseen_collections,
-    weight_of,
-)
+from neuroshard.files.importers.torchrec_collections import UNSEEN, find_collections, unseen_collections, weight_of
 from neuroshard.files.importers.torchrec_collections import Collection as Collection
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of, id_map, inner_of, is_weighted
 

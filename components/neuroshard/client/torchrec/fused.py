@@ -121,7 +121,17 @@ def check_memory(
             )
 
 
-def check_trained(priced: Priced) -> None:
+def check_optimizers(priced: Priced, compute_kernel: str | None) -> None:
+    """Raise InvalidInput for tables that TorchRec cannot train with their optimizers, and warn of those that it trains otherwise.
+    Raises UsageError for a kernel that it cannot train them with."""
+    _check_trained(priced)
+    _check_id_maps(priced, compute_kernel)
+    _check_averaged(priced)
+    _warn_of_split_state(priced)
+    _warn_of_id_maps(priced)
+
+
+def _check_trained(priced: Priced) -> None:
     """Raise InvalidInput for a table that TorchRec cannot train with its optimizer. Of tables without a known one the plan says
     what state they have."""
     task, whose = priced.plan.task, priced.whose
@@ -141,7 +151,7 @@ def check_trained(priced: Priced) -> None:
             )
 
 
-def warn_of_split_state(priced: Priced) -> None:
+def _warn_of_split_state(priced: Priced) -> None:
     """Warn of column splits with optimizers, by table, that compute something of the row: its parts learn at different rates. Of
     tables without a known one the plan says whether it has state per row."""
     kinds, optimizers = priced.kinds, priced.optimizers
@@ -209,11 +219,12 @@ def warn_of_dense_optimizer(plan: Plan, dense_optimizer: DenseOptimizer | None) 
         )
 
 
+AVERAGED = ("sgd", "adagrad", "rowwise_adagrad")  # optimizers that DMPCollection can average
 # optimizers whose state `reset_embedding_weight_momentum` of FBGEMM sets back, or that have none
 SET_BACK = ("sgd", "rowwise_adagrad")
 
 
-def check_id_maps(priced: Priced, compute_kernel: str | None) -> None:
+def _check_id_maps(priced: Priced, compute_kernel: str | None) -> None:
     """Raise InvalidInput for what FBGEMM's CPU operators lack, and UsageError for a kernel that caches such tables."""
     on_cpus = priced.device_type == "cpu"
     for name, place in priced.places.items():
@@ -236,7 +247,7 @@ def check_id_maps(priced: Priced, compute_kernel: str | None) -> None:
             )
 
 
-def warn_of_id_maps(priced: Priced) -> None:
+def _warn_of_id_maps(priced: Priced) -> None:
     """Warn, in a line each, of id maps that leave ranks without ids, of rows whose new ids get moments of others, and of what no
     plan is priced for."""
     optimizers, collections, ranks = priced.optimizers, priced.collections, priced.plan.task.devices
@@ -267,4 +278,15 @@ def warn_of_id_maps(priced: Priced) -> None:
             tables,
             ": where a row goes to another id, TorchRec sets the row's weights back, but not its state of "
             f"{optimizer}, so the new id begins with moments of the old one; with rowwise_adagrad it sets back both",
+        )
+
+
+def _check_averaged(priced: Priced) -> None:
+    """Raise InvalidInput for a table whose replicas DMPCollection cannot average."""
+    optimizers = priced.optimizers
+    other = next((name for name, one in optimizers.items() if one not in AVERAGED), None)
+    if priced.plan.task.groups is not None and other is not None:
+        raise InvalidInput(
+            f"table {other!r} is trained by {optimizers[other]}, whose state DMPCollection cannot average (a KeyError: 'sum'), "
+            f"and {priced.whose} is for groups of ranks; train with {', '.join(AVERAGED)}, or search a plan without groups"
         )

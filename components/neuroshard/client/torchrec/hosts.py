@@ -191,9 +191,6 @@ def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None
         )
 
 
-AVERAGED = ("sgd", "adagrad", "rowwise_adagrad")  # optimizers that DMPCollection can average
-
-
 def dmp_collection(plan: Plan) -> dict[str, Any]:
     """The arguments of DMPCollection that a plan for groups of ranks decides. Raises InvalidInput for a plan without groups.
 
@@ -236,15 +233,4 @@ def check_groups(plan: Plan, size: int | None, whose: str) -> None:
         raise InvalidInput(
             f"{whose} is for {groups.text(planned)}, and the trainer has groups of {size}: search a plan with "
             f"--group-size {size}"
-        )
-
-
-def check_averaged(priced: Priced) -> None:
-    """Raise InvalidInput for a table whose replicas DMPCollection cannot average."""
-    optimizers = priced.optimizers
-    other = next((name for name, one in optimizers.items() if one not in AVERAGED), None)
-    if priced.plan.task.groups is not None and other is not None:
-        raise InvalidInput(
-            f"table {other!r} is trained by {optimizers[other]}, whose state DMPCollection cannot average (a KeyError: 'sum'), "
-            f"and {priced.whose} is for groups of ranks; train with {', '.join(AVERAGED)}, or search a plan without groups"
         )

@@ -24,28 +24,20 @@ from torchrec.distributed.types import (
 
 from neuroshard import __version__
 from neuroshard.client.load import check_world_size
-from neuroshard.client.model.tables import (
-    TablePlace,
-    collections_of,
-    match_tables,
-    warn_of_training,
-)
+from neuroshard.client.model.tables import TablePlace, collections_of, match_tables, warn_of_training
 from neuroshard.client.model.warn import warn, warn_of
 from neuroshard.client.rows.held import check_by_access
 from neuroshard.client.torchrec.collectives import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec.fused import (
-    check_id_maps,
     check_memory,
-    check_trained,
+    check_optimizers,
     in_backward,
     of_step,
     warn_of_copies,
     warn_of_dense_optimizer,
-    warn_of_id_maps,
     warn_of_several,
-    warn_of_split_state,
 )
-from neuroshard.client.torchrec.hosts import check_averaged, check_groups, check_hosts, check_topology, gpus_of_host
+from neuroshard.client.torchrec.hosts import check_groups, check_hosts, check_topology, gpus_of_host
 from neuroshard.client.torchrec.priced import InBackward, Priced
 from neuroshard.client.torchrec.shards import (
     GEOMETRY,
@@ -63,7 +55,7 @@ from neuroshard.client.torchrec.splits import check_processors, check_sequences,
 from neuroshard.client.torchrec.tiers import (
     DEFAULT_LOAD_FACTOR,
     check_caches,
-    check_no_kernel,
+    check_kernel,
     kernels,
     sharing_caches,
     tier_of,
@@ -75,9 +67,7 @@ from neuroshard.client.torchrec.trainer import (
     optimizers_of,
     settings_of,
     sharders_by_path,
-    warn_of_configs,
-    warn_of_settings,
-    warn_of_sharders,
+    warn_of_trainer,
     warn_of_versions,
 )
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -89,16 +79,13 @@ from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing
-from neuroshard.core.tiers import BY_KERNEL, TIERS
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.topology import topology_of
 from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
 from neuroshard.files.importers.torchrec_tables import configs_of, has_own_operator, tables_of
 
 DEVICE_TYPES = ("cpu", "cuda")
-# Kernels of tiers train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
-# inference, and those of key-value and virtual tables need stores that FBGEMM's public packages lack (FBGEMM#5666).
-IN_DEVICE_MEMORY = TIERS["hbm"].kernel
 
 
 def to_torchrec(
@@ -151,7 +138,7 @@ def to_torchrec(
     """
     check_plan(plan)
     device_type = device_type_of(device_type)
-    _check_compute_kernel(plan, compute_kernel)
+    check_kernel(plan, compute_kernel)
     if local_world_size is not None and (local_world_size := whole_number("local_world_size", local_world_size)) < 1:
         raise UsageError(
             f"local_world_size is {local_world_size}, but a host has 1 rank or more; leave it out for torchrun's"
@@ -184,9 +171,7 @@ def to_torchrec(
     check_sequences(priced)
     check_processors(priced)
     priced = priced._replace(settings=settings_of(priced))
-    optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
-    optimizers |= optimizers_of(priced, optimizer)
-    optimizers |= {name: found.optimizer for name, found in applied.items() if not kinds[name].copied}
+    optimizers = optimizers_of(priced, optimizer)
     trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(priced))
     if optimizers or dense or trained is not plan:
         now = trained.task
@@ -194,15 +179,9 @@ def to_torchrec(
         with_copies = whole.parted.model_copy(update=own)
         check_memory(trained.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense)
     priced = priced._replace(plan=trained, optimizers=optimizers)
-    check_trained(priced)
-    check_id_maps(priced, compute_kernel)
-    check_averaged(priced)
-    warn_of_split_state(priced)
-    warn_of_id_maps(priced)
+    check_optimizers(priced, compute_kernel)
     check_caches(priced)
-    warn_of_settings(priced)
-    warn_of_sharders(priced)
-    warn_of_configs(priced)
+    warn_of_trainer(priced)
     warn_of_codecs(priced, outputs_of(priced), qcomms(plan, device_type))
     warn_of_dense_optimizer(plan, dense)
     warn_of_several(priced)
@@ -211,7 +190,7 @@ def to_torchrec(
         what, or_else = wrong
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
-    held = kernels(trained, compute_kernel or IN_DEVICE_MEMORY, device_type)
+    held = kernels(trained, compute_kernel or TIERS["hbm"].kernel, device_type)
     local = gpus_of_host(plan, local_world_size) if device_type == "cuda" else 1
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for name, kind in kinds.items():
@@ -231,28 +210,6 @@ def device_type_of(given: str | None) -> str:
     if given not in DEVICE_TYPES:
         raise UsageError(f"device_type {given!r} is none of {', '.join(DEVICE_TYPES)}")
     return given
-
-
-def _check_compute_kernel(plan: Plan, kernel: str | None) -> None:
-    """Raise UsageError for one that does not train as planned, and warn of one that does, at another cost."""
-    if kernel is None:
-        return
-    check_no_kernel(plan, kernel)
-    if kernel not in BY_KERNEL:
-        raise UsageError(
-            f"compute_kernel {kernel!r} is none of {', '.join(BY_KERNEL)}, which train a plan's tables with a fused "
-            "optimizer"
-        )
-    if kernel != IN_DEVICE_MEMORY and plan.task.groups is not None:
-        raise UsageError(
-            f"compute_kernel {kernel!r} keeps tables in host memory, and the plan is for groups of ranks: DMPCollection averages "
-            "replicas without writing back what caches hold; leave it out"
-        )
-    if kernel != IN_DEVICE_MEMORY:
-        warn(
-            f"compute_kernel {kernel!r} keeps tables in host memory, but the plan's costs and memory are those of device memory "
-            "(fused)"
-        )
 
 
 def _sharding_types(

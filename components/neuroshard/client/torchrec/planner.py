@@ -68,11 +68,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._sharding_plan(loaded, module, sharders, world_size)
 
     def _sharding_plan(
-        self,
-        loaded: Plan,
-        module: nn.Module,
-        sharders: Sequence[ModuleSharder[nn.Module]],
-        world_size: int | None,
+        self, loaded: Plan, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int | None
     ) -> ShardingPlan:
         given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size, "sharders": sharders})
         self.loaded, self._module, self._given = loaded, weakref.ref(module), given

@@ -94,11 +94,7 @@ class _PlannerOfRequest(NeuroShardPlanner):
     request: ShardingPlanRequest
 
     def _sharding_plan(
-        self,
-        loaded: Plan,
-        module: nn.Module,
-        sharders: Sequence[ModuleSharder[nn.Module]],
-        world_size: int | None,
+        self, loaded: Plan, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int | None
     ) -> ShardingPlan:
         given = super()._sharding_plan(loaded, module, sharders, world_size)
         request, on_gpus = self.request, self.topology.compute_device != "cpu"

@@ -28,13 +28,31 @@ from neuroshard.core.value import shown
 DEFAULT_LOAD_FACTOR = 0.2  # of FBGEMM's caches (`cache_load_factor` of SplitTableBatchedEmbeddingBagsCodegen, 1.8)
 
 
-def check_no_kernel(plan: Plan, compute_kernel: str | None) -> None:
-    """Raise UsageError where a `compute_kernel` is given for a plan that says the kernel of each table."""
-    rules = plan.task.constraints.beyond_hbm
-    if rules and compute_kernel is not None:
+def check_kernel(plan: Plan, kernel: str | None) -> None:
+    """Raise UsageError for a `compute_kernel` that does not train as planned, and warn of one that does, at another cost."""
+    rules, in_hbm = plan.task.constraints.beyond_hbm, TIERS["hbm"].kernel
+    if kernel is None:
+        return
+    if rules:
         raise UsageError(
-            f"compute_kernel is {compute_kernel!r}, but the plan says of each table where it lies, and has "
+            f"compute_kernel is {kernel!r}, but the plan says of each table where it lies, and has "
             f"{counted(len(rules), 'table')} ({first_few(list(rules))}) beyond HBM; leave compute_kernel out"
+        )
+    # Of TorchRec's others, dense has a gradient as large as the table, quant is for inference, and those of key-value and virtual
+    # tables need stores that FBGEMM's public packages lack (FBGEMM#5666).
+    if kernel not in BY_KERNEL:
+        raise UsageError(
+            f"compute_kernel {kernel!r} is none of {', '.join(BY_KERNEL)}, which train a plan's tables with a fused optimizer"
+        )
+    if kernel != in_hbm and plan.task.groups is not None:
+        raise UsageError(
+            f"compute_kernel {kernel!r} keeps tables in host memory, and the plan is for groups of ranks: DMPCollection averages "
+            "replicas without writing back what caches hold; leave it out"
+        )
+    if kernel != in_hbm:
+        warn(
+            f"compute_kernel {kernel!r} keeps tables in host memory, but the plan's costs and memory are those of device memory "
+            f"({in_hbm})"
         )
 
 

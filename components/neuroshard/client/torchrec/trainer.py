@@ -130,14 +130,17 @@ def _fault(key: str, value: object) -> str:
 
 
 def optimizers_of(priced: Priced, optimizer: str | None) -> dict[str, str]:
-    """The optimizer in the sharders' `fused_params`, by table, of those that have none applied in backward.
+    """The optimizer of each table whose optimizer is known: what is applied in backward, else what the sharders' `fused_params`
+    say, else the trainer's `optimizer`.
 
     Raises UsageError where `optimizer` is another. Warns of one whose state we do not know.
     """
-    found, by_path = dict[str, str](), priced.by_path
+    found, by_path = {} if optimizer is None else dict.fromkeys(priced.places, optimizer), priced.by_path
     unknown: dict[str, object] = {}
     for name in priced.fused:
         place = priced.places[name]
+        if name in priced.applied:
+            found[name] = priced.applied[name].optimizer
         if name in priced.applied or place.path not in by_path:
             continue
         given, sharder = _optimizer(priced.settings[name]), type(by_path[place.path]).__name__
@@ -251,7 +254,14 @@ def as_trained(
     return plan.model_copy(update={"task": task})
 
 
-def warn_of_settings(priced: Priced) -> None:
+def warn_of_trainer(priced: Priced) -> None:
+    """Warn of what a trainer's sharders and the configs of its model make of a plan that was not priced for it."""
+    _warn_of_settings(priced)
+    _warn_of_sharders(priced)
+    _warn_of_configs(priced)
+
+
+def _warn_of_settings(priced: Priced) -> None:
     """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec/collectives.py."""
     by_key: dict[str, list[str]] = {}
     ignored: dict[tuple[str, str], list[str]] = {}  # by setting, and by why
@@ -350,7 +360,7 @@ def _operators_apart(names: Sequence[str], priced: Priced) -> tuple[int, int]:
     return more.index(max(more)), max(more)
 
 
-def warn_of_sharders(priced: Priced) -> None:
+def _warn_of_sharders(priced: Priced) -> None:
     """Warn of sharders that look up each id of a batch once, and of modules whose copies are not kept alike."""
     for path, sharder in priced.by_path.items():
         names = [name for name in priced.fused if priced.places[name].path == path]
@@ -368,7 +378,7 @@ def warn_of_sharders(priced: Priced) -> None:
             )
 
 
-def warn_of_configs(priced: Priced) -> None:
+def _warn_of_configs(priced: Priced) -> None:
     """Warn of tables whose configs make TorchRec run more than the plan was priced for."""
     by_name = {name: priced.places[name].config for name in priced.fused}
     # TorchRec 1.9 lets the tables that a program names win over the configs
