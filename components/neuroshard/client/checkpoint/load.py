@@ -145,7 +145,10 @@ def saved_plan(checkpoint: str | os.PathLike[str], *, storage_reader: StorageRea
         inside = {str(path[0]) for path in paths.values()} if type(reader) is not Together else ()
         if isinstance(reader, FileSystemReader) and (again := parts_of(reader, inside)):
             raise _twice(checkpoint, again)
-        asked = [key for key in metadata.state_dict_metadata if _may_be_plan(paths.get(key, (key,)))]
+        where = {key: paths.get(key, (key,)) for key in metadata.state_dict_metadata}
+        asked = [
+            key for key, path in where.items() if path[-1] == PLAN and len(path) <= 3
+        ]  # a folder, and a level down
         if not asked:
             return None
         with warnings.catch_warnings():
@@ -165,10 +168,6 @@ def saved_plan(checkpoint: str | os.PathLike[str], *, storage_reader: StorageRea
                 "folder of one checkpoint"
             )
     return str(next(iter(plans.values()))) if plans else None
-
-
-def _may_be_plan(path: Sequence[object]) -> bool:
-    return path[-1] == PLAN and len(path) <= 3  # a folder, and a level down
 
 
 def _is_digest(value: object) -> bool:
@@ -316,7 +315,7 @@ class _Resharding(DefaultLoadPlanner):
             key: _rectangles(shard.metadata for shard in self.state_dict[key].local_shards())
             for key in weights.values()
         }
-        return LoadPlan(items, planner_data=_RankState(tuple(self.state_dict), shards, copies))
+        return LoadPlan(items, planner_data=(tuple(self.state_dict), shards, copies))
 
     def _tables(self, saved: "_Saved") -> dict[str, str]:
         """The keys of the state's tables, by the last part of their path. Raises InvalidInput where two models have a table of
@@ -341,10 +340,10 @@ class _Resharding(DefaultLoadPlanner):
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """On one rank, for all: a rank's state may lack the tables of others. Raises InvalidInput, which all ranks get."""
         saved, keys, shards, copies = self._saved(), set[str](), dict[str, list[_Rectangle]](), set[str]()
-        for state in (plan.planner_data for plan in global_plan):
-            keys |= set(state.keys)
-            copies |= state.copies
-            for key, rectangles in state.shards.items():
+        for keys_there, shards_there, copies_there in (plan.planner_data for plan in global_plan):
+            keys |= set(keys_there)
+            copies |= copies_there
+            for key, rectangles in shards_there.items():
                 shards.setdefault(key, []).extend(rectangles)
         if not shards and not copies:
             raise InvalidInput("the state has no weights of sharded tables; give it model.state_dict()")
@@ -354,7 +353,7 @@ class _Resharding(DefaultLoadPlanner):
             _check_plan(self.old, {key: saved.rectangles(key) for key in (*shards, *copies)}, copies, self.whose)
         if self.new is not None:
             _check_copies(self.new, shards, copies)
-            whole = {key: [_whole(saved.shape(key))] for key in copies}
+            whole = {key: [_rectangle((0, 0), saved.shape(key))] for key in copies}
             _check_plan(self.new, shards | whole, copies, "the model")
         return [replace(plan, planner_data=None) for plan in global_plan]
 
@@ -505,14 +504,6 @@ class _Resharding(DefaultLoadPlanner):
     def _saved(self) -> "_Saved":
         assert self.metadata is not None
         return _Saved(self.metadata, self.whose, self.with_moments)
-
-
-class _RankState(NamedTuple):
-    """The keys of a rank's state, its shards by key of the weights, and the keys of copied tables' weights."""
-
-    keys: tuple[str, ...]
-    shards: dict[str, list[_Rectangle]]
-    copies: set[str]
 
 
 class _Saved:
@@ -672,7 +663,8 @@ def _check_plan(tables: _Tables, held: Mapping[str, Sequence[_Rectangle]], copie
         parts = shards[table.name][:1] if table.name in tables.copied else joined(shards[table.name])
         wanted = sorted(_Rectangle(s.row_offset, s.rows, s.column_offset, s.dim) for s in parts)
         if there != wanted:
-            other, planned = next(_differing(there, wanted))
+            pairs = (pair for pair in zip(there, wanted, strict=False) if pair[0] != pair[1])
+            other, planned = next(pairs, (there[-1], wanted[-1]))
             raise InvalidInput(
                 f"table {table.name!r} is in {counted(len(there), 'shard')} ({other}) in {whose}, but in {len(wanted)} "
                 f"({planned}) by {name}: give the plan that it was sharded by"
@@ -690,12 +682,6 @@ def _check_copies(tables: _Tables, shards: Collection[str], copies: Collection[s
                 f"table {_table_of(key)!r} is {here} in the model, but {there} by plan {tables.plan.digest()[:12]}: give the "
                 "plan that it was sharded by"
             )
-
-
-def _differing(one: Sequence[_Rectangle], other: Sequence[_Rectangle]) -> Iterator[tuple[_Rectangle, _Rectangle]]:
-    """The first shards that differ; the last ones where one has more."""
-    yield from (pair for pair in zip(one, other, strict=False) if pair[0] != pair[1])
-    yield one[-1], other[-1]
 
 
 def _module_of(key: str) -> str:
@@ -734,10 +720,6 @@ def _is_fused_moment(weight: str, name: str) -> bool:
     """Whether a value of a weight's state is a fused optimizer's, `TABLE.momentum1`; a dense one's, of a copy, is `exp_avg` or
     the like."""
     return is_key_of_table(weight) and name.startswith(f"{_table_of(weight)}.")
-
-
-def _whole(shape: Sequence[int]) -> _Rectangle:
-    return _Rectangle(0, shape[0], 0, shape[1])
 
 
 def _zero(state: object) -> None:

@@ -6,7 +6,7 @@ position (`values()`, or a loop over a dictionary) read other columns under anot
 by key, or by `KeyedTensor.regroup`, are right under any plan; so are all layers after `keep_output_order(model)`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -55,13 +55,8 @@ def keep_output_order(model: M, order: Mapping[str, Sequence[str]] | None = None
     Raises UsageError for a model without a sharded collection, and for a sharded module that is none, by path and class;
     InvalidInput for an order that lacks a collection or has other keys.
     """
-    collections = dict(collections_in(model))
-    sharded = {path: each for path, each in collections.items() if isinstance(each, (*SHARDED, ShardedModule))}
-    if not sharded:
-        raise UsageError(
-            f"the {type(model).__name__} has no sharded collection in it; call keep_output_order(model) on what "
-            "DistributedModelParallel returns"
-        )
+    sharded = {path: each for path, each in collections_in(model) if isinstance(each, (*SHARDED, ShardedModule))}
+    check_sharded(model, sharded, "keep_output_order")
     wanted = {path: _own_order(collection) for path, collection in sharded.items()}
     if order is not None:
         wanted = {path: _checked(path, order.get(path), own) for path, own in wanted.items()}
@@ -155,6 +150,15 @@ def collections_in(module: nn.Module, path: str = "", seen: set[int] | None = No
         for name, child in module.named_children():
             below = path if isinstance(module, WRAPPERS) else f"{path}.{name}" if path else name
             yield from collections_in(child, below, seen)
+
+
+def check_sharded(model: nn.Module, sharded: Sized, caller: str) -> None:
+    """Raise UsageError for a model without sharded collections."""
+    if not sharded:
+        raise UsageError(
+            f"the {type(model).__name__} has no sharded collection in it; call {caller}(model) on what DistributedModelParallel "
+            "returns"
+        )
 
 
 def inner_of(collection: Any) -> Any:

@@ -18,7 +18,14 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingType
 
-from neuroshard.client.model.order import SHARDED, SHARDED_MAPPED, collections_in, inner_of, sharded_configs
+from neuroshard.client.model.order import (
+    SHARDED,
+    SHARDED_MAPPED,
+    check_sharded,
+    collections_in,
+    inner_of,
+    sharded_configs,
+)
 from neuroshard.client.rows.sharded import ShardedCollectionByAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.sharding import SHARDINGS
@@ -50,11 +57,7 @@ def check_batches(model: M, *, values_of_first: int = 0, values_every: int = 0) 
         )
     kinds = (*SHARDED, ShardedCollectionByAccess)
     sharded = [(path, each) for path, each in collections_in(model) if isinstance(each, kinds)]
-    if not sharded:
-        raise UsageError(
-            f"the {type(model).__name__} has no sharded collection in it; call check_batches(model) on what "
-            "DistributedModelParallel returns"
-        )
+    check_sharded(model, sharded, "check_batches")
     for path, collection in sharded:
         found = [hook for hook in collection._forward_pre_hooks.values() if isinstance(hook, _Checked)]
         if not found:
