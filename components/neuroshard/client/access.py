@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from torchrec import KeyedJaggedTensor
 
-MOST_BATCHES = (
-    256  # of a trace; every second leaves where there are as many, and half as many are recorded from then on
-)
+MOST_BATCHES = 256  # of a trace; every second leaves where there are as many, and half as many are recorded then
 FEWEST_BATCHES = 64  # after which a write begins a new trace
 MOST_BYTES = 64 * 2**20  # of a trace; a write needs three times as much host memory for a moment
 WRITE_SECONDS = 300.0  # of a store, for all requests

@@ -184,10 +184,7 @@ def _load_digest(store: Store, model: str, digest: str, cache: FolderStore | Non
 
 def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> Published:
     """The live plan, by `ends` of time.monotonic."""
-    for is_last in (
-        False,
-        True,
-    ):  # another rank of this host may have cached a later release meanwhile: then read again
+    for again in (True, False):  # another rank of this host may have cached a later release since: then read again
         try:
             live, published = _within(ends - time.monotonic(), store, lambda: _read(store, model))
         except Unreachable as error:
@@ -197,7 +194,7 @@ def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> P
         newer = _keep(cache, live, published) if cache is not None else None
         if newer is None:
             break
-        if is_last:
+        if not again:
             warnings.warn(
                 f"{store.url}: release {live.release.number} ({live.release.time}) is live, but release {newer.number} "
                 f"({newer.time}) was when it was loaded here before: the store answers with an old copy, or live.json was "

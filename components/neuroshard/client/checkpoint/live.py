@@ -37,7 +37,7 @@ from neuroshard.client.checkpoint.in_memory import InMemory, gathered, leaving
 from neuroshard.client.checkpoint.load import is_key_of_table, load_resharded
 from neuroshard.client.checkpoint.unsharded import holders_of, sharded_collections, unsharded
 from neuroshard.client.model.order import SHARDED_MAPPED, inner_of, keep_output_order, output_order
-from neuroshard.client.model.tables import HOOKS, collections_of, match_tables
+from neuroshard.client.model.tables import HOOKS, collections_of, places_of
 from neuroshard.client.model.warn import sharded_tensors_allowed, warn
 from neuroshard.client.ranks import TIMEOUT_SECONDS, Channel, Sharing, Words, parts_of, prefix_of
 from neuroshard.client.torchrec import to_torchrec
@@ -235,11 +235,8 @@ class _Job:
                 f"table {held!r} is held by access in {whose}, and reshard cannot move such tables; {_AGAIN}"
             )
         if self.model.model_trackers or self.model._env.output_dtensor:
-            what = (
-                "trackers (model_tracker_configs)"
-                if self.model.model_trackers
-                else "state in DTensors (output_dtensor)"
-            )
+            trackers, dtensors = "trackers (model_tracker_configs)", "state in DTensors (output_dtensor)"
+            what = trackers if self.model.model_trackers else dtensors
             raise InvalidInput(f"the model has {what}, which reshard cannot keep; {_AGAIN}")
         collections = sharded_collections(self.model)
         for pipeline in self.pipelines:
@@ -256,7 +253,7 @@ class _Job:
                 f"{whose} holds module {mapped!r} with another kernel than now, and reshard leaves tables that give rows to "
                 f"ids as they train (managed collisions) where they are; {_AGAIN}"
             )
-        places = match_tables(task.tables, collections_of(self.unsharded), whose)
+        places = places_of(task.tables, collections_of(self.unsharded), whose)
         self.tables = {name for name, place in places.items() if place.path in self.old}
         self.copies.check(_copies(self.old, before), _copies(self.old, self.after))
         for pipeline in self.pipelines:
@@ -431,9 +428,7 @@ class _Job:
         for path, old in self.old.items():
             for name in HOOKS:
                 setattr(self.new[path], name, getattr(old, name))
-            for (
-                module
-            ) in old.modules():  # position weights: row-wise sharding makes places into weights before each use
+            for module in old.modules():  # row-wise sharding makes places into position weights before each use
                 if hasattr(module, "_pre_processed"):
                     module._pre_processed = False
             self.model.plan.plan[path] = self.after[path]

@@ -29,6 +29,8 @@ from neuroshard.core.plan import Plan, shard_memory
 from neuroshard.core.store_url import StoreUrl
 from neuroshard.files.importers.torchrec_collections import weight_of
 
+Sharders = Sequence[ModuleSharder[nn.Module]]
+
 
 class NeuroShardPlanner(ShardingPlanner):
     """The live plan of a store where TorchRec wants a planner: `planner.collective_plan(model, sharders, pg)`.
@@ -68,7 +70,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._sharding_plan(loaded, module, sharders, world_size)
 
     def _sharding_plan(
-        self, loaded: Plan, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int | None
+        self, loaded: Plan, module: nn.Module, sharders: Sharders, world_size: int | None
     ) -> ShardingPlan:
         given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size, "sharders": sharders})
         self.loaded, self._module, self._given = loaded, weakref.ref(module), given

@@ -6,7 +6,6 @@ executor = DefaultPlannerExecutor(NeuroShardPlannerProvider("s3://bucket/prefix"
 results = DryRunOrchestrator(executor).plan(request, PlannerSessionContext(request=request, results={}))
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -28,10 +27,10 @@ from torchrec.distributed.planner.types import (
     StorageReservation,
     Topology,
 )
-from torchrec.distributed.types import ModuleSharder, PipelineType, ShardingPlan
+from torchrec.distributed.types import PipelineType, ShardingPlan
 
 from neuroshard.client.model.warn import warn
-from neuroshard.client.torchrec.planner import NeuroShardPlanner, rank_storage
+from neuroshard.client.torchrec.planner import NeuroShardPlanner, Sharders, rank_storage
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline
@@ -94,7 +93,7 @@ class _PlannerOfRequest(NeuroShardPlanner):
     request: ShardingPlanRequest
 
     def _sharding_plan(
-        self, loaded: Plan, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]], world_size: int | None
+        self, loaded: Plan, module: nn.Module, sharders: Sharders, world_size: int | None
     ) -> ShardingPlan:
         given = super()._sharding_plan(loaded, module, sharders, world_size)
         request, on_gpus = self.request, self.topology.compute_device != "cpu"

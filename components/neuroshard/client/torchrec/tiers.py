@@ -129,9 +129,8 @@ def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) ->
     if not TIERS[tier].cached:
         return {"tier": tier}
     params = parameter.cache_params or CacheParams()
-    factor: object = (
-        DEFAULT_LOAD_FACTOR if params.load_factor is None else params.load_factor
-    )  # TorchRec checks no types
+    # TorchRec checks no types
+    factor: object = DEFAULT_LOAD_FACTOR if params.load_factor is None else params.load_factor
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise InvalidInput(
             f"table {table.name!r} has load factor {shown(factor)}; it must be a number above 0 and at most 1"

@@ -58,10 +58,8 @@ _ENUMS = {
     if isinstance(kind, type) and issubclass(kind, Enum)
 }
 
-_INSIDE = (
-    "_ebc_sharder",
-    "_e_sharder",
-)  # of feature processors and of managed collisions: the one of the collection inside
+# of feature processors and of managed collisions: the one of the collection inside
+_INSIDE = ("_ebc_sharder", "_e_sharder")
 
 
 def sharders_by_path(
