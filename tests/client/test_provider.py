@@ -257,11 +257,7 @@ class Ranker(nn.Module):
         torch.manual_seed(0)
         configs = [
             EmbeddingBagConfig(
-                name=t.name,
-                num_embeddings=t.rows,
-                embedding_dim=t.dim,
-                feature_names=[t.name],
-                pooling=PoolingType.SUM,
+                name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], pooling=PoolingType.SUM
             )
             for t in TABLES
         ]

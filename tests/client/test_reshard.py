@@ -65,8 +65,7 @@ BAGS_ONLY = plan(  # the sequences and the position weights of ONE
     copied={"tiny"},
 )
 NO_COPY = plan(
-    2,
-    {"shared": [(16, 0)], "wide": [], "tiny": [(8, 1)], "read": [(16, 1)], "seen": [(8, 0), (8, 1)], "placed": []},
+    2, {"shared": [(16, 0)], "wide": [], "tiny": [(8, 1)], "read": [(16, 1)], "seen": [(8, 0), (8, 1)], "placed": []}
 )
 NO_COPY_EITHER = plan(
     2,

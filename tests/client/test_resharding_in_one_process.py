@@ -182,12 +182,7 @@ def without_weights() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("old", "new", "plans", "facts"),
     [
-        (
-            partial(state, HALVES, kind="none"),
-            partial(state, HALVES),
-            {},
-            (MOMENT, "another model or optimizer"),
-        ),
+        (partial(state, HALVES, kind="none"), partial(state, HALVES), {}, (MOMENT, "another model or optimizer")),
         (partial(state, HALVES), partial(state, HALVES, kind="none"), {}, ("t.momentum1", "which the state lacks")),
         (partial(state, HALVES), partial(state, HALVES, kind="element"), {}, ("12", "6 x 16", "another optimizer")),
         (partial(state, HALVES), without_weights, {}, (MOMENT, "'t'", "without the weights")),

@@ -32,10 +32,7 @@ from neuroshard.files.plan import read_plan
 from neuroshard.files.traces import Lookups, Traces, write_traces
 
 ROWS, BATCH, STEPS = {"clicks": 120_001, "ads": 3001, "seen": 2003}, 64, 6
-RULES = [
-    {"match": "seen", "rows_by_access": {"hot_rows": 100}},
-    {"match": "seen/hot", "data_parallel": True},
-]
+RULES = [{"match": "seen", "rows_by_access": {"hot_rows": 100}}, {"match": "seen/hot", "data_parallel": True}]
 
 
 class Model(nn.Module):

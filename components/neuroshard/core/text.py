@@ -29,11 +29,6 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
-def and_more(some: Sequence[object]) -> str:
-    """` (and 2 more)`, after the first of several."""
-    return f" (and {len(some) - 1} more)" if len(some) > 1 else ""
-
-
 def short_name(name: str) -> str:
     """A cost model's name as people read it: the first 12 digits of a digest, any other name whole."""
     return name[:12] if re.fullmatch(r"[0-9a-f]{64}", name) else name

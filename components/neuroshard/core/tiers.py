@@ -16,13 +16,12 @@ BeyondHbmTier = Literal["cached", "host"]
 
 
 class TierFacts(NamedTuple):
-    """A tier as everybody names it: TorchRec's compute kernel, FBGEMM's EmbeddingLocation on a GPU, whether the elements are in
-    host memory, whether a cache is before them, and words."""
+    """A tier as everybody names it."""
 
-    kernel: str
-    place: str
-    in_host: bool
-    cached: bool
+    kernel: str  # TorchRec's compute kernel
+    place: str  # FBGEMM's EmbeddingLocation, on a GPU
+    in_host: bool  # elements are in host memory
+    cached: bool  # behind a cache in HBM
     words: str
 
 
@@ -82,13 +81,9 @@ def operator_bytes(parts: Sequence[tuple[Part, Tier]], cache: Cache | None = Non
     hbm = host = 0
     for part, tier in parts:
         weights, state, *_ = part.memory()
-        by_row = part.rows * part.table.optimizer_bytes_per_row
-        hbm += by_row
-        elements = weights + state - by_row
-        if TIERS[tier].in_host:
-            host += elements
-        else:
-            hbm += elements
+        beyond = weights + state - part.rows * part.table.optimizer_bytes_per_row if TIERS[tier].in_host else 0
+        hbm += weights + state - beyond
+        host += beyond
     cached = [part for part, tier in parts if TIERS[tier].cached]
     if not cached:
         return TierBytes(hbm, host)

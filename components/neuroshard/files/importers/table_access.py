@@ -320,10 +320,8 @@ def keyed_in(batch: object, where: str) -> list[tuple[str | None, Any]]:
     """The KeyedJaggedTensors of a batch: one, several, or a dict of them, with their names there. Raises InvalidInput."""
     batch = as_keyed(batch)
     some = batch if isinstance(batch, list | tuple) else [batch]
-    several: list[tuple[str | None, Any]] = (
-        [*batch.items()] if isinstance(batch, Mapping) else [(None, one) for one in some]
-    )
-    several = [(name, as_keyed(one)) for name, one in several]
+    named = batch.items() if isinstance(batch, Mapping) else ((None, one) for one in some)
+    several: list[tuple[str | None, Any]] = [(name, as_keyed(one)) for name, one in named]
     for _, one in several:
         if not all(hasattr(one, name) for name in ("keys", "values", "offsets", "offset_per_key", "stride_per_key")):
             raise InvalidInput(
@@ -333,21 +331,16 @@ def keyed_in(batch: object, where: str) -> list[tuple[str | None, Any]]:
             raise InvalidInput(
                 f"{where} has a batch size for each feature, which is not supported; give batches before that"
             )
-    sizes = [*dict.fromkeys(one.stride() for _, one in several)]
+    sizes = [f"{size:,}" for size in dict.fromkeys(one.stride() for _, one in several)]
     if len(sizes) != 1:
-        of = (
-            f"KeyedJaggedTensors of {' and '.join(f'{size:,}' for size in sizes)}"
-            if sizes
-            else "no KeyedJaggedTensor, so no"
-        )
+        of = f"KeyedJaggedTensors of {' and '.join(sizes)}" if sizes else "no KeyedJaggedTensor, so no"
         raise InvalidInput(f"{where} has {of} samples")
     return several
 
 
 def _features(batch: object, where: str) -> tuple[dict[str, Ints], int]:
     """Row numbers by feature, and the samples of a batch. Raises InvalidInput."""
-    ids: dict[str, Ints] = {}
-    samples = 0
+    ids, samples = dict[str, Ints](), 0
     for _, kjt in keyed_in(batch, where):
         samples = kjt.stride()
         values, ends = kjt.values().detach(), kjt.offset_per_key()
