@@ -109,8 +109,10 @@ class InMemory(StorageReader):
         return True
 
 
-def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
-    """What every rank has."""
+def gathered(group: dist.ProcessGroup | None, mine: Any) -> list[Any]:
+    """What every rank has; without torch.distributed, this process."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [mine]
     every: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(every, mine, group=group)
     return every

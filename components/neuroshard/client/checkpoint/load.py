@@ -44,9 +44,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
+from neuroshard.client.checkpoint.in_memory import gathered
 from neuroshard.client.checkpoint.saved import METADATA_FILE, SavedMaps, SavedOrders, Together, is_there, parts_of
 from neuroshard.client.load import check_world_size
-from neuroshard.client.model.warn import sharded_tensors_allowed, warn
+from neuroshard.client.model.warn import and_more, sharded_tensors_allowed, warn
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan, check_plan
@@ -120,8 +121,7 @@ def load_resharded(
     if other := orders.difference():
         warn(other)
     for left, so in planner.left.items():
-        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
-        warn(f"checkpoint {checkpoint} has {left[0]!r}{more}, which the state lacks: {so}")
+        warn(f"checkpoint {checkpoint} has {left[0]!r}{and_more(left)}, which the state lacks: {so}")
     return tuple(sorted(planner.inexact_tables()))
 
 
@@ -203,10 +203,7 @@ def _reader(
         mine = [METADATA_FILE, *parts_of(reader, state)] if is_there(reader) else parts_of(reader)
     except Exception:  # of a store, which reading names again; no rank must wait for this one
         mine = [METADATA_FILE]
-    every = [mine]
-    if dist.is_available() and dist.is_initialized():
-        every = [mine] * dist.get_world_size(group)
-        dist.all_gather_object(every, mine, group=group)
+    every = gathered(group, mine)
     for rank, found in enumerate(every):
         if found == every[0] and METADATA_FILE in found[:1] and found[1:]:
             raise _twice(checkpoint, found[1:])

@@ -20,6 +20,7 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ParameterSharding
 
+from neuroshard.client.checkpoint.in_memory import gathered
 from neuroshard.client.model.order import collections_in
 from neuroshard.client.rows.collection import TableRows
 from neuroshard.client.rows.sharded import ShardedCollectionByAccess
@@ -132,8 +133,7 @@ class _Tables:
         held: TableRows = self.collection.rows.held[table]
         names = [held.name_of(table, part) for part in held.parts]
         kinds = sorted({kind for name in names for kind in self.found.get(name, {})})
-        every: list[list[str]] = [[] for _ in range(dist.get_world_size(self.collection.group))]
-        dist.all_gather_object(every, kinds, group=self.collection.group)
+        every: list[list[str]] = gathered(self.collection.group, kinds)
         return {
             kind: {name: self.found[name][kind] for name in names if kind in self.found.get(name, {})}
             for kind in sorted({kind for of_rank in every for kind in of_rank})
@@ -219,9 +219,9 @@ class _Moving:
     def check_whole(self, kind: str, held: Mapping[str, Any], whole: ShardedTensor | None) -> None:
         """Raise InvalidInput, on all ranks, unless every rank has what `from_ids` brings back."""
         by_row, _ = self._like(kind, held)
-        given, every = _by_offsets(whole), [False] * self.ranks
+        given = _by_offsets(whole)
         lacks = any(self._at(number, by_row) not in given for number in range(len(self.columns)))
-        dist.all_gather_object(every, lacks and self._block(self.rank)[1] > 0, group=self.group)
+        every = gathered(self.group, lacks and self._block(self.rank)[1] > 0)
         if any(every):
             raise InvalidInput(
                 f"the state lacks {kind} of table {self.table!r} on rank {every.index(True)}; give what model_state(model) "
@@ -247,9 +247,7 @@ class _Moving:
     def _like(self, kind: str, held: Mapping[str, Any]) -> tuple[bool, torch.dtype]:
         """Whether the tensors of this kind have one number for each row, and their type, as the ranks that have one say."""
         mine = next(((tensor.dim(), tensor.dtype) for value in held.values() for tensor in _locals(value)), None)
-        every: list[tuple[int, torch.dtype] | None] = [None] * self.ranks
-        dist.all_gather_object(every, mine, group=self.group)
-        dimensions, dtype = next(each for each in every if each is not None)
+        dimensions, dtype = next(each for each in gathered(self.group, mine) if each is not None)
         if dimensions not in (1, 2):
             raise InvalidInput(
                 f"table {self.table!r} is held by access, and its optimizer's {kind} is neither by row nor by element; use "

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
+from neuroshard.client.model.warn import and_more
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.id_map import SORTED, IdMap
 from neuroshard.core.output_order import reordered
@@ -96,7 +97,7 @@ class SavedOrders:
             return None
         module, old, new = changed[0]
         return (
-            f"{self.whose} was trained with the outputs of module {module!r}{_more(len(changed))} in another order, {old!r} "
+            f"{self.whose} was trained with the outputs of module {module!r}{and_more(changed)} in another order, {old!r} "
             f'where the model has {new!r}: {WRONG}; keep that order by keep_output_order(model, state["{NAME}"]), or read by key'
         )
 
@@ -106,7 +107,7 @@ class SavedOrders:
             return None
         module = f"module {changed[0].module!r}" if changed[0].module else "the model"
         return (
-            f"plan {new.digest()[:12]} returns the outputs of {module}{_more(len(changed))} in another order than plan "
+            f"plan {new.digest()[:12]} returns the outputs of {module}{and_more(changed)} in another order than plan "
             f"{old.digest()[:12]}, table {changed[0].new!r} where that had {changed[0].old!r}: {WRONG}; read by key, or "
             "keep_output_order(model, order) with output_order(model) of a job by the old plan"
         )
@@ -117,10 +118,6 @@ def _first_difference(old: list[str], new: list[str]) -> list[tuple[str, str]]:
     length = max(len(old), len(new))
     padded = ([*order, *["nothing"] * (length - len(order))] for order in (old, new))
     return [pair for pair in zip(*padded, strict=True) if pair[0] != pair[1]][:1]
-
-
-def _more(count: int) -> str:
-    return f" (and {count - 1} more)" if count > 1 else ""
 
 
 def _is_path(path: Path) -> bool:
