@@ -65,12 +65,11 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from neuroshard.client import Plan, load_plan, load_plan_on_all_ranks, watch
+from neuroshard.client.checkpoint import PLAN, load_resharded, reshard, saved_plan
+from neuroshard.client.model.tables import collections_of as collections_in
+from neuroshard.client.model.tables import match_tables
 from neuroshard.client.torchrec import check_batches, qcomms, to_torchrec
-from neuroshard.client.torchrec_module import collections_of as collections_in
-from neuroshard.client.torchrec_module import match_tables
-from neuroshard.client.torchrec_optimizer import PLAN, load_resharded, saved_plan
-from neuroshard.client.torchrec_reshard import reshard
-from neuroshard.client.torchrec_shards import shards_by_table
+from neuroshard.client.torchrec.shards import shards_by_table
 from neuroshard.core.clean import accept_all_characters
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound, UsageError
 from neuroshard.core.table import Table

@@ -53,9 +53,9 @@ from helpers.gloo import on_ranks
 from helpers.hosts import Rank, enter, environment_of, hosts, lacks_hosts
 from helpers.row_trainers import sharding
 from helpers.streams import in_time, ordered
-from neuroshard.client.rows import CollectionByAccess, TableRows
-from neuroshard.client.rows_map import Part
-from neuroshard.client.rows_sharded import CollectionByAccessSharder
+from neuroshard.client.rows import CollectionByAccessSharder
+from neuroshard.client.rows.collection import CollectionByAccess, TableRows
+from neuroshard.client.rows.map import Part
 from neuroshard.core.parts import ByAccess, RowsByAccess
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import RowOrder

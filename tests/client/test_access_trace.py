@@ -45,10 +45,7 @@ def model() -> torch.nn.Module:
     ]
     one = EmbeddingConfig(name="c", embedding_dim=8, num_embeddings=9000, feature_names=["f"])
     return torch.nn.ModuleDict(
-        {
-            "x": EmbeddingBagCollection(tables=bags, device=meta),
-            "y": EmbeddingCollection(tables=[one], device=meta),
-        }
+        {"x": EmbeddingBagCollection(tables=bags, device=meta), "y": EmbeddingCollection(tables=[one], device=meta)}
     )
 
 

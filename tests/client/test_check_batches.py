@@ -20,8 +20,8 @@ from helpers.row_trainers import Case, Trainer, dealt
 from helpers.tensor_dicts import as_tensor_dict
 from helpers.torchrec_models import module_of
 from helpers.trainers import Cuts, cut_plan
+from neuroshard.client.checkpoint import reshard
 from neuroshard.client.torchrec import check_batches, to_torchrec
-from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
@@ -128,7 +128,7 @@ def in_silence(rank: int) -> list[bool]:
 
 
 def test_torchrec_still_takes_batches_for_others_without_an_error(tmp_path):
-    """Where this fails, TorchRec was mended, and a check of client/torchrec_batches.py can go."""
+    """Where this fails, TorchRec was mended, and a check of client/torchrec/batches.py can go."""
     assert on_ranks(2, tmp_path, in_silence) == [[True] * 6] * 2
 
 

@@ -18,7 +18,7 @@ from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, Sp
 from helpers.plans import make_plan
 from helpers.refusals import names, refused
 from neuroshard.client.torchrec import ShardingWarning
-from neuroshard.client.torchrec_pipelines import AVERAGING, EVALUATING, PIPELINES, UNKNOWN, check_pipeline
+from neuroshard.client.torchrec.pipelines import AVERAGING, EVALUATING, PIPELINES, UNKNOWN, check_pipeline
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan

@@ -19,8 +19,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan

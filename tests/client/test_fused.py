@@ -18,7 +18,7 @@ from helpers.plans import TABLES, make_plan
 from helpers.refusals import refused, warned
 from helpers.trainers import cut_plan
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
-from neuroshard.client.torchrec_fused import OF_THE_ROW
+from neuroshard.client.torchrec.fused import OF_THE_ROW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.table import OPTIMIZER_BYTES, Table

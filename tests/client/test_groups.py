@@ -25,10 +25,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from helpers.gloo import on_ranks
 from helpers.plans import NOW, row_wise
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.load import check_world_size
 from neuroshard.client.torchrec import NeuroShardPlanner, dmp_collection, to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.client.torchrec_options import rank_storage
+from neuroshard.client.torchrec.planner import rank_storage
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups, sizes_of
 from neuroshard.core.plan import Plan, Provenance, Shard

@@ -8,7 +8,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from helpers.refusals import refused, warned
 from helpers.torchrec_models import module_of
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
-from neuroshard.client.torchrec_hosts import LAUNCHERS, PARSED_BY_TORCHREC, PROCESSES, READ_BY_TORCHREC, hosts_of
+from neuroshard.client.torchrec.hosts import LAUNCHERS, PARSED_BY_TORCHREC, PROCESSES, READ_BY_TORCHREC, hosts_of
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table

@@ -24,11 +24,10 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection
 from helpers.gloo import on_ranks
 from helpers.mapped import FEATURES, ROWS, SAMPLES, Model, batch
 from helpers.refusals import refused
+from neuroshard.client.checkpoint import load_resharded, reshard
+from neuroshard.client.model.order import keep_output_order, output_order
+from neuroshard.client.model.warn import ShardingWarning
 from neuroshard.client.torchrec import from_torchrec, to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.client.torchrec_order import keep_output_order, output_order
-from neuroshard.client.torchrec_reshard import reshard
-from neuroshard.client.torchrec_warnings import ShardingWarning
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.plan import Plan
 from neuroshard.core.task import ShardingTask

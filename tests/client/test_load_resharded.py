@@ -25,8 +25,8 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import changed_state
 from neuroshard.core.plan import Plan

@@ -14,13 +14,7 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    EmbeddingCollection,
-    EmbeddingConfig,
-    KeyedJaggedTensor,
-)
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_tower_sharding import ShardedEmbeddingTower
@@ -39,8 +33,8 @@ from torchrec.streamable import Pipelineable
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise
 from helpers.refusals import refused
+from neuroshard.client.model.order import keep_output_order, output_order
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_order import keep_output_order, output_order
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.output_order import output_orders

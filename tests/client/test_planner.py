@@ -23,7 +23,7 @@ from helpers.gloo import on_ranks
 from helpers.plans import NOW, TABLES, make_plan
 from helpers.refusals import names, refused
 from neuroshard.client.torchrec import NeuroShardPlanner, ShardingWarning, qcomms, to_torchrec
-from neuroshard.client.torchrec_options import rank_storage
+from neuroshard.client.torchrec.planner import rank_storage
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import CollectivePrecision

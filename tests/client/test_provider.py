@@ -44,7 +44,7 @@ from torchrec.distributed.planner.types import (
     TrainingFramework,
 )
 
-from neuroshard.client.torchrec_provider import NeuroShardPlannerProvider
+from neuroshard.client.torchrec.provider import NeuroShardPlannerProvider
 
 pytestmark = pytest.mark.filterwarnings("ignore:HeuristicalStorageReservation:FutureWarning")  # TorchRec's own default
 
@@ -257,11 +257,7 @@ class Ranker(nn.Module):
         torch.manual_seed(0)
         configs = [
             EmbeddingBagConfig(
-                name=t.name,
-                num_embeddings=t.rows,
-                embedding_dim=t.dim,
-                feature_names=[t.name],
-                pooling=PoolingType.SUM,
+                name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name], pooling=PoolingType.SUM
             )
             for t in TABLES
         ]

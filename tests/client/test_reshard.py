@@ -32,10 +32,9 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
+from neuroshard.client.checkpoint import load_resharded, reshard
+from neuroshard.client.model.order import keep_output_order, output_order
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.client.torchrec_order import keep_output_order, output_order
-from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.errors import NeuroshardError, UsageError
 from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan, Shard, shard_memory
@@ -66,8 +65,7 @@ BAGS_ONLY = plan(  # the sequences and the position weights of ONE
     copied={"tiny"},
 )
 NO_COPY = plan(
-    2,
-    {"shared": [(16, 0)], "wide": [], "tiny": [(8, 1)], "read": [(16, 1)], "seen": [(8, 0), (8, 1)], "placed": []},
+    2, {"shared": [(16, 0)], "wide": [], "tiny": [(8, 1)], "read": [(16, 1)], "seen": [(8, 0), (8, 1)], "placed": []}
 )
 NO_COPY_EITHER = plan(
     2,
@@ -263,7 +261,7 @@ def refusals(rank: int) -> dict[str, str]:
         trainer, OTHER, optimizer_of_copies=torch.optim.SGD(trainer.model.module.over.parameters())
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neuroshard.client.torchrec_reshard.available_bytes", lambda: 3000)
+        patch.setattr("neuroshard.client.checkpoint.live.available_bytes", lambda: 3000)
         said["memory"] = refused(trainer, OTHER)
     loss = trainer.model(batch(1, rank, 2)).sum()
     said["inside a step"] = refused(trainer, OTHER)
@@ -468,9 +466,9 @@ def fails(rank: int, where: str, error: type[BaseException], seconds: float) -> 
     for each in (trainer, unstopped):
         each.train(0, 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neuroshard.client.torchrec_in_memory.is_elsewhere", lambda storage: True)  # as on a GPU
+        patch.setattr("neuroshard.client.checkpoint.in_memory.is_elsewhere", lambda storage: True)  # as on a GPU
         if rank == 1:
-            patch.setattr(f"neuroshard.client.torchrec_reshard.{where}", partial(fail, error))
+            patch.setattr(f"neuroshard.client.checkpoint.live.{where}", partial(fail, error))
         with pytest.raises((NeuroshardError, Dies)) as caught:
             reshard(trainer.model, NO_COPY_EITHER, timeout_seconds=seconds)
     return str(caught.value), trainer.train(2, 4) == unstopped.train(2, 4)
@@ -506,8 +504,8 @@ def is_lost(rank: int) -> str:
     trainer = Trainer(NO_COPY, "sgd")
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr("neuroshard.client.torchrec_reshard._Job._set_operators", partial(fail, OSError))
-            patch.setattr("neuroshard.client.torchrec_in_memory.InMemory.bring_back", partial(fail, OSError))
+            patch.setattr("neuroshard.client.checkpoint.live._Job._set_operators", partial(fail, OSError))
+            patch.setattr("neuroshard.client.checkpoint.in_memory.InMemory.bring_back", partial(fail, OSError))
         return refused(trainer, NO_COPY_EITHER).split("; ", 1)[1]
 
 
@@ -534,7 +532,7 @@ def test_a_rank_that_others_wait_for_in_a_collective_is_named_too(tmp_path: Path
 
 def as_on_a_gpu(rank: int, folder: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neuroshard.client.torchrec_in_memory.is_elsewhere", lambda storage: True)
+        patch.setattr("neuroshard.client.checkpoint.in_memory.is_elsewhere", lambda storage: True)
         return live(rank, ONE, OTHER, "rowwise_adagrad", folder)
 
 
@@ -620,7 +618,7 @@ def memory(rank: int) -> str:
     """What is said where hosts have no memory at all: what both ranks need for their new shards."""
     trainer = Trainer(ONE, "rowwise_adagrad")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("neuroshard.client.torchrec_reshard.available_bytes", lambda: 0)
+        patch.setattr("neuroshard.client.checkpoint.live.available_bytes", lambda: 0)
         return refused(trainer, OTHER)
 
 

@@ -27,8 +27,8 @@ from torchrec.streamable import Pipelineable
 from helpers.gloo import on_ranks
 from helpers.trainers import cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
+from neuroshard.client.checkpoint import reshard
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.errors import UsageError
 
 pytestmark = pytest.mark.slow

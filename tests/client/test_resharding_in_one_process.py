@@ -19,8 +19,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from helpers.gloo import world
 from helpers.refusals import refused
 from helpers.trainers import cut_plan
-from neuroshard.client.torchrec_in_memory import InMemory
-from neuroshard.client.torchrec_optimizer import load_resharded
+from neuroshard.client.checkpoint import load_resharded
+from neuroshard.client.checkpoint.in_memory import InMemory
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 
@@ -163,7 +163,7 @@ def test_in_host_memory_a_table_without_moments_is_known_to_have_been_copied(tmp
 
 
 def test_what_leaves_a_device_is_read_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuroshard.client.torchrec_in_memory.is_elsewhere", lambda storage: True)  # as on a GPU
+    monkeypatch.setattr("neuroshard.client.checkpoint.in_memory.is_elsewhere", lambda storage: True)  # as on a GPU
     old, found, group = state(COLUMN_WISE), state(WHOLE, -1.0), dist.group.WORLD
     assert group is not None
     memory = InMemory(group, old)
@@ -182,12 +182,7 @@ def without_weights() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("old", "new", "plans", "facts"),
     [
-        (
-            partial(state, HALVES, kind="none"),
-            partial(state, HALVES),
-            {},
-            (MOMENT, "another model or optimizer"),
-        ),
+        (partial(state, HALVES, kind="none"), partial(state, HALVES), {}, (MOMENT, "another model or optimizer")),
         (partial(state, HALVES), partial(state, HALVES, kind="none"), {}, ("t.momentum1", "which the state lacks")),
         (partial(state, HALVES), partial(state, HALVES, kind="element"), {}, ("12", "6 x 16", "another optimizer")),
         (partial(state, HALVES), without_weights, {}, (MOMENT, "'t'", "without the weights")),

@@ -404,7 +404,7 @@ def off_unsharded(rank: int, some: dict[str, tuple[str, str, bool]], key: str) -
     ids=["whole", "two sums of one feature", "a mean and a sum of one feature"],
 )
 def test_torchrec_still_divides_other_tables_beside_means_of_split_rows(tmp_path, some, key):
-    """Where this fails, TorchRec was mended, and its part of client.torchrec_module.wrong_means can go."""
+    """Where this fails, TorchRec was mended, and its part of client.torchrec.splits.wrong_means can go."""
     assert min(on_ranks(2, tmp_path, off_unsharded, some, key)) > 0.1
 
 

@@ -10,10 +10,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from helpers.gloo import on_ranks
 from helpers.row_trainers import Case, Trainer, dealt, in_parts
-from neuroshard.client.rows import TableRows
-from neuroshard.client.rows_state import load_model_state, model_state
+from neuroshard.client.checkpoint import load_model_state, load_resharded, model_state
+from neuroshard.client.rows.collection import TableRows
 from neuroshard.client.torchrec import keep_output_order, output_order
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.errors import InvalidInput, UsageError
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from helpers.gloo import on_ranks
-from neuroshard.client import rows_lists
-from neuroshard.client.rows_lists import hot_ids
+from neuroshard.client.rows import lists
+from neuroshard.client.rows.lists import hot_ids
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NotFound
 from neuroshard.core.parts import RowsByAccess
@@ -76,7 +76,7 @@ def fails(rank: int, plan: Plan, folder: str) -> str:
             assert rank == 0
             raise MemoryError("no room for lists")
 
-        patched.setattr(rows_lists, "_load", load)
+        patched.setattr(lists, "_load", load)
         with pytest.raises((MemoryError, NeuroshardError)) as raised:
             hot_ids(plan, folder, "m", cache_dir=False)
     return f"{type(raised.value).__name__}: {raised.value}"

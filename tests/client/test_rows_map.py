@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from neuroshard.client.rows import CollectionByAccess, TableRows
-from neuroshard.client.rows_map import Part, RowMap
+from neuroshard.client.rows.collection import CollectionByAccess, TableRows
+from neuroshard.client.rows.map import Part, RowMap
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.parts import LIST_KERNELS, MAP_KERNELS, SPLIT_KERNELS
 

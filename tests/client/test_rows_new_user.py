@@ -21,22 +21,18 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from helpers.gloo import on_ranks
 from helpers.row_trainers import OPTIMIZERS
 from neuroshard.client import load_plan_on_all_ranks
-from neuroshard.client.rows_lists import hot_ids
-from neuroshard.client.rows_plan import by_access
-from neuroshard.client.rows_sharded import CollectionByAccessSharder
-from neuroshard.client.rows_state import load_model_state, model_state
+from neuroshard.client.checkpoint import load_model_state, load_resharded, model_state
+from neuroshard.client.rows import CollectionByAccessSharder
+from neuroshard.client.rows.held import by_access
+from neuroshard.client.rows.lists import hot_ids
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.files.plan import read_plan
 from neuroshard.files.traces import Lookups, Traces, write_traces
 
 ROWS, BATCH, STEPS = {"clicks": 120_001, "ads": 3001, "seen": 2003}, 64, 6
-RULES = [
-    {"match": "seen", "rows_by_access": {"hot_rows": 100}},
-    {"match": "seen/hot", "data_parallel": True},
-]
+RULES = [{"match": "seen", "rows_by_access": {"hot_rows": 100}}, {"match": "seen/hot", "data_parallel": True}]
 
 
 class Model(nn.Module):

@@ -23,13 +23,11 @@ import neuroshard as ns
 from helpers.gloo import on_ranks
 from helpers.row_trainers import OPTIMIZERS, Case, hot_ids
 from neuroshard.client.access import AccessTrace
-from neuroshard.client.rows_lists import hot_ids as read_hot_ids
-from neuroshard.client.rows_plan import by_access
-from neuroshard.client.rows_sharded import CollectionByAccessSharder
-from neuroshard.client.rows_state import load_model_state, model_state
+from neuroshard.client.checkpoint import load_model_state, load_resharded, model_state, reshard
+from neuroshard.client.rows import CollectionByAccessSharder
+from neuroshard.client.rows.held import by_access
+from neuroshard.client.rows.lists import hot_ids as read_hot_ids
 from neuroshard.client.torchrec import from_torchrec, to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
-from neuroshard.client.torchrec_reshard import reshard
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.parts import RowsByAccess

@@ -17,8 +17,8 @@ from torchrec.streamable import Pipelineable
 from helpers import refusals
 from helpers.gloo import on_ranks
 from helpers.row_trainers import Case, Trainer, dealt, differences, in_parts
-from neuroshard.client.rows import CollectionByAccess, TableRows
-from neuroshard.client.rows_map import Part
+from neuroshard.client.rows.collection import CollectionByAccess, TableRows
+from neuroshard.client.rows.map import Part
 from neuroshard.core.errors import InvalidInput
 
 pytestmark = pytest.mark.slow

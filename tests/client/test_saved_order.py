@@ -16,8 +16,8 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from helpers.gloo import on_ranks
 from helpers.refusals import warned
 from helpers.trainers import cut_plan
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import ShardingWarning, keep_output_order, output_order, to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import Table
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from helpers.refusals import refused
-from neuroshard.client.torchrec_optimizer import saved_plan
+from neuroshard.client.checkpoint import saved_plan
 from neuroshard.core.errors import InvalidInput
 
 ONE, OTHER = "1" * 64, "a" * 64

@@ -46,7 +46,7 @@ from helpers.plans import TABLES
 from helpers.refusals import names, refused
 from helpers.trainers import cut_plan
 from neuroshard.client.torchrec import ShardingWarning, from_torchrec, qcomms, to_torchrec
-from neuroshard.client.torchrec_settings import (
+from neuroshard.client.torchrec.settings import (
     CONFIG,
     FUSED,
     HELD,

@@ -34,8 +34,8 @@ from helpers.plans import NOW
 from helpers.refusals import names, refused
 from helpers.torchrec_models import module_of, random_shards, random_tables
 from helpers.trainers import Saved, cut_plan
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import NeuroShardPlanner, from_torchrec, to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core import plan as plans
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 from neuroshard.core.launches import launches
@@ -43,7 +43,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Provenance
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import KERNELS, WAYS, Cache, Tier, TierBytes, load_factor
+from neuroshard.core.tiers import BY_KERNEL, WAYS, Cache, Tier, TierBytes, load_factor
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import canonical_json
 from neuroshard.deploy.run import deploy
@@ -55,7 +55,6 @@ with warnings.catch_warnings():
         _apply_optimizer_in_backward as apply_optimizer_in_backward,
     )
 
-TIERS: dict[str, Tier] = {kernel: tier for tier, kernel in KERNELS.items()}
 BEYOND: tuple[Tier | None, ...] = (None, "cached", "cached", "host")
 PLANS = 16
 Tiers = Mapping[str, tuple[Tier | None, int | None]]
@@ -147,7 +146,8 @@ def bytes_of(operator: Operator, plan: Plan) -> TierBytes:
     """What FBGEMM allocates for an operator on the meta device."""
     tables = {table.name: table for table in plan.task.tables}
     parts = [
-        (Part(tables[name], rows, columns).as_table(), TIERS[kernel]) for name, rows, columns, kernel in operator.shards
+        (Part(tables[name], rows, columns).as_table(), BY_KERNEL[kernel])
+        for name, rows, columns, kernel in operator.shards
     ]
     cache = None
     if any(tier == "cached" for _, tier in parts):

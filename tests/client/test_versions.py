@@ -95,7 +95,7 @@ def test_a_tested_pair_is_not_spoken_of():
 
 
 def test_versions_that_are_not_tested_with_each_other_are_warned_of_in_a_line(monkeypatch):
-    monkeypatch.setattr("neuroshard.client.torchrec_trainer.Installed", SimpleNamespace(here=lambda: MIXED))
+    monkeypatch.setattr("neuroshard.client.torchrec.trainer.Installed", SimpleNamespace(here=lambda: MIXED))
     (line,) = said(make_plan(tables=POOLED))
 
     assert line.startswith(
@@ -115,8 +115,8 @@ def test_costs_measured_under_other_versions_than_the_trainers_are_warned_of_in_
 
 def test_without_torchrec_1_9_a_planner_provider_is_refused_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchrec.distributed.planner.provider", None)
-    monkeypatch.delitem(sys.modules, "neuroshard.client.torchrec_provider", raising=False)
+    monkeypatch.delitem(sys.modules, "neuroshard.client.torchrec.provider", raising=False)
     with pytest.raises(
         ModuleNotFoundError, match=r"^planner providers came with TorchRec 1\.9, .* NeuroShardPlanner as a planner"
     ):
-        importlib.import_module("neuroshard.client.torchrec_provider")
+        importlib.import_module("neuroshard.client.torchrec.provider")

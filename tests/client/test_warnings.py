@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torchrec")
+import neuroshard.client.model.warn as how
 from helpers.gloo import on_ranks
-from neuroshard.client import torchrec_warnings
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
 
 
 def said(rank: int) -> list[str]:
     if rank == 0:
         time.sleep(0.2)  # others are earlier
     else:
-        torchrec_warnings.SECONDS_TO_WAIT = 2.0
+        how.SECONDS_TO_WAIT = 2.0
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warn("of all")

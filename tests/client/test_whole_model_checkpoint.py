@@ -19,8 +19,8 @@ from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCol
 from helpers.gloo import on_ranks
 from helpers.trainers import Saved, cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import to_torchrec
-from neuroshard.client.torchrec_optimizer import load_resharded
 from neuroshard.core.plan import Plan
 
 pytestmark = pytest.mark.slow

@@ -147,8 +147,8 @@ def load_and_go_on(
     rank: int, given: Plan, reads: str, folder: Path, as_saved: bool
 ) -> tuple[list[float], list[float], list[str]]:
     """The same under another plan, and what was warned of."""
+    from neuroshard.client.checkpoint import load_resharded
     from neuroshard.client.torchrec import ShardingWarning, keep_output_order
-    from neuroshard.client.torchrec_optimizer import load_resharded
 
     warnings.simplefilter("ignore")
     trainer = Trainer(given, reads)

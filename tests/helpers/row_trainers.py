@@ -18,10 +18,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
-from neuroshard.client.rows import CollectionByAccess, TableRows
-from neuroshard.client.rows_map import Part
-from neuroshard.client.rows_sharded import CollectionByAccessSharder
-from neuroshard.client.rows_state import load_model_state, model_state
+from neuroshard.client.checkpoint import load_model_state, model_state
+from neuroshard.client.rows import CollectionByAccessSharder
+from neuroshard.client.rows.collection import CollectionByAccess, TableRows
+from neuroshard.client.rows.map import Part
 from neuroshard.files.importers.torchrec_tables import configs_of
 
 SAMPLES, LEARNING_RATE, EPS = 16, 0.05, 1e-8

@@ -17,11 +17,11 @@ from neuroshard.core.case import TierCase
 from neuroshard.core.cost import TierCost
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
-from neuroshard.core.tiers import WAYS, Cache, Tier, TierBytes
+from neuroshard.core.tiers import TIERS, WAYS, Cache, Tier, TierBytes
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.timing import beyond_hbm
 from neuroshard.measure.timing.beyond_hbm import APART, ROOM, TieredSteps, stream_of, time_tiers
-from neuroshard.measure.timing.fbgemm import PLACES, TableBatchedEmbedding
+from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
 from neuroshard.measure.timing.table_sets import TableSets, TimeBeyondHbm
 
 SETTINGS = MeasureSettings(batch_size=256, warmup=1, repeats=3)
@@ -125,7 +125,7 @@ def test_the_operators_of_a_case_are_fbgemms_in_their_tier(
             if case.tier == "cached":
                 assert len(steps.operators) == len(case.tables)
                 assert steps.distinct_rows == tuple(float(stream.distinct_rows) for stream in steps.streams)
-            expected = common.EmbeddingLocation[PLACES[tier]]
+            expected = common.EmbeddingLocation[TIERS[tier].place]
             for operator, held in zip(steps.operators, groups_of(case, steps), strict=True):
                 assert [spec[2] for spec in operator.embedding_specs] == [expected] * len(held)
                 assert not operator.gather_uvm_cache_stats

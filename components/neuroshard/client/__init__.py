@@ -10,6 +10,9 @@ plan = load_plan_on_all_ranks("s3://bucket/prefix", "ads-ranker")  # in a torch.
 
 for plan in watch("s3://bucket/prefix", "ads-ranker", seen=plan.digest()):
     ...  # another plan went live
+
+Behind it, for those who have TorchRec: torchrec/ gives it a plan, checkpoint/ brings a model's state to another plan, rows/ holds
+tables by access, and model/ is what these know of a model.
 """
 
 from neuroshard.client.load import StaleWarning, load_plan, watch

@@ -15,7 +15,6 @@ and torchrec.
 
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from neuroshard.client.torchrec_module import collections_of
+from neuroshard.client.model.tables import collections_of
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.store_url import StoreUrl
@@ -32,7 +31,8 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import one_line
 from neuroshard.core.value import shown, timestamp
 from neuroshard.files.access import Ints
-from neuroshard.files.importers.table_access import as_keyed
+from neuroshard.files.importers.imported import with_modules_in_repeated_names
+from neuroshard.files.importers.table_access import keyed_in
 from neuroshard.files.importers.torchrec_tables import configs_of, tables_of
 from neuroshard.files.traces import Lookups, Recorded, Traces, bytes_of_traces
 from neuroshard.store.deadline import within
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
     from torchrec import KeyedJaggedTensor
 
-MOST_BATCHES = (
-    256  # of a trace; every second leaves where there are as many, and half as many are recorded from then on
-)
+MOST_BATCHES = 256  # of a trace; every second leaves where there are as many, and half as many are recorded then
 FEWEST_BATCHES = 64  # after which a write begins a new trace
 MOST_BYTES = 64 * 2**20  # of a trace; a write needs three times as much host memory for a moment
 WRITE_SECONDS = 300.0  # of a store, for all requests
@@ -191,13 +189,9 @@ class AccessTrace:
     def _cut(self, features: Any) -> dict[str, Lookups] | None:
         """The first samples of a batch, by table; None where it has fewer. Raises InvalidInput for what is no batch of these
         tables."""
-        several = self._several(features)
-        sizes = {one.stride() for _, one in several}
-        if len(sizes) != 1:
-            raise InvalidInput(
-                f"a batch has KeyedJaggedTensors of {sorted(sizes)} samples; they must have equally many"
-            )
-        (samples,) = sizes
+        paths = {reading.path for reading in self._readings}
+        several = [(name if name in paths else None, one) for name, one in keyed_in(features, "a batch")]
+        samples = several[0][1].stride()
         if not self._samples and samples:
             lookups = sum(len(one.values()) for _, one in several) / samples + len(self._readings)
             self._samples = min(max(int(self._most_bytes / MOST_BATCHES / 8 / lookups), 1), samples)
@@ -226,26 +220,6 @@ class AccessTrace:
             by_sample = np.argsort(owner, kind="stable")
             found[reading.table.name] = Lookups(rows[by_sample], np.bincount(owner, minlength=self._samples))
         return found
-
-    def _several(self, features: Any) -> list[tuple[str | None, Any]]:
-        """The KeyedJaggedTensors of a batch, with the path of their module where that was given."""
-        given, paths = as_keyed(features), {reading.path for reading in self._readings}
-        if isinstance(given, Mapping):
-            several = [(name if name in paths else None, as_keyed(one)) for name, one in given.items()]
-        else:
-            several = [(None, as_keyed(one)) for one in (given if isinstance(given, list | tuple) else [given])]
-        for _, one in several:
-            if not all(hasattr(one, name) for name in ("keys", "values", "offsets", "stride_per_key")):
-                raise InvalidInput(
-                    f"a batch is a KeyedJaggedTensor or TensorDict, or a list or dict of them, not {shown(type(one).__name__)}"
-                )
-            if one.variable_stride_per_key():  # type: ignore[attr-defined]  # it has what a KeyedJaggedTensor has
-                raise InvalidInput(
-                    "a batch has a batch size for each feature, which is not recorded; give batches before that"
-                )
-        if not several:
-            raise InvalidInput("a batch has no KeyedJaggedTensor")
-        return several
 
     def _report(self, what: str) -> None:
         try:
@@ -276,10 +250,9 @@ def _bytes(batch: Mapping[str, Lookups]) -> int:
 
 def _readings(module: nn.Module) -> list[_Reading]:
     """The tables of a model, named as `neuroshard tables --from-torchrec` names them. Raises InvalidInput."""
-    collections = collections_of(module)
     found = [
-        _Reading(table, path, tuple(config.feature_names) or (config.name,))
-        for path, collection in collections.items()
+        _Reading(table.model_copy(update={"module": path}), path, tuple(config.feature_names) or (config.name,))
+        for path, collection in collections_of(module).items()
         for table, config in zip(tables_of(collection), configs_of(collection), strict=True)
         if table.id_map is None  # what it looks up are ids, and no rows
     ]
@@ -287,9 +260,5 @@ def _readings(module: nn.Module) -> list[_Reading]:
         raise InvalidInput(
             "all tables of the model give rows to ids as they train, so their lookups say nothing of rows"
         )
-    times = Counter(reading.table.name for reading in found)
-    for place, (table, path, features) in enumerate(found):
-        if times[table.name] > 1 and path:
-            named = table.model_copy(update={"name": f"{path}.{table.name}", "module": path})
-            found[place] = _Reading(named, path, features)
-    return found
+    tables, _ = with_modules_in_repeated_names([reading.table for reading in found])
+    return [reading._replace(table=table) for table, reading in zip(tables, found, strict=True)]

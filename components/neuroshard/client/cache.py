@@ -36,10 +36,7 @@ def remember(cache: FolderStore, live: Live[Release], published: Published) -> N
             return
         _write(cache, plan, published.data)
         cache.swap(pointer, live.data, token)
-        yesterday = cache.clock() - timedelta(days=1)
-        for entry in cache.list(f"{model}/plans/"):
-            if entry.key != plan and entry.modified < yesterday:
-                cache.delete(entry.key)
+        _delete_older(cache, f"{model}/plans/", [plan])
 
 
 def remember_plan(cache: FolderStore, model: str, published: Published) -> None:
@@ -64,10 +61,7 @@ def remember_lists(cache: FolderStore, model: str, lists: Mapping[str, bytes], k
         for digest, data in lists.items():
             if digest not in kept:
                 _write(cache, rows_of(model).keys(digest)[0], data)
-        yesterday = cache.clock() - timedelta(days=1)
-        for entry in cache.list(f"{model}/rows/"):
-            if entry.modified < yesterday and not any(digest in entry.key for digest in lists):
-                cache.delete(entry.key)
+        _delete_older(cache, f"{model}/rows/", [rows_of(model).keys(digest)[0] for digest in lists])
 
 
 def last(cache: FolderStore, model: str) -> Live[Release] | None:
@@ -91,6 +85,14 @@ def _write(cache: FolderStore, key: str, data: bytes) -> None:
     except Conflict:
         cache.delete(key)
         cache.create(key, data)
+
+
+def _delete_older(cache: FolderStore, folder: str, kept: Collection[str]) -> None:
+    """Delete what is in a folder for more than a day, but for the keys that are kept."""
+    yesterday = cache.clock() - timedelta(days=1)
+    for entry in cache.list(folder):
+        if entry.modified < yesterday and entry.key not in kept:
+            cache.delete(entry.key)
 
 
 def _there(cache: FolderStore, key: str) -> tuple[bytes | None, str | None]:

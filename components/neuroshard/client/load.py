@@ -4,7 +4,7 @@ import re
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -76,9 +76,7 @@ def load_published(
             f"digest {digest[:80]!r} is not a plan's digest; give its 64 hex digits, as plan.digest() returns them"
         )
     ends = time.monotonic() + deadline_seconds
-    # creating a boto3 client may already ask a credential_process or the instance for credentials
-    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = cache_for(store, cache_dir)
+    store, cache = opened(store_url, cache_dir, deadline_seconds)
     return _load(store, model, cache, ends) if digest is None else _load_digest(store, model, digest, cache, ends)
 
 
@@ -109,8 +107,7 @@ def watch(
     tables = None if tables is None else tuple(tables)
     check_model(model)
     world_size = None if world_size is None else whole_number("world_size", world_size)
-    store = within(deadline_seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
-    cache = cache_for(store, cache_dir)
+    store, cache = opened(store_url, cache_dir, deadline_seconds)
     reader = Reader()  # one thread for all polls, so a store that hangs blocks no more than one
     refused, warned = "", ""
     newest: Release | None = None
@@ -144,16 +141,10 @@ def watch(
 
 def check_fits_trainer(plan: Plan, whose: str, tables: Iterable[Table] | None, world_size: int | None) -> None:
     """Raise InvalidInput unless the plan is for these tables and ranks, where they are given."""
-    if tables is not None:
-        check_shapes(plan, shapes_of(tables), whose)
+    if tables is not None and (fault := shape_fault(plan, shapes_of(tables))):
+        raise InvalidInput(f"{whose} {fault}; search a plan for today's tables")
     if world_size is not None:
         check_world_size(plan, world_size, whose)
-
-
-def check_shapes(plan: Plan, shapes: Mapping[str, tuple[int, int]], whose: str) -> None:
-    """Raise InvalidInput unless the plan is for exactly the tables with these (rows, dim)."""
-    if fault := shape_fault(plan, shapes):
-        raise InvalidInput(f"{whose} {fault}; search a plan for today's tables")
 
 
 def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
@@ -167,14 +158,16 @@ def check_world_size(plan: Plan, world_size: int, whose: str) -> None:
         )
 
 
-def cache_for(store: Store, cache_dir: CacheDir) -> FolderStore | None:
-    """Where copies of a store's objects are kept on this machine; None for nowhere."""
+def opened(store_url: StoreUrl, cache_dir: CacheDir, seconds: float) -> tuple[Store, FolderStore | None]:
+    """A store, and where copies of its objects are kept on this machine; None for nowhere."""
+    # creating a boto3 client may already ask a credential_process or the instance for credentials
+    store = within(seconds, "the store, before anything was asked of it", lambda: open_store(store_url))
     if cache_dir is False:
-        return None
+        return store, None
     try:
-        return cache_of(store, default_cache_dir() if cache_dir is None else Path(cache_dir))
+        return store, cache_of(store, default_cache_dir() if cache_dir is None else Path(cache_dir))
     except RuntimeError:  # there is no home folder
-        return None
+        return store, None
 
 
 def _load_digest(store: Store, model: str, digest: str, cache: FolderStore | None, ends: float) -> Published:
@@ -191,10 +184,7 @@ def _load_digest(store: Store, model: str, digest: str, cache: FolderStore | Non
 
 def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> Published:
     """The live plan, by `ends` of time.monotonic."""
-    for is_last in (
-        False,
-        True,
-    ):  # another rank of this host may have cached a release that went live after our read: then read again
+    for again in (True, False):  # another rank of this host may have cached a later release since: then read again
         try:
             live, published = _within(ends - time.monotonic(), store, lambda: _read(store, model))
         except Unreachable as error:
@@ -204,7 +194,7 @@ def _load(store: Store, model: str, cache: FolderStore | None, ends: float) -> P
         newer = _keep(cache, live, published) if cache is not None else None
         if newer is None:
             break
-        if is_last:
+        if not again:
             warnings.warn(
                 f"{store.url}: release {live.release.number} ({live.release.time}) is live, but release {newer.number} "
                 f"({newer.time}) was when it was loaded here before: the store answers with an old copy, or live.json was "

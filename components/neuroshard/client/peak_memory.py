@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -137,8 +138,5 @@ def _pausing_after_waits() -> Iterator[None]:
         time.sleep(PAUSE_S)
         return done
 
-    setattr(work, "wait", waits)  # noqa: B010 (mypy: a method)
-    try:
+    with patch.object(work, "wait", waits):
         yield
-    finally:
-        setattr(work, "wait", wait)  # noqa: B010

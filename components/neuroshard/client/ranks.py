@@ -121,22 +121,14 @@ def share_plan(
         published = load()
         return published.plan, published.data
 
-    return share(
-        key_value,
-        rank,
-        ranks,
+    words = Words(
+        f"plan of {model!r}", lambda data: f"plan {sha256(data)[:12]} of {model!r}", "load_plan_on_all_ranks", "loaded"
+    )
+    sharing = Sharing(Channel(key_value, prefix, rank), ranks, words, load_seconds, timeout_seconds)
+    return sharing.of(
         load_bytes,
         lambda data: Plan.from_json(data, "the plan that rank 0 loaded"),
         lambda plan, data: check(plan, name_of(Published(plan, data), model)),
-        prefix=prefix,
-        words=Words(
-            f"plan of {model!r}",
-            lambda data: f"plan {sha256(data)[:12]} of {model!r}",
-            "load_plan_on_all_ranks",
-            "loaded",
-        ),
-        load_seconds=load_seconds,
-        timeout_seconds=timeout_seconds,
     )
 
 
@@ -148,29 +140,6 @@ class Words(NamedTuple):
     name_of: Callable[[bytes], str]
     caller: str
     had: str
-
-
-def share(
-    key_value: KeyValueStore,
-    rank: int,
-    ranks: int,
-    load: Callable[[], tuple[T, bytes]],
-    parse: Callable[[bytes], T],
-    check: Callable[[T, bytes], None],
-    *,
-    prefix: str,
-    words: Words,
-    load_seconds: float,
-    timeout_seconds: float,
-) -> T:
-    """What `load` returns on rank 0 with its bytes, which every other rank parses, once `check` has passed on each of them.
-
-    Keys, time and errors are as in `load_plan_on_all_ranks`. `check` runs on every rank, and only once rank 0 has loaded.
-    """
-    channel = Channel(key_value, prefix, rank)
-    if rank == 0:
-        return _give(channel, ranks, load, check, words, timeout_seconds)
-    return _take(channel, parse, check, words, load_seconds + timeout_seconds, timeout_seconds + MARGIN_SECONDS)
 
 
 class Channel:
@@ -260,46 +229,101 @@ class Channel:
         )
 
 
-def _give(
-    channel: Channel,
-    ranks: int,
-    load: Callable[[], tuple[T, bytes]],
-    check: Callable[[T, bytes], None],
-    words: Words,
-    timeout_seconds: float,
-) -> T:
-    """Rank 0: load, offer, collect the answers, and write the verdict."""
-    others, prefix = range(1, ranks), secrets.token_hex(8)
-    call = channel.under(prefix)
-    try:
-        value, data = load()
-        fault = _fault(value, data, check)
-    except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
-        with suppress(NeuroshardError):
-            call.write("offer", json.dumps({"error": error_to_json(error, 0)}))
-            channel.welcome(others, prefix, timeout_seconds if isinstance(error, Exception) else 0.0)
-        raise
-    parts = [data[i : i + PART_BYTES] for i in range(0, len(data), PART_BYTES)]
-    names = [f"part/{number}" for number in range(len(parts))]
-    for name, part in zip(names, parts, strict=True):
-        call.write(name, part)
-    call.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(data)}))
+class Sharing(NamedTuple):
+    """One call, on every one of `ranks`, in which rank 0 gives all ranks a value. Keys, time and errors are as in
+    `load_plan_on_all_ranks`."""
 
-    found = {} if fault is None else {0: fault}
-    verdict = ""
-    try:
-        late = channel.welcome(others, prefix, timeout_seconds)
-        for rank in set(others) - set(late):
-            if answer := call.read(f"answer/{rank}"):
-                found[rank] = error_from_json(json.loads(answer))
-        _raise_verdict(found, late, words.name_of(data), timeout_seconds)
-    except BaseException as error:
-        verdict = json.dumps(error_to_json(error, 0))
-        raise
-    finally:
-        call.write("verdict", verdict)
-    call.delete(names)  # every rank has answered, so every rank has read them
-    return value
+    channel: Channel
+    ranks: int
+    words: Words
+    load_seconds: float
+    timeout_seconds: float
+
+    def of(
+        self, load: Callable[[], tuple[T, bytes]], parse: Callable[[bytes], T], check: Callable[[T, bytes], None]
+    ) -> T:
+        """What `load` returns on rank 0 with its bytes, which every other rank parses, once `check` has passed on each of them.
+        `check` runs on every rank, and only once rank 0 has loaded."""
+        return self._give(load, check) if self.channel.rank == 0 else self._take(parse, check)
+
+    def _give(self, load: Callable[[], tuple[T, bytes]], check: Callable[[T, bytes], None]) -> T:
+        """Rank 0: load, offer, collect the answers, and write the verdict."""
+        channel, timeout_seconds = self.channel, self.timeout_seconds
+        others, prefix = range(1, self.ranks), secrets.token_hex(8)
+        call = channel.under(prefix)
+        try:
+            value, data = load()
+            fault = _fault(value, data, check)
+        except BaseException as error:  # an interrupt too: the other ranks must not wait for a rank that has ended
+            with suppress(NeuroshardError):
+                call.write("offer", json.dumps({"error": error_to_json(error, 0)}))
+                channel.welcome(others, prefix, timeout_seconds if isinstance(error, Exception) else 0.0)
+            raise
+        parts = [data[i : i + PART_BYTES] for i in range(0, len(data), PART_BYTES)]
+        names = [f"part/{number}" for number in range(len(parts))]
+        for name, part in zip(names, parts, strict=True):
+            call.write(name, part)
+        call.write("offer", json.dumps({"parts": len(parts), "sha256": sha256(data)}))
+
+        found = {} if fault is None else {0: fault}
+        verdict = ""
+        try:
+            late = channel.welcome(others, prefix, timeout_seconds)
+            for rank in set(others) - set(late):
+                if answer := call.read(f"answer/{rank}"):
+                    found[rank] = error_from_json(json.loads(answer))
+            _raise_verdict(found, late, self.words.name_of(data), timeout_seconds)
+        except BaseException as error:
+            verdict = json.dumps(error_to_json(error, 0))
+            raise
+        finally:
+            call.write("verdict", verdict)
+        call.delete(names)  # every rank has answered, so every rank has read them
+        return value
+
+    def _take(self, parse: Callable[[bytes], T], check: Callable[[T, bytes], None]) -> T:
+        """Any other rank: read what rank 0 offers, answer, and follow the verdict."""
+        channel, words = self.channel, self.words
+        offer_seconds = self.load_seconds + self.timeout_seconds
+        verdict_seconds = self.timeout_seconds + MARGIN_SECONDS
+        answer, token = f"answer/{channel.rank}", secrets.token_hex(8)
+        channel.write(f"hello/{channel.rank}", token)
+        if channel.wait([f"welcome/{token}"], offer_seconds):
+            raise NeuroshardError(
+                f"rank {channel.rank}: rank 0 gave no {words.what} within {offer_seconds:g} s; has rank 0 ended, or does it not "
+                f"call {words.caller}, as often as this rank does?"
+            )
+        call = channel.under(channel.read(f"welcome/{token}").decode())
+        offer = json.loads(call.read("offer"))
+        if "error" in offer:
+            call.write(answer, "")
+            raise error_from_json(offer["error"], "rank 0: " if offer["error"]["kind"] else "")
+        said, fault = "", None
+        try:
+            data = b"".join(call.read(f"part/{number}") for number in range(offer["parts"]))
+            if sha256(data) != offer["sha256"]:
+                raise InvalidInput(f"the {words.what} was damaged on the way from rank 0")
+            value = parse(data)
+            fault = _fault(value, data, check)
+        except NeuroshardError as error:
+            fault = error
+        except BaseException as error:
+            said = json.dumps(error_to_json(error, channel.rank))
+            raise
+        finally:
+            if fault is not None:
+                said = json.dumps(error_to_json(fault, channel.rank))
+            call.write(answer, said)
+        if call.wait(["verdict"], verdict_seconds):
+            raise NeuroshardError(
+                f"rank {channel.rank}: rank 0 {words.had} the {words.what}, but did not say within {verdict_seconds:g} s that "
+                "all ranks have it; rank 0 has ended"
+            )
+        if verdict := call.read("verdict"):
+            raise error_from_json(json.loads(verdict))
+        if fault is not None:
+            raise fault
+        return value
 
 
 def _fault(value: T, data: bytes, check: Callable[[T, bytes], None]) -> NeuroshardError | None:
@@ -309,55 +333,6 @@ def _fault(value: T, data: bytes, check: Callable[[T, bytes], None]) -> Neurosha
     except NeuroshardError as error:
         return error
     return None
-
-
-def _take(
-    channel: Channel,
-    parse: Callable[[bytes], T],
-    check: Callable[[T, bytes], None],
-    words: Words,
-    offer_seconds: float,
-    verdict_seconds: float,
-) -> T:
-    """Any other rank: read what rank 0 offers, answer, and follow the verdict."""
-    answer, token = f"answer/{channel.rank}", secrets.token_hex(8)
-    channel.write(f"hello/{channel.rank}", token)
-    if channel.wait([f"welcome/{token}"], offer_seconds):
-        raise NeuroshardError(
-            f"rank {channel.rank}: rank 0 gave no {words.what} within {offer_seconds:g} s; has rank 0 ended, or does it not "
-            f"call {words.caller}, as often as this rank does?"
-        )
-    call = channel.under(channel.read(f"welcome/{token}").decode())
-    offer = json.loads(call.read("offer"))
-    if "error" in offer:
-        call.write(answer, "")
-        raise error_from_json(offer["error"], "rank 0: " if offer["error"]["kind"] else "")
-    said, fault = "", None
-    try:
-        data = b"".join(call.read(f"part/{number}") for number in range(offer["parts"]))
-        if sha256(data) != offer["sha256"]:
-            raise InvalidInput(f"the {words.what} was damaged on the way from rank 0")
-        value = parse(data)
-        fault = _fault(value, data, check)
-    except NeuroshardError as error:
-        fault = error
-    except BaseException as error:
-        said = json.dumps(error_to_json(error, channel.rank))
-        raise
-    finally:
-        if fault is not None:
-            said = json.dumps(error_to_json(fault, channel.rank))
-        call.write(answer, said)
-    if call.wait(["verdict"], verdict_seconds):
-        raise NeuroshardError(
-            f"rank {channel.rank}: rank 0 {words.had} the {words.what}, but did not say within {verdict_seconds:g} s that all "
-            "ranks have it; rank 0 has ended"
-        )
-    if verdict := call.read("verdict"):
-        raise error_from_json(json.loads(verdict))
-    if fault is not None:
-        raise fault
-    return value
 
 
 def _raise_verdict(

@@ -298,7 +298,7 @@ class Constraints(Value):
         """Names of the tables that may be split row-wise over `devices` devices or, where there are domains, over the `domain`
         devices of one, and have rows for all of them.
 
-        Not those whose rows are averaged: TorchRec (1.8) then divides what whole tables give as well (client/torchrec_shards.py).
+        Not those whose rows are averaged: TorchRec (1.8) then divides what whole tables give as well (client/torchrec/shards.py).
         """
         rules, kept = self.rules(), {name for group in self.together for name in group}
         usable = [one for one in OF_ROWS if self.may_use(one.name)]

@@ -1,7 +1,7 @@
 """The operators and collectives that TorchRec runs for a plan in each step.
 
 TorchRec runs one embedding operator for each (collection x sharding type x element type x pooling), on each device that has
-tables of it, and one for each cached table, whose cache is its own (client/torchrec_tiers.py); and for each (collection x
+tables of it, and one for each cached table, whose cache is its own (client/torchrec/tiers.py); and for each (collection x
 sharding type) three all-to-alls of the input (how many lookups go where, their lengths, the ids; a fourth for the weights of
 weighted lookups), one collective of the output forward and one backward (torchrec 1.8, distributed/embeddingbag.py and
 embedding.py; counted on gloo in tests/client/test_launches.py).
@@ -9,7 +9,7 @@ embedding.py; counted on gloo in tests/client/test_launches.py).
 Pooled outputs may be copied once more each way. Once a table of a collection is cut column-wise, the outputs of all its whole and
 cut tables are put into the tables' order (`PermutePooledEmbeddingsSplit` of cw_sharding.py); those of grids always are. Where
 tables of a collection have several sharding types, all its outputs are concatenated (`construct_output_kt` of embeddingbag.py).
-Where tables of a collection are dealt or in two parts, the wrapper joins its outputs (client/rows.py). Parts are tables of the
+Where tables of a collection are dealt or in two parts, the wrapper joins its outputs (client/rows/). Parts are tables of the
 collection, but a copied hot part is an operator of its own, as any copy.
 """
 

@@ -4,7 +4,7 @@ What a device already holds stays. Bytes in host memory go from device to device
 that allocates the memory of its own tables. Rows and tables that the old plan does not have are initialised, not moved; so is a
 table whose number of columns changed, since its old vectors cannot be used. Of a table that either plan copies to every device,
 only weights count: its copies are trained by the dense optimizer, whose state no sharded table has
-(client/torchrec_optimizer.py). The copied hot part of a table has the state of its table (client/rows_copies.py).
+(client/checkpoint/load.py). The copied hot part of a table has the state of its table (client/rows/copies.py).
 
 Where both plans hold a table's rows in the same places, by id or by one order, rows are compared. Where they do not, no plan says
 which rows a shard has in common with an old one: then so many are counted as there are on average, which is exact for shards of

@@ -7,7 +7,7 @@ cut comes where its first device does. All features of a table come together (to
 and `_create_output_dist` of embeddingbag.py, `group_tables` of embedding_sharding.py, `_init_combined_embeddings` of
 cw_sharding.py).
 
-A module that has tables dealt or in two parts is wrapped (client/rows.py): its outputs come as the module has its tables.
+A module that has tables dealt or in two parts is wrapped (client/rows/): its outputs come as the module has its tables.
 
 The order of the sharding plan's own dictionaries does not matter. tests/client/test_output_order.py compares with real modules.
 """
@@ -55,12 +55,26 @@ def order_of(tables: Sequence[Held]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def output_orders(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """The tables of each module in the order of their outputs, if the model has them in the order of the plan's task.
+def output_orders(plan: Plan, tables: Sequence[Table] | None = None) -> dict[str, tuple[str, ...]]:
+    """The tables of each module, all or these, in the order of their outputs, if the model has them in this order.
 
     Tables without a module count as one of pooled tables, one of weighted ones and one of sequences.
     """
-    return _orders(plan, plan.task.tables)
+    shards, task = plan.by_table(), plan.parted
+    own, wrapped = {table.name: table for table in task.tables}, plan.held.constraints.rows_by_access
+
+    def held(name: str) -> Held:
+        devices = frozenset(shard.device for shard in shards[name])
+        group = Group.of(own[name], sharding_of(task, own[name], shards[name]))
+        return Held(name, group.sharding.name, devices, own[name].operator_key)
+
+    every = plan.task.tables if tables is None else tables
+    collections = _grouped(((t.module, t.module or (t.weighted, t.pooling == "none")), t.name) for t in every)
+    found: dict[str, tuple[str, ...]] = {}
+    for (module, *_), names in collections.items():
+        order = names if wrapped.keys() & set(names) else order_of(list(map(held, names)))
+        found[module] = (*found.get(module, ()), *order)
+    return found
 
 
 def reordered(old: Plan, new: Plan) -> tuple[Reordered, ...]:
@@ -70,7 +84,7 @@ def reordered(old: Plan, new: Plan) -> tuple[Reordered, ...]:
     """
     known = {table.name for table in old.task.tables}
     both = [table for table in new.task.tables if table.name in known]
-    before, after = _orders(old, both), _orders(new, both)
+    before, after = output_orders(old, both), output_orders(new, both)
     return tuple(
         Reordered(module, *next(pair for pair in zip(before[module], order, strict=True) if pair[0] != pair[1]))
         for module, order in after.items()
@@ -83,30 +97,6 @@ def said_reordered(modules: Sequence[str]) -> str:
     named = [shown(module) for module in modules if module]
     whose = f"{'module' if len(named) == 1 else 'modules'} {first_few(named)}" if named else "the model"
     return f"the outputs of {whose} come in another order: {WAYS_OUT}"
-
-
-def _orders(plan: Plan, tables: Sequence[Table]) -> dict[str, tuple[str, ...]]:
-    """The orders of these tables of a plan, by module."""
-    shards, task = plan.by_table(), plan.parted
-    own, wrapped = {table.name: table for table in task.tables}, plan.held.constraints.rows_by_access
-
-    def held(name: str) -> Held:
-        group = Group.of(own[name], sharding_of(task, own[name], shards[name]))
-        return Held(
-            name, group.sharding.name, frozenset(shard.device for shard in shards[name]), own[name].operator_key
-        )
-
-    collections = _grouped(((table.module, *_unknown(table)), table.name) for table in tables)
-    found: dict[str, tuple[str, ...]] = {}
-    for (module, *_), names in collections.items():
-        order = names if wrapped.keys() & set(names) else order_of(list(map(held, names)))
-        found[module] = (*found.get(module, ()), *order)
-    return found
-
-
-def _unknown(table: Table) -> tuple[bool, bool]:
-    """What tells collections apart where tables name no module."""
-    return (False, False) if table.module else (table.weighted, table.pooling == "none")
 
 
 def _grouped(pairs: Iterable[tuple[K, V]]) -> Mapping[K, list[V]]:

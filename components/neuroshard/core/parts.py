@@ -20,7 +20,7 @@ from neuroshard.core.table import MAX_ROWS, Table
 from neuroshard.core.value import Value, Whole, without_defaults
 
 HOT, COLD = "hot", "cold"
-# Of a listed id on every rank: the id, in order, and its place in the list; of int32 up to so many rows (client/rows_map.py)
+# Of a listed id on every rank: the id, in order, and its place in the list; of int32 up to so many rows (client/rows/map.py)
 LISTED_BYTES, LONG_LISTED_BYTES = 2 * 4, 2 * 8
 MOST_INT32_ROWS = 2**31 - 1
 # Kernels that map the ids of one feature, where ids are in order; more of them where they are not, and where a table is in two
@@ -83,7 +83,7 @@ class RowsByAccess(Value):
 
 
 class ByAccess(NamedTuple):
-    """What a trainer's wrapper (client/rows.py) takes of every rank for tables that are dealt or in two parts: bytes of its maps,
+    """What a trainer's wrapper (client/rows/) takes of every rank for tables that are dealt or in two parts: bytes of its maps,
     and in a step `kernels`, which pass over so many lookups of a sample (`passed`), such as are `compared` with so many ids of a
     list in a binary search, and with more of a long list (`far`), and `columns` of a sample that it copies to join outputs: of a
     collection of pooled tables all, of sequences those in two parts. `hot` are the names of hot parts, `dealt` those of tables
@@ -152,7 +152,7 @@ def hot_and_cold(table: Table, hot_rows: int) -> tuple[Table, Table]:
     Lookups and distinct rows of a batch, by their reuse bins, are those of the table together. The hottest rows of its access
     curve go to the hot part, read less often where those of the order have fewer lookups; counts of a stream go to neither, since
     they say nothing of parts. Rows pooled by mean are sums in both, which the trainer divides by the count of all
-    (client/rows.py).
+    (client/rows/).
     """
     share = table.ordered_share(hot_rows) if table.row_order else table.hottest_share(hot_rows)
     curves: tuple[AccessCurve | None, AccessCurve | None] = None, None

@@ -2,7 +2,7 @@
 
 A plan has rectangles of tables on devices. `sharding_of` of core/plan.py says what these are to TorchRec. What it launches for
 them, what they cost, in which order outputs come, how they are trained and what reports say of them follows from the facts here.
-The shards that TorchRec gets are checked and made in client/torchrec_shards.py. docs/architecture.md says what else a new way to
+The shards that TorchRec gets are checked and made in client/torchrec/shards.py. docs/architecture.md says what else a new way to
 hold a table needs.
 """
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from neuroshard.core.table import Table
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.topology import Topology
 
 ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
@@ -36,7 +37,7 @@ class Sharding:
     on_hosts: str = ""  # where a plan of TorchRec, which says nothing of domains, has them
     collectives: tuple[Collective, ...] = ("all-to-all",)  # of its pooled outputs, forward and, the other way, backward
     divides_means: bool = False  # of its sums the collection makes means, and divides those of all its tables
-    kernel: str = "fused"  # TorchRec's compute kernel: the fused optimizer trains it, or as `dense` the trainer's own
+    kernel: str = TIERS["hbm"].kernel  # TorchRec's: the fused optimizer trains it, or as `dense` the trainer's own
 
     def runs_as(self, *, sequences: bool) -> "Sharding":
         """The type whose operators and collectives its tables share: TorchRec runs whole tables as uncut column-wise ones, except

@@ -423,7 +423,7 @@ class ShardingTask(Value):
 
     def memories(self, parts: Sequence[Part]) -> list[Memory]:
         """What parts of its tables take, each in the tier of its table. A cached part is an operator of its own. A copied hot
-        part has the state of its table, and one gradient: it is trained as the rest of the table (client/rows_copies.py)."""
+        part has the state of its table, and one gradient: it is trained as the rest of the table (client/rows/copies.py)."""
         beyond, hot, found = self.constraints.beyond_hbm, self.by_access.hot, list[Memory]()
         for part in parts:
             dense_optimizer = None if part.table.name in hot else self.dense_optimizer

@@ -1,9 +1,8 @@
 """The tiers that a table may lie in, and what an FBGEMM operator takes there: to the byte, of HBM and of host memory.
 
-A table lies in HBM (TorchRec's kernel `fused`), in host memory (`fused_uvm`), or in host memory behind a cache in HBM
-(`fused_uvm_caching`). Counted is what grows with rows and cached rows, as FBGEMM 1.8 allocates it (seen on the meta device in
-tests/core/test_tiers.py); a few hundred bytes an operator, which do not, are left out. Row-wise state lies in HBM whatever the
-tier. State of elements lies where the weights do, and is never cached.
+A table lies in HBM, in host memory, or in host memory behind a cache in HBM. Counted is what grows with rows and cached rows, as
+FBGEMM 1.8 allocates it (seen on the meta device in tests/core/test_tiers.py); a few hundred bytes an operator, which do not, are
+left out. Row-wise state lies in HBM whatever the tier. State of elements lies where the weights do, and is never cached.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,24 @@ from neuroshard.core.part import Part
 
 Tier = Literal["hbm", "cached", "host"]
 BeyondHbmTier = Literal["cached", "host"]
-KERNELS: dict[Tier, str] = {"hbm": "fused", "cached": "fused_uvm_caching", "host": "fused_uvm"}  # TorchRec's names
+
+
+class TierFacts(NamedTuple):
+    """A tier as everybody names it."""
+
+    kernel: str  # TorchRec's compute kernel
+    place: str  # FBGEMM's EmbeddingLocation, on a GPU
+    in_host: bool  # elements are in host memory
+    cached: bool  # behind a cache in HBM
+    words: str
+
+
+TIERS: dict[Tier, TierFacts] = {
+    "hbm": TierFacts("fused", "DEVICE", in_host=False, cached=False, words="in HBM"),
+    "cached": TierFacts("fused_uvm_caching", "MANAGED_CACHING", in_host=True, cached=True, words="cached"),
+    "host": TierFacts("fused_uvm", "MANAGED", in_host=True, cached=False, words="in host memory"),
+}
+BY_KERNEL: dict[str, Tier] = {facts.kernel: tier for tier, facts in TIERS.items()}
 
 WAYS = 32  # rows of a set of the cache (CUDA; HIP has 64: there a cache may have a set of 32 more than counted)
 TAG_BYTES = 8  # of a cached row: which row it is
@@ -65,14 +81,10 @@ def operator_bytes(parts: Sequence[tuple[Part, Tier]], cache: Cache | None = Non
     hbm = host = 0
     for part, tier in parts:
         weights, state, *_ = part.memory()
-        by_row = part.rows * part.table.optimizer_bytes_per_row
-        hbm += by_row
-        elements = weights + state - by_row
-        if tier == "hbm":
-            hbm += elements
-        else:
-            host += elements
-    cached = [part for part, tier in parts if tier == "cached"]
+        beyond = weights + state - part.rows * part.table.optimizer_bytes_per_row if TIERS[tier].in_host else 0
+        hbm += weights + state - beyond
+        host += beyond
+    cached = [part for part, tier in parts if TIERS[tier].cached]
     if not cached:
         return TierBytes(hbm, host)
     if cache is None:

@@ -60,7 +60,7 @@ def check_searched_with(plan: Plan, model: CostModel, begins: str) -> None:
 
 def map_ms(model: CostModel, task: ShardingTask) -> float:
     """What each device takes a step to find the rows by access of the ids of its own samples. The wrapper does so with the rest
-    of the input (client/rows_sharded.py): on a GPU a pipeline hides its launches, as those of input all-to-alls, but not its
+    of the input (client/rows/sharded.py): on a GPU a pipeline hides its launches, as those of input all-to-alls, but not its
     work."""
     device, by_access = trains_on(model), task.by_access
     price = MAP_MS[device]

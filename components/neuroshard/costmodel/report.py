@@ -7,7 +7,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from neuroshard.core.case import Split
 from neuroshard.core.text import counted
-from neuroshard.core.tiers import BeyondHbmTier
+from neuroshard.core.tiers import TIERS, BeyondHbmTier
 from neuroshard.core.value import Value, without_defaults
 
 # Tables in a set, from and to: few, some, many, and beyond what the paper measured.
@@ -231,7 +231,7 @@ def _net_lines(net: NetReport) -> list[str]:
 
 def _tier_line(of_tier: tuple[BeyondHbmTier, TierErrors]) -> str:
     tier, errors = of_tier
-    name = f"  {'cached' if tier == 'cached' else 'in host memory'} ({counted(errors.train_cases, 'case')})"
+    name = f"  {TIERS[tier].words} ({counted(errors.train_cases, 'case')})"
     if errors.mape is None:
         return f"{name:<30}no case was held out"
     sheet = "" if errors.datasheet_mape is None else f"  by the datasheet {errors.datasheet_mape:.1%}"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from neuroshard.core.tiers import Tier
-from neuroshard.measure.timing.fbgemm import PLACES
+from neuroshard.core.tiers import TIERS, Tier
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +77,7 @@ def _step(
     )
 
     on_cpu = device == "cpu"
-    gpu = (EmbeddingLocation[PLACES[tier]], ComputeDevice.CUDA)
+    gpu = (EmbeddingLocation[TIERS[tier].place], ComputeDevice.CUDA)
     place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else gpu
     dims = [DIMS[-1]] * len(DIMS) if pooling == "none" else list(DIMS)
     types = {

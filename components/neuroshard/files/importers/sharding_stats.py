@@ -21,21 +21,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.errors import InvalidInput
+from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.text import counted, first_few
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.files.importers.planner_log import FRAME, Printout, last_printout
 
 GIB = 2**30  # its "GB"
-IN_DEVICE_MEMORY = (
-    "fused",
-    "dense",
-    "batched_fused",
-    "batched_dense",
-    "quant",
-    "batched_quant",
-)  # kernels of all versions
+KERNELS = (TIERS["hbm"].kernel, DATA_PARALLEL.kernel, "quant")
+IN_DEVICE_MEMORY = (*KERNELS, *(f"batched_{kernel}" for kernel in KERNELS))  # of all versions
 _MEMORY = re.compile(r"HBM: ([0-9]+(?:\.[0-9]+)?) GB, DDR: ([0-9]+(?:\.[0-9]+)?) GB")
 _COUNT = re.compile(r"[a-z_]+: ([0-9]{1,9})")
 _SEVERAL = "several processes wrote into the log at once; keep the lines of one"

@@ -316,24 +316,32 @@ def as_keyed(batch: object) -> object:
     return maybe_td_to_kjt(batch, None)
 
 
-def _features(batch: object, where: str) -> tuple[dict[str, Ints], int]:
-    """Row numbers by feature, and the samples of a batch. Raises InvalidInput."""
+def keyed_in(batch: object, where: str) -> list[tuple[str | None, Any]]:
+    """The KeyedJaggedTensors of a batch: one, several, or a dict of them, with their names there. Raises InvalidInput."""
     batch = as_keyed(batch)
-    several = [*batch.values()] if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
-    ids: dict[str, Ints] = {}
-    samples = None
-    for one in map(as_keyed, several):
-        if not all(hasattr(one, name) for name in ("keys", "values", "offset_per_key", "stride")):
+    some = batch if isinstance(batch, list | tuple) else [batch]
+    named = batch.items() if isinstance(batch, Mapping) else ((None, one) for one in some)
+    several: list[tuple[str | None, Any]] = [(name, as_keyed(one)) for name, one in named]
+    for _, one in several:
+        if not all(hasattr(one, name) for name in ("keys", "values", "offsets", "offset_per_key", "stride_per_key")):
             raise InvalidInput(
                 f"{where} is {shown(type(one).__name__)}, not a KeyedJaggedTensor or TensorDict, or a list or dict of them"
             )
-        kjt: Any = one
-        if kjt.variable_stride_per_key():
+        if one.variable_stride_per_key():
             raise InvalidInput(
                 f"{where} has a batch size for each feature, which is not supported; give batches before that"
             )
-        if samples not in (None, kjt.stride()):
-            raise InvalidInput(f"{where} holds KeyedJaggedTensors of {samples:,} and {kjt.stride():,} samples")
+    sizes = [f"{size:,}" for size in dict.fromkeys(one.stride() for _, one in several)]
+    if len(sizes) != 1:
+        of = f"KeyedJaggedTensors of {' and '.join(sizes)}" if sizes else "no KeyedJaggedTensor, so no"
+        raise InvalidInput(f"{where} has {of} samples")
+    return several
+
+
+def _features(batch: object, where: str) -> tuple[dict[str, Ints], int]:
+    """Row numbers by feature, and the samples of a batch. Raises InvalidInput."""
+    ids, samples = dict[str, Ints](), 0
+    for _, kjt in keyed_in(batch, where):
         samples = kjt.stride()
         values, ends = kjt.values().detach(), kjt.offset_per_key()
         if values.is_meta:

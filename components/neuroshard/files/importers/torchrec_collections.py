@@ -142,7 +142,7 @@ def _find(module: nn.Module, path: str, found: Collections, seen: dict[int, str]
         if type(inner) not in (EmbeddingBagCollection, EmbeddingCollection):
             _refuse(inner, f"{path}.{INSIDE_MAPPED}".lstrip("."))
         (found.pooled if type(inner) is EmbeddingBagCollection else found.sequences)[path] = cast(Collection, module)
-    elif hasattr(module, "names_in_plan"):  # a CollectionByAccess (client/rows.py), sharded at its own path
+    elif hasattr(module, "names_in_plan"):  # a CollectionByAccess (client/rows/), sharded at its own path
         (found.pooled if type(module.inner) is EmbeddingBagCollection else found.sequences)[path] = module.inner
     elif _is_torchrecs_own(module) and _holds_tables(module):
         _refuse(module, path)

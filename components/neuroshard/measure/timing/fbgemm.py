@@ -17,7 +17,7 @@ from neuroshard.core.case import ComputeCase
 from neuroshard.core.errors import MeasureError
 from neuroshard.core.part import Part
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
-from neuroshard.core.tiers import Tier
+from neuroshard.core.tiers import TIERS, Tier
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.memory_quotas import MOST_LOOKUP_BYTES, MemoryQuotas
 from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
@@ -33,8 +33,6 @@ GRADIENT = 1e-3
 WEIGHT = 0.5
 MOMENT = 1.0
 SAMPLE_WEIGHT = 0.5  # of each lookup of a weighted table
-
-PLACES: dict[Tier, str] = {"hbm": "DEVICE", "cached": "MANAGED_CACHING", "host": "MANAGED"}  # FBGEMM's, on a GPU
 
 ALIGNED = 16  # floats in a cache line; torch begins each of its own buffers on one
 # Of a lookup, in backward on a CPU (32 to 48 were seen): what we ask to be free, so that a case that is too large fails alone
@@ -144,7 +142,7 @@ class TableBatchedEmbedding:
         place = (
             (EmbeddingLocation.HOST, ComputeDevice.CPU)
             if on_host
-            else (EmbeddingLocation[PLACES[tier]], ComputeDevice.CUDA)
+            else (EmbeddingLocation[TIERS[tier].place], ComputeDevice.CUDA)
         )
         # fbgemm-gpu 1.6 does not know the argument preallocated_host_buffers, so it is left out on CUDA
         buffers = {"preallocated_host_buffers": self.buffers.take(tables, rows, optimizer)} if self.buffers else {}

@@ -1,6 +1,6 @@
 """Tables wider than the operator of the plan's device holds in one shard (core/operator_limits.py), and how they can be cut.
 
-TorchRec takes all column shards of a table on a rank to be equally wide (client/torchrec_shards.py). So such a table is searched
+TorchRec takes all column shards of a table on a rank to be equally wide (client/torchrec/shards.py). So such a table is searched
 in equal shards, of which a device may have any number: each is a unit of its table group. Few widths have no equal shards that
 are wide enough, as 1,028 = 4 x 257: these are cut anywhere, with one shard a device, if there are devices enough.
 """

@@ -1,6 +1,5 @@
 """Checks of a plan against a model's embedding collections. Needs torch and torchrec."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,20 +13,13 @@ from torchrec.modules.embedding_configs import (
     data_type_to_dtype,
 )
 
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn, warn_of
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.plan import Shard
 from neuroshard.core.shapes import difference, shapes_of
-from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing, counted
 from neuroshard.core.value import shown
-from neuroshard.files.importers.torchrec_collections import (
-    UNSEEN,
-    find_collections,
-    unseen_collections,
-    weight_of,
-)
+from neuroshard.files.importers.torchrec_collections import UNSEEN, find_collections, unseen_collections, weight_of
 from neuroshard.files.importers.torchrec_collections import Collection as Collection
 from neuroshard.files.importers.torchrec_tables import WEIGHTED_MEAN, configs_of, id_map, inner_of, is_weighted
 
@@ -51,6 +43,10 @@ class TablePlace(NamedTuple):
     path: str  # of the module, as TorchRec's plan wants it
     config: EmbeddingBagConfig | EmbeddingConfig
     weighted: bool
+
+    @property
+    def where(self) -> str:
+        return f"table {self.config.name!r} of module {self.path!r}"
 
     @property
     def pooling(self) -> str:
@@ -90,32 +86,28 @@ def match_tables(tables: Sequence[Table], collections: Mapping[str, Collection],
     one of the other, of the same shape and element size. Warns of tables that the model reads in another way than the plan
     assumed.
     """
-    there = _tables_by_name(collections)
-    places = _places_of(tables, there, whose)
-    _check_shapes(tables, places, there, whose)
+    places = places_of(tables, collections, whose)
+    _check_shapes(tables, places, _tables_by_name(collections), whose)
     _check_id_maps(tables, places, collections, whose)
     _check_how_read(tables, places, whose)
     return places
 
 
 def places_of(tables: Sequence[Table], collections: Mapping[str, Collection], whose: str) -> dict[str, TablePlace]:
-    """As `match_tables`, of tables that were matched before: nothing is checked or warned of again."""
-    return _places_of(tables, _tables_by_name(collections), whose)
+    """As `match_tables`, of tables that were matched before: nothing is checked or warned of."""
+    there = _tables_by_name(collections)
+    places = {table.name: _place_of(table, there, whose) for table in tables}
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def _tables_by_name(collections: Mapping[str, Collection]) -> dict[str, list[TablePlace]]:
     there: dict[str, list[TablePlace]] = {}
     for path, collection in collections.items():
         weighted = is_weighted(collection)
-        known_as = getattr(collection, "names_in_plan", {})  # of tables held by access (client/rows.py)
+        known_as = getattr(collection, "names_in_plan", {})  # of tables held by access (client/rows/)
         for config in configs_of(collection):
             there.setdefault(known_as.get(config.name, config.name), []).append(TablePlace(path, config, weighted))
     return there
-
-
-def _places_of(tables: Sequence[Table], there: Mapping[str, Sequence[TablePlace]], whose: str) -> dict[str, TablePlace]:
-    places = {table.name: _place_of(table, there, whose) for table in tables}
-    return {name: place for name, place in places.items() if place is not None}
 
 
 def _place_of(table: Table, there: Mapping[str, Sequence[TablePlace]], whose: str) -> TablePlace | None:
@@ -214,118 +206,11 @@ def _check_how_read(tables: Sequence[Table], places: Mapping[str, TablePlace], w
         )
 
 
-def wrong_means(kinds: Mapping[str, Sharding], places: Mapping[str, TablePlace]) -> tuple[str, str] | None:
-    """What TorchRec 1.8 would compute wrongly for a mean-pooled table whose rows are split, and another way out than a plan that
-    does not split them, both in words; None if all is right.
-
-    Row-wise, the ranks sum up and the collection divides by the number of lookups at the end. But it then divides all its tables,
-    also the table-wise and column-wise ones, which are complete already (`_create_mean_pooling_divisor`). It leaves out sums by
-    feature, and only where the feature comes first: of two tables that read it, a sum is divided, or a mean is not. With weights
-    it divides by their sum, where whole tables are divided by the number of lookups. In a grid, the operator takes the mean of
-    each row block, and the ranks sum up these means (`pooling_type_to_pooling_mode`).
-    """
-    elsewhere = ", or the model must have it in another collection"
-    for path in dict.fromkeys(place.path for place in places.values()):
-        here = {name: place for name, place in places.items() if place.path == path}
-        means = [name for name, place in here.items() if place.pooling == "mean"]
-        added_up = [name for name in means if kinds[name].splits_rows and not kinds[name].divides_means]
-        if added_up:
-            where = f"table {added_up[0]!r} of module {path!r}"
-            return f"{where} is pooled by mean and in a grid, where TorchRec adds up the means of blocks", ""
-        divided = [name for name in means if kinds[name].divides_means]
-        if not divided:
-            continue
-        what = f"table {divided[0]!r} of module {path!r} is pooled by mean and split row-wise, where TorchRec divides"
-        if here[divided[0]].weighted:
-            return f"{what} by the sum of its weights, and those of whole tables by their number", ""
-        if others := [name for name in here if not kinds[name].divides_means]:
-            return f"{what} table {others[0]!r}, which is not, by its lookups too", elsewhere
-        if shared := _shared_sum(here):
-            feature, first, second = shared
-            return (
-                f"{what} tables {first!r} and {second!r} wrongly: both read feature {feature!r}, and not both are means",
-                elsewhere,
-            )
-    return None
-
-
-def _shared_sum(places: Mapping[str, TablePlace]) -> tuple[str, str, str] | None:
-    """A feature that a table pooled by sum reads and another table too, and two tables that read it."""
-    readers: dict[str, list[str]] = {}
-    for name, place in places.items():
-        for feature in place.config.feature_names:
-            readers.setdefault(feature, []).append(name)
-    for feature, names in readers.items():
-        if len(names) > 1 and any(places[name].pooling == "sum" for name in names):
-            return feature, names[0], names[1]
-    return None
-
-
-def check_processors(
-    module: nn.Module,
-    shards: Mapping[str, Sequence[Shard]],
-    kinds: Mapping[str, Sharding],
-    places: Mapping[str, TablePlace],
-    whose: str,
-) -> None:
-    """Raise InvalidInput for row splits with which TorchRec's feature processors fail, and warn of those with which processors of
-    a user's own may compute other values (seen with torchrec 1.8).
-
-    Where rows are split, TorchRec applies processors to each rank's part of a bag. Those with a `pre_process_input`, as
-    TorchRec's position weights, get the whole bags before. In a dict of processors, a feature that comes twice in a rank's input
-    gets the weights of the second part both times.
-    """
-    unaware = defaultdict[str, list[str]](list)  # tables, by class of the processor
-    for path in dict.fromkeys(place.path for place in places.values()):
-        processors = getattr(module.get_submodule(path), "_feature_processors", None)
-        split = {name: place for name, place in places.items() if place.path == path and kinds[name].splits_rows}
-        if processors is None or not split:
-            continue
-        by_feature = processors if isinstance(processors, nn.ModuleDict) else None
-        if by_feature is not None and (twice := _other_blocks(split, shards, kinds)):
-            feature, first, other, rank = twice
-            raise InvalidInput(
-                f"tables {first!r} and {other!r} of module {path!r} both read feature {feature!r}, and have other row blocks on "
-                f"rank {rank}, where TorchRec gives both the weights of one; give the module a PositionWeightedModuleCollection "
-                f"in place of a dict, or {whose} must not split the rows of both"
-            )
-        for name, place in split.items():
-            used = (
-                [processors]
-                if by_feature is None
-                else [by_feature[f] for f in place.config.feature_names if f in by_feature]
-            )
-            for kind in {type(one).__name__ for one in used if not hasattr(one, "pre_process_input")}:
-                unaware[kind].append(f"table {name!r} of module {path!r}")
-    for kind, tables in unaware.items():
-        _warn_of(
-            tables,
-            f"split row-wise, where TorchRec gives {kind} each rank's part of a bag, with rows as they are numbered there: it "
-            "has no pre_process_input, which sees whole bags before, so it computes other values than in the model unless it "
-            "looks at each weight alone; search with --no-row-wise",
-        )
-
-
-def _other_blocks(
-    split: Mapping[str, TablePlace], shards: Mapping[str, Sequence[Shard]], kinds: Mapping[str, Sharding]
-) -> tuple[str, str, str, int] | None:
-    """A feature that two tables of one operator read whose row blocks on a rank differ, the tables, and the rank."""
-    first: dict[tuple[str, Sharding, int], tuple[str, tuple[int, int]]] = {}
-    for name, place in split.items():
-        for shard in shards[name]:
-            block = shard.row_offset, shard.rows
-            for feature in place.config.feature_names:
-                other, there = first.setdefault((feature, kinds[name], shard.device), (name, block))
-                if there != block:
-                    return feature, other, name, shard.device
-    return None
-
-
 def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -> None:
     """Warn of tables that TorchRec trains otherwise than the model says, or fails on, by any plan: those that torch does not see,
     frozen ones, means of weighted rows, those with hooks, those of another type than their config says, and those on the meta
     device whose collection says another."""
-    _warn_of(unseen_collections(module), UNSEEN)
+    warn_of(unseen_collections(module), f": {UNSEEN}")
     frozen, means, no_weights, hooked, cast = [], [], [], [], []
     for path, collection in collections.items():
         weighted = is_weighted(collection)
@@ -338,25 +223,25 @@ def warn_of_training(module: nn.Module, collections: Mapping[str, Collection]) -
             no_weights += [where] if weight.is_meta and getattr(inner_of(collection), "device", META) != META else []
             cast += [where] if weight.dtype != data_type_to_dtype(config.data_type) else []
             means += [where] if weighted and config.pooling is PoolingType.MEAN else []
-    _warn_of(
+    warn_of(
         frozen,
-        "frozen (requires_grad is False), but TorchRec trains it, by any plan; let it require gradients, and give it a "
+        ": frozen (requires_grad is False), but TorchRec trains it, by any plan; let it require gradients, and give it a "
         "learning rate of 0 (apply_optimizer_in_backward)",
     )
-    _warn_of(means, WEIGHTED_MEAN)
-    _warn_of(
+    warn_of(means, f": {WEIGHTED_MEAN}")
+    warn_of(
         cast,
-        "of another type in the model than its data_type says (.half(), .bfloat16(), .double(), .to()), which sharding undoes: "
+        ": of another type in the model than its data_type says (.half(), .bfloat16(), .double(), .to()), which sharding undoes: "
         "TorchRec trains it as data_type; give the config data_type=DataType.FP16, or leave it as it is",
     )
-    _warn_of(
+    warn_of(
         hooked,
-        "hooks on the module, or on a table in it, are dropped by TorchRec, which puts a sharded module in its place, and never "
-        "run; register those of the module after DistributedModelParallel (gradients of sharded tables reach none)",
+        ": hooks on the module, or on a table in it, are dropped by TorchRec, which puts a sharded module in its place, and "
+        "never run; register those of the module after DistributedModelParallel (gradients of sharded tables reach none)",
     )
-    _warn_of(
+    warn_of(
         no_weights,
-        "on the meta device, though its collection says another: TorchRec copies its weights, and fails on the ranks that hold "
+        ": on the meta device, though its collection says another: TorchRec copies its weights, and fails on the ranks that hold "
         "it; give the collection device=torch.device('meta')",
     )
 
@@ -366,34 +251,3 @@ def _has_hooks(module: nn.Module) -> bool:
     own = module._parameters.values()
     on_weights = (getattr(each, name, None) for each in own for name in OF_GRADIENTS)
     return any((*on_weights, *(getattr(module, name) for name in HOOKS)))
-
-
-def _warn_of(tables: Sequence[str], what: str) -> None:
-    if tables:
-        more = f" (and {len(tables) - 1} more)" if len(tables) > 1 else ""
-        warn(f"{tables[0]}{more}: {what}")
-
-
-def check_sequences(
-    shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], places: Mapping[str, TablePlace], whose: str
-) -> None:
-    """Raise InvalidInput for sequences whose rows are split over a part of the ranks, and where column shards of a module's
-    sequences are not equally wide, on whatever ranks: TorchRec has no such sharding of sequences, and takes all ranks' rows to
-    be of one width (1.8: a rank fails, and the others wait for it)."""
-    widths: dict[str, tuple[str, Shard]] = {}
-    for name, place in places.items():
-        if place.pooling == "none" and kinds[name].over_domains:  # TorchRec raises without the table
-            raise InvalidInput(
-                f"table {name!r} of module {place.path!r} is a sequence, and TorchRec has no {kinds[name].torchrec} sharding for "
-                f"sequences; {whose} must keep it whole, or split its columns or its rows over all ranks"
-            )
-        if place.pooling == "none" and kinds[name].splits_columns:
-            for shard in shards[name]:
-                other, first = widths.setdefault(place.path, (name, shard))
-                if first.dim != shard.dim:
-                    both = f"table {name!r}" if other == name else f"tables {other!r} and {name!r}"
-                    raise InvalidInput(
-                        f"{both} of module {place.path!r}: sequences in shards of {first.dim} columns (rank {first.device}) and "
-                        f"{shard.dim} (rank {shard.device}), which TorchRec cannot exchange; {whose} must cut all sequences of a "
-                        "module equally"
-                    )

@@ -3,13 +3,13 @@
 `CollectionByAccess` stands in the model where the collection was, takes the same features and returns the same outputs. Inside
 is a collection of the parts as tables of their own, each read by features of its own (`f->t/hot`), so that TorchRec shards them
 as any tables. What it does to a batch, for each feature of such a table:
-- ids become rows of the parts (client/rows_map.py), and a part gets those that it holds;
+- ids become rows of the parts (client/rows/map.py), and a part gets those that it holds;
 - sequences: each part's rows go back to the places of their ids. Nothing is added, so nothing is rounded;
 - pooled: the parts are sums, and their outputs are added; a mean is divided by the sample's whole number of lookups at the end.
   (Two means added up would be another value, without an error.)
 
-Hot parts that are copied to every rank are in `copies` (client/rows_copies.py): TorchRec cannot train copied sequences.
-client/rows_sharded.py shards it.
+Hot parts that are copied to every rank are in `copies` (client/rows/copies.py): TorchRec cannot train copied sequences.
+client/rows/sharded.py shards it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +21,11 @@ import torch
 from torch import Tensor, nn
 from torchrec import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from torchrec.modules.embedding_modules import (
-    EmbeddingBagCollection,
-    EmbeddingCollection,
-    get_embedding_names_by_table,
-)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection, get_embedding_names_by_table
 
-from neuroshard.client.rows_copies import Copies
-from neuroshard.client.rows_map import Part, RowMap
-from neuroshard.client.torchrec_module import Collection
+from neuroshard.client.model.tables import Collection
+from neuroshard.client.rows.copies import Copies
+from neuroshard.client.rows.map import Part, RowMap
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.text import first_few
 from neuroshard.files.importers.table_access import as_keyed

@@ -1,4 +1,4 @@
-"""What a trainer runs against what a plan was priced for, by the rows of client/torchrec_settings.py. Needs torch and torchrec.
+"""What a trainer runs against what a plan was priced for, by the rows of client/torchrec/settings.py. Needs torch and torchrec.
 
 TorchRec gives FBGEMM's operator the sharders' `fused_params`, over them what apply_optimizer_in_backward has put on a table, and
 over both what the sharding plan holds (`merge_fused_params`, `add_params_from_parameter_sharding`).
@@ -6,9 +6,9 @@ over both what the sharding plan holds (`merge_fused_params`, `add_params_from_p
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -22,17 +22,15 @@ from torchrec.distributed.embedding import get_ec_index_dedup
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import DataType
 
-from neuroshard.client.torchrec_module import Collection, TablePlace
-from neuroshard.client.torchrec_settings import FUSED, NOT_READ_ON_CPUS, READ_BY, SETTINGS, STATE_OF_A_ROW
-from neuroshard.client.torchrec_tiers import cached
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn, warn_of
+from neuroshard.client.torchrec.priced import Priced, cached
+from neuroshard.client.torchrec.settings import FUSED, NOT_READ_ON_CPUS, READ_BY, SETTINGS, STATE_OF_A_ROW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.extras import install_pair
 from neuroshard.core.part import Part
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.sharding import Sharding
+from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import BATCHES, LOOKUP_BYTES, WAIT_FOR_INPUT, Pipeline
-from neuroshard.core.table import OPTIMIZER_BYTES, Table
+from neuroshard.core.table import OPTIMIZER_BYTES
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
@@ -60,44 +58,8 @@ _ENUMS = {
     if isinstance(kind, type) and issubclass(kind, Enum)
 }
 
-_INSIDE = (
-    "_ebc_sharder",
-    "_e_sharder",
-)  # of feature processors and of managed collisions: the one of the collection inside
-
-Settings = Mapping[str, Mapping[str, Any]]  # of the operator, by table
-
-
-class Priced(NamedTuple):
-    """A plan as TorchRec will run it: by table its shards in TorchRec's order, its sharding type and its place in the model."""
-
-    plan: Plan
-    shards: Mapping[str, Sequence[Shard]]
-    kinds: Mapping[str, Sharding]
-    places: Mapping[str, TablePlace]
-
-    @property
-    def fused(self) -> list[str]:
-        """Tables that a fused operator trains."""
-        return [name for name, kind in self.kinds.items() if not kind.copied]
-
-    @property
-    def own_operator(self) -> list[str]:
-        """Tables that share an operator with no other, since they are cached."""
-        return cached(self.plan)
-
-    def busiest(self, names: Iterable[str], amount: Callable[[Table, Shard], float]) -> tuple[int, int]:
-        """The rank that has most of something, and how much, if each shard of the named tables has this amount of it."""
-        of_rank, tables = [0.0] * self.plan.task.devices, {table.name: table for table in self.plan.task.tables}
-        for name in names:
-            for shard in self.shards[name]:
-                of_rank[shard.device] += amount(tables[name], shard)
-        most = max(of_rank)
-        return of_rank.index(most), round(most)
-
-    def output_bytes(self, table: Table, shard: Shard) -> float:
-        """Bytes of a shard's outputs in a step, in fp32."""
-        return self.plan.task.batch_size * Part(table, shard.rows, shard.dim).sent_columns * 4
+# of feature processors and of managed collisions: the one of the collection inside
+_INSIDE = ("_ebc_sharder", "_e_sharder")
 
 
 def sharders_by_path(
@@ -117,7 +79,7 @@ def sharders_by_path(
             raise InvalidInput(
                 f"module {path!r} is a {kind.__name__}, and none of the sharders is for it; add {kind.__name__}Sharder"
             )
-        inside = getattr(by_kind[kind], "sharder_of", None)  # of tables held by access (client/rows_sharded.py)
+        inside = getattr(by_kind[kind], "sharder_of", None)  # of tables held by access (client/rows/sharded.py)
         found[path] = (
             inside(module.get_submodule(path))
             if inside
@@ -126,16 +88,13 @@ def sharders_by_path(
     return found
 
 
-def settings_of(
-    collections: Mapping[str, Collection],
-    places: Mapping[str, TablePlace],
-    by_path: Mapping[str, ModuleSharder[nn.Module]],
-) -> dict[str, dict[str, Any]]:
-    """The settings of each table's operator. Raises InvalidInput for one that it does not have, or cannot be given."""
-    found = {}
-    for name, place in places.items():
+def settings_of(priced: Priced) -> dict[str, dict[str, Any]]:
+    """The settings of each table's fused operator. Raises InvalidInput for one that it does not have, or cannot be given."""
+    found, by_path = {}, priced.by_path
+    for name in priced.fused:
+        place = priced.places[name]
         of_sharder = getattr(by_path.get(place.path), "fused_params", None) or {}
-        _, of_table = in_backward(weight_of(collections[place.path], place.config.name))
+        _, of_table = in_backward(weight_of(priced.collections[place.path], place.config.name))
         if "lr" in of_table:
             of_table["learning_rate"] = of_table.pop("lr")
         found[name] = {**of_sharder, **of_table}
@@ -146,7 +105,7 @@ def settings_of(
                 else f"fused_params of {type(by_path[place.path]).__name__}"
             )
             if why := _fault(key, value):
-                raise InvalidInput(f"table {place.config.name!r} of module {place.path!r}: {key} in the {said} {why}")
+                raise InvalidInput(f"{place.where}: {key} in the {said} {why}")
     return found
 
 
@@ -168,26 +127,24 @@ def _fault(key: str, value: object) -> str:
     return ""
 
 
-def optimizers_of(
-    settings: Settings,
-    places: Mapping[str, TablePlace],
-    by_path: Mapping[str, ModuleSharder[nn.Module]],
-    optimizer: str | None,
-    applied: Iterable[str],
-) -> dict[str, str]:
-    """The optimizer in the sharders' `fused_params`, by table, of those that have none `applied` in backward.
+def optimizers_of(priced: Priced, optimizer: str | None) -> dict[str, str]:
+    """The optimizer of each table whose optimizer is known: what is applied in backward, else what the sharders' `fused_params`
+    say, else the trainer's `optimizer`.
 
     Raises UsageError where `optimizer` is another. Warns of one whose state we do not know.
     """
-    found: dict[str, str] = {}
+    found, by_path = {} if optimizer is None else dict.fromkeys(priced.places, optimizer), priced.by_path
     unknown: dict[str, object] = {}
-    for name, place in places.items():
-        if name in applied or place.path not in by_path:
+    for name in priced.fused:
+        place = priced.places[name]
+        if name in priced.applied:
+            found[name] = priced.applied[name].optimizer
+        if name in priced.applied or place.path not in by_path:
             continue
-        given, sharder = _optimizer(settings[name]), type(by_path[place.path]).__name__
+        given, sharder = _optimizer(priced.settings[name]), type(by_path[place.path]).__name__
         known = NAMES.get(given)
         if optimizer not in (None, known):
-            default = "" if "optimizer" in settings[name] else " (FBGEMM's default)"
+            default = "" if "optimizer" in priced.settings[name] else " (FBGEMM's default)"
             raise UsageError(
                 f"optimizer is {optimizer!r}, but the {sharder} of module {place.path!r} has {known or given}{default} in its "
                 "fused_params, which is what trains; leave out optimizer=, or give the sharder that one"
@@ -209,10 +166,10 @@ def batch_of_group(batch_size: int, task: ShardingTask) -> int:
     return math.ceil(batch_size * task.devices / task.ranks)
 
 
-def dedups(by_path: Mapping[str, ModuleSharder[nn.Module]], places: Iterable[TablePlace]) -> bool | None:
+def dedups(priced: Priced) -> bool | None:
     """Whether all sequences are looked up with use_index_dedup; None where there are none, or no sharders to see it of."""
-    paths = {place.path for place in places if place.pooling == "none" and place.path in by_path}
-    return all(_dedups(by_path[path]) for path in paths) if paths else None
+    paths = {place.path for place in priced.places.values() if place.pooling == "none" and place.path in priced.by_path}
+    return all(_dedups(priced.by_path[path]) for path in paths) if paths else None
 
 
 def _dedups(sharder: ModuleSharder[nn.Module]) -> bool:
@@ -295,21 +252,28 @@ def as_trained(
     return plan.model_copy(update={"task": task})
 
 
-def warn_of_settings(settings: Settings, priced: Priced, device_type: str) -> None:
-    """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec_codecs.py."""
+def warn_of_trainer(priced: Priced) -> None:
+    """Warn of what a trainer's sharders and the configs of its model make of a plan that was not priced for it."""
+    _warn_of_settings(priced)
+    _warn_of_sharders(priced)
+    _warn_of_configs(priced)
+
+
+def _warn_of_settings(priced: Priced) -> None:
+    """Warn of settings of the operators that a plan was not priced for; `output_dtype` is in torchrec/collectives.py."""
     by_key: dict[str, list[str]] = {}
     ignored: dict[tuple[str, str], list[str]] = {}  # by setting, and by why
     for name in priced.fused:
-        for key, value in settings[name].items():
+        for key, value in priced.settings[name].items():
             if value or key not in _ANSWERED:
                 by_key.setdefault(key, []).append(name)
-            if value and (why := _ignored(key, settings[name], device_type)):
+            if value and (why := _ignored(key, priced.settings[name], priced.device_type)):
                 ignored.setdefault((key, why), []).append(name)
     for (key, why), names in ignored.items():
-        warn(f"{_first(names, priced)}: {key} has no effect, since FBGEMM's operator {why}")
+        warn_of(priced.where(names), f": {key} has no effect, since FBGEMM's operator {why}")
     for key, names in by_key.items():
-        if what := _consequence(key, names, settings, priced):
-            warn(f"{_first(names, priced)}: {key} {what}")
+        if what := _consequence(key, names, priced):
+            warn_of(priced.where(names), f": {key} {what}")
 
 
 def _ignored(key: str, settings: Mapping[str, Any], device_type: str) -> str:
@@ -329,7 +293,7 @@ def _ignored(key: str, settings: Mapping[str, Any], device_type: str) -> str:
     return ""
 
 
-def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Priced) -> str:
+def _consequence(key: str, names: Sequence[str], priced: Priced) -> str:
     """What a setting of these tables makes of the plan's costs and memory; empty if nothing."""
     if key == "gradient_clipping":
         rank, most = priced.busiest(names, priced.output_bytes)
@@ -355,7 +319,7 @@ def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Pri
         element = {
             name: OPTIMIZER_BYTES[NAMES[given]][1]
             for name in names
-            if (given := _optimizer(settings[name])) in NAMES and name not in beyond
+            if (given := _optimizer(priced.settings[name])) in NAMES and name not in beyond
         }
         rank, most = priced.busiest(element, lambda table, shard: shard.rows * shard.dim * element[table.name])
         return (
@@ -364,10 +328,8 @@ def _consequence(key: str, names: Sequence[str], settings: Settings, priced: Pri
             if most
             else ""
         )
-    if key == "embedding_table_index_type" and settings[names[0]][key] != torch.int64:
-        return (
-            f"makes lookups of {settings[names[0]][key]}, and the plan counts {LOOKUP_BYTES} bytes each; leave it out"
-        )
+    if key == "embedding_table_index_type" and priced.settings[names[0]][key] != torch.int64:
+        return f"makes lookups of {priced.settings[names[0]][key]}, and the plan counts {LOOKUP_BYTES} bytes each; leave it out"
     if key in ("use_experimental_tbe", "enable_raw_embedding_streaming", "tbe_input_multiplexer_config"):
         return f"changes what a step runs ({_ANSWERED[key].changes}), and the plan was priced without; leave it out"
     if key not in _ANSWERED:
@@ -396,9 +358,9 @@ def _operators_apart(names: Sequence[str], priced: Priced) -> tuple[int, int]:
     return more.index(max(more)), max(more)
 
 
-def warn_of_sharders(by_path: Mapping[str, ModuleSharder[nn.Module]], module: nn.Module, priced: Priced) -> None:
+def _warn_of_sharders(priced: Priced) -> None:
     """Warn of sharders that look up each id of a batch once, and of modules whose copies are not kept alike."""
-    for path, sharder in by_path.items():
+    for path, sharder in priced.by_path.items():
         names = [name for name in priced.fused if priced.places[name].path == path]
         if (
             _dedups(sharder)
@@ -414,28 +376,30 @@ def warn_of_sharders(by_path: Mapping[str, ModuleSharder[nn.Module]], module: nn
             )
 
 
-def warn_of_configs(collections: Mapping[str, Collection], module: nn.Module, priced: Priced) -> None:
+def _warn_of_configs(priced: Priced) -> None:
     """Warn of tables whose configs make TorchRec run more than the plan was priced for."""
     by_name = {name: priced.places[name].config for name in priced.fused}
     # TorchRec 1.9 lets the tables that a program names win over the configs
     resolve = getattr(memory_stashing.MemoryStashingManager, "resolve_stash_weights", _said_by_config)
     if stashed := [name for name, config in by_name.items() if resolve(config.name, config)]:
         rank, most = priced.busiest(stashed, lambda table, shard: Part(table, shard.rows, shard.dim).memory().weights)
-        warn(
-            f"{_first(stashed, priced)} has stash_weights: up to {format_bytes(most)} of weights of rank {rank} leave the device "
-            "and come back in every step, which the plan's costs do not count; leave it out where memory allows"
+        warn_of(
+            priced.where(stashed),
+            f" has stash_weights: up to {format_bytes(most)} of weights of rank {rank} leave the device "
+            "and come back in every step, which the plan's costs do not count; leave it out where memory allows",
         )
     if updated := [name for name, config in by_name.items() if getattr(config, "enable_embedding_update", False)]:
-        warn(
-            f"{_first(updated, priced)} has enable_embedding_update: TorchRec runs an operator apart for such tables of a "
-            "module, and their updates, which the plan's costs do not count"
+        warn_of(
+            priced.where(updated),
+            " has enable_embedding_update: TorchRec runs an operator apart for such tables of a module, and their updates, which "
+            "the plan's costs do not count",
         )
     for name, kind in priced.kinds.items():
         path = priced.places[name].path
-        holders = (module.get_submodule(path), collections[path])
+        holders = (priced.module.get_submodule(path), priced.collections[path])
         if kind.copied and any(map(_skips_sum, holders)):
             warn(
-                f"{_first([name], priced)} is copied to every rank, and its module is marked to skip the sum of gradients "
+                f"{priced.places[name].where} is copied to every rank, and its module is marked to skip the sum of gradients "
                 "(mark_data_parallel_skip_grad_sync): each rank's copy learns from its own samples, and the plan was priced "
                 "with the sum; search without --data-parallel"
             )
@@ -459,8 +423,3 @@ def _said_by_config(_: str, config: object) -> bool:
 
 def _skips_sum(module: nn.Module) -> bool:
     return bool(getattr(module, "_torchrec_data_parallel_skip_grad_sync", False))  # what TorchRec 1.9 marks
-
-
-def _first(names: Sequence[str], priced: Priced) -> str:
-    place, more = priced.places[names[0]], f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    return f"table {place.config.name!r} of module {place.path!r}{more}"

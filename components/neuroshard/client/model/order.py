@@ -6,8 +6,7 @@ position (`values()`, or a loop over a dictionary) read other columns under anot
 by key, or by `KeyedTensor.regroup`, are right under any plan; so are all layers after `keep_output_order(model)`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -21,23 +20,13 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.mc_embedding import ShardedManagedCollisionEmbeddingCollection
 from torchrec.distributed.mc_embeddingbag import ShardedManagedCollisionEmbeddingBagCollection
-from torchrec.distributed.types import (
-    Awaitable,
-    EmbeddingModuleShardingPlan,
-    LazyAwaitable,
-    ParameterSharding,
-    ShardedModule,
-)
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ShardedModule
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 
-from neuroshard.client.torchrec_fused import InBackward
-from neuroshard.client.torchrec_module import Collection, TablePlace, check_module
-from neuroshard.client.torchrec_shards import GEOMETRY
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.tables import check_module
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.output_order import WAYS_OUT, Held, order_of
 from neuroshard.files.importers.torchrec_collections import COVERED
-from neuroshard.files.importers.torchrec_tables import INSIDE, configs_of, has_own_operator
+from neuroshard.files.importers.torchrec_tables import INSIDE, configs_of
 from neuroshard.files.importers.torchrec_tables import inner_of as inner_of_mapped
 
 __all__ = ["keep_output_order", "output_order"]
@@ -66,13 +55,8 @@ def keep_output_order(model: M, order: Mapping[str, Sequence[str]] | None = None
     Raises UsageError for a model without a sharded collection, and for a sharded module that is none, by path and class;
     InvalidInput for an order that lacks a collection or has other keys.
     """
-    collections = dict(collections_in(model))
-    sharded = {path: each for path, each in collections.items() if isinstance(each, (*SHARDED, ShardedModule))}
-    if not sharded:
-        raise UsageError(
-            f"the {type(model).__name__} has no sharded collection in it; call keep_output_order(model) on what "
-            "DistributedModelParallel returns"
-        )
+    sharded = {path: each for path, each in collections_in(model) if isinstance(each, (*SHARDED, ShardedModule))}
+    check_sharded(model, sharded, "keep_output_order")
     wanted = {path: _own_order(collection) for path, collection in sharded.items()}
     if order is not None:
         wanted = {path: _checked(path, order.get(path), own) for path, own in wanted.items()}
@@ -149,7 +133,7 @@ def _keep(collection: nn.Module, names: Sequence[str]) -> None:
 
 def collections_in(module: nn.Module, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, nn.Module]]:
     """The collections, sharded or not, by their paths in the model before it was wrapped or compiled. Those of tables that are
-    held by access (client/rows.py) keep an order of their own, and say it as `output_names`."""
+    held by access (client/rows/) keep an order of their own, and say it as `output_names`."""
     check_module(module)
     seen = set() if seen is None else seen
     if id(module) in seen:
@@ -166,6 +150,15 @@ def collections_in(module: nn.Module, path: str = "", seen: set[int] | None = No
         for name, child in module.named_children():
             below = path if isinstance(module, WRAPPERS) else f"{path}.{name}" if path else name
             yield from collections_in(child, below, seen)
+
+
+def check_sharded(model: nn.Module, sharded: Sized, caller: str) -> None:
+    """Raise UsageError for a model without sharded collections."""
+    if not sharded:
+        raise UsageError(
+            f"the {type(model).__name__} has no sharded collection in it; call {caller}(model) on what DistributedModelParallel "
+            "returns"
+        )
 
 
 def inner_of(collection: Any) -> Any:
@@ -194,48 +187,14 @@ def _own_order(collection: nn.Module) -> list[str]:
     inner = inner_of(collection)
     if hasattr(inner, "output_names"):
         return list(inner.output_names)
-    return _names(
-        inner._embedding_configs if isinstance(inner, ShardedEmbeddingCollection) else inner._embedding_bag_configs
-    )
+    return _names(sharded_configs(inner))
+
+
+def sharded_configs(inner: Any) -> Sequence[Any]:
+    """The tables' configs that TorchRec keeps of a sharded collection."""
+    sequences = isinstance(inner, ShardedEmbeddingCollection)
+    return list(inner._embedding_configs if sequences else inner._embedding_bag_configs)
 
 
 def _names(configs: Sequence[Any]) -> list[str]:
     return [name for names in get_embedding_names_by_table(configs) for name in names]
-
-
-def warn_of_order(
-    sharding_plan: Mapping[str, EmbeddingModuleShardingPlan],
-    places: Mapping[str, TablePlace],
-    collections: Mapping[str, Collection],
-    applied: Mapping[str, InBackward],
-) -> None:
-    """Warn of modules that a sharding plan makes return their outputs in another order than the model has them in. `applied` is
-    what apply_optimizer_in_backward has put on tables, by their names in the plan."""
-    in_plan = {(place.path, place.config.name): name for name, place in places.items()}
-    changed = []
-    for path, parameters in sharding_plan.items():
-        held = [
-            _held(config, parameters[config.name], applied.get(in_plan[path, config.name]))
-            for config in configs_of(collections[path])
-        ]
-        own = [table.table for table in held]
-        changed += [(path, *pair) for pair in zip(own, order_of(held), strict=True) if pair[0] != pair[1]][:1]
-    if changed:
-        path, first, other = changed[0]
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        warn(
-            f"module {path!r}{more} returns its outputs in another order by this plan than in the model, {other!r} where the "
-            f"model has {first!r}: dense layers that read them by position (values()) are right by this plan alone; {WAYS_OUT} "
-            "after DistributedModelParallel, and say any_output_order=True here"
-        )
-
-
-def _held(config: Any, parameter: ParameterSharding, applied: InBackward | None) -> Held:
-    """What decides where a table's outputs come. Tables of one operator have the same settings of a ParameterSharding."""
-    settings = [getattr(parameter, field.name) for field in fields(parameter) if field.name not in GEOMETRY]
-    return Held(
-        config.name,
-        parameter.sharding_type,
-        frozenset(parameter.ranks or ()),
-        (config.data_type, getattr(config, "pooling", None), applied, repr(settings), has_own_operator(config)),
-    )

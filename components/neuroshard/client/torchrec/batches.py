@@ -18,8 +18,15 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingType
 
-from neuroshard.client.rows_sharded import ShardedCollectionByAccess
-from neuroshard.client.torchrec_order import SHARDED, SHARDED_MAPPED, collections_in, inner_of
+from neuroshard.client.model.order import (
+    SHARDED,
+    SHARDED_MAPPED,
+    check_sharded,
+    collections_in,
+    inner_of,
+    sharded_configs,
+)
+from neuroshard.client.rows.sharded import ShardedCollectionByAccess
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.sharding import SHARDINGS
 from neuroshard.core.value import shown, whole_number
@@ -50,11 +57,7 @@ def check_batches(model: M, *, values_of_first: int = 0, values_every: int = 0) 
         )
     kinds = (*SHARDED, ShardedCollectionByAccess)
     sharded = [(path, each) for path, each in collections_in(model) if isinstance(each, kinds)]
-    if not sharded:
-        raise UsageError(
-            f"the {type(model).__name__} has no sharded collection in it; call check_batches(model) on what "
-            "DistributedModelParallel returns"
-        )
+    check_sharded(model, sharded, "check_batches")
     for path, collection in sharded:
         found = [hook for hook in collection._forward_pre_hooks.values() if isinstance(hook, _Checked)]
         if not found:
@@ -78,7 +81,9 @@ class _Checked:
         by_access = isinstance(module, ShardedCollectionByAccess)
         inner: Any = module.inner if isinstance(module, ShardedCollectionByAccess) else inner_of(module)
         self._check_kind(features, module)
-        configs = module.rows.configs.values() if isinstance(module, ShardedCollectionByAccess) else _configs_of(inner)
+        configs = (
+            module.rows.configs.values() if isinstance(module, ShardedCollectionByAccess) else sharded_configs(inner)
+        )
         keys, read = list(features.keys()), ((name, each.name) for each in configs for name in each.feature_names)
         if self.first is None and (lacks := next((pair for pair in read if pair[0] not in keys), None)):
             raise InvalidInput(
@@ -203,7 +208,7 @@ def _moved(first: Sequence[str], keys: Sequence[str], inner: Any) -> str:
     are in theirs. Others may come after them, if some came in the first one: else TorchRec takes all to be the collection's."""
     read = [
         name
-        for name in dict.fromkeys(name for config in _configs_of(inner) for name in config.feature_names)
+        for name in dict.fromkeys(name for config in sharded_configs(inner) for name in config.feature_names)
         if name in first
     ]
     for name in read:
@@ -219,10 +224,3 @@ def _sends(inner: Any) -> bool:
     """Whether a collection sends lookups to other ranks."""
     held = inner.module_sharding_plan.values()
     return any(parameter.sharding_type != ShardingType.DATA_PARALLEL.value for parameter in held)
-
-
-def _configs_of(inner: Any) -> Sequence[Any]:
-    found: Sequence[Any] = (
-        inner._embedding_configs if isinstance(inner, ShardedEmbeddingCollection) else inner._embedding_bag_configs
-    )
-    return found

@@ -1,5 +1,5 @@
-"""Whether TorchRec can be imported here. client/torchrec.py imports this module first, so that packages that are missing or do
-not fit each other are one line, and not what the loader says of a symbol."""
+"""What a trainer's model has, for all rooms that need TorchRec. They import it first, so that packages that are missing or do not
+fit each other are one line, and not what the loader says of a symbol."""
 
 import logging
 

@@ -15,26 +15,44 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from torchrec.distributed.types import CacheParams, ParameterSharding
 from torchrec.modules.embedding_configs import DataType
 
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
+from neuroshard.client.torchrec.priced import Priced, cached
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.tiers import KERNELS, Cache, Tier, load_factor
+from neuroshard.core.tiers import BY_KERNEL, TIERS, Cache, load_factor
 from neuroshard.core.value import shown
 
 DEFAULT_LOAD_FACTOR = 0.2  # of FBGEMM's caches (`cache_load_factor` of SplitTableBatchedEmbeddingBagsCodegen, 1.8)
-TIERS: Mapping[str, Tier] = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
-def check_no_kernel(plan: Plan, compute_kernel: str | None) -> None:
-    """Raise UsageError where a `compute_kernel` is given for a plan that says the kernel of each table."""
-    rules = plan.held.constraints.beyond_hbm
-    if rules and compute_kernel is not None:
+def check_kernel(plan: Plan, kernel: str | None) -> None:
+    """Raise UsageError for a `compute_kernel` that does not train as planned, and warn of one that does, at another cost."""
+    rules, in_hbm = plan.held.constraints.beyond_hbm, TIERS["hbm"].kernel
+    if kernel is None:
+        return
+    if rules:
         raise UsageError(
-            f"compute_kernel is {compute_kernel!r}, but the plan says of each table where it lies, and has "
+            f"compute_kernel is {kernel!r}, but the plan says of each table where it lies, and has "
             f"{counted(len(rules), 'table')} ({first_few(list(rules))}) beyond HBM; leave compute_kernel out"
+        )
+    # Of TorchRec's others, dense has a gradient as large as the table, quant is for inference, and those of key-value and virtual
+    # tables need stores that FBGEMM's public packages lack (FBGEMM#5666).
+    if kernel not in BY_KERNEL:
+        raise UsageError(
+            f"compute_kernel {kernel!r} is none of {', '.join(BY_KERNEL)}, which train a plan's tables with a fused optimizer"
+        )
+    if kernel != in_hbm and plan.task.groups is not None:
+        raise UsageError(
+            f"compute_kernel {kernel!r} keeps tables in host memory, and the plan is for groups of ranks: DMPCollection averages "
+            "replicas without writing back what caches hold; leave it out"
+        )
+    if kernel != in_hbm:
+        warn(
+            f"compute_kernel {kernel!r} keeps tables in host memory, but the plan's costs and memory are those of device memory "
+            f"({in_hbm})"
         )
 
 
@@ -59,7 +77,7 @@ def kernels(plan: Plan, compute_kernel: str, device_type: str) -> dict[str, tupl
                 reserved_memory=float(number + 1),
                 prefetch_pipeline=True if _prefetches_rows(plan) else None,
             )
-        found[table.name] = compute_kernel if rule is None or rule.tier is None else KERNELS[rule.tier], params
+        found[table.name] = compute_kernel if rule is None or rule.tier is None else TIERS[rule.tier].kernel, params
     return found
 
 
@@ -67,17 +85,13 @@ def _prefetches_rows(plan: Plan) -> bool:
     return plan.task.pipeline == "prefetch" and bool(cached(plan))
 
 
-def cached(plan: Plan) -> list[str]:
-    """The tables of a plan that are cached."""
-    return [name for name, rule in plan.held.constraints.beyond_hbm.items() if rule.tier == "cached"]
-
-
-def check_caches(settings: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
+def check_caches(priced: Priced) -> None:
     """Raise UsageError for a setting of an operator, by table, that gives it another cache than the plan's."""
-    tables = {table.name: table for table in plan.task.tables}
-    for name in cached(plan):
-        for key, value in settings[name].items():
-            if why := _other_cache(key, value, tables[name], plan.task.pipeline):
+    task = priced.plan.task
+    tables = {table.name: table for table in task.tables}
+    for name in priced.own_operator:
+        for key, value in priced.settings[name].items():
+            if why := _other_cache(key, value, tables[name], task.pipeline):
                 raise UsageError(
                     f"table {name!r} is cached by the plan, and the sharders' fused_params have {key}={shown(value)}, {why}; "
                     "leave it out"
@@ -101,25 +115,22 @@ def _other_cache(key: str, value: Any, table: Table, pipeline: Pipeline | None) 
 
 
 def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) -> dict[str, Any]:
-    """The fields of a TableRule that say where a table of a TorchRec plan lies, in a trainer with this pipeline; none for HBM.
+    """The fields of a TableRule that say where a table of a TorchRec plan lies beyond HBM, in a trainer with this pipeline.
 
     Raises InvalidInput for a cache that is no plan's: with a load factor out of range, not LRU, in another precision, or with
     other prefetching than the pipeline's.
     """
-    tier = TIERS.get(parameter.compute_kernel, "hbm")
-    if tier == "hbm":
-        return {}
+    tier = BY_KERNEL[parameter.compute_kernel]
     if parameter.enforce_hbm:
         raise InvalidInput(
             f"table {table.name!r} has kernel {parameter.compute_kernel} and enforce_hbm, which puts it into HBM all the same; "
-            f"set enforce_hbm to None, or compute_kernel to {KERNELS['hbm']!r}"
+            f"set enforce_hbm to None, or compute_kernel to {TIERS['hbm'].kernel!r}"
         )
-    if tier != "cached":
+    if not TIERS[tier].cached:
         return {"tier": tier}
     params = parameter.cache_params or CacheParams()
-    factor: object = (
-        DEFAULT_LOAD_FACTOR if params.load_factor is None else params.load_factor
-    )  # TorchRec checks no types
+    # TorchRec checks no types
+    factor: object = DEFAULT_LOAD_FACTOR if params.load_factor is None else params.load_factor
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise InvalidInput(
             f"table {table.name!r} has load factor {shown(factor)}; it must be a number above 0 and at most 1"
@@ -165,8 +176,8 @@ def without_load_factor(parameters: Mapping[str, tuple[object, ParameterSharding
     found = [name for name in operators if said[name] is None]
     if mixed := next((name for name in found if operators[name] in stating), None):
         raise InvalidInput(
-            f"table {mixed!r} has kernel {KERNELS['cached']} and no load factor: TorchRec gives it the one of other tables of "
-            f"its operator, as of {stating[operators[mixed]]!r}; set CacheParams(load_factor=…)"
+            f"table {mixed!r} has kernel {TIERS['cached'].kernel} and no load factor: TorchRec gives it the one of other tables "
+            f"of its operator, as of {stating[operators[mixed]]!r}; set CacheParams(load_factor=…)"
         )
     return found
 
@@ -176,7 +187,7 @@ def _operators(parameters: Mapping[str, tuple[object, ParameterSharding]]) -> di
     return {
         name: (kind, *_of_the_group(parameter.cache_params))
         for name, (kind, parameter) in parameters.items()
-        if TIERS.get(parameter.compute_kernel) == "cached"
+        if TIERS[BY_KERNEL[parameter.compute_kernel]].cached
     }
 
 

@@ -5,7 +5,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed._shard._utils import DEPRECATE_MSG
 
-PACKAGE = str(Path(__file__).parents[1])
+PACKAGE = str(Path(__file__).parents[2])
 SECONDS_TO_WAIT = 5.0  # for rank 0, which says the same at about the same time
 POLL_SECONDS = 0.02
 
@@ -31,6 +31,17 @@ def warn(what: str) -> None:
     """
     if not _said_by_rank_0(what):
         warnings.warn(what, ShardingWarning, stacklevel=_level_of_the_caller())
+
+
+def and_more(some: Sequence[object]) -> str:
+    """` (and 2 more)`, after the first of several."""
+    return f" (and {len(some) - 1} more)" if len(some) > 1 else ""
+
+
+def warn_of(some: Sequence[str], what: str) -> None:
+    """Issue one ShardingWarning for all of these, which names the first; none for none."""
+    if some:
+        warn(f"{some[0]}{and_more(some)}{what}")
 
 
 @contextmanager

@@ -12,14 +12,14 @@ refused here, by table, rank and value:
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.sharding_plan import placement
 from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan, ShardingType
 
-from neuroshard.client.torchrec_hosts import hosts_of
+from neuroshard.client.torchrec.hosts import hosts_of
+from neuroshard.client.torchrec.priced import Priced
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import joined
 from neuroshard.core.operator_limits import Device, fault_of_shards
@@ -27,6 +27,7 @@ from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import spanned
+from neuroshard.core.tiers import BY_KERNEL, TIERS
 from neuroshard.core.value import shown
 
 # fields of a ParameterSharding: the ones that shards are made of, of caches over host memory, and of the operator
@@ -39,7 +40,7 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     """The shards of each table in TorchRec's order: from left to right, or from the first row down.
 
     Rows may be split over the ranks of a domain, as the plan's topology has it. Without one a domain is a host: of
-    `local_world_size` ranks, by default as many as the launcher says (client/torchrec_hosts.py). Raises InvalidInput
+    `local_world_size` ranks, by default as many as the launcher says (client/torchrec/hosts.py). Raises InvalidInput
     for what TorchRec cannot hold.
     """
     tables, devices, topology = {table.name: table for table in plan.task.tables}, plan.task.devices, plan.task.topology
@@ -70,13 +71,12 @@ def shards_by_table(plan: Plan, whose: str, local_world_size: int | None = None)
     return found
 
 
-def check_widths(plan: Plan, shards: Mapping[str, list[Shard]], device_type: str, whose: str) -> None:
+def check_widths(priced: Priced) -> None:
     """Raise InvalidInput for a shard, as TorchRec gets it, that the operator of these devices cannot hold."""
-    device: Device = "cuda" if device_type == "cuda" else "cpu"
-    given = [shard for of_table in shards.values() for shard in of_table]
-    wide = fault_of_shards(plan.task.tables, given, device, plan.held.constraints.data_parallel)
-    if wide:
-        raise InvalidInput(f"{wide}; {whose} must cut it: search again, with costs of this kind of device")
+    device: Device = "cuda" if priced.device_type == "cuda" else "cpu"
+    given, task = [shard for of_table in priced.shards.values() for shard in of_table], priced.plan.task
+    if wide := fault_of_shards(task.tables, given, device, priced.plan.held.constraints.data_parallel):
+        raise InvalidInput(f"{wide}; {priced.whose} must cut it: search again, with costs of this kind of device")
 
 
 def check_grid(table: Table, shards: list[Shard], local_world_size: int, whose: str) -> None:
@@ -194,21 +194,25 @@ def sharding_named(parameter: ParameterSharding) -> Sharding:
     return known[parameter.sharding_type]
 
 
+def _placed(plan: ShardingPlan) -> list[ParameterSharding]:
+    """The tables of a TorchRec plan that have shards of their own."""
+    every = [parameter for tables in plan.plan.values() for parameter in tables.values()]
+    return [one for one in every if isinstance(one.sharding_spec, EnumerableShardingSpec)]
+
+
 def ranks_of_host(plan: ShardingPlan) -> int | None:
     """The ranks of a host, or of a domain, as a TorchRec plan shows them; None where it splits no table over those."""
     found = [
         sum(shard.shard_offsets[1] == 0 for shard in parameter.sharding_spec.shards)
-        for tables in plan.plan.values()
-        for parameter in tables.values()
-        if isinstance(parameter.sharding_spec, EnumerableShardingSpec) and sharding_named(parameter).over_domains
+        for parameter in _placed(plan)
+        if sharding_named(parameter).over_domains
     ]
     return max(found, default=None)
 
 
 def on_gpus(plan: ShardingPlan) -> bool:
     """Whether a TorchRec plan places shards on GPUs."""
-    specs = (parameter.sharding_spec for tables in plan.plan.values() for parameter in tables.values())
-    shards = (shard for spec in specs if isinstance(spec, EnumerableShardingSpec) for shard in spec.shards)
+    shards = (shard for parameter in _placed(plan) for shard in parameter.sharding_spec.shards)
     devices = (shard.placement.device() for shard in shards if shard.placement)
     return any(device is not None and device.type == "cuda" for device in devices)
 
@@ -248,10 +252,13 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
             f"table {table.name!r} is sharded {kind} on ranks {shown(parameter.ranks)}, but its shards are placed on ranks "
             f"{shown(placed)}: TorchRec uses one in some places and the other in others"
         )
-    over = len(placed) if sharding.over_domains else devices
-    if sharding.splits_rows and not sharding.splits_columns and over > 1:  # a host of one rank has the whole table
-        check_row_wise(table, shards, devices, over, "the sharding plan")
     return shards
+
+
+def is_in_host(parameter: ParameterSharding) -> bool:
+    """Whether a TorchRec plan keeps a table's elements in host memory."""
+    tier = BY_KERNEL.get(parameter.compute_kernel)
+    return tier is not None and TIERS[tier].in_host
 
 
 def check_held(table: str, parameter: ParameterSharding, *, beyond_hbm: bool) -> list[str]:
@@ -259,13 +266,12 @@ def check_held(table: str, parameter: ParameterSharding, *, beyond_hbm: bool) ->
     cannot keep."""
     kept = sharding_named(parameter).kernel
     if parameter.compute_kernel != kept and not beyond_hbm:
-        in_host = parameter.compute_kernel in ("fused_uvm", "fused_uvm_caching")
         raise InvalidInput(
             f"table {table!r} is {parameter.sharding_type} with compute kernel {parameter.compute_kernel}, and plans hold such "
             f"tables in device memory with {kept} only; set its compute_kernel to {kept!r} to count and train it so, or let "
             "TorchRec's planner choose it (ParameterConstraints, or apply_optimizer_in_backward for fused instead of dense)"
             + "; or say what a host has for tables (host_memory_bytes=)"
-            * in_host
+            * is_in_host(parameter)
         )
     left_out = []
     for field in dataclasses.fields(parameter):

@@ -1,22 +1,28 @@
-"""How many ranks a host of this trainer has: what its launcher says, and what TorchRec takes it to be. Needs torch and torchrec.
+"""How the ranks of a trainer are divided, against a plan: into hosts, as its launcher says and as TorchRec takes them to be, and
+into groups with TorchRec's DMPCollection. Needs torch and torchrec.
 
 TorchRec (1.8, 1.9) reads the first of `READ_BY_TORCHREC` that is there, and takes 8 without a word where none is, as under srun.
 Where that number does not divide the ranks, it takes all ranks to be on one host.
+
+DMPCollection (seen with torchrec 1.8) takes the plan of one group and replaces its ranks by those of the rank's own group.
+`sync()` averages the weights of all fused operators as they are in their memory, and of their state what Adagrad keeps: rows
+that a cache holds are not written back before, and with other optimizers it ends with a KeyError. DistributedModelParallel takes
+the plan of a group too, and leaves all ranks but the first without tables.
 """
 
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.comm import get_local_size, get_topology_group_world_size
 
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
+from neuroshard.client.torchrec.priced import Priced
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.plan import Plan, Shard
-from neuroshard.core.sharding import Sharding
+from neuroshard.core.plan import Plan, check_plan
 from neuroshard.core.text import counted
 from neuroshard.core.value import shown
 
@@ -133,10 +139,11 @@ def gpus_of_host(plan: Plan, local_world_size: int | None) -> int:
     return hosts.ranks
 
 
-def check_hosts(shards: Mapping[str, list[Shard]], kinds: Mapping[str, Sharding], devices: int) -> None:
+def check_hosts(priced: Priced) -> None:
     """Raise InvalidInput where a table is split over the ranks of a host, and TorchRec will assume another size of hosts."""
-    split = [name for name, kind in kinds.items() if kind.over_domains]
-    parts = [shard for shard in shards[split[0]] if shard.column_offset == 0] if split else []
+    devices = priced.plan.task.devices
+    split = [name for name, kind in priced.kinds.items() if kind.over_domains]
+    parts = [shard for shard in priced.shards[split[0]] if shard.column_offset == 0] if split else []
     if split and len(parts) != (hosts := get_topology_group_world_size(devices)):
         raise InvalidInput(
             f"table {split[0]!r} is split row-wise over the {len(parts)} ranks of a host (rank {parts[0].device} on), but here "
@@ -181,4 +188,49 @@ def check_topology(plan: Plan, local_world_size: int | None, whose: str) -> None
             f"{whose} is for domains of {counted(topology.domain, 'rank')} that share fast links, but here TorchRec takes "
             f"them to have {domain}: set TORCHREC_RESOLVED_POD_SIZE={topology.domain // local}, or search a plan with "
             f"--domain {domain}"
+        )
+
+
+def dmp_collection(plan: Plan) -> dict[str, Any]:
+    """The arguments of DMPCollection that a plan for groups of ranks decides. Raises InvalidInput for a plan without groups.
+
+    >>> given = to_torchrec(plan, model, sharders=sharders, sharding_group_size=8)  # doctest: +SKIP
+    >>> model = DMPCollection(model, device, given, global_pg=dist.group.WORLD, sharders=sharders,
+    ...     **dmp_collection(plan))  # doctest: +SKIP
+
+    `model.sync()` is then to be called after every `plan.task.groups.sync_every` steps, and once before the first: the replicas
+    of a table begin alike only if they were initialised alike.
+    """
+    check_plan(plan)
+    groups, size, topology = plan.task.groups, plan.task.devices, plan.task.topology
+    if groups is None or topology is None:
+        raise InvalidInput(
+            f"plan {plan.digest()[:12]} is for {counted(size, 'rank')} without groups; search one with --group-size"
+        )
+    return {
+        "world_size": groups.ranks,
+        "sharding_group_size": size,
+        "use_inter_host_allreduce": groups.contiguous,
+        # what table-row-wise tables and grids take for a host
+        "node_group_size": topology.domain if 1 < topology.domain < size else None,
+    }
+
+
+def check_groups(plan: Plan, size: int | None, whose: str) -> None:
+    """Raise InvalidInput unless the trainer's groups are of the plan's size; `size` is None for a trainer without groups."""
+    groups, planned = plan.task.groups, plan.task.devices
+    if groups is None and size is not None:
+        raise InvalidInput(
+            f"{whose} is for {counted(planned, 'rank')} without groups, and the trainer has groups of {size}: search a plan "
+            f"with --group-size {size}, or leave out sharding_group_size"
+        )
+    if groups is not None and size is None:
+        raise InvalidInput(
+            f"{whose} is for {groups.text(planned)}: DistributedModelParallel would leave all ranks but {planned} without "
+            f"tables; train with DMPCollection(…, **dmp_collection(plan)), and say sharding_group_size={planned}"
+        )
+    if groups is not None and size != planned:
+        raise InvalidInput(
+            f"{whose} is for {groups.text(planned)}, and the trainer has groups of {size}: search a plan with "
+            f"--group-size {size}"
         )

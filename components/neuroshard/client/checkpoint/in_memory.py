@@ -1,6 +1,6 @@
 """A checkpoint that stays in the host memory of the ranks: what one has, any of them loads. Needs torch.
 
-So a state goes from one plan to another by the planner that reads a checkpoint in files (client/torchrec_optimizer.py), and no
+So a state goes from one plan to another by the planner that reads a checkpoint in files (client/checkpoint/load.py), and no
 file is written: `load_resharded(state, …, storage_reader=InMemory(group, old_state))`.
 """
 
@@ -109,8 +109,10 @@ class InMemory(StorageReader):
         return True
 
 
-def gathered(group: dist.ProcessGroup, mine: Any) -> list[Any]:
-    """What every rank has."""
+def gathered(group: dist.ProcessGroup | None, mine: Any) -> list[Any]:
+    """What every rank has; without torch.distributed, this process."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [mine]
     every: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(every, mine, group=group)
     return every

@@ -23,7 +23,7 @@ from torchrec.distributed.utils import (
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection, FeatureProcessorsCollection
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 
-from neuroshard.client.torchrec_order import SHARDED_MAPPED, collections_in, inner_of
+from neuroshard.client.model.order import SHARDED_MAPPED, collections_in, inner_of, sharded_configs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.importers.torchrec_collections import weight_of
 from neuroshard.files.importers.torchrec_id_maps import MAPPED
@@ -90,7 +90,7 @@ def _collection(sharded: Any, of_sharder: dict[str, Any]) -> Any:
     found: Any
     if isinstance(sharded, ShardedEmbeddingCollection):
         found = EmbeddingCollection(
-            tables=list(sharded._embedding_configs),
+            tables=sharded_configs(sharded),
             device=META,
             need_indices=sharded._need_indices,
             use_gather_select=sharded._use_gather_select,
@@ -99,9 +99,7 @@ def _collection(sharded: Any, of_sharder: dict[str, Any]) -> Any:
         shardings: Any = sharded._sharding_type_to_sharding.values()
     else:
         assert isinstance(sharded, ShardedEmbeddingBagCollection)
-        found = EmbeddingBagCollection(
-            tables=list(sharded._embedding_bag_configs), is_weighted=sharded._is_weighted, device=META
-        )
+        found = EmbeddingBagCollection(tables=sharded_configs(sharded), is_weighted=sharded._is_weighted, device=META)
         shardings = sharded._embedding_shardings
     for sharding in shardings:
         for groups in sharding._grouped_embedding_configs_per_rank:

@@ -4,16 +4,11 @@
 from collections.abc import Mapping, Sequence
 
 from torch import nn
-from torchrec.distributed.types import (
-    CommOp,
-    ModuleSharder,
-    NoOpQuantizedCommCodec,
-    QuantizedCommCodecs,
-)
+from torchrec.distributed.types import CommOp, NoOpQuantizedCommCodec, QuantizedCommCodecs
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from neuroshard.client.torchrec_trainer import Priced, Settings
-from neuroshard.client.torchrec_warnings import warn
+from neuroshard.client.model.warn import warn
+from neuroshard.client.torchrec.priced import Priced
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.sharding import Collective, Sharding
 from neuroshard.core.units import format_bytes
@@ -29,22 +24,18 @@ _OPERATIONS: dict[CommOp, Collective] = {  # of pooled outputs
 Registry = Mapping[str, QuantizedCommCodecs]
 
 
-def outputs_of(
-    settings: Settings,
-    priced: Priced,
-    by_path: Mapping[str, ModuleSharder[nn.Module]],
-    module: nn.Module,
-    device_type: str,
-) -> dict[str, str]:
+def outputs_of(priced: Priced) -> dict[str, str]:
     """The output_dtype of the operators of each module that has another one than fp32: fp16, bf16.
 
     Raises InvalidInput where the device's operator has no such outputs, and for what TorchRec cannot send without codecs: a rank
     without a table of one of the module's sharding types receives fp32 of every other (1.8 and 1.9, `_dummy_embs_tensor`).
     """
-    found = {}
+    found, device_type, by_path = {}, priced.device_type, priced.by_path
     for path in dict.fromkeys(priced.places[name].path for name in priced.fused):
         names = [name for name in priced.fused if priced.places[name].path == path]
-        types = {name: str(getattr(settings[name].get("output_dtype"), "value", "fp32")).lower() for name in names}
+        types = {
+            name: str(getattr(priced.settings[name].get("output_dtype"), "value", "fp32")).lower() for name in names
+        }
         where, one = f"module {path!r}: output_dtype {types[names[0]]}", types[names[0]]
         if other := next((name for name in names if types[name] != one), None):
             raise InvalidInput(
@@ -65,7 +56,7 @@ def outputs_of(
             here = [name for name in names if priced.kinds[name] == kind]
             holders = {shard.device for name in here for shard in priced.shards[name]}
             empty = [rank for rank in range(priced.plan.task.devices) if rank not in holders]
-            operations = _operations(type(module.get_submodule(path)), {kind})
+            operations = _operations(type(priced.module.get_submodule(path)), {kind})
             codecs = by_path[path].qcomm_codecs_registry if path in by_path else None
             if empty and any(_precision(codecs, operation) == "fp32" for operation in operations):
                 raise InvalidInput(
@@ -77,17 +68,11 @@ def outputs_of(
     return found
 
 
-def warn_of_codecs(
-    priced: Priced,
-    module: nn.Module,
-    by_path: Mapping[str, ModuleSharder[nn.Module]],
-    outputs: Mapping[str, str],
-    wanted: Registry | None,
-) -> None:
+def warn_of_codecs(priced: Priced, outputs: Mapping[str, str], wanted: Registry | None) -> None:
     """Warn where the sharder of one of the plan's modules sends in another precision than the `wanted` codecs do."""
-    for path, sharder in by_path.items():
+    for path, sharder in priced.by_path.items():
         names = [name for name, place in priced.places.items() if place.path == path]
-        for operation in _operations(type(module.get_submodule(path)), {priced.kinds[name] for name in names}):
+        for operation in _operations(type(priced.module.get_submodule(path)), {priced.kinds[name] for name in names}):
             coded, planned = _precision(sharder.qcomm_codecs_registry, operation), _precision(wanted, operation)
             sends = outputs.get(path, "fp32") if coded == "fp32" else coded
             if sends != planned:

@@ -2,21 +2,17 @@
 
 TorchRec's DistributedModelParallel shards nothing if a module's path is wrong, ignores tables that it does not know, and dies
 inside a collective if shapes or ranks do not match (seen with torchrec 1.8). So all of that is checked here.
-client/torchrec_module.py compares a plan with the model; client/torchrec_shards.py converts the shards of a table.
+client/model/tables.py compares a plan with the model; client/torchrec/shards.py converts the shards of a table.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
-
-from neuroshard.client import torchrec_versions  # noqa: F401, isort: skip
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry
-from torchrec.distributed.planner.types import ShardingOption
-from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
     CommOp,
     EmbeddingModuleShardingPlan,
@@ -24,42 +20,30 @@ from torchrec.distributed.types import (
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingPlan,
-    ShardingPlanner,
 )
 
 from neuroshard import __version__
-from neuroshard.client.load import check_world_size, load_plan
-from neuroshard.client.ranks import load_plan_on_all_ranks
-from neuroshard.client.rows_plan import check_by_access
-from neuroshard.client.torchrec_batches import check_batches
-from neuroshard.client.torchrec_codecs import outputs_of, warn_of_codecs
-from neuroshard.client.torchrec_fused import (
+from neuroshard.client.load import check_world_size
+from neuroshard.client.model.tables import TablePlace, collections_of, match_tables, warn_of_training
+from neuroshard.client.model.warn import warn, warn_of
+from neuroshard.client.rows.held import check_by_access
+from neuroshard.client.torchrec.collectives import outputs_of, warn_of_codecs
+from neuroshard.client.torchrec.fused import (
     check_memory,
-    check_trained,
+    check_optimizers,
     in_backward,
     of_step,
     warn_of_copies,
     warn_of_dense_optimizer,
     warn_of_several,
-    warn_of_split_state,
 )
-from neuroshard.client.torchrec_groups import check_averaged, check_groups, dmp_collection
-from neuroshard.client.torchrec_hosts import check_hosts, check_topology, gpus_of_host
-from neuroshard.client.torchrec_id_maps import check_id_maps, warn_of_id_maps
-from neuroshard.client.torchrec_module import (
-    TablePlace,
-    check_processors,
-    check_sequences,
-    collections_of,
-    match_tables,
-    warn_of_training,
-    wrong_means,
-)
-from neuroshard.client.torchrec_options import options_of
-from neuroshard.client.torchrec_order import keep_output_order, output_order, warn_of_order
-from neuroshard.client.torchrec_shards import (
+from neuroshard.client.torchrec.hosts import check_groups, check_hosts, check_topology, gpus_of_host
+from neuroshard.client.torchrec.priced import InBackward, Priced
+from neuroshard.client.torchrec.shards import (
+    GEOMETRY,
     check_held,
     check_widths,
+    is_in_host,
     on_gpus,
     parameter_sharding,
     ranks_of_host,
@@ -67,62 +51,41 @@ from neuroshard.client.torchrec_shards import (
     shards_by_table,
     shards_of,
 )
-from neuroshard.client.torchrec_tiers import (
+from neuroshard.client.torchrec.splits import check_processors, check_sequences, wrong_means
+from neuroshard.client.torchrec.tiers import (
     DEFAULT_LOAD_FACTOR,
     check_caches,
-    check_no_kernel,
+    check_kernel,
     kernels,
     sharing_caches,
     tier_of,
     without_load_factor,
 )
-from neuroshard.client.torchrec_trainer import (
-    Priced,
+from neuroshard.client.torchrec.trainer import (
     as_trained,
-    batch_of_group,
     dedups,
     optimizers_of,
     settings_of,
     sharders_by_path,
-    warn_of_configs,
-    warn_of_settings,
-    warn_of_sharders,
+    warn_of_trainer,
     warn_of_versions,
 )
-from neuroshard.client.torchrec_warnings import ShardingWarning, warn
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
+from neuroshard.core.output_order import WAYS_OUT, Held, order_of
 from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, sharding_of
 from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
-from neuroshard.core.store_url import StoreUrl
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.topology import topology_of
 from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
-from neuroshard.files.importers.torchrec_tables import tables_of
-
-__all__ = [
-    "NeuroShardPlanner",
-    "ShardingWarning",
-    "check_batches",
-    "check_same_digest",
-    "dmp_collection",
-    "from_torchrec",
-    "keep_output_order",
-    "output_order",
-    "qcomms",
-    "to_torchrec",
-]
+from neuroshard.files.importers.torchrec_tables import configs_of, has_own_operator, tables_of
 
 DEVICE_TYPES = ("cpu", "cuda")
-# Kernels that train with a fused optimizer. Of TorchRec's others, dense has a gradient as large as the table, quant is for
-# inference, and those of key-value and virtual tables need stores that FBGEMM's public packages lack (FBGEMM#5666).
-IN_DEVICE_MEMORY = "fused"
-BEYOND_HBM = ("fused_uvm", "fused_uvm_caching")
-COMPUTE_KERNELS = (IN_DEVICE_MEMORY, *BEYOND_HBM)
 
 
 def to_torchrec(
@@ -155,7 +118,7 @@ def to_torchrec(
     copy: the memory check counts its state, by default that of the plan's. Other warnings are issued for optimizers that
     TorchRec drops or runs apart, and for a `compute_kernel` (fused, fused_uvm, fused_uvm_caching) whose tables are not in device
     memory, as the plan's costs are; without one it is fused. A plan that has tables beyond HBM says the kernel of each, and its
-    cache parameters (client/torchrec_tiers.py); no `compute_kernel` can be given with it. A warning is issued for modules whose
+    cache parameters (client/torchrec/tiers.py); no `compute_kernel` can be given with it. A warning is issued for modules whose
     outputs come in another order than in the model, unless `any_output_order` says that the dense layers are right in any order:
     they read by key, or `keep_output_order` follows.
 
@@ -164,7 +127,7 @@ def to_torchrec(
     replaces by those of the rank's own group; `world_size` is that of all ranks.
 
     Give the trainer's `sharders`, `batch_size` (samples over all ranks) and `pipeline` (none, sparse-dist, prefetch) too: what
-    they say that the plan was not priced for is warned of or refused (client/torchrec_settings.py), memory is checked for what
+    they say that the plan was not priced for is warned of or refused (client/torchrec/settings.py), memory is checked for what
     the trainer runs, and the optimizer is found in the sharders' `fused_params`.
 
     Raises InvalidInput, which names table, rank and value, unless the collections hold exactly the plan's tables with the same
@@ -174,8 +137,8 @@ def to_torchrec(
     (core/operator_limits.py). Raises UsageError for a wrong argument.
     """
     check_plan(plan)
-    device_type = _device_type(device_type)
-    _check_compute_kernel(plan, compute_kernel)
+    device_type = device_type_of(device_type)
+    check_kernel(plan, compute_kernel)
     if local_world_size is not None and (local_world_size := whole_number("local_world_size", local_world_size)) < 1:
         raise UsageError(
             f"local_world_size is {local_world_size}, but a host has 1 rank or more; leave it out for torchrun's"
@@ -200,18 +163,16 @@ def to_torchrec(
     check_groups(plan, sharding_group_size, whose)
     check_topology(plan, local_world_size, whose)
     shards = shards_by_table(plan, whose, local_world_size)
-    check_widths(plan, shards, device_type, whose)
     kinds = _sharding_types(plan, shards, places)
+    priced = Priced(plan, whose, module, collections, places, shards, kinds, device_type, by_path, applied)
+    check_widths(priced)
     if plan.task.groups is None and dist.is_available() and dist.is_initialized():
-        check_hosts(shards, kinds, plan.task.devices)
-    check_sequences(shards, kinds, places, whose)
-    check_processors(module, shards, kinds, places, whose)
-    optimizers = {} if optimizer is None else dict.fromkeys(places, optimizer)
-    copied = {name for name, kind in kinds.items() if kind.copied}  # not fused
-    settings = settings_of(collections, {name: place for name, place in places.items() if name not in copied}, by_path)
-    optimizers |= optimizers_of(settings, places, by_path, optimizer, applied.keys() | copied)
-    optimizers |= {name: found.optimizer for name, found in applied.items() if name not in copied}
-    trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(by_path, places.values()))
+        check_hosts(priced)
+    check_sequences(priced)
+    check_processors(priced)
+    priced = priced._replace(settings=settings_of(priced))
+    optimizers = optimizers_of(priced, optimizer)
+    trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(priced))
     if optimizers or dense or trained is not plan:
         now = trained.task
         own = {"tables": whole.parted.tables, "batch_size": now.batch_size, **of_step(now)}
@@ -219,37 +180,30 @@ def to_torchrec(
         check_memory(
             trained.named.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense
         )
-    check_trained(plan, kinds, optimizers, whose)
-    check_id_maps(places, collections, optimizers, device_type, compute_kernel)
-    check_averaged(plan, optimizers, whose)
-    warn_of_split_state(plan, shards, kinds, optimizers)
-    warn_of_id_maps(places, collections, optimizers, plan.task.devices)
-    priced = Priced(trained, shards, kinds, places)
-    check_caches(settings, trained)
-    warn_of_settings(settings, priced, device_type)
-    warn_of_sharders(by_path, module, priced)
-    warn_of_configs(collections, module, priced)
-    outputs = outputs_of(settings, priced, by_path, module, device_type)
-    warn_of_codecs(priced, module, by_path, outputs, qcomms(plan, device_type))
+    priced = priced._replace(plan=trained, optimizers=optimizers)
+    check_optimizers(priced, compute_kernel)
+    check_caches(priced)
+    warn_of_trainer(priced)
+    warn_of_codecs(priced, outputs_of(priced), qcomms(plan, device_type))
     warn_of_dense_optimizer(plan, dense)
-    warn_of_several(applied, kinds, places, priced.own_operator)
-    warn_of_copies(applied, [name for name in places if name in copied], places)
-    if wrong := wrong_means(kinds, places):
+    warn_of_several(priced)
+    warn_of_copies(priced)
+    if wrong := wrong_means(priced):
         what, or_else = wrong
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
-    held = kernels(trained, compute_kernel or IN_DEVICE_MEMORY, device_type)
+    held = kernels(trained, compute_kernel or TIERS["hbm"].kernel, device_type)
     local = gpus_of_host(plan, local_world_size) if device_type == "cuda" else 1
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for name, kind in kinds.items():
         module_plan = modules.setdefault(places[name].path, EmbeddingModuleShardingPlan())
         module_plan[places[name].config.name] = parameter_sharding(kind, shards[name], device_type, *held[name], local)
     if not any_output_order:
-        warn_of_order(modules, places, collections, applied)
+        warn_of_order(modules, priced)
     return ShardingPlan(plan=dict(modules))
 
 
-def _device_type(given: str | None) -> str:
+def device_type_of(given: str | None) -> str:
     """`given`, or what the ranks train on. Raises UsageError if it is neither cpu nor cuda."""
     if given is None:
         initialised = dist.is_available() and dist.is_initialized()
@@ -258,28 +212,6 @@ def _device_type(given: str | None) -> str:
     if given not in DEVICE_TYPES:
         raise UsageError(f"device_type {given!r} is none of {', '.join(DEVICE_TYPES)}")
     return given
-
-
-def _check_compute_kernel(plan: Plan, kernel: str | None) -> None:
-    """Raise UsageError for one that does not train as planned, and warn of one that does, at another cost."""
-    if kernel is None:
-        return
-    check_no_kernel(plan, kernel)
-    if kernel not in COMPUTE_KERNELS:
-        raise UsageError(
-            f"compute_kernel {kernel!r} is none of {', '.join(COMPUTE_KERNELS)}, which train a plan's tables with a fused "
-            "optimizer"
-        )
-    if kernel != IN_DEVICE_MEMORY and plan.task.groups is not None:
-        raise UsageError(
-            f"compute_kernel {kernel!r} keeps tables in host memory, and the plan is for groups of ranks: DMPCollection averages "
-            "replicas without writing back what caches hold; leave it out"
-        )
-    if kernel != IN_DEVICE_MEMORY:
-        warn(
-            f"compute_kernel {kernel!r} keeps tables in host memory, but the plan's costs and memory are those of device memory "
-            "(fused)"
-        )
 
 
 def _sharding_types(
@@ -308,7 +240,7 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
     >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
     """
     check_plan(plan)
-    device_type = _device_type(device_type)
+    device_type = device_type_of(device_type)
     precision = plan.task.collective_precision
     if precision is None:
         return None
@@ -320,75 +252,6 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
         config = QCommsConfig(forward_precision=CommType(ways[0]), backward_precision=CommType(ways[1]))
         registry |= get_qcomm_codecs_registry(config, [operation], torch.device(device_type)) or {}
     return registry
-
-
-class NeuroShardPlanner(ShardingPlanner):
-    """The live plan of a store where TorchRec wants a planner: `planner.collective_plan(model, sharders, pg)`.
-
-    `store_url`, `name` and `digest` are as in `load_plan`, `how` are the keyword arguments of `to_torchrec`, whose sharders
-    are those that TorchRec gives. `loaded` is the plan that was given out last.
-    """
-
-    def __init__(self, store_url: StoreUrl, name: str, *, digest: str | None = None, **how: Any) -> None:
-        self.store_url, self.name, self.digest, self.how = store_url, name, digest, how
-        self.loaded: Plan | None = None
-        # the last one that was planned, and what it got; its weights are the trainer's to keep or to drop
-        self._module: Callable[[], nn.Module | None] = lambda: None
-        self._given: ShardingPlan | None = None
-
-    def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """The sharding plan, loaded by this process alone. Raises what `load_plan` and `to_torchrec` raise, and InvalidInput
-        for a module that none of the sharders is for, where TorchRec would raise a bare KeyError."""
-        loaded = load_plan(self.store_url, self.name, digest=self.digest)
-        return self._sharding_plan(loaded, module, sharders, self.how.get("world_size"))
-
-    def collective_plan(
-        self,
-        module: nn.Module,
-        sharders: list[ModuleSharder[nn.Module]] | None = None,
-        pg: dist.ProcessGroup | None = None,
-    ) -> ShardingPlan:
-        """The same, loaded by rank 0 for all ranks of the process group; every rank must call it.
-
-        The plan must be for as many ranks as the group has, or as the planner's `world_size` says.
-        """
-        world_size = self.how.get("world_size")
-        loaded = load_plan_on_all_ranks(self.store_url, self.name, group=pg, digest=self.digest, world_size=world_size)
-        if world_size is None:
-            world_size = dist.get_world_size(pg)  # by default to_torchrec would take the world's, not the group's
-        sharders = get_default_sharders() if sharders is None else sharders
-        return self._sharding_plan(loaded, module, sharders, world_size)
-
-    def _sharding_plan(
-        self,
-        loaded: Plan,
-        module: nn.Module,
-        sharders: Sequence[ModuleSharder[nn.Module]],
-        world_size: int | None,
-    ) -> ShardingPlan:
-        given = to_torchrec(loaded, module, **{**self.how, "world_size": world_size, "sharders": sharders})
-        self.loaded, self._module, self._given = loaded, weakref.ref(module), given
-        return given
-
-    def get_selected_options(self) -> list[ShardingOption]:
-        """The options of the plan that was given out last, for TorchRec 1.9's reports and dry runs: the memory of each shard.
-
-        Raises UsageError where the model that it was given out for is gone."""
-        module = self._module()
-        if self.loaded is None or self._given is None or module is None:
-            raise UsageError(
-                "a planner has options of the model that it planned last, and there is none: plan one, and keep it"
-            )
-        task, batch_size = self.loaded.task, self.how.get("batch_size")
-        own = {
-            "batch_size": task.batch_size if batch_size is None else batch_of_group(batch_size, task),
-            "pipeline": self.how.get("pipeline") or task.pipeline,
-        }
-        counted_for = self.loaded.model_copy(update={"task": task.model_copy(update=own)})
-        return options_of(counted_for, module, self._given, _device_type(self.how.get("device_type")) == "cuda")
-
-    def get_search_space(self) -> None:
-        """None: TorchRec 1.9 asks every planner what it chose from, and this one has searched nothing."""
 
 
 def from_torchrec(
@@ -453,7 +316,7 @@ def from_torchrec(
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")
         parameter = parameters[config.name]
-        beyond_hbm = host_memory_bytes is not None and parameter.compute_kernel in BEYOND_HBM
+        beyond_hbm = host_memory_bytes is not None and is_in_host(parameter)
         for field in check_held(table.name, parameter, beyond_hbm=beyond_hbm):
             left_out.setdefault(field, []).append(table.name)
         shards += shards_of(table, parameter, len(device_memory_bytes))
@@ -501,12 +364,13 @@ def _check_comes_back(
     whose = "the sharding plan"
     shards = shards_by_table(plan, whose, host or plan.task.devices)
     kinds = _sharding_types(plan, shards, places)
-    check_sequences(shards, kinds, places, whose)
-    check_processors(module, shards, kinds, places, whose)
-    if wrong := wrong_means(kinds, places):
+    priced = Priced(plan, whose, module, {}, places, shards, kinds, "cuda" if on_gpus else "cpu")
+    check_sequences(priced)
+    check_processors(priced)
+    if wrong := wrong_means(priced):
         raise InvalidInput(f"{wrong[0]}: a trainer with this plan computes other values than the model")
     if on_gpus:
-        check_widths(plan, shards, "cuda", whose)
+        check_widths(priced)
     elif wide := fault_of_plan(plan, "cuda"):
         warn(f"{wide}: on GPUs a trainer with this plan may learn nothing of these columns; on CPUs it is right")
 
@@ -561,3 +425,35 @@ def check_same_digest(plan: Plan) -> str:
             "load again on every rank"
         )
     return plans[0]
+
+
+def warn_of_order(sharding_plan: Mapping[str, EmbeddingModuleShardingPlan], priced: Priced) -> None:
+    """Warn of modules that a sharding plan makes return their outputs in another order than the model has them in."""
+    in_plan = {(place.path, place.config.name): name for name, place in priced.places.items()}
+    changed = []
+    for path, parameters in sharding_plan.items():
+        held = [
+            _held(config, parameters[config.name], priced.applied.get(in_plan[path, config.name]))
+            for config in configs_of(priced.collections[path])
+        ]
+        own = [table.table for table in held]
+        changed += [(path, *pair) for pair in zip(own, order_of(held), strict=True) if pair[0] != pair[1]][:1]
+    if changed:
+        path, first, other = changed[0]
+        warn_of(
+            [f"module {path!r}" for path, *_ in changed],
+            f" returns its outputs in another order by this plan than in the model, {other!r} where the model has {first!r}: "
+            f"dense layers that read them by position (values()) are right by this plan alone; {WAYS_OUT} after "
+            "DistributedModelParallel, and say any_output_order=True here",
+        )
+
+
+def _held(config: Any, parameter: ParameterSharding, applied: InBackward | None) -> Held:
+    """What decides where a table's outputs come. Tables of one operator have the same settings of a ParameterSharding."""
+    settings = [getattr(parameter, field.name) for field in fields(parameter) if field.name not in GEOMETRY]
+    return Held(
+        config.name,
+        parameter.sharding_type,
+        frozenset(parameter.ranks or ()),
+        (config.data_type, getattr(config, "pooling", None), applied, repr(settings), has_own_operator(config)),
+    )
