@@ -37,15 +37,14 @@ from neuroshard.costmodel.cache import Caches, miss_curve
 from neuroshard.costmodel.given import GivenCosts, load_given
 from neuroshard.costmodel.manifest import Manifest
 from neuroshard.files.cases import (
-    COLLECTIVE_CASE_FIELDS,
-    COMPUTE_CASE_FIELDS,
+    CASE_FIELDS,
     CasesManifest,
     read_cases,
     read_rows,
     write_cases,
 )
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, resolve
-from neuroshard.files.costs import COLLECTIVE_FIELDS, COMPUTE_FIELDS, CostsManifest, CostWriter, read_costs
+from neuroshard.files.costs import FIELDS, CostsManifest, CostWriter, read_costs
 from neuroshard.files.tables import read_tables
 from neuroshard.files.traces import Lookups, Recorded, Traces, read_traces, write_traces
 from neuroshard.fleet.kinds import Fleet
@@ -329,7 +328,9 @@ def spoiled_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> Iterator[
                 break
 
 
-@pytest.mark.parametrize(("kind", "fields"), [("compute", COMPUTE_CASE_FIELDS), ("collective", COLLECTIVE_CASE_FIELDS)])
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("compute", CASE_FIELDS["compute"]), ("collective", CASE_FIELDS["collective"])]
+)
 def test_any_number_of_a_case_is_measured_or_refused_in_one_line(kind, fields, tmp_path: Path) -> None:
     cases = Cases(
         tables=TABLES,
@@ -352,13 +353,13 @@ def test_any_number_of_a_case_is_measured_or_refused_in_one_line(kind, fields, t
     assert 10 < sum(refusals) < len(refusals)
 
 
-@pytest.mark.parametrize(("kind", "fields"), [("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)])
+@pytest.mark.parametrize(("kind", "fields"), [("compute", FIELDS["compute"]), ("collective", FIELDS["collective"])])
 def test_any_number_of_a_cost_is_a_label_or_refused_in_one_line(kind, fields, tmp_path: Path) -> None:
     with CostWriter(tmp_path, COSTS.bench, TABLES, (2,)) as writer:
         for compute in COSTS.compute:
-            writer.add_compute(*compute)
+            writer.add(*compute)
         for collective in COSTS.collective:
-            writer.add_collective(*collective)
+            writer.add(*collective)
 
     def learn() -> None:
         costs = read_costs(tmp_path)

@@ -15,8 +15,8 @@ from neuroshard.core.cost import Costs
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.gpu_day import stages
 from neuroshard.gpu_day.compare import gain
-from neuroshard.gpu_day.day import SCALES, Day
 from neuroshard.gpu_day.operators import check
+from neuroshard.gpu_day.page import SCALES, Day
 from neuroshard.gpu_day.stages import OURS, THEIRS, run
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.summary import RunSummary
@@ -89,8 +89,8 @@ def test_costs_are_done_once_nothing_is_left_whatever_the_machine_cannot_measure
 
     def measure(*arguments: object) -> RunSummary:
         costs = Costs(bench=BENCH, compute=(), collective=())
-        return RunSummary.of(
-            costs,
+        return RunSummary(
+            costs=costs,
             planned=2000,
             measured=next(measured),
             now_by_ranks={},

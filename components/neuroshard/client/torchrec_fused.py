@@ -17,9 +17,8 @@ from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
-from neuroshard.files.importers.torchrec_collections import weight_of
-from neuroshard.files.importers.torchrec_optimizers import NAMES, name_of
-from neuroshard.files.importers.torchrec_optimizers import in_backward as applied_in_backward
+from neuroshard.files.importers.torchrec_collections import NAMES, name_of, weight_of
+from neuroshard.files.importers.torchrec_collections import in_backward as applied_in_backward
 
 # What these compute of the whole row, FBGEMM computes of the columns of a shard (codegen/genscript/optimizers.py).
 OF_THE_ROW = {

@@ -1,7 +1,7 @@
 """What to measure: sets of tables on one device, all-to-alls between devices, and tables beyond HBM."""
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
@@ -29,6 +29,7 @@ class ComputeCase(Value):
     `batch_size` is the global batch that looks them up; None means the bench's.
     """
 
+    kind: ClassVar[Literal["compute"]] = "compute"
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]
     split: Split = "train"
     batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
@@ -57,6 +58,7 @@ def _shape(table: Table) -> list[Any]:
 class CollectiveCase(Value):
     """One embedding all-to-all: the summed dims of each device, and how many ms after the first each device starts."""
 
+    kind: ClassVar[Literal["collective"]] = "collective"
     device_dims: tuple[Annotated[int, Field(ge=0, le=MOST_COLUMNS)], ...]
     start_delays_ms: tuple[Annotated[float, Field(ge=0, le=MOST_DELAY_MS)], ...]
     split: Split = "train"
@@ -93,6 +95,7 @@ class TierCase(Value):
     gets more rows where the batches need more. `batch_size` is as in ComputeCase.
     """
 
+    kind: ClassVar[Literal["tiers"]] = "tiers"
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]
     tier: BeyondHbmTier
     missed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -110,6 +113,9 @@ class TierCase(Value):
         """16 hex digits of what is measured; the split does not count."""
         facts = [self.tier, self.missed_share, self.batch_size, *map(_shape, self.tables)]
         return sha256(canonical_json(facts))[:16]
+
+
+Case = ComputeCase | CollectiveCase | TierCase
 
 
 class Cases(Value):

@@ -25,9 +25,8 @@ from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.presets import preset
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.gpu_day.compare import gain, slowest_ms
-from neuroshard.gpu_day.day import Day, OutOfTime
 from neuroshard.gpu_day.operators import check
-from neuroshard.gpu_day.page import render
+from neuroshard.gpu_day.page import Day, OutOfTime, render
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import device_tables
 from neuroshard.measure.run import run as measure
@@ -109,7 +108,7 @@ def costs(day: Day) -> Any:
             return {
                 "measured": found.measured,
                 "errors": found.errors,
-                "repeatability": found.compute_repeatability,
+                "repeatability": found.repeatability["compute"],
                 "no_tiers": found.no_tiers,
             }
         day.say(f"costs: {found.measured} of {found.planned} measured")

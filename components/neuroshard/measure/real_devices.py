@@ -23,8 +23,7 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.operator_limits import fault_of_tables
 from neuroshard.core.plan import DeviceCost
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.bench import bench_of
-from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine
+from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, bench_of
 from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.timing.all_to_all import (
     BUFFERS,

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
+from neuroshard.core.case import Cases, ComputeCase, TierCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, TierCost
+from neuroshard.core.cost import COST_OF, Bench, CollectiveCost, ComputeCost, Cost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 20  # with more, the error of a label no longer comes from chance
 STILL_DISTURBED = 10  # repeated measurements in a row that were disturbed again: the rest waits for a later run
 LOST_IN_A_ROW = 3  # cases whose workers were lost: from there on the machine may be at fault, and the run checks that
-
-Cost = ComputeCost | CollectiveCost | TierCost
 
 
 def measure(
@@ -120,8 +118,7 @@ def _measured(step: Step, backend: Backend) -> Cost:
 
 
 def _failed(step: Step, error: str) -> Cost:
-    kinds: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": CollectiveCost, "tiers": TierCost}
-    return kinds[step.kind](case_id=step.case.case_id, round=max(step.round_, 0), error=error)
+    return COST_OF[step.kind](case_id=step.case.case_id, round=max(step.round_, 0), error=error)
 
 
 def run(
@@ -135,7 +132,7 @@ def run(
 ) -> RunSummary:
     """Measure a folder of cases into a folder of costs, within the budget of the settings, and report how it went.
 
-    A `share` of (2, 8) is every eighth case, starting with the second; shares/merge.py joins what eight machines measured.
+    A `share` of (2, 8) is every eighth case, starting with the second; `merge_costs` joins what eight machines measured.
     With several `rounds` all cases are measured once a round, and the mean is the label. With one round, a few cases are
     measured again, which shows how repeatable labels are. Raises UsageError, MeasureError, and InvalidInput, also where another
     bench began `out`; `out` then holds what was measured before.
@@ -162,8 +159,8 @@ def run(
         this_run = _Run(writer, opened, deadline, possible.steps)
         this_run.measure_all(left)
         _measure_disturbed_again(writer, planned.steps, opened, deadline)
-    return RunSummary.of(
-        read_costs(out),
+    return RunSummary(
+        costs=read_costs(out),
         planned=_rows(possible.steps),
         measured=_rows(possible.steps) - _rows(left.steps) + this_run.rows,
         now_by_ranks={kind: len(seconds) for kind, seconds in sorted(this_run.seconds_of.items())},
@@ -275,15 +272,10 @@ class _Run:
             began = now
 
     def _add(self, step: Step, cost: Cost) -> None:
-        if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
-            if step.round_ == DRIFT:
-                self.drift_case_ms += [] if cost.error else [cost.total_ms]
-                return
-            self.writer.add_compute(step.case, cost)
-        elif isinstance(step.case, CollectiveCase) and isinstance(cost, CollectiveCost):
-            self.writer.add_collective(step.case, cost)
-        elif isinstance(step.case, TierCase) and isinstance(cost, TierCost):
-            self.writer.add_tier(step.case, cost)
+        if step.round_ == DRIFT:
+            self.drift_case_ms += [cost.total_ms] if isinstance(cost, ComputeCost) and not cost.error else []
+            return
+        self.writer.add(step.case, cost)
         self.rows += 1
         self.errors += cost.error is not None
         self.disturbed += not isinstance(cost, CollectiveCost) and cost.disturbed
@@ -303,9 +295,8 @@ def _measure_disturbed_again(writer: "CostWriter", planned: Sequence[Step], back
     in_a_row = calm = 0
     with progress("measure again what was disturbed", len(steps), "cases") as bar:
         for step, cost in measure(steps, backend, deadline, _succeeded(planned, writer)):
-            assert isinstance(step.case, ComputeCase)
             assert isinstance(cost, ComputeCost)
-            writer.add_compute(step.case, cost)
+            writer.add(step.case, cost)
             in_a_row = in_a_row + 1 if cost.disturbed else 0
             calm += not cost.disturbed
             bar.advance(1, f"{calm} calm now")

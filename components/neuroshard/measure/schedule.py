@@ -17,14 +17,13 @@ import numpy as np
 from neuroshard.core.case import (
     FEWEST_TRAIN_ALL_TO_ALLS,
     FEWEST_TRAIN_SETS,
+    Case,
     Cases,
     CollectiveCase,
     ComputeCase,
     Split,
-    TierCase,
 )
 
-Case = ComputeCase | CollectiveCase | TierCase
 _Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
@@ -54,9 +53,7 @@ class Step:
 
     @property
     def kind(self) -> Literal["compute", "collective", "tiers"]:
-        if isinstance(self.case, TierCase):
-            return "tiers"
-        return "compute" if isinstance(self.case, ComputeCase) else "collective"
+        return self.case.kind
 
 
 @dataclass(frozen=True)

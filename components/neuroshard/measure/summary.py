@@ -11,59 +11,42 @@ from neuroshard.core.text import agreeing, counted
 
 @dataclass(frozen=True)
 class RunSummary:
-    """How a run went. Counts are of measurements: one for each case, and a second one for some of them.
+    """How a run went. Counts are of measurements: one for each case, and a second one for some of them."""
 
-    Each `repeatability` is the median relative difference between a first and a later measurement of a case; None where no case
-    was measured twice. `drift` is how much slower the drift case was in the second half of the run than in the first.
-    """
-
+    costs: Costs  # that the run left in its folder
     planned: int
     measured: int  # by this run and those before it
-    now_by_ranks: Mapping[
-        int, int
-    ]  # by this run: table sets under 0, tables beyond HBM under -1, all-to-alls under their number of ranks
-    errors: int  # among the measured
+    # by this run: table sets under 0, tables beyond HBM under -1, all-to-alls under their number of ranks
+    now_by_ranks: Mapping[int, int]
     impossible: int  # all-to-alls among more ranks than this machine can have
     without_tiers: int  # cases beyond HBM that were left out, and why there are …
     no_tiers: str  # … no tiers here; empty where there are
     seconds: float  # of this run
-    compute_repeatability: float | None
-    forward_collective_repeatability: float | None
-    backward_collective_repeatability: float | None
-    drift: float | None
-    disturbed: int  # labels that were measured while something else kept the machine busy
+    drift_case_ms: Sequence[float]
 
-    @classmethod
-    def of(
-        cls,
-        costs: Costs,
-        *,
-        planned: int,
-        measured: int,
-        now_by_ranks: Mapping[int, int],
-        impossible: int,
-        without_tiers: int,
-        no_tiers: str,
-        seconds: float,
-        drift_case_ms: Sequence[float],
-    ) -> "RunSummary":
-        """The summary of a run that left `costs` in its folder."""
-        forward, backward = collective_repeatability(costs)
-        return cls(
-            planned=planned,
-            measured=measured,
-            now_by_ranks=now_by_ranks,
-            errors=sum(bool(cost.error) for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows),
-            impossible=impossible,
-            without_tiers=without_tiers,
-            no_tiers=no_tiers,
-            seconds=seconds,
-            compute_repeatability=compute_repeatability(costs),
-            forward_collective_repeatability=forward,
-            backward_collective_repeatability=backward,
-            drift=drift(drift_case_ms),
-            disturbed=sum(cost.disturbed for _, cost in costs.compute if cost.round == 0),
-        )
+    @property
+    def errors(self) -> int:
+        """Among the measured."""
+        return sum(bool(cost.error) for _, cost in self.costs.every)
+
+    @property
+    def disturbed(self) -> int:
+        """Labels that were measured while something else kept the machine busy."""
+        return sum(cost.disturbed for _, cost in self.costs.compute if cost.round == 0)
+
+    @property
+    def repeatability(self) -> dict[str, float | None]:
+        """The median relative difference between a first and a later measurement of a case; None where none was."""
+        forward, backward = collective_repeatability(self.costs)
+        compute = compute_repeatability(self.costs)
+        return {"compute": compute, "forward all-to-alls": forward, "backward all-to-alls": backward}
+
+    @property
+    def drift(self) -> float | None:
+        """How much slower the drift case was in the second half of the run than in the first: the medians; None for fewer than
+        four samples."""
+        taken, half = self.drift_case_ms, len(self.drift_case_ms) // 2
+        return statistics.median(taken[-half:]) / statistics.median(taken[:half]) - 1 if half >= 2 else None
 
     @property
     def now(self) -> int:
@@ -97,11 +80,7 @@ class RunSummary:
             text.append(f"{counted(self.impossible, 'all-to-all')} left out, of more ranks than this machine can have")
         if self.without_tiers:
             text.append(f"{counted(self.without_tiers, 'case')} beyond HBM left out: {self.no_tiers}")
-        for name, value in (
-            ("compute", self.compute_repeatability),
-            ("forward all-to-alls", self.forward_collective_repeatability),
-            ("backward all-to-alls", self.backward_collective_repeatability),
-        ):
+        for name, value in self.repeatability.items():
             if value is not None:
                 text.append(f"{name} measured again differ by {value:.1%} (median)")
         if self.drift is not None:
@@ -146,9 +125,3 @@ def collective_repeatability(costs: Costs) -> tuple[float | None, float | None]:
 
 def _median_difference(pairs: Sequence[tuple[float, float]]) -> float | None:
     return statistics.median(abs(again / first - 1) for first, again in pairs if first) if pairs else None
-
-
-def drift(drift_case_ms: Sequence[float]) -> float | None:
-    """Median of the second half over median of the first, less 1; None for fewer than four samples."""
-    half = len(drift_case_ms) // 2
-    return statistics.median(drift_case_ms[-half:]) / statistics.median(drift_case_ms[:half]) - 1 if half >= 2 else None

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Cost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings, open_backend
-from neuroshard.measure.bench import with_hidden_facts
-from neuroshard.measure.run import Cost, can_measure, measure
+from neuroshard.measure.machine import with_hidden_facts
+from neuroshard.measure.run import can_measure, measure
 from neuroshard.measure.schedule import Step
 from neuroshard.progress import progress
 

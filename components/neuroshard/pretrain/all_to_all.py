@@ -24,8 +24,7 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.calibrate import LEAST_SPREAD, typical
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
-from neuroshard.pretrain.labels import Labels
-from neuroshard.pretrain.metrics import CLOCK_MS
+from neuroshard.pretrain.labels import CLOCK_MS, Labels
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, uniform
 
 WEIGHT_DECAY: Final = 0.03  # little, as test all-to-alls are drawn like the training ones

@@ -35,8 +35,7 @@ from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, TOUCHED_COLUMN, 
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
-from neuroshard.pretrain.labels import Labels
-from neuroshard.pretrain.metrics import CLOCK_MS
+from neuroshard.pretrain.labels import CLOCK_MS, Labels
 from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, fit_net, kept_positive, uniform
 
 WEIGHT_DECAY: Final = 0.3

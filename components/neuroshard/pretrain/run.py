@@ -43,8 +43,8 @@ from neuroshard.pretrain.labels import (
     check_unseen,
     collect,
     forward_ms,
+    mape,
 )
-from neuroshard.pretrain.metrics import mape
 from neuroshard.pretrain.stand_in import (
     SETS,
     Compared,
@@ -184,9 +184,7 @@ def pretrain(
                 sets.report,
                 *(one for both in zip(*(transfers[way].reports for way in WAYS), strict=True) for one in both),
             ),
-            left_out=sum(
-                not teaches(cost) for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows
-            ),
+            left_out=sum(not teaches(cost) for _, cost in costs.every),
             gaps=(
                 *(() if device_counts else ("no all-to-all was asked for: plans for one device only",)),
                 *beyond.gaps,

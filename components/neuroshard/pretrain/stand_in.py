@@ -26,7 +26,7 @@ from neuroshard.core.value import shown
 from neuroshard.costmodel.analytic import Analytic, analytic_for
 from neuroshard.costmodel.protocol import Floats, sums_of_sets
 from neuroshard.pretrain.all_to_all import WAYS, Way
-from neuroshard.pretrain.metrics import CLOCK_MS, mape
+from neuroshard.pretrain.labels import CLOCK_MS, mape
 
 DRAWN_SETS: Final = 400  # enough for a net to be within 5 % of the analytic model
 DRAWN_ALL_TO_ALLS: Final = 120

@@ -23,7 +23,7 @@ from torch.nn import functional
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
-from neuroshard.pretrain.metrics import CLOCK_MS
+from neuroshard.pretrain.labels import CLOCK_MS
 from neuroshard.progress import progress
 
 LEARNING_RATE: Final = 5e-3

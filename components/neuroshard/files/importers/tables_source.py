@@ -24,8 +24,7 @@ from neuroshard.files.importers.imported import (
     table_defaults,
 )
 from neuroshard.files.importers.presets import preset
-from neuroshard.files.importers.sharding_stats import Printed, read_stats
-from neuroshard.files.importers.sharding_stats_tables import stats_entries
+from neuroshard.files.importers.sharding_stats import Printed, read_stats, stats_entries
 from neuroshard.files.traces import Traces
 
 if TYPE_CHECKING:  # it takes seconds

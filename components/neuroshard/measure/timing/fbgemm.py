@@ -19,8 +19,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
 from neuroshard.core.tiers import Tier
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.memory_quotas import MOST_LOOKUP_BYTES, MemoryQuotas
-from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
+from neuroshard.measure.rowcap import MOST_LOOKUP_BYTES, SHARE_OF_AVAILABLE, MemoryQuotas, capped_rows, case_cap
 from neuroshard.measure.timing.clocks import open_device
 from neuroshard.measure.timing.lookups import TableLookups
 
