@@ -33,7 +33,7 @@ def plan(*tables: Table, copied: str = "", **cuts: list[tuple[int, int]]) -> Pla
     ],
 )
 def test_outputs_come_by_sharding_type_then_device_then_operator(given: Plan, order: str) -> None:
-    assert output_orders(given) == {"m": tuple(order)}
+    assert output_orders(given, given.task.tables) == {"m": tuple(order)}
 
 
 def test_each_module_has_an_order_of_its_own() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from helpers.refusals import refused
+from neuroshard.core.access import access_exponent
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
-from neuroshard.files.access import access_bins
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
 from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.pooling_factors import pooling_factors
@@ -130,7 +130,7 @@ ARGUMENTS: list[Row] = [
         for number in ("1_000", "nan", "inf", "١")
     ),
     *(
-        (lambda access=access: access_bins(access), UsageError, "uniform", "zipf:EXPONENT")
+        (lambda access=access: access_exponent(access), UsageError, "uniform", "zipf:EXPONENT")
         for access in ("", "zipf", "zipf:", "zipf:-1", "zipf:nan", "zipf:1e9", "zipf:11", "normal")
     ),
 ]  # fmt: skip

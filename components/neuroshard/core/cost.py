@@ -79,9 +79,8 @@ class Bench(Value):
     optimizer: str
     threads: int
     seed: int
-    memory_limit_bytes: NumberOfBytes | None = (
-        None  # where the tables of a case need more, the larger ones get fewer rows …
-    )
+    # where the tables of a case need more, the larger ones get fewer rows …
+    memory_limit_bytes: NumberOfBytes | None = None
     row_cap_bytes: NumberOfBytes | None = None  # … but never fewer bytes than this
     capped_tables: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
@@ -247,11 +246,8 @@ def check_times_or_error(case_id: str, forward: object, backward: object, error:
 
 
 Cost = ComputeCost | CollectiveCost | TierCost
-COST_OF: dict[str, type[Cost]] = {
-    "compute": ComputeCost,
-    "collective": CollectiveCost,
-    "tiers": TierCost,
-}  # by kind of case
+# by kind of case
+COST_OF: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": CollectiveCost, "tiers": TierCost}
 
 
 class Costs(Value):

@@ -55,14 +55,6 @@ def order_of(tables: Sequence[Held]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def output_orders(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """The tables of each module in the order of their outputs, if the model has them in the order of the plan's task.
-
-    Tables without a module count as one of pooled tables, one of weighted ones and one of sequences.
-    """
-    return _orders(plan, plan.task.tables)
-
-
 def reordered(old: Plan, new: Plan) -> tuple[Reordered, ...]:
     """The modules of `new` that return the outputs of the tables of both plans in another order than under `old`.
 
@@ -70,7 +62,7 @@ def reordered(old: Plan, new: Plan) -> tuple[Reordered, ...]:
     """
     known = {table.name for table in old.task.tables}
     both = [table for table in new.task.tables if table.name in known]
-    before, after = _orders(old, both), _orders(new, both)
+    before, after = output_orders(old, both), output_orders(new, both)
     return tuple(
         Reordered(module, *next(pair for pair in zip(before[module], order, strict=True) if pair[0] != pair[1]))
         for module, order in after.items()
@@ -85,7 +77,7 @@ def said_reordered(modules: Sequence[str]) -> str:
     return f"the outputs of {whose} come in another order: {WAYS_OUT}"
 
 
-def _orders(plan: Plan, tables: Sequence[Table]) -> dict[str, tuple[str, ...]]:
+def output_orders(plan: Plan, tables: Sequence[Table]) -> dict[str, tuple[str, ...]]:
     """The orders of these tables of a plan, by module."""
     shards, task = plan.by_table(), plan.parted
     own, wrapped = {table.name: table for table in task.tables}, plan.task.constraints.rows_by_access

@@ -1,38 +1,27 @@
-"""How a table's rows are accessed: reuse bins from lookups or from a distribution, and access rates of rows from reuse bins.
+"""How a table's rows are accessed: reuse bins from lookups, and access rates of rows from reuse bins.
 
-`count_bins` counts the 17 reuse bins of real lookups. `access_bins("zipf:1.05")` computes them from a distribution. `row_groups`
-inverts them: it finds groups of rows, each with a rate of lookups, whose lookups have the table's bins again.
+`count_bins` counts the 17 reuse bins of real lookups. `row_groups` inverts them: it finds groups of rows, each with a rate of
+lookups, whose lookups have the table's bins again.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.core.access import access_exponent
-from neuroshard.core.reuse import REUSE_BINS, expected_bins, uniform_bins, zipf_bins
+from neuroshard.core.reuse import REUSE_BINS, expected_bins
 from neuroshard.core.table import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bins = tuple[float, ...]
-BinsOf = Callable[[int, float, int], Bins]  # rows, pooling factor, batch size -> reuse bins
 
 # Candidate rates of a group: lookups of one row in the batch that the bins were counted on. Below 1/16 a batch touches a row
 # once or not at all, so octaves suffice; above 2^17 everything is bin 16. Steps finer than a third of an octave fit no better.
 _RATES = 2.0 ** np.concatenate([np.arange(-30.0, -4.0), np.arange(-4.0, 17.01, 1 / 3)])
 _FIT_STEPS = 100
 _NEVER = 1e-200  # lookups of a batch below which a table counts as never read, so that divisions stay finite
-
-
-def access_bins(access: str) -> BinsOf:
-    """`"uniform"` or `"zipf:EXPONENT"` as the function that gives a table's reuse bins. Raises UsageError."""
-    exponent = access_exponent(access)
-    if not exponent:
-        return uniform_bins
-    return lambda rows, pooling_factor, batch_size: zipf_bins(rows, pooling_factor, exponent, batch_size)
 
 
 def count_bins(indices: Ints) -> Bins:
