@@ -23,7 +23,7 @@ from neuroshard.costmodel.tiers import CacheSizes
 BATCH = 4096
 TABLE = Table(name="t", rows=2**20, dim=64, pooling_factor=1.0)
 BLOCK = Part(TABLE, 2**18, 64, row_blocks=4)
-TWO_DOMAINS = Topology(domain=4, local_world_size=4, network_bytes_per_s=1e9, network_latency_ms=0.0)
+SLOW = Topology(domain=4, local_world_size=4, network_bytes_per_s=1e6, network_latency_ms=0.0)
 
 
 def task(devices: int, topology: Topology | None = None, table: Table = TABLE, **more: object) -> ShardingTask:
@@ -77,27 +77,22 @@ def test_blocks_over_a_domain_send_sums_for_all_domains_inside_and_their_share_o
     assert HostColumns.of(Analytic("h100", BATCH), [BLOCK], 8, 4, DomainMs(0.5, 0.0)).out.tolist() == [16.0]
 
 
-def test_a_table_over_a_domain_waits_for_the_network_by_what_leaves_its_domain() -> None:
-    """8 devices in two domains of 4, the table on the first: a network so slow that nothing else counts. Each of 4 devices sends
-    64 / 4 columns out in fp32, for half of all samples each way, as devices have their share of the network."""
-    slow = TWO_DOMAINS.model_copy(update={"network_bytes_per_s": 1e6})
-    prices = price_shards(Analytic("h100", BATCH), task(8, slow), blocks_on(4))
+def slow_ms(devices: int, **more: object) -> np.ndarray:
+    """Backward all-to-all ms of the table's rows on the first devices of 8, over a network so slow that nothing else counts."""
+    prices = price_shards(Analytic("h100", BATCH), task(8, SLOW, **more), blocks_on(devices))
     assert prices is not None
-    out_ms = 16 * BATCH * 4 * (4 / 8) / 1e3
-    assert prices.backward_collective_ms == pytest.approx(np.full(8, out_ms), rel=0.01)
+    return prices.backward_collective_ms
+
+
+def test_a_table_over_a_domain_waits_for_the_network_by_what_leaves_its_domain() -> None:
+    """In two domains of 4, the table on the first: each of its devices sends 64 / 4 columns in fp32, for half of all samples."""
+    assert slow_ms(4) == pytest.approx(np.full(8, 16 * BATCH * 4 / 2 / 1e3), rel=0.01)
 
 
 def test_row_wise_on_all_devices_sends_whole_sums_to_the_other_domain() -> None:
-    slow = TWO_DOMAINS.model_copy(update={"network_bytes_per_s": 1e6})
-    prices = price_shards(Analytic("h100", BATCH), task(8, slow), blocks_on(8))
-    assert prices is not None
-    assert prices.backward_collective_ms == pytest.approx(np.full(8, 64 * BATCH * 4 * (4 / 8) / 1e3), rel=0.01)
+    assert slow_ms(8) == pytest.approx(np.full(8, 64 * BATCH * 4 / 2 / 1e3), rel=0.01)
 
 
 def test_encoded_sums_send_half_of_the_bytes() -> None:
-    slow = TWO_DOMAINS.model_copy(update={"network_bytes_per_s": 1e6})
-    half = task(8, slow, collective_precision=CollectivePrecision(forward="fp16", backward="fp16"))
-    fp32, fp16 = (price_shards(Analytic("h100", BATCH), asked, blocks_on(4)) for asked in (task(8, slow), half))
-    assert fp32 is not None
-    assert fp16 is not None
-    assert fp16.backward_collective_ms == pytest.approx(fp32.backward_collective_ms / 2, rel=0.01)
+    fp16 = CollectivePrecision(forward="fp16", backward="fp16")
+    assert slow_ms(4, collective_precision=fp16) == pytest.approx(slow_ms(4) / 2, rel=0.01)

@@ -18,7 +18,6 @@ TRAIN_SHARE = 1 - VALID_SHARE - TEST_SETS_SHARE
 FEWEST_TRAIN_SETS = 24
 FEWEST_TRAIN_ALL_TO_ALLS = 20  # of one number of ranks
 
-
 MOST_COLUMNS = 2**53  # of one device: columns are added up as floats
 MOST_DELAY_MS = 1e10  # more than any device is measured to take before it sends
 
@@ -111,8 +110,7 @@ class TierCase(Value):
     @cached_property
     def case_id(self) -> str:
         """16 hex digits of what is measured; the split does not count."""
-        facts = [self.tier, self.missed_share, self.batch_size, *map(_shape, self.tables)]
-        return sha256(canonical_json(facts))[:16]
+        return sha256(canonical_json([self.tier, self.missed_share, self.batch_size, *map(_shape, self.tables)]))[:16]
 
 
 Case = ComputeCase | CollectiveCase | TierCase

@@ -246,8 +246,7 @@ def check_times_or_error(case_id: str, forward: object, backward: object, error:
 
 
 Cost = ComputeCost | CollectiveCost | TierCost
-# by kind of case
-COST_OF: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": CollectiveCost, "tiers": TierCost}
+COST_OF_KIND: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": CollectiveCost, "tiers": TierCost}
 
 
 class Costs(Value):

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from neuroshard.core.case import Case, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import COST_OF, Bench, CollectiveCost, ComputeCost, Cost, Costs, TierCost, slowness
+from neuroshard.core.cost import COST_OF_KIND, Bench, CollectiveCost, ComputeCost, Cost, Costs, TierCost, slowness
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.label import teaches
 from neuroshard.core.table import Table
@@ -348,7 +348,7 @@ def _read_folder(folder: Path) -> Costs:
 
 def _case_and_cost(kind: str, row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> tuple[Case, Cost]:
     case = case_from_row(kind, row, base, where)
-    cost = COST_OF[kind].parse({**row, **{name: row[name] or () for name in EMPTY[kind]}}, where)
+    cost = COST_OF_KIND[kind].parse({**row, **{name: row[name] or () for name in EMPTY[kind]}}, where)
     if isinstance(cost, TierCost) and cost.error is None and len(cost.distinct_rows) != len(row["table"]):
         raise InvalidInput(
             f"{where}: distinct_rows of {len(cost.distinct_rows)} tables, but the case has {len(row['table'])}; measure it again"

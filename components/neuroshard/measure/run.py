@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from neuroshard.core.case import Cases, ComputeCase, TierCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import COST_OF, Bench, CollectiveCost, ComputeCost, Cost
+from neuroshard.core.cost import COST_OF_KIND, Bench, CollectiveCost, ComputeCost, Cost
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.core.text import counted
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
@@ -118,7 +118,7 @@ def _measured(step: Step, backend: Backend) -> Cost:
 
 
 def _failed(step: Step, error: str) -> Cost:
-    return COST_OF[step.kind](case_id=step.case.case_id, round=max(step.round_, 0), error=error)
+    return COST_OF_KIND[step.kind](case_id=step.case.case_id, round=max(step.round_, 0), error=error)
 
 
 def run(
