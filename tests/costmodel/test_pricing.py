@@ -1,5 +1,7 @@
 """Terms of the price of a plan, each by hand on a task that is all that term."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ BLOCK = Part(TABLE, 2**18, 64, row_blocks=4)
 SLOW = Topology(domain=4, local_world_size=4, network_bytes_per_s=1e6, network_latency_ms=0.0)
 
 
-def task(devices: int, topology: Topology | None = None, table: Table = TABLE, **more: object) -> ShardingTask:
+def task(devices: int, topology: Topology | None = None, table: Table = TABLE, **more: Any) -> ShardingTask:
     fields = {"device_memory_bytes": (2**31,) * devices, "batch_size": BATCH, "topology": topology, **more}
     return ShardingTask.parse({"tables": (table,), **fields}, "a task")
 
@@ -77,7 +79,7 @@ def test_blocks_over_a_domain_send_sums_for_all_domains_inside_and_their_share_o
     assert HostColumns.of(Analytic("h100", BATCH), [BLOCK], 8, 4, DomainMs(0.5, 0.0)).out.tolist() == [16.0]
 
 
-def slow_ms(devices: int, **more: object) -> np.ndarray:
+def slow_ms(devices: int, **more: Any) -> np.ndarray:
     """Backward all-to-all ms of the table's rows on the first devices of 8, over a network so slow that nothing else counts."""
     prices = price_shards(Analytic("h100", BATCH), task(8, SLOW, **more), blocks_on(devices))
     assert prices is not None

@@ -28,7 +28,7 @@ from pathlib import Path
 import pyarrow.parquet
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.cases import CASE_FIELDS, read_rows
-from neuroshard.files.importers.import_tables import import_tables
+from neuroshard.files.importers.tables_source import import_tables
 if ".pt" in sys.argv[1]:
     import torch
 

@@ -21,9 +21,9 @@ from neuroshard.files.costs import CostWriter, merge_costs, read_costs
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.budget import TIERS, ranks_of, trial
+from neuroshard.measure.formula import Synthetic
 from neuroshard.measure.run import run
 from neuroshard.measure.schedule import LEAST_TIERS, Step, schedule
-from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.verify import run as verify
 
 SETTINGS = MeasureSettings(batch_size=512)

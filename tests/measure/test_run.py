@@ -21,9 +21,9 @@ from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.formula import Synthetic
 from neuroshard.measure.run import STILL_DISTURBED, in_chunks, measure, run
 from neuroshard.measure.schedule import DRIFT, Step, schedule
-from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.workers.processes import WorkerLost
 
 

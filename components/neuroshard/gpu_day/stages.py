@@ -21,8 +21,8 @@ from neuroshard.costmodel.analytic import Analytic, analytic_for
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import only_writer, write_bytes
-from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.presets import preset
+from neuroshard.files.importers.tables_source import import_tables
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.gpu_day.compare import gain, slowest_ms
 from neuroshard.gpu_day.operators import check

@@ -15,7 +15,7 @@ from neuroshard.orders.options import BYTES, Option, Seed
 
 # Imported when used: the synthetic backend needs neither torch nor FBGEMM.
 BACKENDS = {
-    "synthetic": "neuroshard.measure.synthetic:Synthetic",
+    "synthetic": "neuroshard.measure.formula:Synthetic",
     "cpu": "neuroshard.measure.real_devices:cpu",
     "cuda": "neuroshard.measure.real_devices:cuda",
 }

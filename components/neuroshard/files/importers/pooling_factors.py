@@ -1,7 +1,5 @@
 """Pooling factors (lookups a sample) by table or feature name, from the command line and a file: `{"user": 3.0}` or CSV."""
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.units import parse_number
 from neuroshard.core.value import decode_json, shown
 from neuroshard.files.disk import read_bytes
+from neuroshard.files.importers.imported import csv_rows
 
 COLUMNS = ["name", "pooling_factor"]
 
@@ -31,20 +30,10 @@ def pooling_factors(path: Path | None, options: Sequence[str]) -> dict[str, floa
 
 def _pairs(path: Path) -> Iterable[tuple[str, Any]]:
     if path.suffix.lower() == ".csv":
-        try:
-            rows = list(
-                csv.reader(io.StringIO(read_bytes(path).decode("utf-8-sig"), newline=""), skipinitialspace=True)
-            )
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise InvalidInput(f"{path}: not CSV: {error}") from None
-        if not rows or [cell.strip() for cell in rows[0]] != COLUMNS:
-            raise InvalidInput(
-                f"{path}: must begin with the line {','.join(COLUMNS)}, not {shown(rows[0] if rows else '')}"
-            )
-        for number, row in enumerate(rows[1:], 2):
-            if row and len(row) != len(COLUMNS):
-                raise InvalidInput(f"{path}: line {number}: has {len(row)} cells, not name and pooling_factor")
-        return [(row[0].strip(), _from_text(row[1])) for row in rows[1:] if row]
+        columns, rows = csv_rows(path)
+        if columns != COLUMNS:
+            raise InvalidInput(f"{path}: must begin with the line {','.join(COLUMNS)}, not {shown(columns or '')}")
+        return [(row.get("name", ""), _from_text(row.get("pooling_factor", ""))) for _, row in rows]
     data = decode_json(read_bytes(path), str(path))
     if not isinstance(data, dict):
         raise InvalidInput(

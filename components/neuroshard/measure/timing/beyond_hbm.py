@@ -20,9 +20,15 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import WAYS, Tier
 from neuroshard.measure.rowcap import capped_rows, case_cap
-from neuroshard.measure.timing.fbgemm import GRADIENT, SAMPLE_WEIGHT, TableBatchedEmbedding, fused_groups, output_shape
+from neuroshard.measure.timing.fbgemm import (
+    GRADIENT,
+    SAMPLE_WEIGHT,
+    Ints,
+    TableBatchedEmbedding,
+    fused_groups,
+    output_shape,
+)
 from neuroshard.measure.timing.harness import CaseTiming, time_case
-from neuroshard.measure.timing.lookups import Ints
 
 if TYPE_CHECKING:
     import torch
