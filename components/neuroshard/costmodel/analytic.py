@@ -36,7 +36,7 @@ from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.features import but_for_widths, distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, input_ms_per_column
-from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.protocol import CostModel, Floats, Unlearned
 from neuroshard.costmodel.report import STAND_IN_ERROR
 from neuroshard.costmodel.tiers import BeyondHbm
 
@@ -126,17 +126,13 @@ def _datasheets() -> dict[str, Datasheet]:
 DATASHEETS = _datasheets()
 
 
-class Analytic:
+class Analytic(Unlearned):
     """A protocol.CostModel of one datasheet. A vector is five times in ms: memory and cache forward, the same backward, and
     waiting for input."""
 
     backend = "analytic"
-    max_dim = 2**16
-    device_counts: tuple[int, ...] = ()  # any number
     bounded = True
     prices_rows = True
-    manifest = None  # nothing was learned
-    stand_ins: tuple[str, ...] = ()
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]

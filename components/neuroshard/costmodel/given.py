@@ -19,7 +19,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.table import MAX_DIM, Table
 from neuroshard.core.text import counted
 from neuroshard.core.value import Number, Value, Whole, check_format, decode_json
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats, Ints, Unlearned
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.imported import check_once, csv_rows, read_number
 
@@ -81,17 +81,12 @@ class GivenCosts(Value):
         return self
 
 
-class Given:
+class Given(Unlearned):
     """A protocol.CostModel of given costs. A shard's vector is one number, its ms."""
 
     backend = "given"
-    max_dim = MAX_DIM
-    device_counts: tuple[int, ...] = ()  # any number
     bounded = True
     prices_rows = False
-    error_on_unseen_tables = None
-    manifest = None  # nothing was learned
-    stand_ins: tuple[str, ...] = ()
     operator_ms = 0.0
     reorder_ms = 0.0
 
@@ -134,9 +129,6 @@ class Given:
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
-
-    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
-        return ()
 
     @cached_property
     def _by_name(self) -> dict[str, TableCost]:

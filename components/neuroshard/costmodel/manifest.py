@@ -14,6 +14,7 @@ from neuroshard.core.value import Value, without_defaults
 from neuroshard.costmodel.report import ModelReport
 
 MOST_RATE_MS = 1e6  # a lookup that takes longer was not measured
+BatchSize = Annotated[int, Field(gt=0, le=2**31)]
 Rate = Annotated[float, Field(ge=0, le=MOST_RATE_MS)]
 
 
@@ -69,12 +70,8 @@ class Manifest(Value):
     features: tuple[str, ...]
     bench: Bench
     hardware_fingerprint: str
-    batch_size: Annotated[
-        int, Field(gt=0, le=2**31)
-    ]  # of the bench: all-to-alls, and compute cases without a batch size
-    batch_sizes: Annotated[
-        tuple[Annotated[int, Field(gt=0, le=2**31)], ...], Field(min_length=1)
-    ]  # of the compute cases
+    batch_size: BatchSize  # of the bench: all-to-alls, and compute cases without a batch size
+    batch_sizes: Annotated[tuple[BatchSize, ...], Field(min_length=1)]  # of the compute cases
     max_dim: Annotated[int, Field(gt=0, le=MAX_DIM)]
     device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose all-to-all was measured
     tensors_sha256: str

@@ -242,7 +242,7 @@ def draw_lookups(table: Table, batch_size: int, rng: np.random.Generator) -> Loo
     groups = row_groups(table)
     shares = np.concatenate([[0.0], np.cumsum(groups.lookup_shares)])
     places = np.concatenate([[0.0], np.cumsum(groups.rows)])
-    step = _spreading_step(table.rows)
+    step = spreading_step(table.rows)
 
     indices = np.empty(int(lengths.sum()), dtype=np.int64)
     for start in range(0, len(indices), _DRAWN_AT_ONCE):
@@ -262,7 +262,7 @@ def _draw_lengths(pooling_factor: float, batch_size: int, rng: np.random.Generat
     return lengths
 
 
-def _spreading_step(rows: int) -> int:
+def spreading_step(rows: int) -> int:
     """A number coprime with `rows`: multiplying by it modulo `rows` spreads neighbours evenly over the table.
 
     Near the golden section of the rows, as far as products of it stay below 2^63.

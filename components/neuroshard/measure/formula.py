@@ -24,7 +24,7 @@ from neuroshard.core.plan import DeviceCost
 from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.features import distinct_rows, facts_of, rounded_up, widths_of
-from neuroshard.costmodel.protocol import Floats, slope_by_differences
+from neuroshard.costmodel.protocol import Floats, Unlearned, slope_by_differences
 from neuroshard.measure import formula
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.timing.harness import Timing, collective_cost, compute_cost, timing
@@ -190,19 +190,14 @@ def reorder_ms(batch_size: int) -> float:
     return 16 * batch_size / HBM_BYTES
 
 
-class Formula:
+class Formula(Unlearned):
     """The formula as a cost model (costmodel/protocol.py): the predictions of a perfectly trained one."""
 
     name = "formula"
     backend = "synthetic"
     device_name = DEVICE_NAME
-    max_dim = 2**16
-    device_counts: tuple[int, ...] = ()  # any number
     bounded = False  # what the cache saves falls as sets grow
     prices_rows = True
-    error_on_unseen_tables = None
-    manifest = None  # nothing was learned
-    stand_ins: tuple[str, ...] = ()
     operator_ms = FORWARD_LAUNCH_MS + BACKWARD_LAUNCH_MS
 
     def __init__(self, batch_size: int) -> None:
@@ -226,9 +221,6 @@ class Formula:
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return backward_collective_ms(device_dims, self.batch_size)
-
-    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
-        return ()
 
 
 NOISE = 0.03  # standard deviation of the logarithm of one repeat: GPU kernels repeat to a few per cent

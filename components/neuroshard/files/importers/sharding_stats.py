@@ -29,14 +29,8 @@ from neuroshard.files.importers.imported import TableEntry, equal_features
 from neuroshard.files.importers.planner_log import FRAME, Printout, last_printout
 
 GIB = 2**30  # its "GB"
-IN_DEVICE_MEMORY = (
-    "fused",
-    "dense",
-    "batched_fused",
-    "batched_dense",
-    "quant",
-    "batched_quant",
-)  # kernels of all versions
+# kernels of all versions
+IN_DEVICE_MEMORY = ("fused", "dense", "batched_fused", "batched_dense", "quant", "batched_quant")
 _MEMORY = re.compile(r"HBM: ([0-9]+(?:\.[0-9]+)?) GB, DDR: ([0-9]+(?:\.[0-9]+)?) GB")
 _COUNT = re.compile(r"[a-z_]+: ([0-9]{1,9})")
 _SEVERAL = "several processes wrote into the log at once; keep the lines of one"
@@ -81,9 +75,8 @@ class Printed:
     rank_ms: tuple[tuple[float, float, float], ...]
     batch_size: int  # of a rank
     weights_gib: float | None
-    memory_gib: (
-        float | None
-    )  # of a rank, for sharded tables and their features: HBM, or host memory where there is none
+    # of a rank, for sharded tables and their features: HBM, or host memory where there is none
+    memory_gib: float | None
     notes: tuple[str, ...]  # which printout of several it is, and what this version does not print
 
     @property

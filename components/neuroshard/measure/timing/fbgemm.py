@@ -134,11 +134,6 @@ class TableBatchedEmbedding:
             SplitTableBatchedEmbeddingBagsCodegen,
         )
 
-        optimizers = {
-            "sgd": EmbOptimType.EXACT_SGD,
-            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            "adagrad": EmbOptimType.EXACT_ADAGRAD,
-        }
         optimizer = self.settings.optimizer
         on_host = self.device.torch.type == "cpu"
         if on_host and tier != "hbm":
@@ -157,7 +152,7 @@ class TableBatchedEmbedding:
         operator = SplitTableBatchedEmbeddingBagsCodegen(
             [(r, table.dim, *place) for r, table in zip(rows, tables, strict=True)],
             weights_precision=SparseType.FP32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else SparseType.FP16,
-            optimizer=optimizers[optimizer],
+            optimizer=EmbOptimType[f"EXACT_{optimizer.upper()}"],
             learning_rate=LEARNING_RATE,
             feature_table_map=[place for place, table in enumerate(tables) for _ in range(max(len(table.features), 1))],
             pooling_mode=PoolingMode[tables[0].pooling.upper()],
