@@ -156,7 +156,7 @@ def test_fewer_rows_than_the_manifest_says_are_found_out(tmp_path, cases):
     write_cases(tmp_path, cases)
     path = tmp_path / "collective.parquet"
     pq.write_table(pq.read_table(path).slice(0, 1), path)
-    with refused(InvalidInput, "2 collective", "collective.parquet", 1):
+    with refused(InvalidInput, "2 cases", "collective.parquet", 1):
         read_cases(tmp_path)
 
 

@@ -11,9 +11,8 @@ from helpers.refusals import refused
 from neuroshard.core.access import access_exponent
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
-from neuroshard.files.importers.pooling_factors import pooling_factors
 from neuroshard.files.importers.presets import PRESETS, preset
-from neuroshard.files.importers.tables_source import import_tables
+from neuroshard.files.importers.tables_source import import_tables, pooling_factors
 from neuroshard.files.tables import read_tables
 
 Row = tuple[Any, ...]

@@ -14,10 +14,9 @@ from helpers.costs import BENCH
 from neuroshard.core.cost import Costs
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.gpu_day import stages
-from neuroshard.gpu_day.compare import gain
 from neuroshard.gpu_day.operators import check
 from neuroshard.gpu_day.page import SCALES, Day
-from neuroshard.gpu_day.stages import OURS, THEIRS, run
+from neuroshard.gpu_day.stages import OURS, THEIRS, gain, run
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.summary import RunSummary
 

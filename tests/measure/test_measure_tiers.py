@@ -79,7 +79,7 @@ def test_faults_of_the_file_are_named(with_tiers: Cases, folder: Path) -> None:
     write_cases(folder, with_tiers)
     manifest = (folder / "cases.json").read_text()
     (folder / "cases.json").write_text(manifest.replace('"tier_cases":30', '"tier_cases":31'))
-    with refused(InvalidInput, "says 31 cases beyond HBM", "tiers.parquet holds 30"):
+    with refused(InvalidInput, "31 cases", "tiers.parquet", "holds 30"):
         read_cases(folder)
     changed = with_tiers.tiers[0].model_copy(update={"missed_share": 0.5})
     object.__setattr__(changed, "case_id", with_tiers.tiers[0].case_id)

@@ -9,8 +9,7 @@ import numpy as np
 
 from neuroshard.augment.acquire import CANDIDATES, acquire
 from neuroshard.augment.plans import draw_device
-from neuroshard.augment.pools import Pool
-from neuroshard.augment.sets import SetSizes, draw_set, in_order
+from neuroshard.augment.pools import Pool, SetSizes, draw_set, in_order
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import CollectiveCase, ComputeCase, Split
 from neuroshard.core.table import DIM_STEP, Table

@@ -4,6 +4,7 @@
 lookups, whose lookups have the table's bins again.
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -109,3 +110,14 @@ def fitted_rates(bins: Bins) -> tuple[Floats, Floats]:
 def _bins_of_rates() -> tuple[Floats, Floats]:
     """For each of R rates: the bins of a row, given that it is touched (R, 17), and the probability that it is (R,)."""
     return np.array([expected_bins([(1.0, rate)]) for rate in _RATES.tolist()]), -np.expm1(-_RATES)
+
+
+def spreading_step(rows: int) -> int:
+    """A number coprime with `rows`: multiplying by it modulo `rows` spreads neighbours evenly over the table.
+
+    Near the golden section of the rows, as far as products of it stay below 2^63.
+    """
+    step = max(min(int(rows * 0.6180339887), 2**62 // rows), 1)
+    while math.gcd(step, rows) != 1:
+        step -= 1
+    return step

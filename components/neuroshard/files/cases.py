@@ -98,7 +98,7 @@ def read_cases(folder: Path) -> Cases:
         found[kind] = tuple(case_from_row(kind, row, base, f"{part} row {index}") for index, row in enumerate(rows))
         if len(found[kind]) != said:
             raise InvalidInput(
-                f"{path}: says {said} {kind} cases, but {part.name} holds {len(found[kind])}; make the cases again"
+                f"{path}: says {said} cases in {part.name}, but it holds {len(found[kind])}; make the cases again"
             )
     return Cases(tables=manifest.tables, max_dim=manifest.max_dim, seed=manifest.seed, **found)
 

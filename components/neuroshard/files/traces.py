@@ -20,7 +20,7 @@ from safetensors.numpy import save, save_file
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.value import Moment, Value, Whole, check_format, decode_json
-from neuroshard.files.access import Floats, Ints, row_groups
+from neuroshard.files.access import Floats, Ints, row_groups, spreading_step
 from neuroshard.files.disk import disk_errors, writing
 
 TRACES_FORMAT = 1
@@ -260,14 +260,3 @@ def _draw_lengths(pooling_factor: float, batch_size: int, rng: np.random.Generat
     lengths = np.full(batch_size, whole, dtype=np.int64)
     lengths[rng.permutation(batch_size)[: math.floor(longer + rng.random())]] += 1
     return lengths
-
-
-def spreading_step(rows: int) -> int:
-    """A number coprime with `rows`: multiplying by it modulo `rows` spreads neighbours evenly over the table.
-
-    Near the golden section of the rows, as far as products of it stay below 2^63.
-    """
-    step = max(min(int(rows * 0.6180339887), 2**62 // rows), 1)
-    while math.gcd(step, rows) != 1:
-        step -= 1
-    return step

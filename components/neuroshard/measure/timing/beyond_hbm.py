@@ -19,7 +19,7 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import WAYS, Tier
-from neuroshard.files.traces import spreading_step
+from neuroshard.files.access import spreading_step
 from neuroshard.measure.rowcap import capped_rows, case_cap
 from neuroshard.measure.timing.fbgemm import (
     GRADIENT,
