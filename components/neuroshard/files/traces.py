@@ -59,7 +59,7 @@ class Recorded(Value):
 
 def bytes_of_traces(traces: Traces, recorded: Recorded) -> bytes:
     """The file of recorded traces, all arrays of int64."""
-    tensors = {f"{name}.{kind}": array for name, one in traces.tables.items() for kind, array in one._asdict().items()}
+    tensors = dict(_arrays(traces))
     about = {"format_version": str(TRACES_FORMAT), "recorded": recorded.canonical_json().decode()}
     data: bytes = save(tensors, metadata=about)
     return data
@@ -74,22 +74,24 @@ def recorded_in(path: Path) -> Recorded | None:
 
 def write_traces(path: Path, traces: Traces) -> None:
     """Write the traces, whole or not at all, without copying them. Raises InvalidInput for what are no whole numbers."""
-    for name, lookups in traces.tables.items():
-        for kind, array in lookups._asdict().items():
-            if not np.issubdtype(np.asarray(array).dtype, np.integer):
-                raise InvalidInput(
-                    f"{path}: {kind} of table {name!r} are {np.asarray(array).dtype}; row numbers and lengths are whole numbers"
-                )
-    tensors = {
-        f"{name}.{kind}": np.ascontiguousarray(array, dtype=np.int64)
-        for name, lookups in traces.tables.items()
-        for kind, array in lookups._asdict().items()
-    }
+    for key, array in _arrays(traces):
+        if not np.issubdtype(np.asarray(array).dtype, np.integer):
+            name, _, kind = key.rpartition(".")
+            raise InvalidInput(
+                f"{path}: {kind} of table {name!r} are {np.asarray(array).dtype}; row numbers and lengths are whole numbers"
+            )
+    tensors = {name: np.ascontiguousarray(array, dtype=np.int64) for name, array in _arrays(traces)}
     with writing(path) as temporary:
         try:
             save_file(tensors, temporary, metadata={"format_version": str(TRACES_FORMAT)})
         except SafetensorError as error:  # a full disk
             raise NeuroshardError(f"{path}: cannot write it: {str(error).splitlines()[0]}") from None
+
+
+def _arrays(traces: Traces) -> Iterator[tuple[str, Ints]]:
+    """All arrays, by their names in a file."""
+    for name, lookups in traces.tables.items():
+        yield from ((f"{name}.{kind}", array) for kind, array in lookups._asdict().items())
 
 
 def read_traces(path: Path) -> Traces:
