@@ -4,6 +4,7 @@ import pytest
 
 from helpers.costs import random_model
 from helpers.refusals import refused
+from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Shard
@@ -68,16 +69,10 @@ def test_a_step_takes_its_share_of_one_averaging_every_so_many() -> None:
 
 def test_the_fullest_device_counts_without_copies_and_no_plan_takes_less_than_its_share() -> None:
     asked = task(4, False)
-    shards = [
-        Shard(table="one", rows=1000, dim=32, device=0),
-        Shard(table="other", rows=3000, dim=32, device=1),
-    ]
+    shards = [Shard(table=table.name, rows=table.rows, dim=32, device=d) for d, table in enumerate((ONE, OTHER))]
     assert averaged_bytes(asked, shards) == 3000 * 132
-    copied = asked.model_copy(
-        update={
-            "constraints": asked.constraints.model_validate({"tables": [{"table": "other", "data_parallel": True}]})
-        }
-    )
+    rules = Constraints(tables=(TableRule(table="other", data_parallel=True),))
+    copied = asked.model_copy(update={"constraints": rules})
     assert averaged_bytes(copied, shards) == 1000 * 132
     model = Analytic("h100", 2048)
     assert least_averaging_ms(model, asked) == pytest.approx(averaging_ms(model, asked, 4000 * 132 / 4))

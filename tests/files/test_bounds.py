@@ -50,7 +50,7 @@ from neuroshard.files.traces import Lookups, Recorded, Traces, read_traces, writ
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.node import Node
 from neuroshard.measure.backends import MeasureSettings, open_backend
-from neuroshard.measure.evaluation import Evaluation
+from neuroshard.measure.evaluate import Evaluation
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
 from neuroshard.pretrain.labels import collect, forward_ms
 from neuroshard.report.evaluated import Evaluated, read_evaluation

@@ -18,7 +18,7 @@ from neuroshard.gpu_day.operators import check
 from neuroshard.gpu_day.page import SCALES, Day
 from neuroshard.gpu_day.stages import OURS, THEIRS, gain, run
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.summary import RunSummary
+from neuroshard.measure.run import RunSummary
 
 QUICK = replace(
     SCALES["cpu"], compute_cases=24, collective_cases=0, tasks=2, rounds=2, most_rows=2000, batch_size=64,

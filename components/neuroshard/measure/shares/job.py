@@ -15,8 +15,8 @@ from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unre
 from neuroshard.files.cases import KINDS, read_cases, write_cases
 from neuroshard.files.costs import BROKEN, merge_costs, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import RunSummary
 from neuroshard.measure.run import run as measure
-from neuroshard.measure.summary import RunSummary
 from neuroshard.orders.nightly import Campaign, Job
 from neuroshard.store.folders import fetch_folder, kept
 from neuroshard.store.lease import LeaseHeld, leased
