@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ from neuroshard.fleet.node import Node
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluate import Evaluation
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
-from neuroshard.pretrain.labels import collect, forward_ms
+from neuroshard.pretrain.labels import collect
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.text import refusals_text, releases_text
 from neuroshard.store.folder import FolderStore
@@ -363,7 +364,10 @@ def test_any_number_of_a_cost_is_a_label_or_refused_in_one_line(kind, fields, tm
 
     def learn() -> None:
         costs = read_costs(tmp_path)
-        for labels in (collect(costs.compute, lambda cost: cost.total_ms), collect(costs.collective, forward_ms)):
+        for labels in (
+            collect(costs.compute, lambda cost: cost.total_ms),
+            collect(costs.collective, attrgetter("forward_ms")),
+        ):
             assert np.isfinite(labels.ms).all()
             assert np.isfinite(1 / labels.ms**2).all()
         dims = [table.dim for case, _ in costs.compute for table in case.tables]

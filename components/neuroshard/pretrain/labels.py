@@ -69,18 +69,6 @@ def _parts(cost: ComputeCost | CollectiveCost) -> tuple[float, ...]:
     return cost.forward_ms, cost.backward_ms
 
 
-def forward_ms(cost: CollectiveCost) -> tuple[float, ...]:
-    """Forward ms of each device, of an all-to-all without error."""
-    assert cost.forward_ms is not None
-    return cost.forward_ms
-
-
-def backward_ms(cost: CollectiveCost) -> tuple[float, ...]:
-    """Backward ms of each device, of an all-to-all without error."""
-    assert cost.backward_ms is not None
-    return cost.backward_ms
-
-
 def check_one_time_a_device(rows: Iterable[tuple[CollectiveCase, CollectiveCost]]) -> None:
     """Raise InvalidInput unless each all-to-all has one time for each device."""
     for case, cost in rows:
