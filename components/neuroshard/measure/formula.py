@@ -26,7 +26,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.features import distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.protocol import Floats, Unlearned, slope_by_differences
 from neuroshard.measure import formula
-from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.backends import MeasureSettings, of_bench
 from neuroshard.measure.timing.harness import Timing, collective_cost, compute_cost, timing
 
 DEVICE_NAME = "formula of an H100"
@@ -247,12 +247,7 @@ class Synthetic:
         self.bench = Bench(
             backend="synthetic",
             hardware=settings.hardware or nameless,
-            batch_size=settings.batch_size,
-            warmup=settings.warmup,
-            repeats=settings.repeats,
-            optimizer=settings.optimizer,
-            threads=settings.threads,
-            seed=settings.seed,
+            **of_bench(settings),
             versions={"neuroshard": __version__},
             reorder_ms=formula.reorder_ms(settings.batch_size),
             notes=(f"a formula, not measured: measure/formula.py with {NOISE:.0%} noise a repeat",),

@@ -12,7 +12,7 @@ from neuroshard.core.extras import install_command, pip
 from neuroshard.core.units import format_bytes
 from neuroshard.core.versions import GPU_BUILD, TORCH_OF_FBGEMM, Installed
 from neuroshard.devices import POD_CPU, ask_nvml, bare_uuid, nvml_gpus
-from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.backends import MeasureSettings, of_bench
 from neuroshard.measure.rowcap import PROCESS_BYTES, MemoryQuotas, capped_tables, default_memory_limit, least_cap
 from neuroshard.measure.timing.all_to_all import (
     AGREEMENT,
@@ -272,12 +272,7 @@ def bench_of(machine: Machine, cases: Cases, settings: MeasureSettings, begun: B
     return Bench(
         backend=machine.kind,
         hardware=hardware,
-        batch_size=settings.batch_size,
-        warmup=settings.warmup,
-        repeats=settings.repeats,
-        optimizer=settings.optimizer,
-        threads=settings.threads,
-        seed=settings.seed,
+        **of_bench(settings),
         memory_limit_bytes=limit,
         row_cap_bytes=least_cap(cases.compute, settings.optimizer, limit),
         capped_tables=capped_tables(cases.compute, settings.optimizer, limit),
