@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,11 +284,5 @@ def reference_ms(answers: Sequence[RankTiming]) -> float:
     return statistics.mean(answer.reference_ms or 0.0 for answer in answers)
 
 
-def cpu(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> RealDevices:
-    """This machine's CPU."""
-    return RealDevices(CpuMachine(), cases, settings, begun)
-
-
-def cuda(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> RealDevices:
-    """This machine's NVIDIA GPUs."""
-    return RealDevices(CudaMachine(), cases, settings, begun)
+# backends of this machine's CPU, and of its NVIDIA GPUs
+cpu, cuda = (partial(RealDevices, machine) for machine in (CpuMachine(), CudaMachine()))
