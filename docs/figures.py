@@ -28,7 +28,7 @@ from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import write_bytes
 from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import read_tables
-from neuroshard.measure.summary import compute_repeatability
+from neuroshard.measure.run import compute_repeatability
 
 IMAGES = Path(__file__).resolve().parent / "images"
 NUMBERS = IMAGES / "figures.json"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.augment.placements import draw_all_to_all
+from neuroshard.augment.draw import draw_all_to_all
 
 DIMS = np.full(26, 128)
 

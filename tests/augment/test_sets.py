@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.table_strategies import some_tables
-from neuroshard.augment.pools import Choice, Pool
-from neuroshard.augment.sets import SetSizes, draw_set, varied
+from neuroshard.augment.pools import Choice, Pool, SetSizes, draw_set, varied
 from neuroshard.core.reuse import uniform_bins
 from neuroshard.core.table import MAX_ROWS, Table
 from neuroshard.files.access import count_bins, rows_at_rates

@@ -36,9 +36,8 @@ from neuroshard.measure.machine import CpuMachine
 from neuroshard.measure.real_devices import CALM_SECONDS, kept_memory
 from neuroshard.measure.rowcap import buffer_bytes, default_memory_limit
 from neuroshard.measure.timing import calm
-from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
+from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding, TableLookups
 from neuroshard.measure.timing.harness import compute_cost
-from neuroshard.measure.timing.lookups import TableLookups
 from neuroshard.measure.timing.table_sets import CpuProbe, ProbeCpu, TableSets, TimeTableSets
 
 CASES, QUICK_CASES = 60, 8

@@ -29,7 +29,7 @@ from bench.pretraining.plans import errors_on_plans
 from bench.publishing.page import CostsFrom, publish
 from bench.searching.tasks import pool
 from helpers.costs import BENCH, collective_cost, compute_cost, formula_costs
-from neuroshard.augment.placements import draw_all_to_all
+from neuroshard.augment.draw import draw_all_to_all
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import Cases
@@ -37,8 +37,7 @@ from neuroshard.core.cost import Costs
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.files.costs import read_costs
 from neuroshard.measure import formula
-from neuroshard.pretrain.labels import collect
-from neuroshard.pretrain.metrics import mape
+from neuroshard.pretrain.labels import collect, mape
 from neuroshard.pretrain.run import pretrain
 from neuroshard.pretrain.stand_in import sets_error
 from neuroshard.store.tables import load_tables

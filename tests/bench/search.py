@@ -33,7 +33,7 @@ from bench.searching.nets import trained
 from bench.searching.tables import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO, percent, times, verdict
 from helpers.restart import restart_with
 from neuroshard.files.disk import write_bytes
-from neuroshard.gpu_day.compare import gain
+from neuroshard.gpu_day.stages import gain
 
 COMPARED = (OURS, ROWS_TOO, PUBLISHED, *tables.HEURISTICS, "torchrec", ALL_TYPES)
 BUDGET_S = {4: 2.0, 8: 3.0, 16: 4.0}  # of ours in the cost comparison, by devices

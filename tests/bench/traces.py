@@ -21,9 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing.page import print_table, publish
 from bench.trainer import neuroshard
+from neuroshard.core.access import access_exponent
 from neuroshard.core.case import Cases, ComputeCase
+from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
-from neuroshard.files.access import access_bins, count_bins
+from neuroshard.files.access import count_bins
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs
 from neuroshard.files.traces import Lookups, Traces, draw_lookups, write_traces
@@ -143,7 +145,7 @@ def drawn(table: Table, rng: np.random.Generator) -> Lookups:
 
 
 def by_zipf(table: Table) -> Table:
-    bins = access_bins(ZIPF)(table.rows, table.pooling_factor, BATCH_SIZE)
+    bins = zipf_bins(table.rows, table.pooling_factor, access_exponent(ZIPF), BATCH_SIZE)
     return table.model_copy(update={"reuse_bins": bins})
 
 

@@ -36,7 +36,7 @@ from neuroshard.core.value import decode_json
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.files.plan import read_plan, write_plan
 from neuroshard.files.tables import write_tables
-from neuroshard.gpu_day.compare import Gain, gain
+from neuroshard.gpu_day.stages import Gain, gain
 from neuroshard.measure.real_devices import kept_memory
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -88,7 +88,7 @@ def refusal(read: Callable[[Path], object], folder: Path) -> str:
 def test_a_manifest_with_any_number_in_it_is_read_or_refused_in_one_line(tmp_path):
     costs = formula_costs(random_tables(20), compute_cases=12, collective_cases=4, devices=(2,))
     with CostWriter(tmp_path / "costs", costs.bench, costs.tables, (2,)) as writer:
-        writer.add_compute(*costs.compute[0])
+        writer.add(*costs.compute[0])
     save_cost_model(tmp_path / "model", pretrain(costs, epochs=1))
     refused = 0
     for path, read in (
@@ -108,7 +108,7 @@ def test_a_manifest_with_any_number_in_it_is_read_or_refused_in_one_line(tmp_pat
 def test_a_number_of_ranks_that_keeps_pretrain_busy_for_ever_is_refused_where_it_is_read(tmp_path: Path) -> None:
     costs = formula_costs(random_tables(20), compute_cases=12, collective_cases=4, devices=(2,))
     with CostWriter(tmp_path, costs.bench, costs.tables, (2,)) as writer:
-        writer.add_compute(*costs.compute[0])
+        writer.add(*costs.compute[0])
     path = tmp_path / "costs.json"
     data = json.loads(path.read_text())
     for hostile in (10**6, 10**400, -1):

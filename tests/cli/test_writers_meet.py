@@ -15,7 +15,7 @@ from neuroshard.files import costs as costs_file
 from neuroshard.files import tables
 from neuroshard.files.costs import CostWriter, read_costs
 from neuroshard.gpu_day import stages
-from neuroshard.gpu_day.day import SCALES, Day, OutOfTime
+from neuroshard.gpu_day.page import SCALES, Day, OutOfTime
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_of_two_merges_into_one_folder_one_says_no(meets, tmp_path: Path) -> Non
         costs = formula_costs(random_tables(20), compute_cases=3, twice=0, seed=seed)
         with CostWriter(tmp_path / name, costs.bench, random_tables(20)) as writer:
             for each in costs.compute:
-                writer.add_compute(*each)
+                writer.add(*each)
     meets(costs_file, "write_rows", lambda: neuroshard("merge", "second", "-o", "out", cwd=tmp_path))
     said = neuroshard("merge", "first", "-o", "out", cwd=tmp_path)
     assert (said.returncode, said.stderr.count("\n")) == (1, 1), said.stderr

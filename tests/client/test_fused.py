@@ -22,7 +22,7 @@ from neuroshard.client.torchrec.fused import OF_THE_ROW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.part import Memory, Part
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
-from neuroshard.files.importers.torchrec_optimizers import NAMES
+from neuroshard.files.importers.torchrec_collections import NAMES
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of torch's jit, while it is imported

@@ -212,7 +212,7 @@ def compare(rank: int, ranks: int) -> list[str]:
         kept = {name: shown(output) for name, output in lazy.items()}
         for name in kinds:
             keys = dict(zip([c.name for c in configs[name]], get_embedding_names_by_table(configs[name]), strict=True))
-            predicted = [key for table in output_orders(plan)[f"parts.{name}"] for key in keys[table]]
+            predicted = [key for table in output_orders(plan, plan.task.tables)[f"parts.{name}"] for key in keys[table]]
             what = f"plan {number}, {name} ({kinds[name]})"
             changed += found[name][0] != own[name][0]
             if predicted != found[name][0] or recorded[f"parts.{name}"] != found[name][0]:

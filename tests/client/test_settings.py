@@ -63,7 +63,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
-from neuroshard.files.importers.torchrec_optimizers import NAMES
+from neuroshard.files.importers.torchrec_collections import NAMES
 
 USER, ITEM, COUNTRY = TABLES
 WHOLE = cut_plan(TABLES, 2, {"user": [(16, 0)], "item": [(8, 0)], "country": [(4, 1)]}, batch_size=64)

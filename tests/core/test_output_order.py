@@ -33,13 +33,14 @@ def plan(*tables: Table, copied: str = "", **cuts: list[tuple[int, int]]) -> Pla
     ],
 )
 def test_outputs_come_by_sharding_type_then_device_then_operator(given: Plan, order: str) -> None:
-    assert output_orders(given) == {"m": tuple(order)}
+    assert output_orders(given, given.task.tables) == {"m": tuple(order)}
 
 
 def test_each_module_has_an_order_of_its_own() -> None:
     other = table("d", module="n.deep")
 
-    found = output_orders(plan(A, other, B, a=[(8, 1)], b=[(8, 0)], d=[(8, 0)]))
+    given = plan(A, other, B, a=[(8, 1)], b=[(8, 0)], d=[(8, 0)])
+    found = output_orders(given, given.task.tables)
 
     assert found == {"m": ("b", "a"), "n.deep": ("d",)}
 
@@ -70,5 +71,6 @@ def test_tables_that_name_no_module_count_as_collections_of_their_kinds() -> Non
     )
     cuts = {"a": [(8, 1)], "b": [(8, 0)], "c": [(8, 1)], "d": [(8, 0)]}
 
-    assert output_orders(cut_plan((*sums, *sequences), 2, cuts, batch_size=2)) == {"": ("b", "a", "d", "c")}
+    given = cut_plan((*sums, *sequences), 2, cuts, batch_size=2)
+    assert output_orders(given, given.task.tables) == {"": ("b", "a", "d", "c")}
     assert said_reordered([""]).startswith("the outputs of the model come in another order: ")

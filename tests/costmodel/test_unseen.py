@@ -7,9 +7,9 @@ from helpers.parts import cut_to, wholes
 from helpers.refusals import names
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
+from neuroshard.costmodel.bundle import unlike_in_kind, unlike_trained
 from neuroshard.costmodel.compute_net import FeatureScale
 from neuroshard.costmodel.features import part_features
-from neuroshard.costmodel.unseen import unlike_in_kind, unlike_trained
 
 
 def table(name: str = "t", rows: int = 10_000, pooling_factor: float = 10.0, **more) -> Table:

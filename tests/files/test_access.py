@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuroshard.core.reuse import REUSE_BINS, uniform_bins, zipf_bins
+from neuroshard.core.reuse import REUSE_BINS
 from neuroshard.core.table import Table
-from neuroshard.files.access import access_bins, count_bins, row_groups, rows_at_rates
+from neuroshard.files.access import count_bins, row_groups, rows_at_rates
 
 
 def test_bins_are_counted_by_how_often_a_row_is_touched():
@@ -31,11 +31,6 @@ def test_rows_far_apart_are_counted_as_rows_close_together():
 
 def test_no_lookups_have_bins_of_zeros():
     assert count_bins(np.empty(0, dtype=np.int64)) == (0.0,) * REUSE_BINS
-
-
-def test_access_is_uniform_or_zipf():
-    assert access_bins("uniform")(1000, 2.0, 64) == uniform_bins(1000, 2.0, 64)
-    assert access_bins("zipf:1.05")(1000, 2.0, 64) == zipf_bins(1000, 2.0, 1.05, 64)
 
 
 any_bins = st.lists(st.integers(0, 10), min_size=REUSE_BINS, max_size=REUSE_BINS).map(

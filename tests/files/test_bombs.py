@@ -13,7 +13,7 @@ import pytest
 
 from helpers.limits import HANGS
 from neuroshard.core.units import parse_bytes
-from neuroshard.files.cases import COMPUTE_CASE_FIELDS, write_rows
+from neuroshard.files.cases import CASE_FIELDS, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -27,8 +27,8 @@ import json, re, sys
 from pathlib import Path
 import pyarrow.parquet
 from neuroshard.core.errors import NeuroshardError
-from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_rows
-from neuroshard.files.importers.import_tables import import_tables
+from neuroshard.files.cases import CASE_FIELDS, read_rows
+from neuroshard.files.importers.tables_source import import_tables
 if ".pt" in sys.argv[1]:
     import torch
 
@@ -38,7 +38,7 @@ def peak():
 before, said = peak(), "taken"
 try:
     path = Path(sys.argv[1])
-    read_rows(path, COMPUTE_CASE_FIELDS) if path.name.startswith("compute") else import_tables(path)
+    read_rows(path, CASE_FIELDS["compute"]) if path.name.startswith("compute") else import_tables(path)
 except NeuroshardError as error:
     said = str(error)
 print(json.dumps([said, peak() - before]))
@@ -145,7 +145,7 @@ def test_many_cases_that_are_much_alike_are_read(tmp_path):
     """A set of tables repeats itself: of own files nothing is refused."""
     row = {"split": "train", "table": ["user"] * 15, "rows": [7] * 15, "dim": [64] * 15, "pooling_factor": [2.5] * 15}
     rows = [{**row, "case_id": f"{number:032x}", "batch_size": 512} for number in range(20_000)]
-    write_rows(tmp_path / "compute-00000.parquet", rows, COMPUTE_CASE_FIELDS)
+    write_rows(tmp_path / "compute-00000.parquet", rows, CASE_FIELDS["compute"])
     said, _ = read(tmp_path / "compute-00000.parquet")
 
     assert said == "taken"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,23 +38,22 @@ from neuroshard.costmodel.cache import Caches, miss_curve
 from neuroshard.costmodel.given import GivenCosts, load_given
 from neuroshard.costmodel.manifest import Manifest
 from neuroshard.files.cases import (
-    COLLECTIVE_CASE_FIELDS,
-    COMPUTE_CASE_FIELDS,
+    CASE_FIELDS,
     CasesManifest,
     read_cases,
     read_rows,
     write_cases,
 )
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, resolve
-from neuroshard.files.costs import COLLECTIVE_FIELDS, COMPUTE_FIELDS, CostsManifest, CostWriter, read_costs
+from neuroshard.files.costs import FIELDS, CostsManifest, CostWriter, read_costs
 from neuroshard.files.tables import read_tables
 from neuroshard.files.traces import Lookups, Recorded, Traces, read_traces, write_traces
 from neuroshard.fleet.kinds import Fleet
 from neuroshard.fleet.node import Node
 from neuroshard.measure.backends import MeasureSettings, open_backend
-from neuroshard.measure.evaluation import Evaluation
+from neuroshard.measure.evaluate import Evaluation
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
-from neuroshard.pretrain.labels import collect, forward_ms
+from neuroshard.pretrain.labels import collect
 from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.text import refusals_text, releases_text
 from neuroshard.store.folder import FolderStore
@@ -329,7 +329,9 @@ def spoiled_rows(path: Path, fields: list[tuple[str, pa.DataType]]) -> Iterator[
                 break
 
 
-@pytest.mark.parametrize(("kind", "fields"), [("compute", COMPUTE_CASE_FIELDS), ("collective", COLLECTIVE_CASE_FIELDS)])
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("compute", CASE_FIELDS["compute"]), ("collective", CASE_FIELDS["collective"])]
+)
 def test_any_number_of_a_case_is_measured_or_refused_in_one_line(kind, fields, tmp_path: Path) -> None:
     cases = Cases(
         tables=TABLES,
@@ -352,17 +354,20 @@ def test_any_number_of_a_case_is_measured_or_refused_in_one_line(kind, fields, t
     assert 10 < sum(refusals) < len(refusals)
 
 
-@pytest.mark.parametrize(("kind", "fields"), [("compute", COMPUTE_FIELDS), ("collective", COLLECTIVE_FIELDS)])
+@pytest.mark.parametrize(("kind", "fields"), [("compute", FIELDS["compute"]), ("collective", FIELDS["collective"])])
 def test_any_number_of_a_cost_is_a_label_or_refused_in_one_line(kind, fields, tmp_path: Path) -> None:
     with CostWriter(tmp_path, COSTS.bench, TABLES, (2,)) as writer:
         for compute in COSTS.compute:
-            writer.add_compute(*compute)
+            writer.add(*compute)
         for collective in COSTS.collective:
-            writer.add_collective(*collective)
+            writer.add(*collective)
 
     def learn() -> None:
         costs = read_costs(tmp_path)
-        for labels in (collect(costs.compute, lambda cost: cost.total_ms), collect(costs.collective, forward_ms)):
+        for labels in (
+            collect(costs.compute, lambda cost: cost.total_ms),
+            collect(costs.collective, attrgetter("forward_ms")),
+        ):
             assert np.isfinite(labels.ms).all()
             assert np.isfinite(1 / labels.ms**2).all()
         dims = [table.dim for case, _ in costs.compute for table in case.tables]

@@ -11,7 +11,7 @@ from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.errors import InvalidInput, NeuroshardError, NewerFormat
 from neuroshard.core.part import Part
 from neuroshard.core.table import Table
-from neuroshard.files.cases import COMPUTE_CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
+from neuroshard.files.cases import CASE_FIELDS, read_cases, read_rows, write_cases, write_rows
 from neuroshard.files.disk import only_writer
 
 
@@ -156,18 +156,18 @@ def test_fewer_rows_than_the_manifest_says_are_found_out(tmp_path, cases):
     write_cases(tmp_path, cases)
     path = tmp_path / "collective.parquet"
     pq.write_table(pq.read_table(path).slice(0, 1), path)
-    with refused(InvalidInput, "3 compute", "2 collective", "3 and 1"):
+    with refused(InvalidInput, "2 cases", "collective.parquet", 1):
         read_cases(tmp_path)
 
 
 def test_columns_must_be_there_and_of_their_type(tmp_path):
     path = tmp_path / "x.parquet"
-    write_rows(path, [], COMPUTE_CASE_FIELDS[1:])
+    write_rows(path, [], CASE_FIELDS["compute"][1:])
     with refused(InvalidInput, "'case_id'", "missing"):
-        read_rows(path, COMPUTE_CASE_FIELDS)
-    write_rows(path, [{"case_id": 3}], [("case_id", pa.int64()), *COMPUTE_CASE_FIELDS[1:]])
+        read_rows(path, CASE_FIELDS["compute"])
+    write_rows(path, [{"case_id": 3}], [("case_id", pa.int64()), *CASE_FIELDS["compute"][1:]])
     with refused(InvalidInput, "'case_id'", "int64", "string"):
-        read_rows(path, COMPUTE_CASE_FIELDS)
+        read_rows(path, CASE_FIELDS["compute"])
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from neuroshard.core.case import CollectiveCase, ComputeCase
 from neuroshard.core.cost import READS, SLOWDOWN_EXPONENTS, SMALL_SET, Bench, CollectiveCost, ComputeCost, Hardware
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.label import teaches
-from neuroshard.files.costs import CostWriter, difference, read_costs, read_manifest
-from neuroshard.measure.shares import merge
+from neuroshard.files.costs import CostWriter, difference, merge_costs, read_costs, read_manifest
 from neuroshard.pretrain.labels import collect
 
 BENCH = Bench(
@@ -64,12 +63,12 @@ def test_costs_read_back_are_the_costs_that_were_added(tmp_path, tables, compute
     )
     dead = CollectiveCost(case_id=collective.case_id, round=1, error="worker died")
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        writer.add_compute(compute[0], timed(compute[0]))
+        writer.add(compute[0], timed(compute[0]))
         writer.flush()
-        writer.add_compute(compute[0], timed(compute[0], 1.6, round_=1))
-        writer.add_compute(compute[1], no_room)
-        writer.add_collective(collective, all_to_all)
-        writer.add_collective(collective, dead)
+        writer.add(compute[0], timed(compute[0], 1.6, round_=1))
+        writer.add(compute[1], no_room)
+        writer.add(collective, all_to_all)
+        writer.add(collective, dead)
 
     costs = read_costs(tmp_path)
     assert costs.bench == BENCH
@@ -87,7 +86,7 @@ def test_an_undisturbed_measurement_is_the_label_whatever_its_round(tmp_path, ta
     calm = timed(compute[0], 1.0, round_=1)
     with CostWriter(tmp_path, BENCH, tables) as writer:
         for case, cost in ((compute[0], disturbed), (compute[1], alone), (compute[0], calm)):
-            writer.add_compute(case, cost)
+            writer.add(case, cost)
     assert [(cost.round, cost.forward_ms, cost.disturbed) for _, cost in read_costs(tmp_path).compute] == [
         (1, 9.0, True),
         (0, 8.0, True),
@@ -100,13 +99,13 @@ def test_a_label_is_the_best_measurement_that_any_machine_has(tmp_path, tables, 
     disturbed = timed(compute[1], 9.0).model_copy(update={"disturbed": True})
     all_to_all = CollectiveCost(case_id=collective.case_id, forward_ms=(1.0, 0.5), backward_ms=(0.25, 0.5))
     with CostWriter(tmp_path / "busy", BENCH, tables) as writer:
-        writer.add_compute(compute[0], no_room)
-        writer.add_compute(compute[1], disturbed)
-        writer.add_collective(collective, CollectiveCost(case_id=collective.case_id, error=dead))
+        writer.add(compute[0], no_room)
+        writer.add(compute[1], disturbed)
+        writer.add(collective, CollectiveCost(case_id=collective.case_id, error=dead))
     with CostWriter(tmp_path / "calm", BENCH, tables) as writer:
-        writer.add_compute(compute[0], timed(compute[0], 8.0).model_copy(update={"disturbed": True}))
-        writer.add_compute(compute[1], timed(compute[1], 1.0))
-        writer.add_collective(collective, all_to_all)
+        writer.add(compute[0], timed(compute[0], 8.0).model_copy(update={"disturbed": True}))
+        writer.add(compute[1], timed(compute[1], 1.0))
+        writer.add(collective, all_to_all)
 
     for folders in (("busy", "calm"), ("calm", "busy")):
         costs = read_costs(*(tmp_path / name for name in folders))
@@ -120,11 +119,11 @@ def test_a_label_is_the_best_measurement_that_any_machine_has(tmp_path, tables, 
 def test_a_time_of_0_is_no_label_where_another_round_has_one_to_train_on(tmp_path, tables, compute, collective):
     """Training leaves out rows of 0 ms, and cases without a round 0."""
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        writer.add_compute(compute[0], timed(compute[0], 0.0))
-        writer.add_compute(compute[0], timed(compute[0], 2.0, round_=1).model_copy(update={"disturbed": True}))
+        writer.add(compute[0], timed(compute[0], 0.0))
+        writer.add(compute[0], timed(compute[0], 2.0, round_=1).model_copy(update={"disturbed": True}))
         for round_, ms in enumerate((0.0, 0.5)):
             times = {"forward_ms": (1.0, 0.5), "backward_ms": (0.25, ms)}
-            writer.add_collective(collective, CollectiveCost(case_id=collective.case_id, round=round_, **times))
+            writer.add(collective, CollectiveCost(case_id=collective.case_id, round=round_, **times))
 
     costs = read_costs(tmp_path)
     for rows in (costs.compute, costs.collective):
@@ -134,18 +133,18 @@ def test_a_time_of_0_is_no_label_where_another_round_has_one_to_train_on(tmp_pat
 
 def test_a_run_goes_on_where_another_stopped(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        writer.add_compute(compute[0], timed(compute[0]))
+        writer.add(compute[0], timed(compute[0]))
     with CostWriter(tmp_path, BENCH, tables) as writer:
         assert writer.done == {"compute": {(compute[0].case_id, 0)}, "collective": set(), "tiers": set()}
         for case in compute[:2]:
-            writer.add_compute(case, timed(case, 9.9))
+            writer.add(case, timed(case, 9.9))
     assert [cost.forward_ms for _, cost in read_costs(tmp_path).compute] == [1.5, 9.9]
 
 
 def test_parts_beyond_99999_are_read_and_none_is_written_over(tmp_path, tables, compute):
     for case in compute[:3]:
         with CostWriter(tmp_path, BENCH, tables) as writer:
-            writer.add_compute(case, timed(case))
+            writer.add(case, timed(case))
         (tmp_path / "compute-00000.parquet").rename(tmp_path / "compute-99999.parquet") if case == compute[0] else None
     assert sorted(p.name for p in tmp_path.glob("*.parquet")) == [
         "compute-100000.parquet",
@@ -175,7 +174,7 @@ def test_a_killed_run_leaves_whole_parts_only(tmp_path, tables):
         "    print('begun', len(writer.done['compute']), flush=True)\n"
         "    for rows in range(len(writer.done['compute']) + 1, 100_000):\n"
         "        case = ComputeCase(tables=(table.model_copy(update={'rows': rows}),))\n"
-        "        writer.add_compute(case, ComputeCost(case_id=case.case_id, forward_ms=1.0, backward_ms=1.0))\n"
+        "        writer.add(case, ComputeCost(case_id=case.case_id, forward_ms=1.0, backward_ms=1.0))\n"
         "        writer.flush()\n"
         "        print('part', flush=True)\n"
     )
@@ -195,9 +194,9 @@ def test_a_killed_run_leaves_whole_parts_only(tmp_path, tables):
 
 def test_a_full_disk_keeps_what_was_there(tmp_path, tables, compute, full_disk):
     writer = CostWriter(tmp_path, BENCH, tables)
-    writer.add_compute(compute[0], timed(compute[0]))
+    writer.add(compute[0], timed(compute[0]))
     writer.flush()
-    writer.add_compute(compute[1], timed(compute[1]))
+    writer.add(compute[1], timed(compute[1]))
     with (
         full_disk(),
         refused(NeuroshardError, "compute-00001.parquet", "File too large"),
@@ -258,7 +257,7 @@ def test_a_folder_that_is_gone_while_costs_are_written_is_reported_and_gets_no_p
 
     def write() -> None:
         with CostWriter(folder, BENCH, tables) as writer:
-            writer.add_compute(compute[0], timed(compute[0]))
+            writer.add(compute[0], timed(compute[0]))
             writer.flush()
             if then == "moved":
                 folder.rename(tmp_path / "elsewhere")
@@ -266,7 +265,7 @@ def test_a_folder_that_is_gone_while_costs_are_written_is_reported_and_gets_no_p
                 shutil.rmtree(folder)
             if then == "begun anew":
                 CostWriter(folder, BENCH, tables).__exit__(None, None, None)
-            writer.add_compute(compute[1], timed(compute[1]))
+            writer.add(compute[1], timed(compute[1]))
 
     with refused(NeuroshardError, folder, "deleted or moved"):
         write()
@@ -277,7 +276,7 @@ def test_a_folder_that_is_gone_while_costs_are_written_is_reported_and_gets_no_p
 
 def test_a_row_that_occurs_twice_is_found_out(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        writer.add_compute(compute[0], timed(compute[0]))
+        writer.add(compute[0], timed(compute[0]))
     (tmp_path / "compute-00001.parquet").write_bytes((tmp_path / "compute-00000.parquet").read_bytes())
     with refused(InvalidInput, "compute-00001.parquet", "row 0", compute[0].case_id, "round 0"):
         read_costs(tmp_path)
@@ -285,7 +284,7 @@ def test_a_row_that_occurs_twice_is_found_out(tmp_path, tables, compute):
 
 def test_a_truncated_part_is_named(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        writer.add_compute(compute[0], timed(compute[0]))
+        writer.add(compute[0], timed(compute[0]))
     part = tmp_path / "compute-00000.parquet"
     part.write_bytes(part.read_bytes()[:-10])
     with refused(InvalidInput, "compute-00000.parquet", "Parquet"):
@@ -300,7 +299,7 @@ def test_a_folder_without_costs_says_how_to_measure(tmp_path):
 def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
         for case in compute:
-            writer.add_compute(case, timed(case))
+            writer.add(case, timed(case))
     good, part, drawn = read_costs(tmp_path), tmp_path / "compute-00000.parquet", random.Random(0)
     data = part.read_bytes()
     noticed = 0
@@ -317,7 +316,7 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, tables, compute)
 
 def test_parts_of_an_unknown_bench_are_not_added_to(tmp_path, tables, compute):
     with CostWriter(tmp_path, BENCH, tables) as writer:
-        writer.add_compute(compute[0], timed(compute[0]))
+        writer.add(compute[0], timed(compute[0]))
     (tmp_path / "costs.json").unlink()
     with refused(InvalidInput, "compute-00000.parquet", "costs.json"):
         CostWriter(tmp_path, BENCH, tables)
@@ -328,12 +327,12 @@ def test_parts_of_an_unknown_bench_are_not_added_to(tmp_path, tables, compute):
 def test_a_part_that_is_cut_off_is_set_aside_and_measured_again(tmp_path, tables, compute, capsys, left):
     for case in compute[:2]:
         with CostWriter(tmp_path, BENCH, tables) as writer:
-            writer.add_compute(case, timed(case))
+            writer.add(case, timed(case))
     cut = tmp_path / "compute-00000.parquet"
     cut.write_bytes(cut.read_bytes()[:left])
     with CostWriter(tmp_path, BENCH, tables) as writer:
         assert writer.done["compute"] == {(compute[1].case_id, 0)}
-        writer.add_compute(compute[0], timed(compute[0]))
+        writer.add(compute[0], timed(compute[0]))
     notes = capsys.readouterr().err
     assert (notes.count("\n"), "set aside as compute-00000.parquet.broken" in notes) == (1, True)
     assert {cost.case_id for _, cost in read_costs(tmp_path).compute} == {case.case_id for case in compute[:2]}
@@ -345,7 +344,7 @@ def test_machines_that_were_differently_calm_are_one_bench(tmp_path, tables, com
     for place, calm in enumerate(benches):
         bench = BENCH.model_copy(update={"calm_all_to_all_ms": calm})
         with CostWriter(tmp_path / str(place), bench, tables) as writer:
-            writer.add_compute(compute[place], timed(compute[place]))
+            writer.add(compute[place], timed(compute[place]))
     joined = read_costs(tmp_path / "0", tmp_path / "1")
     assert joined.bench.calm_all_to_all_ms == {"2": 0.25, "4": 1.5}
     assert len(joined.compute) == 2
@@ -358,8 +357,8 @@ def test_table_sets_of_a_machine_that_was_less_calm_are_scaled_to_the_calmer_and
     for place, factor in enumerate((1.0, 2.0)):
         bench = BENCH.model_copy(update={"calm_compute_ms": {part: factor * ms for part, ms in calm.items()}})
         with CostWriter(tmp_path / str(place), bench, tables) as writer:
-            writer.add_compute(compute[place], timed(compute[place], 6.0))
-    merge.run([tmp_path / "1", tmp_path / "0"], tmp_path / "both")
+            writer.add(compute[place], timed(compute[place], 6.0))
+    merge_costs([tmp_path / "1", tmp_path / "0"], tmp_path / "both")
 
     joined = read_costs(tmp_path / "both", tmp_path / "1", tmp_path / "0")
     assert joined.bench.calm_compute_ms == calm
@@ -380,8 +379,8 @@ def test_all_to_alls_of_a_machine_that_was_less_calm_are_scaled_to_the_calmer_an
         bench = BENCH.model_copy(update={"calm_all_to_all_ms": {"2": calm_ms}})
         cost = CollectiveCost(case_id=case.case_id, forward_ms=(2.5, 2.0), backward_ms=(2.5, 2.0))
         with CostWriter(tmp_path / str(place), bench, tables) as writer:
-            writer.add_collective(case, cost)
-    merge.run([tmp_path / "1", tmp_path / "0"], tmp_path / "both")
+            writer.add(case, cost)
+    merge_costs([tmp_path / "1", tmp_path / "0"], tmp_path / "both")
 
     joined = read_costs(tmp_path / "both", tmp_path / "1", tmp_path / "0")
     assert {cost.case_id: (cost.forward_ms, cost.backward_ms) for _, cost in joined.collective} == {

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from helpers.refusals import refused
+from neuroshard.core.access import access_exponent
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
-from neuroshard.files.access import access_bins
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
-from neuroshard.files.importers.import_tables import import_tables
-from neuroshard.files.importers.pooling_factors import pooling_factors
 from neuroshard.files.importers.presets import PRESETS, preset
+from neuroshard.files.importers.tables_source import import_tables, pooling_factors
 from neuroshard.files.tables import read_tables
 
 Row = tuple[Any, ...]
@@ -88,7 +87,7 @@ FILES: list[Row] = [
         "f.csv",
         ("name,pooling_factor\na,many\n", "a", "'many'"),
         ("table,lookups\n", "name,pooling_factor", "['table', 'lookups']"),
-        ("name,pooling_factor\na\n", "line 2", "1 cells"),
+        ("name,pooling_factor\na\n", "line 2", "1 cell"),
         ("name,pooling_factor\na,1\na,2\n", "a"),
         ("name,pooling_factor\na,-1\n", "a", -1),
         ("name,pooling_factor\na,1_000\n", "a", "'1_000'"),
@@ -130,7 +129,7 @@ ARGUMENTS: list[Row] = [
         for number in ("1_000", "nan", "inf", "١")
     ),
     *(
-        (lambda access=access: access_bins(access), UsageError, "uniform", "zipf:EXPONENT")
+        (lambda access=access: access_exponent(access), UsageError, "uniform", "zipf:EXPONENT")
         for access in ("", "zipf", "zipf:", "zipf:-1", "zipf:nan", "zipf:1e9", "zipf:11", "normal")
     ),
 ]  # fmt: skip

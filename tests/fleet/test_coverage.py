@@ -26,7 +26,7 @@ from neuroshard.core.value import canonical_json, sha256
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.manifest import MODEL_FORMAT
-from neuroshard.costmodel.tensors import to_tensors
+from neuroshard.costmodel.nets import to_tensors
 from neuroshard.deploy.golive import go_live, next_number, put
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.kinds import Kind

@@ -14,12 +14,11 @@ from helpers.costs import BENCH
 from neuroshard.core.cost import Costs
 from neuroshard.costmodel.bundle import load_cost_model
 from neuroshard.gpu_day import stages
-from neuroshard.gpu_day.compare import gain
-from neuroshard.gpu_day.day import SCALES, Day
 from neuroshard.gpu_day.operators import check
-from neuroshard.gpu_day.stages import OURS, THEIRS, run
+from neuroshard.gpu_day.page import SCALES, Day
+from neuroshard.gpu_day.stages import OURS, THEIRS, gain, run
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.summary import RunSummary
+from neuroshard.measure.run import RunSummary
 
 QUICK = replace(
     SCALES["cpu"], compute_cases=24, collective_cases=0, tasks=2, rounds=2, most_rows=2000, batch_size=64,
@@ -89,8 +88,8 @@ def test_costs_are_done_once_nothing_is_left_whatever_the_machine_cannot_measure
 
     def measure(*arguments: object) -> RunSummary:
         costs = Costs(bench=BENCH, compute=(), collective=())
-        return RunSummary.of(
-            costs,
+        return RunSummary(
+            costs=costs,
             planned=2000,
             measured=next(measured),
             now_by_ranks={},

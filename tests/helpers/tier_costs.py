@@ -9,7 +9,7 @@ from neuroshard.augment.tiers import draw_tiers
 from neuroshard.core.case import TierCase
 from neuroshard.core.cost import Bench, Costs, Hardware, TierCost
 from neuroshard.core.table import Table
-from neuroshard.costmodel.tier_constants import MeasuredTiers, Rates
+from neuroshard.costmodel.manifest import MeasuredTiers, Rates
 
 L2, SECTOR = 50e6, 32  # of an H100
 # Of a bus as slow as PCIe 4, and of kernels that every table launches: unlike the datasheet of an H100

@@ -22,7 +22,7 @@ from neuroshard.files.disk import write_bytes
 from neuroshard.measure import formula
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
 from neuroshard.measure.evaluate import device_tables, evaluate
-from neuroshard.measure.synthetic import Synthetic
+from neuroshard.measure.formula import Synthetic
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers")]
 

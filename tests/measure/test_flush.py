@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from neuroshard.measure.memory_quotas import MemoryQuotas
-from neuroshard.measure.timing.flush import LEAST_BYTES, find_flush_bytes, most_bytes, sizes_up_to
+from neuroshard.measure.rowcap import MemoryQuotas
+from neuroshard.measure.timing.table_sets import LEAST_BYTES, find_flush_bytes, most_bytes, sizes_up_to
 
 MIB, GIB = 2**20, 2**30
 QUOTAS = MemoryQuotas(24 * GIB)

@@ -10,7 +10,7 @@ from neuroshard.core.case import Cases
 from neuroshard.core.cost import Costs
 from neuroshard.files.costs import read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.synthetic import Synthetic
+from neuroshard.measure.formula import Synthetic
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

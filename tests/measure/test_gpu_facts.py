@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from neuroshard.measure.gpu_facts import gpu_facts
+from neuroshard.measure.machine import gpu_facts
 
 
 class NVMLError(Exception):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from neuroshard.measure.timing.all_to_all import agreed
+from neuroshard.measure.timing.clocks import may_go_first
 from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, time_case, timing
-from neuroshard.measure.workers.cores import may_go_first
 
 
 class Scripted:

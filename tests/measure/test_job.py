@@ -11,7 +11,7 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput, MeasureError, StoreError
 from neuroshard.devices import cpu, pod_cpu
 from neuroshard.files.costs import read_costs
-from neuroshard.measure.bench import wanted_hardware
+from neuroshard.measure.machine import wanted_hardware
 from neuroshard.measure.shares import job as job_module
 from neuroshard.measure.shares.job import merge_shares, run
 from neuroshard.nightly import augment

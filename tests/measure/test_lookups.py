@@ -3,7 +3,7 @@
 import numpy as np
 
 from neuroshard.core.table import Table
-from neuroshard.measure.timing.lookups import TableLookups, by_feature
+from neuroshard.measure.timing.fbgemm import TableLookups, by_feature
 
 FEATURES = [
     {"name": "x", "pooling_factor": 0.5},

@@ -17,14 +17,13 @@ from neuroshard.core.case import Cases, TierCase
 from neuroshard.core.cost import TierCost
 from neuroshard.core.errors import InvalidInput, MeasureError
 from neuroshard.files.cases import read_cases, write_cases
-from neuroshard.files.costs import CostWriter, read_costs
+from neuroshard.files.costs import CostWriter, merge_costs, read_costs
 from neuroshard.files.tables import write_tables
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.budget import TIERS, ranks_of, trial
+from neuroshard.measure.formula import Synthetic
 from neuroshard.measure.run import run
 from neuroshard.measure.schedule import LEAST_TIERS, Step, schedule
-from neuroshard.measure.shares import merge
-from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.verify import run as verify
 
 SETTINGS = MeasureSettings(batch_size=512)
@@ -80,7 +79,7 @@ def test_faults_of_the_file_are_named(with_tiers: Cases, folder: Path) -> None:
     write_cases(folder, with_tiers)
     manifest = (folder / "cases.json").read_text()
     (folder / "cases.json").write_text(manifest.replace('"tier_cases":30', '"tier_cases":31'))
-    with refused(InvalidInput, "says 31 cases beyond HBM", "tiers.parquet holds 30"):
+    with refused(InvalidInput, "31 cases", "tiers.parquet", "holds 30"):
         read_cases(folder)
     changed = with_tiers.tiers[0].model_copy(update={"missed_share": 0.5})
     object.__setattr__(changed, "case_id", with_tiers.tiers[0].case_id)
@@ -151,7 +150,7 @@ def test_a_row_that_counts_other_tables_than_its_cases_is_named(with_tiers: Case
     cost = tier_cost(case, gpu_bench(), TRUTH, np.random.default_rng(0), 0.0)
     more = cost.model_copy(update={name: (*getattr(cost, name), 1.0) for name in ("distinct_rows", "missed_rows")})
     with CostWriter(tmp_path / "costs", gpu_bench(), with_tiers.tables) as writer:
-        writer.add_tier(case, more)
+        writer.add(case, more)
     with refused(InvalidInput, "tiers-00000.parquet row 0", f"but the case has {len(case.tables)}"):
         read_costs(tmp_path / "costs")
 
@@ -160,7 +159,7 @@ def test_shares_are_merged(with_tiers: Cases, folder: Path, tmp_path: Path, on_t
     for number in (1, 2):
         run(folder, tmp_path / f"costs-{number}", "synthetic", SETTINGS, share=(number, 2))
     assert [len(read_costs(tmp_path / f"costs-{n}").tiers) for n in (1, 2)] == [15, 15]
-    merge.run([tmp_path / "costs-1", tmp_path / "costs-2"], tmp_path / "costs")
+    merge_costs([tmp_path / "costs-1", tmp_path / "costs-2"], tmp_path / "costs")
     assert {case for case, _ in read_costs(tmp_path / "costs").tiers} == set(with_tiers.tiers)
 
 

@@ -8,10 +8,9 @@ from helpers.refusals import refused
 from neuroshard.core.case import Cases
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.cases import write_cases
-from neuroshard.files.costs import CostWriter, read_costs, read_manifest
+from neuroshard.files.costs import CostWriter, merge_costs, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run
-from neuroshard.measure.shares import merge
 
 
 def share(cases: Path, out: Path, first: int = 1, of: int = 1, **changes: object) -> Path:
@@ -22,7 +21,7 @@ def share(cases: Path, out: Path, first: int = 1, of: int = 1, **changes: object
 
 def test_shares_of_a_case_set_make_the_whole(cases: Cases, cases_folder: Path, tmp_path: Path) -> None:
     parts = [share(cases_folder, tmp_path / f"costs-{n}", n, 3) for n in (1, 2, 3)]
-    merged = merge.run(parts, tmp_path / "costs")
+    merged = merge_costs(parts, tmp_path / "costs")
 
     labels = sorted(cost.case_id for _, cost in merged.compute + merged.collective if cost.round == 0)
     assert labels == sorted(case.case_id for case in cases.compute + cases.collective)
@@ -55,7 +54,7 @@ def test_a_case_measured_on_two_machines_has_a_second_round_and_a_copied_row_has
     with CostWriter(tmp_path / "slower", costs.bench, read_manifest(one).tables) as writer:
         for case, cost in costs.compute:
             if cost.round == 0:
-                writer.add_compute(case, cost.model_copy(update={"forward_ms": 1000.0}))
+                writer.add(case, cost.model_copy(update={"forward_ms": 1000.0}))
     joined = read_costs(one, tmp_path / "slower").compute
     assert joined[: len(costs.compute)] == costs.compute
     for case_id in {cost.case_id for _, cost in costs.compute}:
@@ -72,7 +71,7 @@ def test_costs_of_different_benches_are_refused_by_what_differs(cases_folder: Pa
     ):
         two = share(cases_folder, tmp_path / "two", **changes)
         with refused(InvalidInput, two, one, *facts):
-            merge.run([one, two], tmp_path / "costs")
+            merge_costs([one, two], tmp_path / "costs")
         two.rename(tmp_path / str(changes))
     assert not (tmp_path / "costs").exists()
     assert not list(tmp_path.glob(".costs*"))
@@ -83,13 +82,13 @@ def test_two_tables_of_one_name_are_not_merged(cases: Cases, cases_folder: Path,
     write_cases(tmp_path / "cases-2", Cases(tables=(other,), compute=(), collective=(), max_dim=4, seed=0))
     folders = [share(cases_folder, tmp_path / "one"), share(tmp_path / "cases-2", tmp_path / "two")]
     with refused(InvalidInput, tmp_path / "two", "'t0'", tmp_path / "one"):
-        merge.run(folders, tmp_path / "costs")
+        merge_costs(folders, tmp_path / "costs")
 
 
 def test_what_is_there_is_not_written_over(cases_folder: Path, tmp_path: Path) -> None:
     one = share(cases_folder, tmp_path / "one")
     with refused(InvalidInput, one, "-o"):
-        merge.run([one], one)
+        merge_costs([one], one)
 
 
 def test_the_command_line_measures_a_share_and_merges(

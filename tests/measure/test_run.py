@@ -21,9 +21,9 @@ from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
 from neuroshard.files.cases import write_cases
 from neuroshard.files.costs import read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.formula import Synthetic
 from neuroshard.measure.run import STILL_DISTURBED, in_chunks, measure, run
 from neuroshard.measure.schedule import DRIFT, Step, schedule
-from neuroshard.measure.synthetic import Synthetic
 from neuroshard.measure.workers.processes import WorkerLost
 
 
@@ -42,7 +42,7 @@ def test_all_cases_are_measured_and_some_again(cases: Cases, cases_folder: Path,
     measured = run(cases_folder, tmp_path / "costs", "synthetic", MeasureSettings(batch_size=512))
     assert sorted(rows(tmp_path / "costs")) == sorted(planned(cases))
     assert (measured.planned, measured.measured, measured.now, measured.left) == (len(planned(cases)),) * 3 + (0,)
-    assert 0 < (measured.compute_repeatability or 0) < 0.1
+    assert 0 < (measured.repeatability["compute"] or 0) < 0.1
     assert str(measured).startswith(f"{measured.planned} of {measured.planned} measured")
 
 

@@ -10,7 +10,7 @@ from neuroshard.core.cost import ComputeCost
 from neuroshard.core.table import Table
 from neuroshard.measure import formula
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.synthetic import NOISE, Synthetic
+from neuroshard.measure.formula import NOISE, Synthetic
 
 
 def costs(cases: Cases, seed: int = 0, round_: int = 0, backwards: bool = False) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def test_labels_that_are_off_are_found_out(costs: Path, tmp_path: Path) -> None:
     with writer:
         for case, cost in was.compute:
             slower = {"forward_ms": (cost.forward_ms or 0) * 1.1, "backward_ms": (cost.backward_ms or 0) * 1.1}
-            writer.add_compute(case, cost.model_copy(update=slower))
+            writer.add(case, cost.model_copy(update=slower))
     verified = verify.run(tmp_path / "off", count=30)
     assert not verified.agrees
     assert names(str(verified), "5%")
@@ -52,7 +52,7 @@ def test_disturbed_labels_do_not_count_if_enough_are_calm(costs: Path, tmp_path:
     with writer:
         for place, (case, cost) in enumerate(was.compute):
             worse = {"forward_ms": (cost.forward_ms or 0) * 3, "disturbed": True} if place % 2 else {}
-            writer.add_compute(case, cost.model_copy(update=worse))
+            writer.add(case, cost.model_copy(update=worse))
     verified = verify.run(tmp_path / "some", count=30)
     assert verified.agrees
     assert max(verified.differences["compute"]) > 0.2 > max(verified.differences["compute, undisturbed"])
@@ -64,7 +64,7 @@ def test_the_label_of_several_rounds_is_their_mean(costs: Path, tmp_path: Path) 
         for case, cost in was.compute:
             for place, off in enumerate((1.4, 0.9, 0.7) if cost.round == 0 else ()):
                 times = {"forward_ms": (cost.forward_ms or 0) * off, "backward_ms": (cost.backward_ms or 0) * off}
-                writer.add_compute(case, cost.model_copy(update={**times, "round": place}))
+                writer.add(case, cost.model_copy(update={**times, "round": place}))
     assert verify.run(tmp_path / "rounds", count=30).agrees
 
 
@@ -72,7 +72,7 @@ def test_other_hardware_is_refused_and_another_version_is_noted(costs: Path, tmp
     was, writer = changed(costs, tmp_path / "other", versions={"neuroshard": "0.0.1"})
     with writer:
         for case, cost in was.compute:
-            writer.add_compute(case, cost)
+            writer.add(case, cost)
     (note,) = verify.run(tmp_path / "other", count=3).notes
     assert all(names(note, fact) for fact in ("versions.neuroshard", "0.0.1"))
 
@@ -80,7 +80,7 @@ def test_other_hardware_is_refused_and_another_version_is_noted(costs: Path, tmp
     was, writer = changed(costs, tmp_path / "foreign", hardware=hardware)
     with writer:
         for case, cost in was.compute:
-            writer.add_compute(case, cost)
+            writer.add(case, cost)
     with refused(InvalidInput, "name", "formula of a toaster", "formula of an H100"):
         verify.run(tmp_path / "foreign", count=3)
 
@@ -91,7 +91,7 @@ def test_what_a_container_hides_does_not_make_it_other_hardware(costs: Path, tmp
     _, writer = changed(costs, tmp_path / "named", hardware=hardware)
     with writer:
         for case, cost in was.compute:
-            writer.add_compute(case, cost)
+            writer.add(case, cost)
     assert verify.run(tmp_path / "named", count=3).cases == 3
 
 

@@ -26,9 +26,9 @@ from neuroshard.files.cases import read_cases, write_cases
 from neuroshard.files.tables import write_tables
 from neuroshard.fleet.survey import SurveySettings
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import RunSummary
 from neuroshard.measure.run import run as measure_run
 from neuroshard.measure.shares import job as job_module
-from neuroshard.measure.summary import RunSummary
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.serving import known_models
 from neuroshard.nightly import survey as survey_module

@@ -24,7 +24,7 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.task import ShardingTask
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.network_settings import NetworkSettings
+from neuroshard.measure.network import NetworkSettings
 from neuroshard.orders.deploy import DeployOptions
 from neuroshard.orders.nightly import read_specs
 from neuroshard.orders.options import OPTIONS, checked, declared, settings_of

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from neuroshard.costmodel.report import Errors
-from neuroshard.pretrain.metrics import errors, mape
+from neuroshard.pretrain.labels import errors, mape
 
 
 def test_every_figure_by_hand():

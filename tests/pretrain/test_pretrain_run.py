@@ -215,9 +215,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path):
     costs = few(compute=60, collective=40)
     with CostWriter(tmp_path / "costs", costs.bench, random_tables(20)) as writer:
         for case, cost in costs.compute:
-            writer.add_compute(case, cost)
+            writer.add(case, cost)
         for case, cost in costs.collective:
-            writer.add_collective(case, cost)
+            writer.add(case, cost)
     torch.manual_seed(1)
     first = run(tmp_path / "costs", tmp_path / "one", epochs=3)
     torch.manual_seed(2)  # the global generator plays no part
@@ -238,9 +238,9 @@ def test_a_run_cut_off_goes_on_and_ends_as_one_that_was_not(tmp_path, monkeypatc
     costs = few(compute=60, collective=40)
     with CostWriter(tmp_path / "costs", costs.bench, random_tables(20)) as writer:
         for case, cost in costs.compute:
-            writer.add_compute(case, cost)
+            writer.add(case, cost)
         for case, cost in costs.collective:
-            writer.add_collective(case, cost)
+            writer.add(case, cost)
     whole = run(tmp_path / "costs", tmp_path / "whole", epochs=6)
     monkeypatch.setattr("neuroshard.pretrain.checkpoint.SAVE_EVERY_SECONDS", 0.0)
     save, saved, epochs = Checkpoint.save, [], []
@@ -269,7 +269,7 @@ def test_while_one_run_trains_into_a_folder_another_is_refused_and_takes_nothing
     costs, out = few(compute=60, collective=40), tmp_path / "model"
     with CostWriter(tmp_path / "costs", costs.bench, random_tables(20)) as writer:
         for case, cost in costs.compute:
-            writer.add_compute(case, cost)
+            writer.add(case, cost)
     alone = run(tmp_path / "costs", tmp_path / "alone", epochs=2)
     monkeypatch.setattr("neuroshard.pretrain.checkpoint.SAVE_EVERY_SECONDS", 0.0)
     save, met = Checkpoint.save, []
@@ -306,7 +306,7 @@ def test_costs_of_several_folders_train_one_model(tmp_path):
     for name, rows in (("one", costs.compute[:30]), ("two", costs.compute[30:])):
         with CostWriter(tmp_path / name, costs.bench, random_tables(20)) as writer:
             for case, cost in rows:
-                writer.add_compute(case, cost)
+                writer.add(case, cost)
 
     model = run(tmp_path / "one", tmp_path / "model", tmp_path / "two", epochs=1)
 

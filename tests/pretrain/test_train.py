@@ -1,6 +1,7 @@
 """Training: what the tensors hold, and that NumPy predicts what PyTorch learned."""
 
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from neuroshard.pretrain.compute import (
     train_compute,
 )
 from neuroshard.pretrain.evaluate import set_sums
-from neuroshard.pretrain.labels import backward_ms, collect, forward_ms
+from neuroshard.pretrain.labels import collect
 from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, one_thread
 
 pytestmark = pytest.mark.slow
@@ -40,9 +41,7 @@ def sets(costs):
 @pytest.fixture(scope="module")
 def all_to_alls(costs):
     rows = [[row for row in costs.collective if len(row[0].device_dims) == devices][:40] for devices in (2, 4)]
-    return {
-        way: [collect(some, ms) for some in rows] for way, ms in (("forward", forward_ms), ("backward", backward_ms))
-    }
+    return {way: [collect(some, attrgetter(f"{way}_ms")) for some in rows] for way in ("forward", "backward")}
 
 
 PLACES = np.arange(30), np.arange(30, 40)

@@ -15,7 +15,7 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, device_memory
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.analytic import DATASHEETS, Analytic
+from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.averaging import averaged_bytes, averaging, averaging_ms
 from neuroshard.costmodel.pricing import copies_ms, price_shards
 from neuroshard.measure.backends import MeasureSettings
@@ -62,22 +62,6 @@ def task(ranks: int, size: int, contiguous: bool, *, domain: int = 8, every: int
         "groups": of,
     }
     return ShardingTask.parse({**fields, **more}, "a task")
-
-
-def test_averaging_sends_what_rings_of_replicas_send():
-    """By hand, of 1 GB: 4 groups of 4 of 16 ranks in domains of 8. Strided, the four replicas are neighbours: all is sent near.
-    Contiguous, two of four are in a domain, and half of what is sent leaves it."""
-    sheet, nbytes = DATASHEETS["h100"], 1e9
-    sent = 2 * 3 / 4 * nbytes
-    model = Analytic("h100", BATCH // 4)
-    near = averaging(model, task(16, 4, False), nbytes)
-    assert near[:3] == (nbytes, sent, 0.0)
-    assert near.ms == pytest.approx(sheet.latency_ms + sent / (sheet.link * sheet.link_share))
-    far = averaging(model, task(16, 4, True), nbytes)
-    assert far[:3] == (nbytes, sent / 2, sent / 2)
-    assert far.ms == pytest.approx(sheet.latency_ms + sheet.network_latency_ms + sent / 2 / sheet.network_rate)
-    alone = averaging(model, task(16, 8, True), nbytes)  # the replicas are in two domains
-    assert alone[:3] == (nbytes, 0.0, nbytes)
 
 
 def test_averaging_has_the_rates_of_a_trained_model_too():

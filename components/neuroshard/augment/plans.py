@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from neuroshard.augment.pools import Choice, Pool
-from neuroshard.augment.sets import LARGE_SHARE, USUAL_TABLES, in_order, log_uniform, varied
+from neuroshard.augment.pools import LARGE_SHARE, USUAL_TABLES, Choice, Pool, in_order, log_uniform, varied
 from neuroshard.core.part import Part
 from neuroshard.core.table import DIM_STEP, MAX_DIM, Table
 from neuroshard.costmodel.protocol import Floats, Ints

@@ -9,8 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from neuroshard.augment.pools import held_shard, widths
-from neuroshard.augment.sets import MAX_POOLING_CHANGE, in_order, log_uniform
+from neuroshard.augment.pools import MAX_POOLING_CHANGE, held_shard, in_order, log_uniform, widths
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import TierCase
 from neuroshard.core.table import Table

@@ -14,7 +14,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.text import counted, wrapped
 from neuroshard.core.units import parse_share
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.network_settings import NetworkSettings
+from neuroshard.measure.network import NetworkSettings
 from neuroshard.orders.options import settings_of
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Join costs that several machines of a kind measured. All are of one case set."""
-    from neuroshard.measure.shares.merge import run
+    from neuroshard.files.costs import merge_costs
 
-    costs = run(folders, out)
+    costs = merge_costs(folders, out)
     said = f"{out}: {_said(costs)} of {counted(len(folders), 'folder')}"
     say_json({"out": str(out), **_counts(costs)}) if as_json else say(said)
 

@@ -139,10 +139,10 @@ def tables(
     from neuroshard.files.disk import check_can_write, only_writer_of, write_bytes
     from neuroshard.files.importers import tables_source
     from neuroshard.files.importers.check_tables import findings_json, findings_text
-    from neuroshard.files.importers.import_tables import has_lookups
-    from neuroshard.files.importers.pooling_factors import pooling_factors as read_factors
     from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
     from neuroshard.files.importers.table_access import access_options, check_order, with_access
+    from neuroshard.files.importers.tables_source import has_lookups
+    from neuroshard.files.importers.tables_source import pooling_factors as read_factors
     from neuroshard.files.plan import write_plan
     from neuroshard.files.tables import write_tables
     from neuroshard.files.traces import write_traces

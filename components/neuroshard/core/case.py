@@ -1,7 +1,7 @@
 """What to measure: sets of tables on one device, all-to-alls between devices, and tables beyond HBM."""
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
@@ -18,7 +18,6 @@ TRAIN_SHARE = 1 - VALID_SHARE - TEST_SETS_SHARE
 FEWEST_TRAIN_SETS = 24
 FEWEST_TRAIN_ALL_TO_ALLS = 20  # of one number of ranks
 
-
 MOST_COLUMNS = 2**53  # of one device: columns are added up as floats
 MOST_DELAY_MS = 1e10  # more than any device is measured to take before it sends
 
@@ -29,6 +28,7 @@ class ComputeCase(Value):
     `batch_size` is the global batch that looks them up; None means the bench's.
     """
 
+    kind: ClassVar[Literal["compute"]] = "compute"
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]
     split: Split = "train"
     batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
@@ -57,6 +57,7 @@ def _shape(table: Table) -> list[Any]:
 class CollectiveCase(Value):
     """One embedding all-to-all: the summed dims of each device, and how many ms after the first each device starts."""
 
+    kind: ClassVar[Literal["collective"]] = "collective"
     device_dims: tuple[Annotated[int, Field(ge=0, le=MOST_COLUMNS)], ...]
     start_delays_ms: tuple[Annotated[float, Field(ge=0, le=MOST_DELAY_MS)], ...]
     split: Split = "train"
@@ -93,6 +94,7 @@ class TierCase(Value):
     gets more rows where the batches need more. `batch_size` is as in ComputeCase.
     """
 
+    kind: ClassVar[Literal["tiers"]] = "tiers"
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]
     tier: BeyondHbmTier
     missed_share: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -108,8 +110,10 @@ class TierCase(Value):
     @cached_property
     def case_id(self) -> str:
         """16 hex digits of what is measured; the split does not count."""
-        facts = [self.tier, self.missed_share, self.batch_size, *map(_shape, self.tables)]
-        return sha256(canonical_json(facts))[:16]
+        return sha256(canonical_json([self.tier, self.missed_share, self.batch_size, *map(_shape, self.tables)]))[:16]
+
+
+Case = ComputeCase | CollectiveCase | TierCase
 
 
 class Cases(Value):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from neuroshard.core.case import CollectiveCase, ComputeCase, TierCase
+from neuroshard.core.case import Case, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
 
@@ -79,9 +79,8 @@ class Bench(Value):
     optimizer: str
     threads: int
     seed: int
-    memory_limit_bytes: NumberOfBytes | None = (
-        None  # where the tables of a case need more, the larger ones get fewer rows …
-    )
+    # where the tables of a case need more, the larger ones get fewer rows …
+    memory_limit_bytes: NumberOfBytes | None = None
     row_cap_bytes: NumberOfBytes | None = None  # … but never fewer bytes than this
     capped_tables: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
@@ -246,6 +245,10 @@ def check_times_or_error(case_id: str, forward: object, backward: object, error:
         raise ValueError(f"case {case_id} must have both times or an error, and not both")
 
 
+Cost = ComputeCost | CollectiveCost | TierCost
+COST_OF_KIND: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": CollectiveCost, "tiers": TierCost}
+
+
 class Costs(Value):
     """A whole cost set: every measured case with its cost, and the bench. All rounds of a case have its case_id.
 
@@ -259,3 +262,8 @@ class Costs(Value):
     tables: tuple[Table, ...] = ()
     device_counts: tuple[int, ...] = ()
     tiers: tuple[tuple[TierCase, TierCost], ...] = ()
+
+    @property
+    def every(self) -> tuple[tuple[Case, Cost], ...]:
+        """The cases of all kinds."""
+        return (*self.compute, *self.collective, *self.tiers)

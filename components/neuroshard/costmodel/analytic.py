@@ -20,8 +20,11 @@ Not covered: table sets too small to fill the device.
 """
 
 import copy
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +36,7 @@ from neuroshard.core.precision import CollectivePrecision
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.features import but_for_widths, distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.network import BACKWARD, FORWARD, Codec, MoreColumns, input_ms_per_column
-from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.protocol import CostModel, Floats, Unlearned
 from neuroshard.costmodel.report import STAND_IN_ERROR
 from neuroshard.costmodel.tiers import BeyondHbm
 
@@ -46,9 +49,7 @@ NARROW: tuple[tuple[int, float], ...] = ((64, 1.75), (128, 1.15))
 WARP_COLUMNS = 128  # that a warp loads at once: 32 lanes x 4 columns. Narrower rows share a warp
 STATE_ELEMENT_BYTES = 4  # an optimizer's state is fp32, and each of its tensors a load
 UNKNOWN_GPU = "h100"  # the datasheet for GPUs without one
-SPREAD = STAND_IN_ERROR  # of a device's predicted total
-# The same without NVLink: it depends on how a server joins its GPUs and CPUs, which no datasheet of a GPU says
-PCIE_SPREAD = 0.5
+SPREAD = STAND_IN_ERROR  # of a device's predicted total, with NVLink
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Datasheet:
     backward_warps: int = 16
     memory_wait_ms: float = 0.0  # of a load that memory answers
     cache_wait_ms: float = 0.0  # and one that the cache answers
-    spread: float | None = SPREAD  # None: not known
+    spread: float | None = None  # of a predicted total; None: not known
     link_share: float = 0.78  # H100 SXM: 335 of 450 GB/s on 4 GPUs (NVIDIA/nccl#2169), 370 on 8 (NVIDIA/nccl-tests#212)
     network_share: float = 0.95  # H100: 46 to 49 of 50 GB/s a port (NVIDIA/nccl-tests#130)
     node: int = 8  # DGX and HGX
@@ -103,162 +104,35 @@ class Datasheet:
         """As in the protocol: outputs and gradients are read and written once."""
         return 4 * OUTPUT_BYTES * batch_size / (self.memory * self.memory_share)
 
-    def waiting(self, cycles: int, cache_cycles: int, gigahertz: float) -> "Datasheet":
-        """The same device with its latencies, in cycles of its boost clock."""
-        wait_ms, cache_wait_ms = (each / gigahertz / 1e6 for each in (cycles, cache_cycles))
-        return replace(self, memory_wait_ms=wait_ms, cache_wait_ms=cache_wait_ms)
+
+def _datasheets() -> dict[str, Datasheet]:
+    """Those of datasheets.toml, where each number has its source."""
+    raw = tomllib.loads(Path(__file__).with_name("datasheets.toml").read_text())
+
+    def said(name: str) -> dict[str, Any]:
+        own = raw[name]
+        return {**said(own["like"]), **own} if "like" in own else own
+
+    found = {}
+    for name in raw:
+        facts = {key: value for key, value in said(name).items() if key != "like"}
+        cycles, gigahertz = facts.pop("cycles", (0, 0)), facts.pop("gigahertz", 1.0)
+        memory_wait_ms, cache_wait_ms = (each / gigahertz / 1e6 for each in cycles)
+        narrow = tuple(map(tuple, facts.pop("narrow", NARROW)))
+        found[name] = Datasheet(**facts, narrow=narrow, memory_wait_ms=memory_wait_ms, cache_wait_ms=cache_wait_ms)
+    return found
 
 
-_H100_CACHE = 5.7e9  # Chips and Cheese, July 2023: 5.5 to 6 TB/s measured on the PCIe card. NVIDIA publishes none
-_PCIE_4, _PCIE_5 = 0.0315e9, 0.063e9  # 16 lanes, one way, after encoding (PCI-SIG)
-# NVLink-C2C of a superchip: 900 GB/s both ways (NVIDIA GB200 NVL72 datasheet), for its two GPUs
-_C2C = 0.225e9
-# Without NVLink, NCCL sends through buffers in the host's memory: at 6 or 9 of 15.75 GB/s (PCIe 3.0; a maintainer in
-# NVIDIA/nccl#406), of which this is the middle. Four GPUs reached 18 of 31.5 (PCIe 4.0; NVIDIA/nccl#1603)
-_THROUGH_HOST = 0.48
-# GDDR6 has no bits for ECC, so it keeps a sixteenth of its bytes for them (nvidia-smi: 45 of 48 GiB)
-_INLINE_ECC = 15 / 16
-_ADA_WARPS = 48  # Ada and GA102: 1,536 threads on a multiprocessor (CUDA C++ Programming Guide)
-
-# Chips that several cards have.
-# H100 whitepaper (L2 50 MB); DGX H100 datasheet (NVLink 900 GB/s both ways; a port of 400 Gb/s a GPU)
-_H100 = Datasheet(
-    "H100 SXM",
-    memory=3.35e9,  # NVIDIA H100 datasheet
-    cache=_H100_CACHE,
-    cache_bytes=50e6,
-    link=0.45e9,
-    network=0.05e9,
-    multiprocessors=132,
-    bus=_PCIE_5,
-    memory_mib=81_559,
-).waiting(700, 291, 1.98)
-# NVIDIA DGX B200 datasheet (64 TB/s and NVLink 14.4 TB/s both ways for eight GPUs; a port of 400 Gb/s a GPU). Chips and Cheese,
-# December 2025 (148 multiprocessors, L2 126 MB). No rate of the L2 is published: the H100's
-_BLACKWELL = Datasheet(
-    "B200 SXM",
-    memory=8.0e9,
-    cache=_H100_CACHE,
-    cache_bytes=126e6,
-    link=0.9e9,
-    network=0.05e9,
-    multiprocessors=148,
-    bus=_PCIE_5,
-    memory_mib=183_359,
-)
-_B200 = _BLACKWELL.waiting(860, 295, 1.965)
-# NVIDIA GB300 NVL72 and DGX B300 datasheets: memory and links of the B200; a port of 800 Gb/s a GPU
-_B300 = replace(_BLACKWELL, device_name="B300 SXM", network=0.1e9, memory_mib=275_040).waiting(810, 295, 2.032)
-# NVIDIA L40S and L40 datasheets (864 GB/s; PCIe 4.0; no NVLink); Ada whitepaper (L2 96 MB). No rate of the L2 is published: the
-# H100's. A port of 200 Gb/s for two GPUs is assumed. Latencies: an RTX 4090's, of the same chip
-_ADA = Datasheet(
-    "L40S",
-    memory=0.864e9 * _INLINE_ECC,
-    cache=_H100_CACHE,
-    cache_bytes=96e6,
-    link=_PCIE_4,
-    network=0.0125e9,
-    multiprocessors=142,
-    forward_warps=_ADA_WARPS,
-    link_share=_THROUGH_HOST,
-    spread=PCIE_SPREAD,
-    bus=_PCIE_4,
-    memory_mib=46_068,
-)
-
-# A device is known by the first of these names whose words are all in its own: h100-pcie comes before h100. Latencies are those
-# that markdewing/AI_kernels (latency/README.md) measured with one program, at the boost clocks of the chips in GHz.
-DATASHEETS = {
-    # NVIDIA A100 80GB datasheet (2,039 GB/s; NVLink 600 GB/s both ways); A100 whitepaper (L2 40 MB, 5,120 B a clock, 1.41 GHz);
-    # DGX A100 datasheet (a port of 200 Gb/s a GPU)
-    "a100": Datasheet(
-        "A100 80GB SXM",
-        memory=2.039e9,
-        cache=7.2e9,
-        cache_bytes=40e6,
-        link=0.3e9,
-        network=0.025e9,
-        multiprocessors=108,
-        bus=_PCIE_4,
-        memory_mib=81_920,
-    ).waiting(550, 210, 1.41),
-    # NVIDIA H100 datasheet (PCIe: 2 TB/s, PCIe 5.0); H100 whitepaper (L2 50 MB); a port of 400 Gb/s for two GPUs. Latencies: the
-    # SXM's
-    "h100-pcie": Datasheet(
-        "H100 PCIe",
-        memory=2.0e9,
-        cache=_H100_CACHE,
-        cache_bytes=50e6,
-        link=_PCIE_5,
-        network=0.025e9,
-        multiprocessors=114,
-        link_share=_THROUGH_HOST,
-        spread=PCIE_SPREAD,
-        bus=_PCIE_5,
-        memory_mib=81_559,
-    ).waiting(700, 291, 1.755),
-    "h100": _H100,
-    # NVIDIA H200 datasheet (4.8 TB/s; NVLink 900 GB/s both ways); chip and node are the H100's
-    "h200": replace(_H100, device_name="H200 SXM", memory=4.8e9, memory_mib=143_771),
-    # NVIDIA GB200 NVL72 and GB300 NVL72 datasheets: 72 GPUs in one NVLink domain
-    "gb200": replace(_B200, device_name="GB200", node=72, bus=_C2C, memory_mib=189_471),
-    "b200": _B200,
-    "gb300": replace(_B300, device_name="GB300", node=72, bus=_C2C, memory_mib=284_208),
-    "b300": _B300,
-    "l40s": _ADA.waiting(636, 296, 2.52),
-    "l40": replace(_ADA, device_name="L40").waiting(636, 296, 2.49),
-    # NVIDIA A40 datasheet (696 GB/s; PCIe 4.0; its NVLink joins pairs only); GA102 whitepaper (L2 6 MB); rates of the L2 and of
-    # the network as above. Latencies: of an RTX 2000 with 6 GB, of the same generation
-    "a40": Datasheet(
-        "A40",
-        memory=0.696e9 * _INLINE_ECC,
-        cache=_H100_CACHE,
-        cache_bytes=6e6,
-        link=_PCIE_4,
-        network=0.0125e9,
-        multiprocessors=84,
-        forward_warps=_ADA_WARPS,
-        link_share=_THROUGH_HOST,
-        spread=PCIE_SPREAD,
-        bus=_PCIE_4,
-        memory_mib=46_068,
-    ).waiting(570, 214, 1.74),
-    # A process with one core and one channel of DDR4-3200 (JEDEC: 25.6 GB/s); L3 32 B a clock at 3 GHz, 32 MB (AMD's
-    # optimization guide for family 19h). No datasheet says what an operator of FBGEMM and an all-to-all of gloo through loopback
-    # take: from `neuroshard measure` of 60 table sets and 24 all-to-alls of two processes on two shared cores (AMD EPYC), where
-    # they took 0.45 and 0.25 ms, and 0.2 ms and 0.6 to 0.9 ms a MB. One digit of these: other machines were not measured so
-    "cpu": Datasheet(
-        "one CPU core",
-        memory=25.6e6,
-        cache=96e6,
-        cache_bytes=32e6,
-        link=2e6,
-        network=2e6,
-        sector_bytes=64,  # a cache line
-        narrow=(),
-        forward_launch_ms=0.4,
-        backward_launch_ms=0.2,
-        memory_share=1.0,
-        link_share=1.0,
-        network_share=1.0,
-        node=2**30,
-        latency_ms=0.2,
-        spread=None,  # cores of shared machines took up to 14 times as long
-    ),
-}
+DATASHEETS = _datasheets()
 
 
-class Analytic:
+class Analytic(Unlearned):
     """A protocol.CostModel of one datasheet. A vector is five times in ms: memory and cache forward, the same backward, and
     waiting for input."""
 
     backend = "analytic"
-    max_dim = 2**16
-    device_counts: tuple[int, ...] = ()  # any number
     bounded = True
     prices_rows = True
-    manifest = None  # nothing was learned
-    stand_ins: tuple[str, ...] = ()
 
     def __init__(self, name: str, batch_size: int) -> None:
         self.name, self.batch_size, self.sheet = f"analytic:{name}", batch_size, DATASHEETS[name]

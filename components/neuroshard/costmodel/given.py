@@ -5,8 +5,6 @@ columns costs half, times a factor if it is narrow. The file does not say how th
 part of the table's. docs/formats.md describes the file.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +19,9 @@ from neuroshard.core.part import Part
 from neuroshard.core.table import MAX_DIM, Table
 from neuroshard.core.text import counted
 from neuroshard.core.value import Number, Value, Whole, check_format, decode_json
-from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.protocol import Floats, Ints, Unlearned
 from neuroshard.files.disk import read_bytes
-from neuroshard.files.importers.import_tables import check_once, read_number
+from neuroshard.files.importers.imported import check_once, csv_rows, read_number
 
 GIVEN_FORMAT: Literal[1] = 1
 GivenMs = Annotated[Number, Field(ge=0, le=MOST_MS)]
@@ -83,17 +81,12 @@ class GivenCosts(Value):
         return self
 
 
-class Given:
+class Given(Unlearned):
     """A protocol.CostModel of given costs. A shard's vector is one number, its ms."""
 
     backend = "given"
-    max_dim = MAX_DIM
-    device_counts: tuple[int, ...] = ()  # any number
     bounded = True
     prices_rows = False
-    error_on_unseen_tables = None
-    manifest = None  # nothing was learned
-    stand_ins: tuple[str, ...] = ()
     operator_ms = 0.0
     reorder_ms = 0.0
 
@@ -137,9 +130,6 @@ class Given:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return np.zeros_like(device_dims, dtype=np.float64)
 
-    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
-        return ()
-
     @cached_property
     def _by_name(self) -> dict[str, TableCost]:
         return {cost.name: cost for cost in self.costs.tables}
@@ -177,22 +167,11 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_csv(path: Path) -> dict[str, Any]:
     """A header line with names of TableCost fields, then a line a table. An empty cell counts as absent."""
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-        reader = csv.DictReader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
-        check_once(reader.fieldnames or (), path)
-        lines = list(reader)
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); if it is CSV, save it as UTF-8") from None
-    except csv.Error as error:
-        raise InvalidInput(f"{path}: not CSV: {error}") from None
-    tables: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, start=2):
-        where = f"{path}: line {number}"
-        if None in line or None in line.values():
-            raise InvalidInput(f"{where} has more or fewer cells than there are columns")
-        said = {name: cell.strip() for name, cell in line.items() if cell.strip()}
-        tables.append(
-            {name: read_number(name, cell, where) if name in NUMBERS else cell for name, cell in said.items()}
-        )
-    return {"tables": tables}
+    columns, rows = csv_rows(path)
+    check_once(columns, path)
+    return {
+        "tables": [
+            {name: read_number(name, cell, where) if name in NUMBERS else cell for name, cell in row.items()}
+            for where, row in rows
+        ]
+    }

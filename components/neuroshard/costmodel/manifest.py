@@ -1,7 +1,10 @@
 """model.json: what a trained cost model was trained on, what it predicts, and how far it can be trusted."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from neuroshard.core.cost import Bench
@@ -9,7 +12,42 @@ from neuroshard.core.table import MAX_DIM
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, without_defaults
 from neuroshard.costmodel.report import ModelReport
-from neuroshard.costmodel.tier_constants import MeasuredTiers
+
+MOST_RATE_MS = 1e6  # a lookup that takes longer was not measured
+BatchSize = Annotated[int, Field(gt=0, le=2**31)]
+Rate = Annotated[float, Field(ge=0, le=MOST_RATE_MS)]
+
+
+class Rates(Value):
+    """Ms of a pass more than in HBM: of a table, of a lookup, of a row that comes over the bus, and of a byte of such rows."""
+
+    table_ms: Rate = 0.0
+    lookup_ms: Rate = 0.0
+    row_ms: Rate = 0.0
+    byte_ms: Rate = 0.0
+
+    def ms(self, work: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of work (…, 4): tables, lookups, rows and bytes -> (…)."""
+        ms: NDArray[np.float64] = work @ np.array([self.table_ms, self.lookup_ms, self.row_ms, self.byte_ms])
+        return ms
+
+
+class MeasuredTiers(Value):
+    """The constants of each pass, and from how many measurements they are. Rows of a cache are those that it missed, before
+    forward; rows in host memory are read forward, and written backward, as is state of elements there."""
+
+    cached_forward: Rates
+    cached_backward: Rates
+    host_forward: Rates
+    host_backward: Rates
+    cases: Annotated[int, Field(ge=0)]
+
+
+def rates(constants: Sequence[float]) -> Rates:
+    """Constants in the order of `Rates.ms`."""
+    names: dict[str, Any] = dict(zip(Rates.model_fields, constants, strict=True))
+    return Rates(**names)
+
 
 MODEL_FORMAT: Final = 1
 
@@ -32,12 +70,8 @@ class Manifest(Value):
     features: tuple[str, ...]
     bench: Bench
     hardware_fingerprint: str
-    batch_size: Annotated[
-        int, Field(gt=0, le=2**31)
-    ]  # of the bench: all-to-alls, and compute cases without a batch size
-    batch_sizes: Annotated[
-        tuple[Annotated[int, Field(gt=0, le=2**31)], ...], Field(min_length=1)
-    ]  # of the compute cases
+    batch_size: BatchSize  # of the bench: all-to-alls, and compute cases without a batch size
+    batch_sizes: Annotated[tuple[BatchSize, ...], Field(min_length=1)]  # of the compute cases
     max_dim: Annotated[int, Field(gt=0, le=MAX_DIM)]
     device_counts: tuple[Annotated[int, Field(ge=2, le=MAX_DEVICES)], ...]  # whose all-to-all was measured
     tensors_sha256: str

@@ -1,4 +1,4 @@
-"""What tables beyond HBM take more, by constants that were measured on the device itself (costmodel/tier_constants.py).
+"""What tables beyond HBM take more, by constants that were measured on the device itself (costmodel/manifest.py).
 
 The terms are those of the datasheet (`Analytic.beyond_hbm`), but each pass also has a part that every table takes, and rows have
 one beside their bytes: so narrow rows need not move as fast as wide ones. Nets know no tiers.
@@ -12,8 +12,8 @@ import numpy as np
 from neuroshard.core.part import Part
 from neuroshard.costmodel.analytic import OUTPUT_BYTES, Datasheet, rows_lost
 from neuroshard.costmodel.features import distinct_rows, facts_of, rounded_up, widths_of
+from neuroshard.costmodel.manifest import MeasuredTiers
 from neuroshard.costmodel.protocol import Floats
-from neuroshard.costmodel.tier_constants import MeasuredTiers
 from neuroshard.costmodel.tiers import BeyondHbm
 
 

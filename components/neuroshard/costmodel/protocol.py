@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from neuroshard.core.operator_limits import Device, device_of
 from neuroshard.core.part import Part
+from neuroshard.core.table import MAX_DIM
 from neuroshard.costmodel.manifest import Manifest
 
 Floats = NDArray[np.float64]
@@ -101,6 +102,19 @@ class CostModel(Protocol):
 
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         """Backward all-to-all ms of each device: (…, D) -> (…, D)."""
+
+
+class Unlearned:
+    """What cost models say alike that were learned from no measurements."""
+
+    max_dim = MAX_DIM
+    device_counts: tuple[int, ...] = ()  # any number
+    error_on_unseen_tables: float | None = None
+    manifest: Manifest | None = None
+    stand_ins: tuple[str, ...] = ()
+
+    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
+        return ()
 
 
 @dataclass(frozen=True)

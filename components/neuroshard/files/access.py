@@ -1,38 +1,28 @@
-"""How a table's rows are accessed: reuse bins from lookups or from a distribution, and access rates of rows from reuse bins.
+"""How a table's rows are accessed: reuse bins from lookups, and access rates of rows from reuse bins.
 
-`count_bins` counts the 17 reuse bins of real lookups. `access_bins("zipf:1.05")` computes them from a distribution. `row_groups`
-inverts them: it finds groups of rows, each with a rate of lookups, whose lookups have the table's bins again.
+`count_bins` counts the 17 reuse bins of real lookups. `row_groups` inverts them: it finds groups of rows, each with a rate of
+lookups, whose lookups have the table's bins again.
 """
 
-from collections.abc import Callable
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.core.access import access_exponent
-from neuroshard.core.reuse import REUSE_BINS, expected_bins, uniform_bins, zipf_bins
+from neuroshard.core.reuse import REUSE_BINS, expected_bins
 from neuroshard.core.table import Table
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bins = tuple[float, ...]
-BinsOf = Callable[[int, float, int], Bins]  # rows, pooling factor, batch size -> reuse bins
 
 # Candidate rates of a group: lookups of one row in the batch that the bins were counted on. Below 1/16 a batch touches a row
 # once or not at all, so octaves suffice; above 2^17 everything is bin 16. Steps finer than a third of an octave fit no better.
 _RATES = 2.0 ** np.concatenate([np.arange(-30.0, -4.0), np.arange(-4.0, 17.01, 1 / 3)])
 _FIT_STEPS = 100
 _NEVER = 1e-200  # lookups of a batch below which a table counts as never read, so that divisions stay finite
-
-
-def access_bins(access: str) -> BinsOf:
-    """`"uniform"` or `"zipf:EXPONENT"` as the function that gives a table's reuse bins. Raises UsageError."""
-    exponent = access_exponent(access)
-    if not exponent:
-        return uniform_bins
-    return lambda rows, pooling_factor, batch_size: zipf_bins(rows, pooling_factor, exponent, batch_size)
 
 
 def count_bins(indices: Ints) -> Bins:
@@ -120,3 +110,14 @@ def fitted_rates(bins: Bins) -> tuple[Floats, Floats]:
 def _bins_of_rates() -> tuple[Floats, Floats]:
     """For each of R rates: the bins of a row, given that it is touched (R, 17), and the probability that it is (R,)."""
     return np.array([expected_bins([(1.0, rate)]) for rate in _RATES.tolist()]), -np.expm1(-_RATES)
+
+
+def spreading_step(rows: int) -> int:
+    """A number coprime with `rows`: multiplying by it modulo `rows` spreads neighbours evenly over the table.
+
+    Near the golden section of the rows, as far as products of it stay below 2^63.
+    """
+    step = max(min(int(rows * 0.6180339887), 2**62 // rows), 1)
+    while math.gcd(step, rows) != 1:
+        step -= 1
+    return step

@@ -8,7 +8,7 @@ that writes holds `.lock`.
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
@@ -17,28 +17,16 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import pyarrow as pa
 from pydantic import Field
 
-from neuroshard.core.case import CollectiveCase, ComputeCase, TierCase
+from neuroshard.core.case import Case, CollectiveCase, ComputeCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs, TierCost, slowness
-from neuroshard.core.errors import InvalidInput, NeuroshardError
+from neuroshard.core.cost import COST_OF_KIND, Bench, CollectiveCost, ComputeCost, Cost, Costs, TierCost, slowness
+from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.label import teaches
 from neuroshard.core.table import Table
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.value import Value, check_format, decode_json, shown
-from neuroshard.files.cases import (
-    COLLECTIVE_CASE_FIELDS,
-    COMPUTE_CASE_FIELDS,
-    TIER_CASE_FIELDS,
-    collective_case_from_row,
-    collective_case_row,
-    compute_case_from_row,
-    compute_case_row,
-    read_rows,
-    tier_case_from_row,
-    tier_case_row,
-    write_rows,
-)
-from neuroshard.files.disk import disk_errors, is_lock_of, read_bytes, take_lock, write_bytes
+from neuroshard.files.cases import CASE_FIELDS, Fields, case_from_row, case_row, read_rows, write_rows
+from neuroshard.files.disk import disk_errors, is_lock_of, read_bytes, take_lock, write_bytes, writing_folder
 
 _Case = TypeVar("_Case")
 _Cost = TypeVar("_Cost", ComputeCost, CollectiveCost, TierCost)
@@ -46,44 +34,24 @@ _Cost = TypeVar("_Cost", ComputeCost, CollectiveCost, TierCost)
 BROKEN = ".broken"  # suffix of a part that could not be read
 FLUSH_SECONDS = 5.0  # the first row after so long is written, with those before it; a killed run loses what came after
 
-COMPUTE_FIELDS = [
-    *COMPUTE_CASE_FIELDS,
-    ("round", pa.int32()),
-    ("forward_ms", pa.float64()),
-    ("backward_ms", pa.float64()),
-    ("forward_spread_ms", pa.float64()),
-    ("backward_spread_ms", pa.float64()),
-    ("forward_median_ms", pa.float64()),
-    ("backward_median_ms", pa.float64()),
-    ("error", pa.string()),
-    ("disturbed", pa.bool_()),
-]
-COLLECTIVE_FIELDS = [
-    *COLLECTIVE_CASE_FIELDS,
-    ("round", pa.int32()),
-    ("forward_ms", pa.list_(pa.float64())),
-    ("backward_ms", pa.list_(pa.float64())),
-    ("forward_spread_ms", pa.list_(pa.float64())),
-    ("backward_spread_ms", pa.list_(pa.float64())),
-    ("forward_median_ms", pa.list_(pa.float64())),
-    ("backward_median_ms", pa.list_(pa.float64())),
-    ("error", pa.string()),
-]
-TIER_FIELDS = [
-    *TIER_CASE_FIELDS,
-    ("round", pa.int32()),
-    ("forward_ms", pa.float64()),
-    ("backward_ms", pa.float64()),
-    ("hbm_forward_ms", pa.float64()),
-    ("hbm_backward_ms", pa.float64()),
-    ("distinct_rows", pa.list_(pa.float64())),
-    ("missed_rows", pa.list_(pa.float64())),
-    ("error", pa.string()),
-    ("disturbed", pa.bool_()),
-]
-FIELDS = {"compute": COMPUTE_FIELDS, "collective": COLLECTIVE_FIELDS, "tiers": TIER_FIELDS}  # of the parts of each kind
-# empty where unknown
-COLLECTIVE_LISTS = ("forward_spread_ms", "backward_spread_ms", "forward_median_ms", "backward_median_ms")
+_TIMES = ("forward_ms", "backward_ms")
+_SPREADS = ("forward_spread_ms", "backward_spread_ms", "forward_median_ms", "backward_median_ms")
+_HBM, _ROWS = ("hbm_forward_ms", "hbm_backward_ms"), ("distinct_rows", "missed_rows")
+
+
+def _fields(kind: str, ms: Sequence[str] = (), lists: Sequence[str] = ()) -> Fields:
+    """The columns of the parts of a kind: its cases', and its costs' numbers and lists of numbers."""
+    numbers = [(name, pa.float64()) for name in ms] + [(name, pa.list_(pa.float64())) for name in lists]
+    disturbed = [] if kind == "collective" else [("disturbed", pa.bool_())]
+    return [*CASE_FIELDS[kind], ("round", pa.int32()), *numbers, ("error", pa.string()), *disturbed]
+
+
+FIELDS = {
+    "compute": _fields("compute", (*_TIMES, *_SPREADS)),
+    "collective": _fields("collective", lists=(*_TIMES, *_SPREADS)),
+    "tiers": _fields("tiers", (*_TIMES, *_HBM), _ROWS),
+}
+EMPTY = {"compute": (), "collective": _SPREADS, "tiers": _ROWS}  # lists that are empty where a row has none
 
 
 class CostsManifest(Value):
@@ -160,18 +128,9 @@ class CostWriter:
         if kind == "compute":
             self.disturbed.setdefault(row["case_id"], []).append(bool(row["disturbed"]))
 
-    def add_compute(self, case: ComputeCase, cost: ComputeCost) -> None:
-        row = {**compute_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})}
-        self._add("compute", {**row, "disturbed": cost.disturbed})
-
-    def add_collective(self, case: CollectiveCase, cost: CollectiveCost) -> None:
-        self._add("collective", {**collective_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
-
-    def add_tier(self, case: TierCase, cost: TierCost) -> None:
-        self._add("tiers", {**tier_case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})})
-
-    def _add(self, kind: str, row: dict[str, Any]) -> None:
-        key = (row["case_id"], row["round"])
+    def add(self, case: Case, cost: Cost) -> None:
+        row = {"disturbed": False, **case_row(case), **cost.model_dump(mode="json", exclude={"case_id"})}
+        key, kind = (row["case_id"], row["round"]), case.kind
         if key not in self.done[kind]:
             self._note(kind, row)
             self.rows[kind].append(row)
@@ -271,6 +230,32 @@ def read_costs(folder: Path, *more: Path) -> Costs:
     return costs
 
 
+def merge_costs(folders: Sequence[Path], out: Path) -> Costs:
+    """Write the costs of shares of one case set, measured on several machines of a kind, into `out`, whole or not at all, and
+    return them.
+
+    As in `read_costs`, all folders have one bench, and a case measured twice gets a further round. Raises UsageError without
+    folders, and InvalidInput if benches differ, if one table name means two tables, or if `out` exists already.
+    """
+    if not folders:
+        raise UsageError("name at least one folder of costs")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InvalidInput(f"{out}: exists already; give another -o")
+    tables: dict[str, tuple[Table, Path]] = {}
+    for folder in folders:
+        for table in read_manifest(folder).tables:
+            known, where = tables.setdefault(table.name, (table, folder))
+            if known != table:  # rows of costs hold only the name
+                raise InvalidInput(
+                    f"{folder}: its table {table.name!r} differs from that of {where}; merge costs of one tables.json only"
+                )
+    costs, base = read_costs(*folders), tuple(table for table, _ in tables.values())
+    with writing_folder(out) as unfinished, CostWriter(unfinished, costs.bench, base, costs.device_counts) as writer:
+        for case, cost in costs.every:
+            writer.add(case, cost)
+    return costs
+
+
 def _joined_benches(*benches: Bench) -> list[Bench]:
     """The benches, with the fields joined that follow from the cases or from the load of the machine; the rest must agree."""
 
@@ -353,37 +338,22 @@ def _with_rounds(
 def _read_folder(folder: Path) -> Costs:
     manifest = read_manifest(folder)
     base = {table.name: table for table in manifest.tables}
-    compute: list[tuple[ComputeCase, ComputeCost]] = []
-    collective: list[tuple[CollectiveCase, CollectiveCost]] = []
     seen: set[tuple[str, int]] = set()
-    for row, where in _rows(folder, "compute", COMPUTE_FIELDS, seen):
-        compute.append((compute_case_from_row(row, base, where), ComputeCost.parse(row, where)))
-    tiers: list[tuple[TierCase, TierCost]] = []
-    for row, where in _rows(folder, "tiers", TIER_FIELDS, seen):
-        tier_case = tier_case_from_row(row, base, where)
-        tier_cost = TierCost.parse({**row, **_lists(row, "distinct_rows", "missed_rows")}, where)
-        if tier_cost.error is None and len(tier_cost.distinct_rows) != len(tier_case.tables):
-            raise InvalidInput(
-                f"{where}: distinct_rows of {len(tier_cost.distinct_rows)} tables, but the case has {len(tier_case.tables)}; "
-                "measure it again"
-            )
-        tiers.append((tier_case, tier_cost))
-    for row, where in _rows(folder, "collective", COLLECTIVE_FIELDS, seen):
-        lists = _lists(row, *COLLECTIVE_LISTS)
-        collective.append((collective_case_from_row(row, where), CollectiveCost.parse({**row, **lists}, where)))
-    return Costs(
-        bench=manifest.bench,
-        compute=_labels_first(compute),
-        collective=_labels_first(collective),
-        tables=manifest.tables,
-        device_counts=manifest.device_counts,
-        tiers=_labels_first(tiers),
-    )
+    found: dict[str, Any] = {
+        kind: _labels_first(_case_and_cost(kind, row, base, where) for row, where in _rows(folder, kind, seen))
+        for kind in FIELDS
+    }
+    return Costs(bench=manifest.bench, tables=manifest.tables, device_counts=manifest.device_counts, **found)
 
 
-def _lists(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Some columns of lists, empty where a row has none."""
-    return {name: row[name] or () for name in names}
+def _case_and_cost(kind: str, row: Mapping[str, Any], base: Mapping[str, Table], where: str) -> tuple[Case, Cost]:
+    case = case_from_row(kind, row, base, where)
+    cost = COST_OF_KIND[kind].parse({**row, **{name: row[name] or () for name in EMPTY[kind]}}, where)
+    if isinstance(cost, TierCost) and cost.error is None and len(cost.distinct_rows) != len(row["table"]):
+        raise InvalidInput(
+            f"{where}: distinct_rows of {len(cost.distinct_rows)} tables, but the case has {len(row['table'])}; measure it again"
+        )
+    return case, cost
 
 
 def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Cost], ...]:
@@ -402,24 +372,20 @@ def _labels_first(rows: Iterable[tuple[_Case, _Cost]]) -> tuple[tuple[_Case, _Co
     return tuple(ordered)
 
 
-def _worth(cost: ComputeCost | CollectiveCost | TierCost) -> int:
+def _worth(cost: Cost) -> int:
     """How good a row is as a label: 0 nothing that a net learns from, 1 a disturbed measurement, 2 any other."""
     return 0 if not teaches(cost) else 1 if not isinstance(cost, CollectiveCost) and cost.disturbed else 2
 
 
-def _rows(
-    folder: Path, kind: str, fields: list[tuple[str, pa.DataType]], seen: set[tuple[str, int]]
-) -> list[tuple[Mapping[str, Any], str]]:
-    rows: list[tuple[Mapping[str, Any], str]] = []
+def _rows(folder: Path, kind: str, seen: set[tuple[str, int]]) -> Iterator[tuple[Mapping[str, Any], str]]:
     for part in _parts(folder, kind):
-        for index, row in enumerate(read_rows(part, fields)):
+        for index, row in enumerate(read_rows(part, FIELDS[kind])):
             where = f"{part} row {index}"
             key = (row["case_id"], row["round"])
             if key in seen:
                 raise InvalidInput(f"{where}: case {row['case_id']} round {row['round']} occurs twice")
             seen.add(key)
-            rows.append((row, where))
-    return rows
+            yield row, where
 
 
 def _parts(folder: Path, kind: str, end: str = "") -> list[Path]:

@@ -38,9 +38,7 @@ BY_PRODUCT = 1 / 32  # share that is sampled by the product alone; less would sh
 _OFTEN = 64  # lookups of a row that tell its rate, to an eighth
 
 _STEPS_AN_OCTAVE = 32  # of the cached rows where misses are counted
-_STRAIGHT = (
-    0.0005  # of the distinct rows: points of the curve that are no further from the line between others are left out
-)
+_STRAIGHT = 0.0005  # of the distinct rows: points of the curve no further from the line between others are left out
 _PARTS = 4
 _SEGMENTS = 32  # of the stream, that the second half is made of; a power of two
 _FORGET = 256  # batches whose rows have all been read again

@@ -25,9 +25,8 @@ from neuroshard.core.value import sha256
 from neuroshard.files.access import Floats, Ints
 from neuroshard.files.row_orders import bytes_of_ids
 
-COUNTERS = (
-    2**21
-)  # of a table that is counted alone, in 270 MB at most; 130 bytes each, most of it while they are sorted
+# of a table that is counted alone, in 270 MB at most; 130 bytes each, most of it while they are sorted
+COUNTERS = 2**21
 FEWEST_COUNTERS = 2**15  # of a table; it may list half as many rows
 FEWEST_LOOKUPS = 4  # of a row that is listed; a guess: which of the rows below are hotter is mostly chance
 LEAST_SKEW = 0.05  # of all lookups: so many more than other rows must the hottest have to be listed; a guess

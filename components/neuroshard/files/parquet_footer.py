@@ -1,9 +1,9 @@
-"""What a Parquet file's footer says of its columns, read without Arrow, so that a damaged one is an error that names the file.
-
-The footer is a FileMetaData of parquet.thrift in Thrift's compact protocol: https://github.com/apache/parquet-format
+"""A user's Parquet file that was damaged on its way is refused in one line: asked for the columns of a damaged footer, Arrow ends
+the process (pyarrow 26). So the columns are read here: a FileMetaData of parquet.thrift in Thrift's compact protocol
+(https://github.com/apache/parquet-format).
 """
 
-from collections.abc import Iterator
+import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ def read_footer(path: Path) -> Footer:
         file.seek(size - 8 - length)
         data = file.read(length)
     try:
-        found = _Compact(data).struct()
+        found = _struct(io.BytesIO(data))
         longest = max((element.get(2, 0) for element in found[2]), default=0)
         chunks = tuple(_chunk(column[3], longest) for group in found[4] for column in group[1])
         return Footer(int(found[3]), chunks)
@@ -55,64 +55,51 @@ def _chunk(fields: dict[int, Any], longest: int) -> Chunk:
     return Chunk(path, fields[1] == BYTE_ARRAY, int(fields[5]), int(fields[6]), int(width), frozenset(fields[2]))
 
 
-class _Compact:
-    """Thrift's compact protocol: a struct is a dict by the numbers of its fields. Raises IndexError at the end of the data."""
+def _struct(data: io.BytesIO) -> dict[int, Any]:
+    """Values by the numbers of the fields. Raises IndexError at the end of the data."""
+    found, number = dict[int, Any](), 0
+    while head := _bytes(data, 1)[0]:
+        number = number + (head >> 4) if head >> 4 else _zigzag(data)
+        found[number] = head & 15 == 1 if head & 15 in (1, 2) else _value(data, head & 15)
+    return found
 
-    def __init__(self, data: bytes) -> None:
-        self.data, self.at = data, 0
 
-    def struct(self) -> dict[int, Any]:
-        return dict(self._fields())
+def _value(data: io.BytesIO, kind: int) -> Any:
+    if kind in (1, 2, 3):  # of a list; a byte
+        return _bytes(data, 1)[0]
+    if kind in (4, 5, 6):
+        return _zigzag(data)
+    if kind in (7, 8):
+        return _bytes(data, 8 if kind == 7 else _varint(data))
+    if kind in (9, 10):
+        head = _bytes(data, 1)[0]
+        return [_value(data, head & 15) for _ in range(head >> 4 if head >> 4 < 15 else _varint(data))]
+    if kind == 11:
+        count = _varint(data)
+        kinds = _bytes(data, 1)[0] if count else 0
+        return [(_value(data, kinds >> 4), _value(data, kinds & 15)) for _ in range(count)]
+    if kind == 12:
+        return _struct(data)
+    raise ValueError(kind)
 
-    def _fields(self) -> Iterator[tuple[int, Any]]:
-        number = 0
-        while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._zigzag()
-            kind = head & 15
-            yield number, kind == 1 if kind in (1, 2) else self._value(kind)
 
-    def _value(self, kind: int) -> Any:
-        if kind in (1, 2, 3):  # of a list; a byte
-            return self._byte()
-        if kind in (4, 5, 6):
-            return self._zigzag()
-        if kind == 7:
-            return self._take(8)
-        if kind == 8:
-            return self._take(self._varint())
-        if kind in (9, 10):
-            head = self._byte()
-            count = head >> 4 if head >> 4 < 15 else self._varint()
-            return [self._value(head & 15) for _ in range(count)]
-        if kind == 11:
-            count = self._varint()
-            kinds = self._byte() if count else 0
-            return [(self._value(kinds >> 4), self._value(kinds & 15)) for _ in range(count)]
-        if kind == 12:
-            return self.struct()
-        raise ValueError(kind)
+def _bytes(data: io.BytesIO, count: int) -> bytes:
+    found = data.read(min(count, 2**31))
+    if len(found) < count:
+        raise IndexError(count)
+    return found
 
-    def _byte(self) -> int:
-        self.at += 1
-        return self.data[self.at - 1]
 
-    def _take(self, count: int) -> bytes:
-        if count > len(self.data) - self.at:
-            raise IndexError(count)
-        self.at += count
-        return self.data[self.at - count : self.at]
+def _varint(data: io.BytesIO) -> int:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = _bytes(data, 1)[0]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value
+    raise ValueError("too long")
 
-    def _varint(self) -> int:
-        value, shift = 0, 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-            if shift > 63:
-                raise ValueError("too long")
 
-    def _zigzag(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
+def _zigzag(data: io.BytesIO) -> int:
+    value = _varint(data)
+    return (value >> 1) ^ -(value & 1)

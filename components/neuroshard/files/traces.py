@@ -20,7 +20,7 @@ from safetensors.numpy import save, save_file
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
 from neuroshard.core.value import Moment, Value, Whole, check_format, decode_json
-from neuroshard.files.access import Floats, Ints, row_groups
+from neuroshard.files.access import Floats, Ints, row_groups, spreading_step
 from neuroshard.files.disk import disk_errors, writing
 
 TRACES_FORMAT = 1
@@ -59,7 +59,7 @@ class Recorded(Value):
 
 def bytes_of_traces(traces: Traces, recorded: Recorded) -> bytes:
     """The file of recorded traces, all arrays of int64."""
-    tensors = {f"{name}.{kind}": array for name, one in traces.tables.items() for kind, array in one._asdict().items()}
+    tensors = dict(_arrays(traces))
     about = {"format_version": str(TRACES_FORMAT), "recorded": recorded.canonical_json().decode()}
     data: bytes = save(tensors, metadata=about)
     return data
@@ -74,22 +74,24 @@ def recorded_in(path: Path) -> Recorded | None:
 
 def write_traces(path: Path, traces: Traces) -> None:
     """Write the traces, whole or not at all, without copying them. Raises InvalidInput for what are no whole numbers."""
-    for name, lookups in traces.tables.items():
-        for kind, array in lookups._asdict().items():
-            if not np.issubdtype(np.asarray(array).dtype, np.integer):
-                raise InvalidInput(
-                    f"{path}: {kind} of table {name!r} are {np.asarray(array).dtype}; row numbers and lengths are whole numbers"
-                )
-    tensors = {
-        f"{name}.{kind}": np.ascontiguousarray(array, dtype=np.int64)
-        for name, lookups in traces.tables.items()
-        for kind, array in lookups._asdict().items()
-    }
+    for key, array in _arrays(traces):
+        if not np.issubdtype(np.asarray(array).dtype, np.integer):
+            name, _, kind = key.rpartition(".")
+            raise InvalidInput(
+                f"{path}: {kind} of table {name!r} are {np.asarray(array).dtype}; row numbers and lengths are whole numbers"
+            )
+    tensors = {name: np.ascontiguousarray(array, dtype=np.int64) for name, array in _arrays(traces)}
     with writing(path) as temporary:
         try:
             save_file(tensors, temporary, metadata={"format_version": str(TRACES_FORMAT)})
         except SafetensorError as error:  # a full disk
             raise NeuroshardError(f"{path}: cannot write it: {str(error).splitlines()[0]}") from None
+
+
+def _arrays(traces: Traces) -> Iterator[tuple[str, Ints]]:
+    """All arrays, by their names in a file."""
+    for name, lookups in traces.tables.items():
+        yield from ((f"{name}.{kind}", array) for kind, array in lookups._asdict().items())
 
 
 def read_traces(path: Path) -> Traces:
@@ -242,7 +244,7 @@ def draw_lookups(table: Table, batch_size: int, rng: np.random.Generator) -> Loo
     groups = row_groups(table)
     shares = np.concatenate([[0.0], np.cumsum(groups.lookup_shares)])
     places = np.concatenate([[0.0], np.cumsum(groups.rows)])
-    step = _spreading_step(table.rows)
+    step = spreading_step(table.rows)
 
     indices = np.empty(int(lengths.sum()), dtype=np.int64)
     for start in range(0, len(indices), _DRAWN_AT_ONCE):
@@ -260,14 +262,3 @@ def _draw_lengths(pooling_factor: float, batch_size: int, rng: np.random.Generat
     lengths = np.full(batch_size, whole, dtype=np.int64)
     lengths[rng.permutation(batch_size)[: math.floor(longer + rng.random())]] += 1
     return lengths
-
-
-def _spreading_step(rows: int) -> int:
-    """A number coprime with `rows`: multiplying by it modulo `rows` spreads neighbours evenly over the table.
-
-    Near the golden section of the rows, as far as products of it stay below 2^63.
-    """
-    step = max(min(int(rows * 0.6180339887), 2**62 // rows), 1)
-    while math.gcd(step, rows) != 1:
-        step -= 1
-    return step

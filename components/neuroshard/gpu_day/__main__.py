@@ -38,7 +38,7 @@ def main() -> int:
     from dataclasses import replace
 
     from neuroshard.core.errors import NeuroshardError
-    from neuroshard.gpu_day.day import SCALES, Day
+    from neuroshard.gpu_day.page import SCALES, Day
     from neuroshard.gpu_day.stages import run
 
     scale = SCALES[options.backend]

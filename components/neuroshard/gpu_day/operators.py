@@ -80,14 +80,9 @@ def _step(
     gpu = (EmbeddingLocation[TIERS[tier].place], ComputeDevice.CUDA)
     place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else gpu
     dims = [DIMS[-1]] * len(DIMS) if pooling == "none" else list(DIMS)
-    types = {
-        "sgd": EmbOptimType.EXACT_SGD,
-        "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    }
     operator = SplitTableBatchedEmbeddingBagsCodegen(
         [(ROWS, dim, *place) for dim in dims],
-        optimizer=types[optimizer],
+        optimizer=EmbOptimType[f"EXACT_{optimizer.upper()}"],
         learning_rate=LEARNING_RATE,
         eps=1e-8,
         pooling_mode=PoolingMode[pooling.upper()],

@@ -1,13 +1,12 @@
 """Room 2: cases -> costs, on the synthetic formula, this machine's CPU, or its GPUs.
 
-run                     cases -> costs; schedule orders them, budget says how often each is repeated, summary how it went
+run                     cases -> costs, and how it went; schedule orders them, budget says how often each is repeated
 backends                what measures: synthetic (by formula.py), or real_devices, cpu and cuda
-    machine, gpu_facts  what differs between a CPU and GPUs, and what NVML says of GPUs
-    bench               what costs were measured on, as a value
-    memory_quotas, rowcap   what a measurement may take of memory, and tables with fewer rows that fit
+    machine             what differs between a CPU and GPUs, and what costs were measured on, as a value
+    rowcap              what a measurement may take of memory, and tables with fewer rows that fit
 timing/, workers/       how a case is timed, and the processes that do it
 shares/                 a draw of cases, measured by many pods
-evaluate, evaluation    a plan run for real, and its result
+evaluate                a plan run for real, and its result
 verify                  labels, measured again
 network                 rates and latencies between hosts
 """

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any, Protocol
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware, TierCost
@@ -15,7 +15,7 @@ from neuroshard.orders.options import BYTES, Option, Seed
 
 # Imported when used: the synthetic backend needs neither torch nor FBGEMM.
 BACKENDS = {
-    "synthetic": "neuroshard.measure.synthetic:Synthetic",
+    "synthetic": "neuroshard.measure.formula:Synthetic",
     "cpu": "neuroshard.measure.real_devices:cpu",
     "cuda": "neuroshard.measure.real_devices:cuda",
 }
@@ -72,6 +72,11 @@ class MeasureSettings:
                 raise UsageError(f"{name} must be at most {most:,}, not {getattr(self, name):,}")
         if self.timeout_seconds <= 0:
             raise UsageError(f"timeout_seconds must be above 0, not {self.timeout_seconds}")
+
+
+def of_bench(given: MeasureSettings | Bench) -> dict[str, Any]:
+    """What settings and the bench that was measured by them say alike."""
+    return {name: getattr(given, name) for name in ("batch_size", "warmup", "repeats", "optimizer", "threads", "seed")}
 
 
 class Backend(Protocol):

@@ -9,15 +9,25 @@ largest share. Magnitudes are those of an H100 (SXM, 80 GB, NVLink), but nothing
 The terms of a set are the sum of its tables' terms, so many sets are evaluated at once: `forward_ms(part_terms(…).sum(axis=0))`.
 """
 
+import statistics
 from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 
+from neuroshard import __version__
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Hardware, TierCost
+from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.part import Part
+from neuroshard.core.plan import DeviceCost
 from neuroshard.core.table import ELEMENT_BYTES, Table
+from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.features import distinct_rows, facts_of, rounded_up, widths_of
-from neuroshard.costmodel.protocol import Floats, slope_by_differences
+from neuroshard.costmodel.protocol import Floats, Unlearned, slope_by_differences
+from neuroshard.measure import formula
+from neuroshard.measure.backends import MeasureSettings, of_bench
+from neuroshard.measure.timing.harness import Timing, collective_cost, compute_cost, timing
 
 DEVICE_NAME = "formula of an H100"
 MEMORY_BYTES = 80 * 2**30
@@ -180,19 +190,14 @@ def reorder_ms(batch_size: int) -> float:
     return 16 * batch_size / HBM_BYTES
 
 
-class Formula:
+class Formula(Unlearned):
     """The formula as a cost model (costmodel/protocol.py): the predictions of a perfectly trained one."""
 
     name = "formula"
     backend = "synthetic"
     device_name = DEVICE_NAME
-    max_dim = 2**16
-    device_counts: tuple[int, ...] = ()  # any number
     bounded = False  # what the cache saves falls as sets grow
     prices_rows = True
-    error_on_unseen_tables = None
-    manifest = None  # nothing was learned
-    stand_ins: tuple[str, ...] = ()
     operator_ms = FORWARD_LAUNCH_MS + BACKWARD_LAUNCH_MS
 
     def __init__(self, batch_size: int) -> None:
@@ -217,5 +222,73 @@ class Formula:
     def backward_collective_ms(self, device_dims: Floats) -> Floats:
         return backward_collective_ms(device_dims, self.batch_size)
 
-    def caveats(self, devices: int, parts: Sequence[Part] = ()) -> tuple[str, ...]:
-        return ()
+
+NOISE = 0.03  # standard deviation of the logarithm of one repeat: GPU kernels repeat to a few per cent
+
+
+class Synthetic:
+    """Costs by the formula. The same seed, case and round give the same cost, in any order."""
+
+    most_devices: int | None = None
+    no_tiers = "the formula of backend synthetic has no tiers"
+    concurrency = 1
+    apart = False
+
+    def __init__(self, cases: Cases, settings: MeasureSettings, begun: Bench | None) -> None:
+        self.settings, self.repeats = settings, settings.repeats
+        memory_bytes = settings.memory_limit_bytes or formula.MEMORY_BYTES
+        if settings.traces is not None:
+            raise UsageError(f"the formula uses no lookups: leave out --traces {settings.traces}")
+        nameless = Hardware(kind="synthetic", name=formula.DEVICE_NAME, memory_bytes=memory_bytes)
+        if settings.hardware is not None and settings.hardware.kind != "synthetic":
+            raise MeasureError(
+                f"the formula cannot measure a {settings.hardware.kind} device: {settings.hardware.name}"
+            )
+        self.bench = Bench(
+            backend="synthetic",
+            hardware=settings.hardware or nameless,
+            **of_bench(settings),
+            versions={"neuroshard": __version__},
+            reorder_ms=formula.reorder_ms(settings.batch_size),
+            notes=(f"a formula, not measured: measure/formula.py with {NOISE:.0%} noise a repeat",),
+        )
+
+    def compute(self, case: ComputeCase, round_: int) -> ComputeCost:
+        needed, memory = sum(table.memory_bytes for table in case.tables), self.bench.hardware.memory_bytes
+        if needed > memory:
+            error = f"out of memory: the tables need {format_bytes(needed)} of {format_bytes(memory)}"
+            return ComputeCost(case_id=case.case_id, round=round_, error=error)
+        parts, batch_size = [Part.of(table) for table in case.tables], case.batch_size or self.settings.batch_size
+        terms = formula.part_terms(parts, batch_size).sum(axis=0)
+        truth = np.array([formula.forward_ms(terms), formula.backward_ms(terms)])
+        forward, backward = self._measured(case.case_id, round_, truth)
+        return compute_cost(case, round_, forward, backward)
+
+    def compute_many(self, cases: Sequence[tuple[ComputeCase, int]]) -> list[ComputeCost]:
+        return [self.compute(case, round_) for case, round_ in cases]
+
+    def all_to_all(self, case: CollectiveCase, round_: int) -> CollectiveCost:
+        dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
+        truth = np.concatenate(
+            [
+                formula.forward_collective_ms(dims, delays, self.settings.batch_size),
+                formula.backward_collective_ms(dims, self.settings.batch_size),
+            ]
+        )
+        timings = self._measured(case.case_id, round_, truth)
+        return collective_cost(case, round_, timings[: len(dims)], timings[len(dims) :])
+
+    def beyond_hbm(self, case: TierCase, round_: int) -> TierCost:
+        raise MeasureError(self.no_tiers)
+
+    def steps(self, sets: Sequence[ComputeCase | None], all_to_all: CollectiveCase) -> list[DeviceCost] | None:
+        return None
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _measured(self, case_id: str, round_: int, truth: Floats) -> list[Timing]:
+        """Each true time with noise, as the median of `repeats`, since the noise goes both ways: (N,) -> N timings."""
+        rng = np.random.default_rng([self.settings.seed, int(case_id, 16), round_])
+        noise = rng.lognormal(0.0, NOISE, (self.repeats, len(truth)))
+        return [timing(column, statistics.median) for column in (truth * noise).T.tolist()]

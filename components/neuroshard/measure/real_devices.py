@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,7 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.operator_limits import fault_of_tables
 from neuroshard.core.plan import DeviceCost
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.bench import bench_of
-from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine
+from neuroshard.measure.machine import CpuMachine, CudaMachine, Machine, bench_of
 from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.timing.all_to_all import (
     BUFFERS,
@@ -284,11 +284,5 @@ def reference_ms(answers: Sequence[RankTiming]) -> float:
     return statistics.mean(answer.reference_ms or 0.0 for answer in answers)
 
 
-def cpu(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> RealDevices:
-    """This machine's CPU."""
-    return RealDevices(CpuMachine(), cases, settings, begun)
-
-
-def cuda(cases: Cases, settings: MeasureSettings, begun: Bench | None) -> RealDevices:
-    """This machine's NVIDIA GPUs."""
-    return RealDevices(CudaMachine(), cases, settings, begun)
+# backends of this machine's CPU, and of its NVIDIA GPUs
+cpu, cuda = (partial(RealDevices, machine) for machine in (CpuMachine(), CudaMachine()))

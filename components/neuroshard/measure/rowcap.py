@@ -1,4 +1,4 @@
-"""Tables too large for memory are measured with fewer rows: how many, so that the case fits.
+"""What a measurement may take of memory. Tables too large for it are measured with fewer rows: how many, so that the case fits.
 
 This hardly changes the times. The tables of a capped case are together still far larger than any cache, and their lookups are
 folded into the rows that they have.
@@ -6,6 +6,7 @@ folded into the rows that they have.
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from neuroshard import system
@@ -107,3 +108,41 @@ def buffer_bytes(cases: Iterable[ComputeCase], optimizer: str, limit: int | None
         weights = max(weights, sum(count * of_weights for count, (of_weights, _) in rows))
         state = max(state, sum(count * of_state for count, (_, of_state) in rows))
     return weights, state
+
+
+PROCESS_BYTES = 256 * 2**20  # a worker with torch and FBGEMM loaded holds 180 MiB of its own, a rank without FBGEMM 150
+MOST_FLUSH_BYTES = 256 * 2**20  # 25 ms at 10 GB/s, ten times as long as most steps
+MOST_READ_BYTES = 256 * 2**20  # of the reference kernel of random reads; far more than most last-level caches
+# Kept for later cases with the same table: 2,000 tables at batch 65,536 and pooling factor 2.
+MOST_LOOKUP_BYTES = 2 * 2**30
+SHARE = 1 / 16  # of all memory, for the flush, and another for the random reads
+LOOKUP_SHARE = 1 / 8
+
+
+@dataclass(frozen=True)
+class MemoryQuotas:
+    """Bytes for each part of a measurement on the CPU, on a machine or in a container with `memory_bytes`. Shares of the total,
+    not of what is free: a run that continues must have the sizes with which its costs were measured."""
+
+    memory_bytes: int
+
+    @classmethod
+    def here(cls) -> "MemoryQuotas":
+        return cls(system.memory_bytes())
+
+    @property
+    def most_flush_bytes(self) -> int:
+        return min(MOST_FLUSH_BYTES, int(self.memory_bytes * SHARE))
+
+    @property
+    def read_bytes(self) -> int:
+        return min(MOST_READ_BYTES, int(self.memory_bytes * SHARE))
+
+    @property
+    def lookup_bytes(self) -> int:
+        return min(MOST_LOOKUP_BYTES, int(self.memory_bytes * LOOKUP_SHARE))
+
+    @property
+    def worker_bytes(self) -> int:
+        """Bytes of the worker for table sets, without the tables."""
+        return PROCESS_BYTES + self.most_flush_bytes + self.read_bytes + self.lookup_bytes

@@ -6,21 +6,21 @@ A second run on the same folder continues where the first one stopped: out of bu
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from neuroshard.core.case import Cases, CollectiveCase, ComputeCase, TierCase
+from neuroshard.core.case import Cases, ComputeCase, TierCase
 from neuroshard.core.clean import log
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, TierCost
+from neuroshard.core.cost import COST_OF_KIND, Bench, CollectiveCost, ComputeCost, Cost, Costs
 from neuroshard.core.errors import InvalidInput, MeasureError, UsageError
-from neuroshard.core.text import counted
+from neuroshard.core.text import agreeing, counted
 from neuroshard.measure.backends import BACKENDS, Backend, MeasureSettings, open_backend
 from neuroshard.measure.budget import FEWEST_REPEATS, SETS, TRIAL_SETS, Bought, buy, ranks_of, share_of_time, trial
 from neuroshard.measure.schedule import DRIFT, Schedule, Step, schedule
-from neuroshard.measure.summary import RunSummary
 from neuroshard.measure.workers.processes import WorkerLost, tried
 from neuroshard.progress import progress
 
@@ -31,7 +31,123 @@ MOST_ROUNDS = 20  # with more, the error of a label no longer comes from chance
 STILL_DISTURBED = 10  # repeated measurements in a row that were disturbed again: the rest waits for a later run
 LOST_IN_A_ROW = 3  # cases whose workers were lost: from there on the machine may be at fault, and the run checks that
 
-Cost = ComputeCost | CollectiveCost | TierCost
+
+@dataclass(frozen=True)
+class RunSummary:
+    """How a run went. Counts are of measurements: one for each case, and a second one for some of them."""
+
+    costs: Costs  # that the run left in its folder
+    planned: int
+    measured: int  # by this run and those before it
+    # by this run: table sets under 0, tables beyond HBM under -1, all-to-alls under their number of ranks
+    now_by_ranks: Mapping[int, int]
+    impossible: int  # all-to-alls among more ranks than this machine can have
+    without_tiers: int  # cases beyond HBM that were left out, and why there are …
+    no_tiers: str  # … no tiers here; empty where there are
+    seconds: float  # of this run
+    drift_case_ms: Sequence[float]
+
+    @property
+    def errors(self) -> int:
+        """Among the measured."""
+        return sum(bool(cost.error) for _, cost in self.costs.every)
+
+    @property
+    def disturbed(self) -> int:
+        """Labels that were measured while something else kept the machine busy."""
+        return sum(cost.disturbed for _, cost in self.costs.compute if cost.round == 0)
+
+    @property
+    def repeatability(self) -> dict[str, float | None]:
+        """The median relative difference between a first and a later measurement of a case; None where none was."""
+        forward, backward = collective_repeatability(self.costs)
+        compute = compute_repeatability(self.costs)
+        return {"compute": compute, "forward all-to-alls": forward, "backward all-to-alls": backward}
+
+    @property
+    def drift(self) -> float | None:
+        """How much slower the drift case was in the second half of the run than in the first: the medians; None for fewer than
+        four samples."""
+        taken, half = self.drift_case_ms, len(self.drift_case_ms) // 2
+        return statistics.median(taken[-half:]) / statistics.median(taken[:half]) - 1 if half >= 2 else None
+
+    @property
+    def now(self) -> int:
+        """What this run measured."""
+        return sum(self.now_by_ranks.values())
+
+    @property
+    def left(self) -> int:
+        """What a later run would still measure."""
+        return self.planned - self.measured
+
+    def __str__(self) -> str:
+        text = [
+            f"{self.measured} of {self.planned} measured ({self.now} now, in {self.seconds:.0f} s), "
+            f"{counted(self.errors, 'error')}"
+        ]
+        if self.now:
+            text.append(f"now: {_kinds(self.now_by_ranks)}")
+        if self.left and not self.now:
+            # workers start, and a first run finds out how fast the machine is in calm
+            text.append(
+                f"the start took the whole budget: run it again, as the next start into this folder may be faster, or give more "
+                f"than {math.ceil(self.seconds)}s"
+            )
+        elif self.left:
+            text.append(f"the budget is used up with {self.left} left: run it again to continue")
+        if self.disturbed:
+            disturbed = agreeing(self.disturbed, "label", "was", "were")
+            text.append(f"{disturbed} measured while the machine was disturbed, and marked so")
+        if self.impossible:
+            text.append(f"{counted(self.impossible, 'all-to-all')} left out, of more ranks than this machine can have")
+        if self.without_tiers:
+            text.append(f"{counted(self.without_tiers, 'case')} beyond HBM left out: {self.no_tiers}")
+        for name, value in self.repeatability.items():
+            if value is not None:
+                text.append(f"{name} measured again differ by {value:.1%} (median)")
+        if self.drift is not None:
+            text.append(f"drift {self.drift:+.1%}")
+        return "; ".join(text)
+
+
+def _kinds(by_ranks: Mapping[int, int]) -> str:
+    """`310 table sets, 62 all-to-alls of 4 ranks`."""
+    return ", ".join(
+        f"{counted(count, 'all-to-all')} of {ranks:,} ranks"
+        if ranks > 0
+        else f"{counted(count, 'case')} beyond HBM"
+        if ranks < 0
+        else counted(count, "table set")
+        for ranks, count in by_ranks.items()
+    )
+
+
+def compute_repeatability(costs: Costs) -> float | None:
+    """Median of |later / first - 1| of forward + backward, over the table sets measured twice.
+
+    Leaves out a disturbed repetition of an undisturbed label: it says nothing about the noise of that label.
+    """
+    first = {cost.case_id: cost for _, cost in costs.compute if cost.round == 0 and not cost.error}
+    pairs = [
+        (first[cost.case_id], cost)
+        for _, cost in costs.compute
+        if cost.round == 1 and not cost.error and cost.case_id in first
+    ]
+    return _median_difference([(one.total_ms, two.total_ms) for one, two in pairs if one.disturbed >= two.disturbed])
+
+
+def collective_repeatability(costs: Costs) -> tuple[float | None, float | None]:
+    """The same for all-to-alls, forward and backward, over all devices of those measured twice."""
+    first = {cost.case_id: cost for _, cost in costs.collective if cost.round == 0 and not cost.error}
+    pairs = [(first[c.case_id], c) for _, c in costs.collective if c.round == 1 and not c.error and c.case_id in first]
+    forward = [times for one, two in pairs for times in zip(one.forward_ms or (), two.forward_ms or (), strict=True)]
+    backward = [times for one, two in pairs for times in zip(one.backward_ms or (), two.backward_ms or (), strict=True)]
+    return _median_difference(forward), _median_difference(backward)
+
+
+def _median_difference(pairs: Sequence[tuple[float, float]]) -> float | None:
+    return statistics.median(abs(again / first - 1) for first, again in pairs if first) if pairs else None
 
 
 def measure(
@@ -120,8 +236,7 @@ def _measured(step: Step, backend: Backend) -> Cost:
 
 
 def _failed(step: Step, error: str) -> Cost:
-    kinds: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": CollectiveCost, "tiers": TierCost}
-    return kinds[step.kind](case_id=step.case.case_id, round=max(step.round_, 0), error=error)
+    return COST_OF_KIND[step.kind](case_id=step.case.case_id, round=max(step.round_, 0), error=error)
 
 
 def run(
@@ -135,7 +250,7 @@ def run(
 ) -> RunSummary:
     """Measure a folder of cases into a folder of costs, within the budget of the settings, and report how it went.
 
-    A `share` of (2, 8) is every eighth case, starting with the second; shares/merge.py joins what eight machines measured.
+    A `share` of (2, 8) is every eighth case, starting with the second; `merge_costs` joins what eight machines measured.
     With several `rounds` all cases are measured once a round, and the mean is the label. With one round, a few cases are
     measured again, which shows how repeatable labels are. Raises UsageError, MeasureError, and InvalidInput, also where another
     bench began `out`; `out` then holds what was measured before.
@@ -162,8 +277,8 @@ def run(
         this_run = _Run(writer, opened, deadline, possible.steps)
         this_run.measure_all(left)
         _measure_disturbed_again(writer, planned.steps, opened, deadline)
-    return RunSummary.of(
-        read_costs(out),
+    return RunSummary(
+        costs=read_costs(out),
         planned=_rows(possible.steps),
         measured=_rows(possible.steps) - _rows(left.steps) + this_run.rows,
         now_by_ranks={kind: len(seconds) for kind, seconds in sorted(this_run.seconds_of.items())},
@@ -275,15 +390,10 @@ class _Run:
             began = now
 
     def _add(self, step: Step, cost: Cost) -> None:
-        if isinstance(step.case, ComputeCase) and isinstance(cost, ComputeCost):
-            if step.round_ == DRIFT:
-                self.drift_case_ms += [] if cost.error else [cost.total_ms]
-                return
-            self.writer.add_compute(step.case, cost)
-        elif isinstance(step.case, CollectiveCase) and isinstance(cost, CollectiveCost):
-            self.writer.add_collective(step.case, cost)
-        elif isinstance(step.case, TierCase) and isinstance(cost, TierCost):
-            self.writer.add_tier(step.case, cost)
+        if step.round_ == DRIFT:
+            self.drift_case_ms += [cost.total_ms] if isinstance(cost, ComputeCost) and not cost.error else []
+            return
+        self.writer.add(step.case, cost)
         self.rows += 1
         self.errors += cost.error is not None
         self.disturbed += not isinstance(cost, CollectiveCost) and cost.disturbed
@@ -303,9 +413,8 @@ def _measure_disturbed_again(writer: "CostWriter", planned: Sequence[Step], back
     in_a_row = calm = 0
     with progress("measure again what was disturbed", len(steps), "cases") as bar:
         for step, cost in measure(steps, backend, deadline, _succeeded(planned, writer)):
-            assert isinstance(step.case, ComputeCase)
             assert isinstance(cost, ComputeCost)
-            writer.add_compute(step.case, cost)
+            writer.add(step.case, cost)
             in_a_row = in_a_row + 1 if cost.disturbed else 0
             calm += not cost.disturbed
             bar.advance(1, f"{calm} calm now")

@@ -17,14 +17,13 @@ import numpy as np
 from neuroshard.core.case import (
     FEWEST_TRAIN_ALL_TO_ALLS,
     FEWEST_TRAIN_SETS,
+    Case,
     Cases,
     CollectiveCase,
     ComputeCase,
     Split,
-    TierCase,
 )
 
-Case = ComputeCase | CollectiveCase | TierCase
 _Case = TypeVar("_Case", ComputeCase, CollectiveCase)
 
 AGAIN_EVERY = 33  # 3 % of the cases have a round 1 …
@@ -34,12 +33,13 @@ BLOCK = 40  # table sets and all-to-alls alternate in blocks of about this size,
 # Cases to measure first, of each split: a few more to train on than a net needs, as some end in errors, and enough others to
 # know its error.
 LEAST_SETS: dict[Split, int] = {"train": FEWEST_TRAIN_SETS + 8, "valid": 5, "test_sets": 5, "test_tables": 10}
+# of each number of ranks
 LEAST_ALL_TO_ALLS: dict[Split, int] = {
     "train": FEWEST_TRAIN_ALL_TO_ALLS + 2,
     "valid": 3,
     "test_sets": 3,
     "test_tables": 0,
-}  # of each number of ranks
+}
 LEAST_TIERS = 24  # beyond HBM: what the few constants need that are fitted to them
 LEAST_BLOCKS = 4  # of table sets and all-to-alls in the least
 DRIFT = -1  # the round of the drift case, which is not written to the costs
@@ -54,9 +54,7 @@ class Step:
 
     @property
     def kind(self) -> Literal["compute", "collective", "tiers"]:
-        if isinstance(self.case, TierCase):
-            return "tiers"
-        return "compute" if isinstance(self.case, ComputeCase) else "collective"
+        return self.case.kind
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,20 @@ neuroshard measure --verify costs/ -n 100
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
-from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Cost, Costs
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.text import counted
 from neuroshard.files.costs import difference, read_costs, read_manifest
-from neuroshard.measure.backends import MeasureSettings, open_backend
-from neuroshard.measure.bench import with_hidden_facts
-from neuroshard.measure.run import Cost, can_measure, measure
+from neuroshard.measure.backends import MeasureSettings, of_bench, open_backend
+from neuroshard.measure.machine import with_hidden_facts
+from neuroshard.measure.run import can_measure, measure
 from neuroshard.measure.schedule import Step
 from neuroshard.progress import progress
 
@@ -86,7 +86,12 @@ def run(
         max_dim=0,
         seed=costs.bench.seed,
     )
-    settings = replace(_settings_of(costs.bench), traces=traces, timeout_seconds=timeout_seconds)
+    settings = MeasureSettings(
+        **of_bench(costs.bench),
+        memory_limit_bytes=costs.bench.memory_limit_bytes,
+        traces=traces,
+        timeout_seconds=timeout_seconds,
+    )
     differences: dict[str, list[float]] = {kind: [] for kind in KINDS}
     errors = []
     label_of = {cost.case_id: cost for _, cost in chosen}
@@ -103,18 +108,6 @@ def run(
                     _compare(label_of[step.case.case_id], cost, differences)
                 bar.advance(1, counted(len(errors), "error"))
     return Verified(differences, len(possible) - len(errors), tuple(errors), notes)
-
-
-def _settings_of(bench: Bench) -> MeasureSettings:
-    return MeasureSettings(
-        batch_size=bench.batch_size,
-        warmup=bench.warmup,
-        repeats=bench.repeats,
-        optimizer=bench.optimizer,
-        threads=bench.threads,
-        memory_limit_bytes=bench.memory_limit_bytes,
-        seed=bench.seed,
-    )
 
 
 def _chosen(costs: Costs, count: int) -> list[tuple[ComputeCase | CollectiveCase, ComputeCost | CollectiveCost]]:

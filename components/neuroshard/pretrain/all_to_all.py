@@ -24,9 +24,8 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.calibrate import LEAST_SPREAD, typical
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
-from neuroshard.pretrain.labels import Labels
-from neuroshard.pretrain.metrics import CLOCK_MS
-from neuroshard.pretrain.train import Net, Recipe, fit_net, kept_positive, uniform
+from neuroshard.pretrain.labels import CLOCK_MS, Labels
+from neuroshard.pretrain.train import Net, Recipe, as_floats, fit_net, kept_positive, rows_of, uniform
 
 WEIGHT_DECAY: Final = 0.03  # little, as test all-to-alls are drawn like the training ones
 UNLIKELY: Final = 0.01  # initial weights of the inputs that depend on the number of devices, as a share of the others
@@ -127,10 +126,7 @@ class AllToAllSamples:
         return self.labels[self._rows(cases)][None]
 
     def _rows(self, cases: Tensor) -> Tensor:
-        counts = self.counts[cases]
-        places = torch.repeat_interleave(torch.arange(len(cases)), counts)
-        within = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
-        return self.starts[cases][places] + within
+        return rows_of(self.counts, self.starts, cases)[1]
 
 
 def _features(sent: Floats) -> Floats:
@@ -162,17 +158,13 @@ class _AllToAllNet(Net):
         return (kept_positive(transfer, 1e-6) + waits)[None, None]
 
     def as_numpy(self, unit_bytes: float, unit_ms: float) -> AllToAllNet:
-        def numpy(parameter: Tensor) -> Floats:
-            values: Floats = parameter.detach().double().numpy()
-            return values
-
         by = (BY_DEVICES, INPUTS)
         return AllToAllNet(
-            weight=numpy(self.weight.abs().reshape(*by, -1)),
-            bias=numpy(self.bias),
-            out=numpy(self.out.abs()),
-            skip=numpy(self.skip.abs().reshape(by)),
-            latency=numpy(self.latency.abs()),
+            weight=as_floats(self.weight.abs().reshape(*by, -1)),
+            bias=as_floats(self.bias),
+            out=as_floats(self.out.abs()),
+            skip=as_floats(self.skip.abs().reshape(by)),
+            latency=as_floats(self.latency.abs()),
             unit_bytes=unit_bytes,
             unit_ms=unit_ms,
             spread=1.0,

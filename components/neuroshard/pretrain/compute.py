@@ -35,9 +35,8 @@ from neuroshard.costmodel.features import FEATURES, ROW_COLUMN, TOUCHED_COLUMN, 
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
-from neuroshard.pretrain.labels import Labels
-from neuroshard.pretrain.metrics import CLOCK_MS
-from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, fit_net, kept_positive, uniform
+from neuroshard.pretrain.labels import CLOCK_MS, Labels
+from neuroshard.pretrain.train import LEARNING_RATE, Net, Recipe, as_floats, fit_net, kept_positive, rows_of, uniform
 
 WEIGHT_DECAY: Final = 0.3
 STARTED_RATE: Final = LEARNING_RATE / 2  # learning rate of a net that starts from another
@@ -164,10 +163,7 @@ class SetSamples:
         return self.labels[:, cases]
 
     def _tables(self, cases: Tensor) -> tuple[Tensor, Tensor]:
-        counts = self.counts[cases]
-        places = torch.repeat_interleave(torch.arange(len(cases)), counts)
-        within = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
-        return places, self.starts[cases][places] + within
+        return rows_of(self.counts, self.starts, cases)
 
 
 def _joined(before: FeatureScale, here: FeatureScale) -> FeatureScale:
@@ -268,15 +264,15 @@ class _Ensemble(Net):
 
     def as_numpy(self, scale: FeatureScale, unit_ms: float) -> ComputeNet:
         """The net in NumPy, its deviation not yet calibrated."""
-        layers = [Layer(_numpy(w), _numpy(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
+        layers = [Layer(as_floats(w), as_floats(bias)) for w, bias in zip(self.weights, self.biases, strict=True)]
         head, parts = layers[2:]
         least = sum(least_skip(head.weight, part) for part in np.split(parts.weight, PARTS, axis=2))
-        skip = least * (1 + ROUNDED) + _added_up(_numpy(self._positive(self.skip)))
+        skip = least * (1 + ROUNDED) + _added_up(as_floats(self._positive(self.skip)))
         out = Layer(_added_up(parts.weight), _added_up(parts.bias))
         rates = None
         if len(self.learnable):
             rates = np.zeros((*skip.shape[:2], len(THRESHOLDS)))
-            rates[..., self.learnable] = _numpy(self._positive(self.rates))
+            rates[..., self.learnable] = as_floats(self._positive(self.rates))
         return ComputeNet(scale, (layers[0], layers[1]), head, out, skip, unit_ms, self.floor, 1.0, 1.0, rates)
 
 
@@ -292,8 +288,3 @@ def _of_kind(rates: Floats, slow: bool) -> Floats:
     by_rows = whole[..., SLOW] + whole[..., STEPS]
     whole[..., SLOW], whole[..., STEPS] = (by_rows, 0.0) if slow else (0.0, by_rows)
     return whole
-
-
-def _numpy(tensor: Tensor) -> Floats:
-    values: Floats = tensor.detach().double().numpy()
-    return values

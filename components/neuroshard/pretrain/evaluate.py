@@ -15,8 +15,7 @@ from neuroshard.costmodel.protocol import Floats, Ints, sums_of_sets
 from neuroshard.costmodel.report import SET_SIZES, Coverage, Errors, Fit, NetReport, Noise, SizeError
 from neuroshard.pretrain.all_to_all import Way, predicted_ms
 from neuroshard.pretrain.calibrate import Quantiles
-from neuroshard.pretrain.labels import Labels
-from neuroshard.pretrain.metrics import CLOCK_MS, errors, mape
+from neuroshard.pretrain.labels import CLOCK_MS, Labels, errors, mape
 
 MOST_JUDGED: Final = 400  # cases on which the predicted deviation is tested
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
+from scipy.stats import kendalltau
 
 from neuroshard.core.case import CollectiveCase, ComputeCase, Split
 from neuroshard.core.cost import CollectiveCost, ComputeCost
@@ -13,6 +14,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import Case, Cost, labels, rounds_of, teaches, usual_count
 from neuroshard.core.value import shown
 from neuroshard.costmodel.protocol import Floats, Ints
+from neuroshard.costmodel.report import Errors
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,6 @@ def _parts(cost: ComputeCost | CollectiveCost) -> tuple[float, ...]:
     return cost.forward_ms, cost.backward_ms
 
 
-def forward_ms(cost: CollectiveCost) -> tuple[float, ...]:
-    """Forward ms of each device, of an all-to-all without error."""
-    assert cost.forward_ms is not None
-    return cost.forward_ms
-
-
-def backward_ms(cost: CollectiveCost) -> tuple[float, ...]:
-    """Backward ms of each device, of an all-to-all without error."""
-    assert cost.backward_ms is not None
-    return cost.backward_ms
-
-
 def check_one_time_a_device(rows: Iterable[tuple[CollectiveCase, CollectiveCost]]) -> None:
     """Raise InvalidInput unless each all-to-all has one time for each device."""
     for case, cost in rows:
@@ -100,3 +90,28 @@ def check_unseen(cases: Iterable[ComputeCase]) -> None:
             f"table {shown(seen[0])} ({len(seen)} in all) is in test_tables and in another split; make the cases again, so that "
             "tests are on tables never trained on"
         )
+
+
+CLOCK_MS = 1e-3  # a microsecond: shorter times are below what the clocks resolve, so errors are relative to this
+
+
+def errors(measured_ms: Floats, predicted_ms: Floats) -> Errors | None:
+    """The figures of two arrays of one shape. None without values; a figure that needs variety is None without it."""
+    if measured_ms.size == 0:
+        return None
+    measured, predicted = measured_ms.ravel(), predicted_ms.ravel()
+    mse = float(np.mean((predicted - measured) ** 2))
+    varied = measured.size > 1 and np.ptp(measured) > 0
+    ranked = varied and np.ptp(predicted) > 0
+    return Errors(
+        values=measured.size,
+        mse=mse,
+        mape=mape(measured, predicted),
+        r2=1 - mse / float(measured.var()) if varied else None,
+        kendall_tau=float(kendalltau(predicted, measured).statistic) if ranked else None,
+    )
+
+
+def mape(measured_ms: Floats, predicted_ms: Floats) -> float:
+    """Mean absolute error relative to what was measured, 0.1 for 10 %."""
+    return float(np.mean(np.abs(predicted_ms - measured_ms) / np.maximum(measured_ms, CLOCK_MS)))

@@ -7,9 +7,10 @@ was killed continues from its checkpoints when it is started again.
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -38,13 +39,11 @@ from neuroshard.pretrain.compute import ComputeTraining, train_compute
 from neuroshard.pretrain.evaluate import all_to_all_report, compute_report, log_errors, set_sums
 from neuroshard.pretrain.labels import (
     Labels,
-    backward_ms,
     check_one_time_a_device,
     check_unseen,
     collect,
-    forward_ms,
+    mape,
 )
-from neuroshard.pretrain.metrics import mape
 from neuroshard.pretrain.stand_in import (
     SETS,
     Compared,
@@ -62,10 +61,6 @@ from neuroshard.pretrain.train import one_thread
 STAND_IN_EPOCHS: Final = 120  # after which a net is within 3 % of the analytic model
 FEWEST_COMPARED: Final = 6  # held-back cases needed to compare a net with the analytic model
 HELD_BACK: Final[tuple[Split, ...]] = ("valid", "test_sets", "test_tables")
-TIMES: Final[dict[Way, Callable[[CollectiveCost], tuple[float, ...]]]] = {
-    "forward": forward_ms,
-    "backward": backward_ms,
-}
 UNFINISHED: Final = ".training"  # folder of checkpoints inside the output folder, removed when the model is written
 
 
@@ -184,9 +179,7 @@ def pretrain(
                 sets.report,
                 *(one for both in zip(*(transfers[way].reports for way in WAYS), strict=True) for one in both),
             ),
-            left_out=sum(
-                not teaches(cost) for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows
-            ),
+            left_out=sum(not teaches(cost) for _, cost in costs.every),
             gaps=(
                 *(() if device_counts else ("no all-to-all was asked for: plans for one device only",)),
                 *beyond.gaps,
@@ -267,7 +260,7 @@ def _all_to_all_net(known: Completed, way: Way, training: Training) -> _Transfer
         by_devices.setdefault(len(case.device_dims), []).append((case, cost))
     if not by_devices:
         return _Transfers(None, ())
-    labels = [collect(rows, TIMES[way]) for _, rows in sorted(by_devices.items())]
+    labels = [collect(rows, attrgetter(f"{way}_ms")) for _, rows in sorted(by_devices.items())]
     generator = training.generator(way)
     splits = [_train_and_valid(one, generator) for one in labels]
     places = [train for train, _ in splits], [valid for _, valid in splits]
@@ -297,7 +290,7 @@ def _worse_than_datasheet(
         of_net = mape(compute.ms[places], sets.net.ms(set_sums(sets.net, cases, batch_sizes)))
         found[SETS] = Compared(sets_error(costs, cases, compute.ms[places]), of_net, len(places))
     for way, ranks in product(WAYS, wanted_ranks(costs)):
-        labels, net = collect(of_ranks(costs, ranks), TIMES[way]), transfers[way].net
+        labels, net = collect(of_ranks(costs, ranks), attrgetter(f"{way}_ms")), transfers[way].net
         places = labels.of_split(*HELD_BACK)
         if net is None or len(places) < FEWEST_COMPARED or (way, ranks) in known.guessed:
             continue

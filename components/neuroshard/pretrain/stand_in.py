@@ -26,19 +26,17 @@ from neuroshard.core.value import shown
 from neuroshard.costmodel.analytic import Analytic, analytic_for
 from neuroshard.costmodel.protocol import Floats, sums_of_sets
 from neuroshard.pretrain.all_to_all import WAYS, Way
-from neuroshard.pretrain.metrics import CLOCK_MS, mape
+from neuroshard.pretrain.labels import CLOCK_MS, mape
 
 DRAWN_SETS: Final = 400  # enough for a net to be within 5 % of the analytic model
 DRAWN_ALL_TO_ALLS: Final = 120
 VALID_EVERY: Final = 10  # every tenth drawn case is in the split that chooses the best epoch
 LATEST_START_MS: Final = 20.0  # latest start of a rank, as in augment
-OWN_STREAM: Final = (
-    0x57A2D  # reads STAND; with the seed it makes a stream of random numbers that no other draw of a run has
-)
+# reads STAND; with the seed it makes a stream of random numbers that no other draw of a run has
+OWN_STREAM: Final = 0x57A2D
 FEWEST_FOR_CONSTANT: Final = 8  # of fewer measured times only the factor is fitted
-SHARES: Final = np.array(
-    [1.0, *np.geomspace(0.99, 0.01, 40), 0.0]
-)  # of a usual case's time, what the datasheet explains
+# of a usual case's time, what the datasheet explains
+SHARES: Final = np.array([1.0, *np.geomspace(0.99, 0.01, 40), 0.0])
 
 SETS: Final = "compute"
 LearnedPart = Literal["compute"] | tuple[Way, int]  # SETS, or a direction and a number of ranks

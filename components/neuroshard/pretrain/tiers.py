@@ -1,4 +1,4 @@
-"""Measured tables beyond HBM -> the constants of costmodel/tier_constants.py, and how far they are off on cases held out.
+"""Measured tables beyond HBM -> the constants of costmodel/manifest.py, and how far they are off on cases held out.
 
 What a case takes more than the same tables in HBM is a sum over its tables, linear in the constants. They are at least 0, and
 those with the least absolute error as a share of what the case takes: a few disturbed cases do not move them (a linear program).
@@ -20,10 +20,10 @@ from neuroshard.core.text import counted
 from neuroshard.core.tiers import BeyondHbmTier
 from neuroshard.core.value import shown
 from neuroshard.costmodel.analytic import DATASHEETS, Analytic, analytic_for
+from neuroshard.costmodel.manifest import MeasuredTiers, Rates, rates
 from neuroshard.costmodel.measured_tiers import Work
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.report import TierErrors
-from neuroshard.costmodel.tier_constants import MeasuredTiers, Rates, rates
 
 # Cases to train on, of each tier, for four constants a pass. Fewer leave the datasheet's
 FEWEST: Final[dict[BeyondHbmTier, int]] = {"cached": 10, "host": 5}

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from neuroshard.costmodel.protocol import Ints
+from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.costmodel.report import Fit
 from neuroshard.pretrain.checkpoint import NONE, Checkpoint
-from neuroshard.pretrain.metrics import CLOCK_MS
+from neuroshard.pretrain.labels import CLOCK_MS
 from neuroshard.progress import progress
 
 LEARNING_RATE: Final = 5e-3
@@ -130,6 +130,20 @@ def fit_net(
         train_errors=tuple(train for train, _ in state.errors),
         valid_errors=tuple(valid for _, valid in state.errors),
     )
+
+
+def rows_of(counts: Tensor, starts: Tensor, cases: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows of some cases, where case i has rows[starts[i] : starts[i] + counts[i]]: which of the cases each is of, and its
+    place; both (N,)."""
+    counts = counts[cases]
+    places = torch.repeat_interleave(torch.arange(len(cases)), counts)
+    within = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
+    return places, starts[cases][places] + within
+
+
+def as_floats(tensor: Tensor) -> Floats:
+    values: Floats = tensor.detach().double().numpy()
+    return values
 
 
 def _shortened(error: float) -> float:

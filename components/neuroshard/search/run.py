@@ -436,7 +436,7 @@ def run(
     beside = [path.parent / LISTS_FOLDER for path in (tables, order.previous, out) if isinstance(path, Path)]
     keeping = keeping or (None if before is None else KeptOrders(before, partial(ids_among, beside)))
     if keeping is not None:
-        listed, more = kept_orders(listed, keeping.plan.task, keeping.read)
+        listed, more = kept_orders(listed, keeping.plan.held, keeping.read)
         said = (*said, *more)
     # groups have batches of their own, which a model may know without that of all ranks
     model = open_cost_model(cost_model, order.task.get("batch_size")) if order.groups is None else None

@@ -10,8 +10,8 @@ from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.files.disk import MAX_JSON_BYTES
-from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.presets import PRESETS, preset
+from neuroshard.files.importers.tables_source import import_tables
 from neuroshard.files.tables import write_tables
 from neuroshard.store.open import open_store
 

@@ -20,7 +20,7 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.costmodel.protocol import Floats
 from neuroshard.files.tables import write_tables
-from neuroshard.gpu_day.compare import slowest_ms
+from neuroshard.gpu_day.stages import slowest_ms
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure
 from neuroshard.pretrain.run import run as pretrain

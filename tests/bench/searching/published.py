@@ -21,7 +21,7 @@ from bench.searching.tables import (
     reached,
     solved,
 )
-from neuroshard.gpu_day.compare import Gain
+from neuroshard.gpu_day.stages import Gain
 
 if TYPE_CHECKING:  # torch, which a process that only searches should not load
     from bench.searching.measured import Measured

@@ -10,8 +10,8 @@ import numpy as np
 from neuroshard.core.constraints import Constraints
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.files.importers.import_tables import import_tables
 from neuroshard.files.importers.presets import preset
+from neuroshard.files.importers.tables_source import import_tables
 
 BATCH_SIZE = 65536
 ACCESS = "zipf:1.05"  # the files do not say how rows are read; this is what NVIDIA's synthetic models say

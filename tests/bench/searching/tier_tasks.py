@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.files.importers.import_tables import import_tables
+from neuroshard.files.importers.tables_source import import_tables
 
 SET = "meta-production-1935.json"
 EXPONENTS = (0.6, 1.3)  # of zipf, drawn by table

@@ -11,8 +11,7 @@ import torch
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.table import Table
-from neuroshard.files.importers.import_tables import import_tables
-from neuroshard.files.importers.tables_source import Asked, from_file
+from neuroshard.files.importers.tables_source import Asked, from_file, import_tables
 
 # three tables, batch 4: the first reads row 7 four times and row 2 once, the second nothing, the third 0, 1, 0
 INDICES = [7, 7, 2, 7, 7, 0, 1, 0]

@@ -19,8 +19,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.part import Part
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
-from neuroshard.files.importers.import_tables import import_tables
-from neuroshard.files.importers.tables_source import Asked, from_frame, from_list
+from neuroshard.files.importers.tables_source import Asked, from_frame, from_list, import_tables
 from neuroshard.files.importers.torchrec_tables import tables_of
 from neuroshard.files.tables import read_tables, write_tables
 

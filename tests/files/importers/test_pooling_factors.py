@@ -2,7 +2,7 @@
 
 import pytest
 
-from neuroshard.files.importers.pooling_factors import pooling_factors
+from neuroshard.files.importers.tables_source import pooling_factors
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.topology import Topology as Hosts
 from neuroshard.core.topology import topology_of
 from neuroshard.costmodel.given import GivenCosts
-from neuroshard.files.importers.sharding_stats import read_stats
+from neuroshard.files.importers.sharding_stats import read_stats, stats_entries
 from neuroshard.files.importers.sharding_stats_plan import given_costs, stats_plan
-from neuroshard.files.importers.sharding_stats_tables import stats_entries
 from neuroshard.files.importers.tables_source import Asked, from_stats
 
 with warnings.catch_warnings():

@@ -11,8 +11,8 @@ from helpers.refusals import names, refused
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.units import parse_bytes
-from neuroshard.files.importers.dense_memory import dense_bytes, reserve_notes, torch_embeddings
 from neuroshard.files.importers.tables_source import Asked, from_torchrec
+from neuroshard.files.importers.torchrec_model import dense_bytes, reserve_notes, torch_embeddings
 
 MODEL = """
     import torch

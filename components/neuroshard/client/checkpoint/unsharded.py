@@ -25,8 +25,7 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from neuroshard.client.model.order import SHARDED_MAPPED, collections_in, inner_of, sharded_configs
 from neuroshard.core.errors import InvalidInput
-from neuroshard.files.importers.torchrec_collections import weight_of
-from neuroshard.files.importers.torchrec_id_maps import MAPPED
+from neuroshard.files.importers.torchrec_collections import MAPPED, weight_of
 from neuroshard.files.importers.torchrec_tables import INSIDE, INSIDE_MAPPED, configs_of
 
 META = torch.device("meta")

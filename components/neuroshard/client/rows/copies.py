@@ -20,7 +20,7 @@ from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 from torchrec.optim.keyed import KeyedOptimizer
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.files.importers.torchrec_optimizers import in_backward
+from neuroshard.files.importers.torchrec_collections import in_backward
 
 DEFAULT_RATE, DEFAULT_EPS = 0.01, 1e-8  # FBGEMM's
 TRAINED = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD)

@@ -27,9 +27,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import TIERS
 from neuroshard.core.units import format_bytes
-from neuroshard.files.importers.torchrec_collections import weight_of
-from neuroshard.files.importers.torchrec_optimizers import NAMES, name_of
-from neuroshard.files.importers.torchrec_optimizers import in_backward as applied_in_backward
+from neuroshard.files.importers.torchrec_collections import NAMES, name_of, weight_of
+from neuroshard.files.importers.torchrec_collections import in_backward as applied_in_backward
 from neuroshard.files.importers.torchrec_tables import id_map
 
 # What these compute of the whole row, FBGEMM computes of the columns of a shard (codegen/genscript/optimizers.py).

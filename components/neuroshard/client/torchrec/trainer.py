@@ -36,8 +36,7 @@ from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown, whole_number
 from neuroshard.core.versions import Installed, measured_elsewhere
-from neuroshard.files.importers.torchrec_collections import weight_of
-from neuroshard.files.importers.torchrec_optimizers import NAMES, in_backward
+from neuroshard.files.importers.torchrec_collections import NAMES, in_backward, weight_of
 
 _ANSWERED = {name: row for row in SETTINGS if row.where == FUSED for name in row.names}
 # keys that TorchRec takes out before it makes the operator

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -327,3 +329,40 @@ def read_json(path: Path) -> tuple[list[TableEntry], set[str]]:
             )
     entries = [TableEntry.of(f"{path}: tables[{index}]", table, of_all) for index, table in enumerate(tables)]
     return entries, unknown | {key for entry in entries for key in entry.fields} - KNOWN
+
+
+def csv_rows(path: Path) -> tuple[list[str], list[tuple[str, dict[str, str]]]]:
+    """The columns of a CSV file; and of each line below, its place and its cells by column, but for empty ones. Raises
+    InvalidInput."""
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: not UTF-8 text (byte {error.start}); if it is CSV, save it as UTF-8") from None
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
+    columns, rows = list[str](), list[tuple[str, dict[str, str]]]()
+    try:
+        for line in reader:
+            where, cells = f"{path}: line {reader.line_num}", [cell.strip() for cell in line]
+            if columns and any(cells) and len(cells) != len(columns):
+                raise InvalidInput(f"{where}: has {counted(len(cells), 'cell')} for {counted(len(columns), 'column')}")
+            if columns and any(cells):
+                rows.append((where, {name: cell for name, cell in zip(columns, cells, strict=True) if cell}))
+            columns = columns or (cells if any(cells) else [])
+    except csv.Error as error:
+        raise InvalidInput(f"{path}: line {reader.line_num}: not CSV: {error}") from None
+    return columns, rows
+
+
+def check_once(columns: Iterable[str], path: Path | str) -> None:
+    """Raise InvalidInput if a column of a file occurs twice."""
+    for name, times in Counter(columns).items():
+        if times > 1:
+            raise InvalidInput(f"{path}: column {name!r} occurs {times} times")
+
+
+def read_number(column: str, cell: str, where: str) -> float:
+    """A cell that is a number. Raises InvalidInput."""
+    number = parse_number(cell)
+    if number is None:
+        raise InvalidInput(f"{where}: column {column!r} is {shown(cell)}, not a number")
+    return number

@@ -1,58 +1,14 @@
-"""Built-in table sets. `preset("mlperf-dlrm-dcnv2")` -> tables."""
+"""Built-in table sets (presets.toml, with their sources). `preset("mlperf-dlrm-dcnv2")` -> tables."""
 
-from collections.abc import Callable
+import tomllib
+from pathlib import Path
+from typing import Any
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
-from neuroshard.files.importers.imported import Defaults, table_defaults
+from neuroshard.files.importers.imported import table_defaults
 
-_MLPERF_DIM = 128
-# (rows, lookups a sample) of categorical features 0 to 25
-_MLPERF = (
-    (40_000_000, 3),
-    (39_060, 2),
-    (17_295, 1),
-    (7_424, 2),
-    (20_265, 6),
-    (3, 1),
-    (7_122, 1),
-    (1_543, 1),
-    (63, 1),
-    (40_000_000, 7),
-    (3_067_956, 3),
-    (405_282, 8),
-    (10, 1),
-    (2_209, 6),
-    (11_938, 9),
-    (155, 5),
-    (4, 1),
-    (976, 1),
-    (14, 1),
-    (40_000_000, 12),
-    (40_000_000, 100),
-    (40_000_000, 27),
-    (590_152, 10),
-    (12_973, 3),
-    (108, 1),
-    (36, 1),
-)
-
-
-def mlperf_dlrm_dcnv2(defaults: Defaults) -> tuple[Table, ...]:
-    """MLPerf Training's recommender, DLRM-DCNv2: the 26 tables of Criteo 1TB, rows capped at 40 M, dim 128, 97 GiB in fp32.
-
-    Source: README of torchrec_dlrm in facebookresearch/dlrm (`--num_embeddings_per_feature`, `--multi_hot_sizes`), which
-    MLPerf Training's recommendation_v2 uses. The multi-hot lookups are synthetic and drawn uniformly by default.
-    """
-    return tuple(
-        defaults.table(
-            {"name": f"cat_{i}", "rows": rows, "dim": _MLPERF_DIM, "pooling_factor": float(lookups)}, f"cat_{i}"
-        )
-        for i, (rows, lookups) in enumerate(_MLPERF)
-    )
-
-
-PRESETS: dict[str, Callable[[Defaults], tuple[Table, ...]]] = {"mlperf-dlrm-dcnv2": mlperf_dlrm_dcnv2}
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
 
 
 def preset(
@@ -61,4 +17,8 @@ def preset(
     """The tables of a preset. Raises UsageError that lists the known ones."""
     if name not in PRESETS:
         raise UsageError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
-    return PRESETS[name](table_defaults(access=access, dtype=dtype, optimizer=optimizer))
+    said, defaults = PRESETS[name], table_defaults(access=access, dtype=dtype, optimizer=optimizer)
+    return tuple(
+        defaults.table({"name": table, "rows": rows, "dim": said["dim"], "pooling_factor": float(lookups)}, table)
+        for table, (rows, lookups) in ((f"{said['names']}{i}", each) for i, each in enumerate(said["tables"]))
+    )

@@ -119,8 +119,7 @@ def with_traces(
     with progress("count access", total=len(tables), unit="tables") as bar:
         for table in tables:
             if table.name in counting:
-                hot_rows = None if row_orders is None else HotRows(table.rows)
-                counter = AccessCounter(table.rows, tracked_rows, f"table {table.name!r}", hot_rows)
+                counter = _counter(table, row_orders, COUNTERS, tracked_rows)
                 for path in paths:
                     for batch in trace_batches(path, table.name, batch_size):
                         counter.add(batch, batch_size)
@@ -191,6 +190,11 @@ def _beside(
     return tuple(known.get(table.name, table) for table in tables), (*notes, note)
 
 
+def _counter(table: Table, row_orders: Path | None, counters: int, tracked_rows: int = TRACKED_ROWS) -> AccessCounter:
+    hot_rows = None if row_orders is None else HotRows(table.rows, counters)
+    return AccessCounter(table.rows, tracked_rows, f"table {table.name!r}", hot_rows)
+
+
 def _with_row_order(table: Table, counter: AccessCounter, folder: Path | None, source: str = "") -> Table:
     """The table with the order of its hot rows, if any are, whose list is written into the folder, and its lookups by id."""
     if counter.hot_rows is None or folder is None:
@@ -233,14 +237,7 @@ def with_batches(
     if others := _without_maps(tables):
         return _beside(tables, *with_batches(others, features, batches, order, row_orders))
     of_each = max(COUNTERS // len(tables), FEWEST_COUNTERS)
-    counters = {
-        table.name: AccessCounter(
-            table.rows,
-            where=f"table {table.name!r}",
-            hot_rows=None if row_orders is None else HotRows(table.rows, of_each),
-        )
-        for table in tables
-    }
+    counters = {table.name: _counter(table, row_orders, of_each) for table in tables}
     lookups = {table.name: np.zeros(len(features[table.name])) for table in tables}
     samples = smaller = 0
     for number, batch in enumerate(batches):

@@ -1,36 +1,120 @@
-"""The sources of tables (a preset, a file, a TorchRec model, its planner's printout) as one kind of value."""
+"""The sources of tables (a preset, a file, a TorchRec model, its planner's printout) as one kind of value.
+
+A file is JSON, CSV, Parquet, or Meta's dlrm_datasets. A table there is an object or a row with name, rows, dim, pooling_factor,
+and optionally the other fields of Table; those of TorchRec's configs are read too (files/importers/imported.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from neuroshard.core.errors import InvalidInput
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import ELEMENT_BYTES, Table
-from neuroshard.core.value import shown
+from neuroshard.core.units import parse_number
+from neuroshard.core.value import decode_json, shown
+from neuroshard.files import parquet
+from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.check_tables import Finding, check_entries
-from neuroshard.files.importers.import_tables import frame_entries, has_lookups, import_tables, read_entries
+from neuroshard.files.importers.dlrm_datasets import read_dlrm_dataset
 from neuroshard.files.importers.imported import (
     KNOWN,
+    REQUIRED,
     Defaults,
     Imported,
     TableEntry,
+    check_once,
     checked_tables,
+    csv_rows,
     notes_of,
+    our_name,
     plain,
+    read_json,
+    read_number,
     table_defaults,
 )
 from neuroshard.files.importers.presets import preset
-from neuroshard.files.importers.sharding_stats import Printed, read_stats
-from neuroshard.files.importers.sharding_stats_tables import stats_entries
+from neuroshard.files.importers.sharding_stats import Printed, read_stats, stats_entries
 from neuroshard.files.traces import Traces
 
 if TYPE_CHECKING:  # it takes seconds
     import pandas as pd
     from torch import nn
+
+NUMBERS = {"rows", "dim", "pooling_factor", "reuse_batch_size", "element_bytes"}
+NUMBERS |= {"optimizer_bytes_per_row", "optimizer_bytes_per_element"}
+LISTS = ("reuse_bins", "lookups_by_id")  # of numbers
+OBJECTS = ("features", "access", "row_order", "id_map")
+
+
+def has_lookups(path: Path) -> bool:
+    """Whether a file is one of dlrm_datasets, which holds lookups and no widths, by its name."""
+    return path.name.lower().endswith((".pt", ".pt.gz"))
+
+
+def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:
+    """The unchecked entries of a .json, .csv or .parquet file, and notes. Raises UsageError, InvalidInput."""
+    read = READERS.get(path.suffix.lower())
+    if read is None:
+        raise UsageError(f"{path}: its name has no known suffix; known: {', '.join(READERS)}, .pt, .pt.gz")
+    entries, unknown = read(path)
+    return entries, notes_of(entries, unknown)
+
+
+def read_csv(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """A header line, then a line per table. An empty cell counts as absent; `reuse_bins` are 17 numbers separated by spaces or
+    commas, and what is an object in JSON is JSON here too."""
+    header, rows = csv_rows(path)
+    unknown = _unknown(header, path) if header else set[str]()
+    return [
+        TableEntry.of(where, {name: _value(our_name(name), cell, where) for name, cell in row.items()})
+        for where, row in rows
+    ], unknown
+
+
+def read_parquet(path: Path) -> tuple[list[TableEntry], set[str]]:
+    """A row a table, with lists and structs where JSON has lists and objects. Null counts as absent."""
+    columns = parquet.column_names(path)
+    unknown = _unknown(columns, path)
+    # other columns may be of any type, or too large
+    with parquet.opened(path, set(columns) - unknown) as table:
+        rows = table.to_pylist()
+    return [TableEntry.of(f"{path}: row {index}", plain(row)) for index, row in enumerate(rows)], unknown
+
+
+def _is_absent(value: Any) -> bool:
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+READERS: dict[str, Callable[[Path], tuple[list[TableEntry], set[str]]]] = {
+    ".json": read_json,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+}
+
+
+def _unknown(columns: Sequence[str], path: Path | str) -> set[str]:
+    """Columns that we do not know. Raises InvalidInput if a required column is missing, or if one occurs twice."""
+    check_once(columns, path)
+    for name in REQUIRED[:-1]:  # lookups may be those of the features
+        if name not in map(our_name, columns):
+            raise InvalidInput(f"{path}: column {name!r} is missing; there are {shown(', '.join(columns), 200)}")
+    return {name for name in columns if our_name(name) not in KNOWN}
+
+
+def _value(column: str, cell: str, where: str) -> Any:
+    """A cell of a CSV file as a value of its column. Raises InvalidInput."""
+    if column in LISTS:
+        return [read_number(column, share, where) for share in cell.strip("[]").replace(",", " ").split()]
+    if column in OBJECTS and cell.startswith(("[", "{")):
+        return decode_json(cell.encode(), f"{where}: column {column!r}")
+    return read_number(column, cell, where) if column in NUMBERS else cell
 
 
 class Asked(NamedTuple):
@@ -80,14 +164,25 @@ def from_preset(name: str, asked: Asked) -> Source:
 
 
 def from_file(path: Path, asked: Asked) -> Source:
-    """Any file that files/importers/import_tables.py reads; only a .pt has lookups. Raises UsageError and InvalidInput."""
+    """A .json, .csv, .parquet, .pt or .pt.gz file; only the last two have lookups. Raises UsageError and InvalidInput."""
     defaults = asked.defaults
     if has_lookups(path):
-        imported = import_tables(path, dim=asked.dim, **asked.as_text)
+        imported = read_dlrm_dataset(path, dim=asked.dim, defaults=defaults)
         notes = tuple(note.removeprefix(f"{path}: ") for note in imported.notes)  # `tables` adds the path again
         return Source(str(path), _entries(str(path), imported.tables), defaults, notes, imported.traces)
     entries, notes = read_entries(path)
     return Source(str(path), tuple(entries), defaults, notes)
+
+
+def import_tables(path: Path, **asked: Any) -> Imported:
+    """Tables of a file, with notes on what was left out, renamed or assumed; `asked` are fields of Asked.
+
+    The file wins over what is asked. Repeated names are numbered. `sequence: true` is `pooling: none`, and `num_features` are
+    features that share the lookups equally. 1 and 0 are true and false here. Raises UsageError for an unknown option or suffix,
+    and InvalidInput for a fault in the file.
+    """
+    source = from_file(path, Asked(**asked))
+    return replace(source.tables(), traces=source.traces)
 
 
 def from_list(items: Sequence[object], asked: Asked) -> Source:
@@ -107,9 +202,15 @@ def from_list(items: Sequence[object], asked: Asked) -> Source:
 
 
 def from_frame(frame: pd.DataFrame, asked: Asked) -> Source:
-    """A pandas DataFrame with a row a table, and the columns of a file. Raises UsageError and InvalidInput."""
-    where = "the DataFrame"
-    entries, unknown = frame_entries(list(map(str, frame.columns)), frame.to_numpy(object).tolist(), where)
+    """A pandas DataFrame with a row a table, and the columns of a file; None, NaN and NaT count as absent. Raises UsageError,
+    InvalidInput."""
+    where, columns = "the DataFrame", list(map(str, frame.columns))
+    unknown = _unknown(columns, where)
+    named = (
+        {name: value for name, value in zip(columns, row, strict=True) if name not in unknown and not _is_absent(value)}
+        for row in frame.to_numpy(object).tolist()
+    )
+    entries = [TableEntry.of(f"{where}: row {index}", plain(row)) for index, row in enumerate(named)]
     return Source(where, tuple(entries), asked.defaults, notes_of(entries, unknown))
 
 
@@ -137,3 +238,56 @@ def from_stats(path: Path, asked: Asked) -> Source:
 
 def _entries(where: str, tables: Iterable[Table]) -> tuple[TableEntry, ...]:
     return tuple(TableEntry(f"{where}: {table.name}", table.model_dump()) for table in tables)
+
+
+COLUMNS = ["name", "pooling_factor"]
+
+
+def pooling_factors(path: Path | None, options: Sequence[str]) -> dict[str, float]:
+    """Read from a .json object, or a .csv with the columns name and pooling_factor, and from options NAME=LOOKUPS, which win.
+
+    Raises UsageError and InvalidInput that name the place.
+    """
+    factors = {} if path is None else _checked(_pairs(path), str(path))
+    for option in options:
+        name, equals, value = option.rpartition("=")
+        if not equals or not name:
+            raise UsageError(f"--pooling-factor {option!r} is not NAME=LOOKUPS, as in user_id=3.0")
+        factors |= _checked([(name, _from_text(value))], "--pooling-factor")
+    return factors
+
+
+def _pairs(path: Path) -> Iterable[tuple[str, Any]]:
+    if path.suffix.lower() == ".csv":
+        columns, rows = csv_rows(path)
+        if columns != COLUMNS:
+            raise InvalidInput(f"{path}: must begin with the line {','.join(COLUMNS)}, not {shown(columns or '')}")
+        return [(row.get("name", ""), _from_text(row.get("pooling_factor", ""))) for _, row in rows]
+    data = decode_json(read_bytes(path), str(path))
+    if not isinstance(data, dict):
+        raise InvalidInput(
+            f'{path}: expected an object of lookups by name, {{"user_id": 3.0}}, found {type(data).__name__}'
+        )
+    return list(data.items())
+
+
+def _from_text(text: str) -> float | str:
+    number = parse_number(text.strip())
+    return text if number is None else number
+
+
+def _checked(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, float]:
+    factors: dict[str, float] = {}
+    for name, value in pairs:
+        try:
+            factor = math.nan if isinstance(value, bool | str) else float(value)
+        except (TypeError, OverflowError):
+            factor = math.nan
+        if not 0 <= factor <= 1e9:
+            raise InvalidInput(
+                f"{where}: {name} has {shown(value)} lookups a sample; it must be a number from 0 to 1e9"
+            )
+        if name in factors:
+            raise InvalidInput(f"{where}: {name} occurs twice")
+        factors[name] = factor
+    return factors

@@ -1,4 +1,5 @@
-"""Which modules of a TorchRec model a plan shards, at which paths, and which it must refuse. Needs torch and torchrec.
+"""Which modules of a TorchRec model a plan shards, at which paths, and which it must refuse; and the fused optimizers of its
+tables. Needs torch and torchrec.
 
 TorchRec picks a sharder by a module's exact class, and shards a module that wraps a collection at the wrapper's own path. A plan
 for the path inside trains something else without an error (seen with torchrec 1.8): the position weights of a
@@ -7,16 +8,18 @@ FeatureProcessedEmbeddingBagCollection get no gradient, and with managed collisi
 
 import warnings
 from dataclasses import dataclass, field
-from typing import NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 from torch import nn
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.files.importers.torchrec_id_maps import MANAGED_COLLISIONS, MAPPED, check_mapped
+from neuroshard.core.table import OPTIMIZER_BYTES
 from neuroshard.files.importers.torchrec_tables import INSIDE_MAPPED, check_config, configs_of, inner_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # warnings of torchrec and FBGEMM while they are imported
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
     from torchrec.modules.embedding_modules import (
         EmbeddingBagCollection,
         EmbeddingBagCollectionInterface,
@@ -24,10 +27,38 @@ with warnings.catch_warnings():
         EmbeddingCollectionInterface,
     )
     from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
     from torchrec.modules.mc_embedding_modules import (
         ManagedCollisionEmbeddingBagCollection,
         ManagedCollisionEmbeddingCollection,
     )
+    from torchrec.modules.mc_modules import (
+        ManagedCollisionCollection,
+        ManagedCollisionModule,
+        MCHManagedCollisionModule,
+    )
+
+MAPPED = (ManagedCollisionEmbeddingBagCollection, ManagedCollisionEmbeddingCollection)
+MANAGED_COLLISIONS = (ManagedCollisionCollection, ManagedCollisionModule)
+
+
+def check_mapped(collection: Any, path: str) -> None:
+    """Raise InvalidInput for managed collisions that TorchRec maps or trains otherwise sharded than whole, without an error."""
+    where = f"module {path!r} is a {type(collection).__name__}"
+    inner, maps = collection._embedding_module, collection._managed_collision_collection
+    for config in maps.embedding_configs():
+        module = maps._managed_collision_modules[config.name]
+        if type(module) not in (MCHManagedCollisionModule, HashZchManagedCollisionModule):
+            raise InvalidInput(
+                f"{where}, whose table {config.name!r} has a {type(module).__name__}; what it keeps is not known: take "
+                "MCHManagedCollisionModule or HashZchManagedCollisionModule"
+            )
+    if getattr(inner, "is_weighted", bool)() and maps.need_preprocess:
+        raise InvalidInput(
+            f"{where}, and its lookups are weighted: TorchRec drops the weights where it hashes ids (need_preprocess); hash them "
+            "in the input, and say need_preprocess=False"
+        )
+
 
 COVERED = (EmbeddingBagCollection, FeatureProcessedEmbeddingBagCollection, EmbeddingCollection, *MAPPED)
 Collection: TypeAlias = (
@@ -205,3 +236,39 @@ def _refuse(module: nn.Module, path: str) -> NoReturn:
     else:
         why = f"which a plan does not cover; it covers {' and '.join(kind.__name__ for kind in COVERED)}"
     raise InvalidInput(f"module {path!r} is a {name}, {why}")
+
+
+NAMES = {
+    EmbOptimType.EXACT_SGD: "sgd",
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
+    EmbOptimType.EXACT_ADAGRAD: "adagrad",
+    EmbOptimType.ADAM: "adam",
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: "partial_rowwise_adam",
+    EmbOptimType.LAMB: "lamb",
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: "partial_rowwise_lamb",
+    EmbOptimType.LARS_SGD: "lars_sgd",
+}
+
+
+def in_backward(weight: nn.Parameter) -> tuple[list[type[Any]], dict[str, Any]]:
+    """What apply_optimizer_in_backward has put on a table's weight: the optimizers, and the settings of the first."""
+    return getattr(weight, "_optimizer_classes", []), dict(getattr(weight, "_optimizer_kwargs", [{}])[0])
+
+
+def name_of(kind: type[Any], settings: dict[str, Any]) -> str | None:
+    """Our name of an optimizer's class, None where we have none; TorchRec lets an `optimizer` among the settings count."""
+    said = settings.get("optimizer")
+    try:
+        return NAMES.get(said if isinstance(said, EmbOptimType) else optimizer_type_to_emb_opt_type(kind))
+    except ValueError:
+        return None
+
+
+def state_fields(weight: nn.Parameter) -> dict[str, int]:
+    """The fields of Table for the optimizer on a weight; none without one, with several, or with one that we have no name of."""
+    classes, settings = in_backward(weight)
+    name = name_of(classes[0], settings) if len(classes) == 1 else None
+    if name is None:
+        return {}
+    per_row, per_element = OPTIMIZER_BYTES[name]
+    return {"optimizer_bytes_per_row": per_row, "optimizer_bytes_per_element": per_element}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.id_map import IdMap
+from neuroshard.core.id_map import SORTED, IdMap
 from neuroshard.core.table import Table
 from neuroshard.files.importers.imported import FAILS_SHARDED, OWN_OPERATOR, check_sharded, table_defaults, width_of
 
@@ -15,6 +15,9 @@ WEIGHTED_MEAN = (
 )
 INSIDE = "_embedding_bag_collection"  # where a feature-processed collection keeps its tables; plans name the outer one
 INSIDE_MAPPED = "_embedding_module"  # where managed collisions keep theirs
+ID_BYTES = 8  # of an id, or of what is remembered of it: all are int64
+HISTORY = 1.25  # times the lookups of the first step, which MCHManagedCollisionModule has room for in each step until it evicts
+OF_RANK = ("_mch_slots", "_hash_zch_bucket")  # one number, also of a table with one row
 
 
 def tables_of(
@@ -91,12 +94,26 @@ def has_own_operator(config: Any) -> bool:
 
 
 def id_map(collection: Any, config: Any) -> IdMap | None:
-    """The id map of a table; None where its collection is of no managed collisions."""
+    """The id map of a table, what it takes of its rank; None where its collection is of no managed collisions.
+
+    TorchRec (1.8, 1.9) rebuilds each module for the rows of its rank (`rebuild_with_output_id_range`), on the rank's device
+    whatever the table's kernel. Counted are its buffers and parameters, and what MCHManagedCollisionModule keeps of the ids since
+    it last evicted: 1.25 times what its first batches hold. Not counted is what a remap makes for a moment.
+    """
     if inner_of(collection) is collection:
         return None
-    from neuroshard.files.importers.torchrec_id_maps import id_map_of  # torchrec, which the rest does without
-
-    return id_map_of(collection, config.name)
+    module: Any = collection._managed_collision_collection._managed_collision_modules[config.name]
+    held = {**dict(module.named_buffers()), **dict(module.named_parameters())}
+    of_rows = {name for name, value in held.items() if value.dim() and value.shape[0] == module.output_size()}
+    of_rows = {name for name in of_rows if name.startswith(("_mch_", "_hash_zch_")) and name not in OF_RANK}
+    sizes = {name: value.numel() * value.element_size() for name, value in held.items()}
+    per_row = sum(sizes[name] for name in of_rows) // module.output_size()
+    per_rank = sum(size for name, size in sizes.items() if name not in of_rows)
+    if type(module).__name__ == "HashZchManagedCollisionModule":
+        return IdMap(kind="mpzch", bytes_per_row=per_row, bytes_per_rank=per_rank, buckets=module.buckets())
+    remembered = sum(info.is_history_metadata for info in module._eviction_policy.metadata_info)
+    per_lookup = ID_BYTES * (1 + remembered) * HISTORY * module._eviction_interval
+    return IdMap(kind=SORTED, bytes_per_row=per_row, bytes_per_lookup=per_lookup, bytes_per_rank=per_rank)
 
 
 def config_fields(

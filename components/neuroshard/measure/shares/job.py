@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from neuroshard.core.case import Cases
 from neuroshard.core.clean import log
 from neuroshard.core.errors import Conflict, InvalidInput, NeuroshardError, Unreachable, Unsafe
-from neuroshard.files.cases import read_cases, write_cases
-from neuroshard.files.costs import BROKEN, read_costs, read_manifest
+from neuroshard.files.cases import KINDS, read_cases, write_cases
+from neuroshard.files.costs import BROKEN, merge_costs, read_costs, read_manifest
 from neuroshard.measure.backends import MeasureSettings
+from neuroshard.measure.run import RunSummary
 from neuroshard.measure.run import run as measure
-from neuroshard.measure.shares import merge
-from neuroshard.measure.summary import RunSummary
 from neuroshard.orders.nightly import Campaign, Job
 from neuroshard.store.folders import fetch_folder, kept
 from neuroshard.store.lease import LeaseHeld, leased
@@ -116,14 +114,11 @@ def _own_cases(store: Store, campaign: Campaign, share: Share, scratch: Path, ou
     others = [one for one in now.shares if one.draw == share.draw and one.of != share.of]
     done = {case_id for one in others for case_id in _measured(store, campaign, one, scratch)}
     first, of = share.number, share.of
-    own = cases.model_copy(
-        update={
-            "compute": tuple(case for case in cases.compute[first - 1 :: of] if case.case_id not in done),
-            "collective": tuple(case for case in cases.collective[first - 1 :: of] if case.case_id not in done),
-            "tiers": tuple(case for case in cases.tiers[first - 1 :: of] if case.case_id not in done),
-        }
-    )
-    write_cases(out, Cases.model_validate(own))
+    own = {
+        kind: tuple(case for case in getattr(cases, kind)[first - 1 :: of] if case.case_id not in done)
+        for kind in KINDS
+    }
+    write_cases(out, cases.model_copy(update=own))
 
 
 def _measured(store: Store, campaign: Campaign, share: Share, scratch: Path) -> set[str]:
@@ -132,7 +127,7 @@ def _measured(store: Store, campaign: Campaign, share: Share, scratch: Path) -> 
         costs = read_costs(_fetched(store, campaign, share, scratch / "others"))
     except InvalidInput:
         return set()
-    return {cost.case_id for rows in (costs.compute, costs.collective, costs.tiers) for _, cost in rows}
+    return {cost.case_id for _, cost in costs.every}
 
 
 def merge_shares(campaign: Campaign, store_url: str, out: Path, *, single_writer: bool = False) -> None:
@@ -149,7 +144,7 @@ def merge_shares(campaign: Campaign, store_url: str, out: Path, *, single_writer
         mergeable = _of_one_bench(store, campaign, readable)
         if not mergeable:
             raise InvalidInput(f"{store.url}/{campaign.folder}: no case was measured that could be used")
-        merge.run([readable[share] for share in sorted(mergeable)], out)
+        merge_costs([readable[share] for share in sorted(mergeable)], out)
 
 
 def _readable(store: Store, campaign: Campaign, shares: Sequence[Share], scratch: Path) -> dict[Share, Path]:
@@ -162,7 +157,7 @@ def _readable(store: Store, campaign: Campaign, shares: Sequence[Share], scratch
         except InvalidInput as error:
             set_aside_share(store, campaign.folder, share, str(error).replace(str(scratch), ""))
             continue
-        if costs.compute or costs.collective or costs.tiers:
+        if costs.every:
             found[share] = folder
     return found
 

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 from neuroshard.core.case import CollectiveCase
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.timing.clocks import open_device
+from neuroshard.measure.timing.clocks import open_device, take_core
 from neuroshard.measure.timing.harness import Timing, disagreement, timing
-from neuroshard.measure.workers.cores import take_core
 from neuroshard.measure.workers.processes import first_line, out_of_memory
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl"}

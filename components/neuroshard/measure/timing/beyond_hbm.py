@@ -19,10 +19,17 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import WAYS, Tier
+from neuroshard.files.access import spreading_step
 from neuroshard.measure.rowcap import capped_rows, case_cap
-from neuroshard.measure.timing.fbgemm import GRADIENT, SAMPLE_WEIGHT, TableBatchedEmbedding, fused_groups, output_shape
+from neuroshard.measure.timing.fbgemm import (
+    GRADIENT,
+    SAMPLE_WEIGHT,
+    Ints,
+    TableBatchedEmbedding,
+    fused_groups,
+    output_shape,
+)
 from neuroshard.measure.timing.harness import CaseTiming, time_case
-from neuroshard.measure.timing.lookups import Ints
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +43,6 @@ ROOM = 2
 # at least the 32 that push a row out, by 4 standard deviations
 APART = 4
 CONFLICTS = 0.01  # of the distinct rows: with more, what is timed is not a cache without conflicts
-GOLDEN = 0.618  # of the rows of a table, from one id to the next: ids of rows that are read alike are not neighbours
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,18 +89,10 @@ def stream_of(indices: Ints, lengths: Ints, rows: int, cold_share: float) -> "St
     place = np.empty(distinct, dtype=np.int64)
     place[np.argsort(-counts, kind="stable")] = np.arange(distinct)
     ids = place[inverse.reshape(-1)]
-    stride = _stride(rows)
+    stride = spreading_step(rows)  # ids of rows that are read alike are not neighbours
     return Stream(
         ids * stride % rows, (ids >= hot).astype(np.int64), lengths, rows, distinct, blocks, cold * stride % rows
     )
-
-
-def _stride(rows: int) -> int:
-    """A number without a common divisor with `rows`: its multiples, modulo `rows`, are all rows."""
-    stride = max(int(GOLDEN * rows), 1)
-    while math.gcd(stride, rows) > 1:
-        stride += 1
-    return stride
 
 
 class TierTiming(NamedTuple):

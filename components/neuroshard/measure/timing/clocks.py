@@ -1,5 +1,8 @@
 """A device that times a step on its own clock and flushes its own cache: a CPU, or a GPU."""
 
+import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -34,7 +37,8 @@ class TimedDevice(Protocol):
 
 
 class Cpu:
-    """This machine's CPU with `threads` threads. It flushes its cache by writing memory: see flush.py.
+    """This machine's CPU with `threads` threads. It flushes its cache by writing memory: see
+    `table_sets.find_flush_bytes`.
 
     One thread is timed by its own CPU clock, unless waiting counts. That clock stands still while other processes have the core;
     on an idle machine it agrees with the wall clock.
@@ -118,3 +122,41 @@ class Cuda:
 def open_device(kind: str, index: int, threads: int) -> TimedDevice:
     """The CPU, or GPU `index`."""
     return Cuda(index) if kind == "cuda" else Cpu(threads)
+
+
+FIRST = 1  # the lowest real-time priority, ahead of every process without one
+
+
+def may_go_first() -> bool:
+    """Whether processes here may run in real time, ahead of others. It needs CAP_SYS_NICE or an RLIMIT_RTPRIO."""
+    if sys.platform != "linux":
+        return False
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    allowed = _go_first()
+    if allowed:
+        os.sched_setscheduler(0, policy, parameters)
+    return allowed
+
+
+def _go_first() -> bool:
+    """Run ahead of others from now on, and return whether that is allowed."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(FIRST))
+    except OSError:
+        return False
+    return True
+
+
+def take_core(rank: int, *, first: bool) -> None:
+    """Keep this process and its later threads on one core, in turns with the other ranks there.
+
+    A rank that wakes up does not interrupt a running rank: with interruptions, a quarter of the all-to-alls of 4 ranks on 2 cores
+    took five times as long as the others. If it goes `first`, where allowed, it does interrupt other processes: otherwise each
+    message waits for their time slice of 4 ms, in all-to-alls of 0.7 ms.
+    """
+    if sys.platform == "linux":
+        cores = sorted(os.sched_getaffinity(0))
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setaffinity(0, {cores[rank % len(cores)]})
+            if not (first and _go_first()):
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -7,10 +7,13 @@ another, as a trainer does. So does backward, which includes the optimizer that 
 that is measured: HOST for the CPU, DEVICE for CUDA; beyond HBM (timing/beyond_hbm.py) MANAGED_CACHING or MANAGED.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from neuroshard import system
 from neuroshard.core.case import ComputeCase
@@ -18,11 +21,10 @@ from neuroshard.core.errors import MeasureError
 from neuroshard.core.part import Part
 from neuroshard.core.table import ELEMENT_BYTES, OPTIMIZER_BYTES, Table
 from neuroshard.core.tiers import TIERS, Tier
+from neuroshard.core.value import canonical_json, sha256
 from neuroshard.measure.backends import MeasureSettings
-from neuroshard.measure.memory_quotas import MOST_LOOKUP_BYTES, MemoryQuotas
-from neuroshard.measure.rowcap import SHARE_OF_AVAILABLE, capped_rows, case_cap
+from neuroshard.measure.rowcap import MOST_LOOKUP_BYTES, SHARE_OF_AVAILABLE, MemoryQuotas, capped_rows, case_cap
 from neuroshard.measure.timing.clocks import open_device
-from neuroshard.measure.timing.lookups import TableLookups
 
 if TYPE_CHECKING:
     import torch
@@ -130,11 +132,6 @@ class TableBatchedEmbedding:
             SplitTableBatchedEmbeddingBagsCodegen,
         )
 
-        optimizers = {
-            "sgd": EmbOptimType.EXACT_SGD,
-            "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            "adagrad": EmbOptimType.EXACT_ADAGRAD,
-        }
         optimizer = self.settings.optimizer
         on_host = self.device.torch.type == "cpu"
         if on_host and tier != "hbm":
@@ -153,7 +150,7 @@ class TableBatchedEmbedding:
         operator = SplitTableBatchedEmbeddingBagsCodegen(
             [(r, table.dim, *place) for r, table in zip(rows, tables, strict=True)],
             weights_precision=SparseType.FP32 if tables[0].element_bytes == ELEMENT_BYTES["fp32"] else SparseType.FP16,
-            optimizer=optimizers[optimizer],
+            optimizer=EmbOptimType[f"EXACT_{optimizer.upper()}"],
             learning_rate=LEARNING_RATE,
             feature_table_map=[place for place, table in enumerate(tables) for _ in range(max(len(table.features), 1))],
             pooling_mode=PoolingMode[tables[0].pooling.upper()],
@@ -206,3 +203,65 @@ def fused_groups(tables: Sequence[Table]) -> list[list[Table]]:
     for table in tables:
         groups.setdefault(table.operator_key, []).append(table)
     return list(groups.values())
+
+
+Ints = NDArray[np.int64]
+
+
+class TableLookups:
+    """Lookups of tables. `traces` is a file of `neuroshard tables --traces`. The latest draws are kept, up to `cache_bytes`."""
+
+    def __init__(self, seed: int, traces: Path | None, cache_bytes: int) -> None:
+        from neuroshard.files.traces import read_traces
+
+        self.seed, self.cache_bytes = seed, cache_bytes
+        self.traces = None if traces is None else read_traces(traces)
+        self.kept: OrderedDict[str, tuple[Ints, Ints]] = OrderedDict()
+        self.kept_bytes = 0
+
+    def of(self, table: Table, rows: int, batch_size: int) -> tuple[Ints, Ints]:
+        """Row indices (L,), folded into the first `rows` rows, and lookups of each sample (batch_size,).
+
+        Of a table with several features, one feature comes after the other, with lookups (features x batch_size,).
+        """
+        shares = [feature.pooling_factor for feature in table.features[1:]]
+        key = sha256(
+            canonical_json([batch_size, table.name, table.rows, table.pooling_factor, *table.reuse_bins, *shares])
+        )
+        if key not in self.kept:
+            self._keep(key, self._draw(table, batch_size, key))
+        self.kept.move_to_end(key)
+        indices, lengths = self.kept[key]
+        return (indices if rows >= table.rows else indices % rows), lengths
+
+    def _draw(self, table: Table, batch_size: int, key: str) -> tuple[Ints, Ints]:
+        from neuroshard.files.traces import draw_lookups, trace_lookups
+
+        rng = np.random.default_rng([self.seed, int(key[:16], 16)])
+        if self.traces is None:
+            drawn = draw_lookups(table, batch_size, rng)
+        else:
+            drawn = trace_lookups(self.traces, table, batch_size, rng)
+        return drawn if len(table.features) < 2 else by_feature(table, *drawn, rng)
+
+    def _keep(self, key: str, drawn: tuple[Ints, Ints]) -> None:
+        self.kept[key] = drawn
+        self.kept_bytes += sum(array.nbytes for array in drawn)
+        while self.kept_bytes > self.cache_bytes and len(self.kept) > 1:
+            _, dropped = self.kept.popitem(last=False)
+            self.kept_bytes -= sum(array.nbytes for array in dropped)
+
+
+def by_feature(table: Table, indices: Ints, lengths: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """A table's lookups (L,) of samples with lengths (B,), dealt out to its features -> the same lookups, one feature after the
+    other, and lengths (features x B,).
+
+    Each feature gets its share. So all features together read rows as often as the table says.
+    """
+    shares = np.array([feature.pooling_factor for feature in table.features])
+    upto = np.concatenate([[0.0], shares.cumsum() / max(shares.sum(), 1e-30)])
+    upto[-1] = 1.0
+    ends = np.floor(upto[:, None] * lengths + rng.random(len(lengths))).astype(np.int64)
+    each = np.diff(ends, axis=0)  # (features, B)
+    feature = np.repeat(np.tile(np.arange(len(shares)), len(lengths)), each.T.ravel())
+    return indices[np.argsort(feature, kind="stable")], each.ravel()

@@ -42,17 +42,8 @@ def compute_cost(
     """The row of the costs for a measured table set."""
     if error := _too_long((forward, backward)):
         return ComputeCost(case_id=case.case_id, round=round_, error=error)
-    return ComputeCost(
-        case_id=case.case_id,
-        round=round_,
-        forward_ms=forward.ms,
-        backward_ms=backward.ms,
-        forward_spread_ms=forward.spread,
-        backward_spread_ms=backward.spread,
-        forward_median_ms=forward.median,
-        backward_median_ms=backward.median,
-        disturbed=disturbed,
-    )
+    fields = _fields("forward", *forward) | _fields("backward", *backward)
+    return ComputeCost(case_id=case.case_id, round=round_, disturbed=disturbed, **fields)
 
 
 def collective_cost(
@@ -61,16 +52,13 @@ def collective_cost(
     """The row of the costs for a measured all-to-all, from one timing of each device."""
     if error := _too_long((*forwards, *backwards)):
         return CollectiveCost(case_id=case.case_id, round=round_, error=error)
-    return CollectiveCost(
-        case_id=case.case_id,
-        round=round_,
-        forward_ms=tuple(timing.ms for timing in forwards),
-        backward_ms=tuple(timing.ms for timing in backwards),
-        forward_spread_ms=tuple(timing.spread for timing in forwards),
-        backward_spread_ms=tuple(timing.spread for timing in backwards),
-        forward_median_ms=tuple(timing.median for timing in forwards),
-        backward_median_ms=tuple(timing.median for timing in backwards),
-    )
+    fields = _fields("forward", *zip(*forwards, strict=True)) | _fields("backward", *zip(*backwards, strict=True))
+    return CollectiveCost(case_id=case.case_id, round=round_, **fields)
+
+
+def _fields(way: str, ms: Any, spread: Any, median: Any) -> dict[str, Any]:
+    """The fields of a cost for one way, of one device or of each."""
+    return {f"{way}_ms": ms, f"{way}_spread_ms": spread, f"{way}_median_ms": median}
 
 
 def _too_long(timings: Sequence[Timing]) -> str:

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from neuroshard.core.errors import MeasureError
 from neuroshard.measure.timing.all_to_all import COLLECTIVES
-from neuroshard.measure.timing.clocks import open_device
-from neuroshard.measure.workers.cores import take_core
+from neuroshard.measure.timing.clocks import open_device, take_core
 from neuroshard.measure.workers.processes import first_line, out_of_memory
 
 # Who sends: all ranks, inside their domain, to other domains, or to all; or one rank of each domain alone, to other domains
