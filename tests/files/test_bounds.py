@@ -54,8 +54,8 @@ from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluation import Evaluation
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
 from neuroshard.pretrain.labels import collect, forward_ms
-from neuroshard.report.evaluated import Evaluated, read_evaluation
 from neuroshard.report.text import refusals_text, releases_text
+from neuroshard.report.trust import Evaluated, read_evaluation
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import Share, left_of_share, write_record
 from neuroshard.store.night import degraded

@@ -22,7 +22,7 @@ from neuroshard.core.output_order import reordered, said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import WIDTH, counted, first_few, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.bars import bar
+from neuroshard.report.numbers import bar
 
 if TYPE_CHECKING:
     from neuroshard.costmodel.protocol import CostModel
@@ -57,7 +57,7 @@ def _predictions(old: Plan, new: Plan, model: CostModel | None) -> _Predictions:
         if old.task.batch_size != new.task.batch_size and not other_groups(old.task, new.task):
             sizes = f"{old.task.batch_size:,} and {new.task.batch_size:,}"
             raise InvalidInput(f"the plans are for batches of {sizes} samples, so no single cost model prices both")
-        from neuroshard.report.priced import priced  # NumPy, which plans as they are do not need
+        from neuroshard.report.live import priced  # NumPy, which plans as they are do not need
 
         old_ms, new_ms = ([cost.total_ms for cost in priced(plan, model)] for plan in (old, new))
         return _Predictions(old_ms, new_ms, other_work(old.task, new.task))

@@ -1,7 +1,9 @@
 """Plans and releases as text of 80 columns. Every number has its unit, and says whether it was predicted or measured."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neuroshard.core.clean import clean
 from neuroshard.core.operator_limits import device_of, fault_of_plan
@@ -10,9 +12,10 @@ from neuroshard.core.plan import DeviceCost, Plan, Provenance, shardings_of
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.bars import bar
+from neuroshard.core.value import canonical_json
 from neuroshard.report.numbers import (
     against,
+    bar,
     cut_tables,
     fullest_step,
     hosts_memory,
@@ -21,6 +24,9 @@ from neuroshard.report.numbers import (
     row_wise_tables,
     source,
 )
+
+if TYPE_CHECKING:
+    from neuroshard.models.published import Listed
 
 DEVICES_SHOWN, ROW_WISE_SHOWN, TIERS_SHOWN, BY_ACCESS_SHOWN = 32, 8, 8, 8
 BAR, MEMORY_BAR = 44, 12
@@ -342,3 +348,40 @@ def refusals_text(refusals: Sequence[Refusal]) -> str:
         lines.append(f"{refusal.time}  plan {refusal.plan_digest[:12]}  {refusal.decision.verdict}")
         lines += wrapped(f"  {refusal.decision.why}")
     return "\n".join(lines)
+
+
+def listing_text(found: Sequence[Listed], where: str) -> str:
+    """Two lines a cost model: hardware, digest, time, error on unseen tables, batch size, whether it is live; and the device."""
+    if not found:
+        return f"{where}: no cost model is published there"
+    lines = ["hardware          cost model    published             unseen error   batch"]
+    worst = max((one.error or 0.0 for one in found), default=0.0)
+    for one in found:
+        moment = one.modified.strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = f"{one.fingerprint}  {one.digest[:12]}  {moment}"
+        if one.manifest is None:
+            lines += [line, *wrapped(f"  {one.fault}", indent=4)]
+            continue
+        error, bench = one.error, one.manifest.bench
+        shown = f"{'-':>5}" if error is None else f"{error:>5.1%} {bar([error], worst, 6)}"
+        lines.append(f"{line}  {shown:<12}  {one.manifest.batch_size:>6,}{'  live' if one.is_live else ''}")
+        lines += wrapped(f"  {bench.hardware.name} ({bench.backend})", indent=4)
+        lines += wrapped(f"  {one.fault}", indent=4) if one.fault else []
+    return "\n".join(lines)
+
+
+def listing_json(found: Sequence[Listed]) -> str:
+    """A JSON list with an object a cost model, its whole manifest included."""
+    rows = [
+        {
+            "fingerprint": one.fingerprint,
+            "digest": one.digest,
+            "published": one.modified.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "live": one.is_live,
+            "error": one.error,
+            "fault": one.fault or None,
+            "manifest": one.manifest.model_dump(mode="json") if one.manifest else None,
+        }
+        for one in found
+    ]
+    return canonical_json(rows).decode()

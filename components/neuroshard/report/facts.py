@@ -1,4 +1,5 @@
-"""The origin of a plan and its predictions: code, digests of the inputs, hardware, seeds; and the fleet, if given."""
+"""What the page of a plan says in words: its cost against the live plan, the heuristics and the bound, and its cost model's error;
+and the origin of all that: code, digests of the inputs, hardware, seeds, and the fleet, if given."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,22 +8,111 @@ from typing import Any, NamedTuple
 from neuroshard.core.cost import Bench, Hardware
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
+from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import decode_json
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.tiers import knows_tiers
+from neuroshard.costmodel.uncertainty import off_by
 from neuroshard.files.disk import read_bytes
-from neuroshard.report.numbers import source
+from neuroshard.report.live import PlanChange
+from neuroshard.report.numbers import against, cut_tables, measured, percent, ranges_text, source
+from neuroshard.report.trust import Evaluated
+
+LIVE = "Against live plan"
+
+
+class Card(NamedTuple):
+    """One figure: its title, its value, and a line on where it comes from."""
+
+    title: str
+    figure: str
+    note: str
+
+
+def cards(
+    plan: Plan, change: PlanChange | None, model: CostModel | None, evaluated: Evaluated | None, nothing_live: bool
+) -> list[Card]:
+    live = Card(LIVE, "–", "nothing was live before") if nothing_live else _live(plan, change)
+    return [_cost(plan, evaluated), live, _baselines(plan), _bound(plan), _memory(plan), _trust(plan, model)]
+
+
+def size(plan: Plan) -> str:
+    """`26 tables in 31 shards (5 cuts) on 8 devices, batch 65,536`."""
+    groups = "" if plan.task.groups is None else f" in {plan.task.groups.text(plan.task.devices)}"
+    return (
+        f"{cut_tables(plan)} on {counted(plan.task.devices, 'device')}{groups}, batch {plan.task.global_batch_size:,}"
+    )
+
+
+def _cost(plan: Plan, evaluated: Evaluated | None) -> Card:
+    title = "Slowest device"
+    if plan.cost_ms is None or plan.predicted_ms is None:
+        return Card(title, "not known", "the plan carries no prediction")
+    slowest = plan.predicted_ms.index(plan.cost_ms)
+    slowest_ms = max((ms for ms in evaluated.ms() if ms is not None), default=None) if evaluated else None
+    run = f"; {slowest_ms:.3f} ms: {evaluated.what}" if evaluated and slowest_ms is not None else ""
+    may_be = f"; {said}" if (said := ranges_text(plan)) else ""
+    return Card(title, f"{plan.cost_ms:.3f} ms", f"a step, predicted; device {slowest}{run}{may_be}")
+
+
+def _live(plan: Plan, change: PlanChange | None) -> Card:
+    title = LIVE
+    if change is None:
+        return Card(title, "–", "nothing to compare with: give --live PLAN or STORE#MODEL")
+    if change.cost_ms is None or plan.cost_ms is None:
+        return Card(title, change.to_move, change.why)
+    gain, doubt = 1 - plan.cost_ms / change.cost_ms if change.cost_ms else 0.0, off_by(plan)
+    than = "more" if gain > doubt else "not more"
+    judged = f", {than} than the {percent(doubt)} that predictions may be off by" if gain > 0 else ""
+    note = f"predicted{judged}; live: {change.cost_ms:.3f} ms; {change.to_move}"
+    return Card(title, against(plan.cost_ms, change.cost_ms), note)
+
+
+def _baselines(plan: Plan) -> Card:
+    title = "Against best heuristic"
+    found = [(b.cost_ms, b.algorithm) for b in plan.baselines if b.cost_ms is not None]
+    if not found or plan.cost_ms is None:
+        return Card(title, "–", "no heuristic found a plan" if plan.baselines else "the plan carries none")
+    cost, name = min(found)
+    return Card(title, against(plan.cost_ms, cost), f"predicted; {name}: {cost:.3f} ms")
+
+
+def _bound(plan: Plan) -> Card:
+    title = "Left to gain, at most"
+    if plan.gap is None or plan.lower_bound_ms is None:
+        return Card(title, "–", plan.bound_assumptions[0] if plan.bound_assumptions else "no lower bound was computed")
+    return Card(
+        title, percent(plan.gap), f"by this cost model no plan takes less than {plan.lower_bound_ms:.3f} ms (predicted)"
+    )
+
+
+def _memory(plan: Plan) -> Card:
+    used = zip(plan.memory_bytes(), plan.task.usable_bytes, strict=True)
+    share, device, need, limit = max((n / usable, d, n, usable) for d, (n, usable) in enumerate(used))
+    return Card(
+        "Fullest device", percent(share), f"device {device}: {format_bytes(need)} of {format_bytes(limit)}, computed"
+    )
+
+
+def _trust(plan: Plan, model: CostModel | None) -> Card:
+    title = "Error, unseen tables"
+    error = plan.provenance.cost_model_error
+    if error is None:
+        return Card(title, "not known", "nothing was measured for this cost model")
+    if plan.provenance.cost_model_backend == "analytic":
+        return Card(title, percent(error), "the deviation that this datasheet model states; nothing was measured")
+    manifest = None if model is None else model.manifest
+    compute = [] if manifest is None else [net for net in manifest.report.nets if net.kind == "compute"]
+    noise = compute[0].label_noise if compute else None
+    again = f"; measuring again differs by {percent(noise.mape)}" if noise else ""
+    truth = measured(plan.provenance.cost_model_backend)
+    return Card(title, percent(error), f"compute, predicted against {truth}{again}")
 
 
 class Fact(NamedTuple):
     name: str
     value: str
-
-
-def measured(backend: str | None) -> str:
-    """The name of the costs that a cost model learned from: those of a formula are never called measured."""
-    return "the formula's" if backend == "synthetic" else "measured"
 
 
 def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
