@@ -430,7 +430,7 @@ def test_the_fleet_is_what_neuroshard_fleet_prints(tmp_path, neuroshard):
     [
         ("[]", "fleet"),
         ('{"kinds": 3}', "fleet"),
-        ('{"kinds": [3]}', "JSON object"),
+        ('{"kinds": [3]}', "kinds[0]"),
         ('{"kinds": [{"hardware": {}}]}', "kinds[0].hardware"),
         (
             '{"kinds": [{"hardware": {"kind": "cuda", "name": "<b>", "memory_bytes": 1}, "nodes": "many"}]}',

@@ -1,16 +1,16 @@
-"""What the page of a plan says in words: its cost against the live plan, the heuristics and the bound, and its cost model's error;
+"""What the page of a plan says in words: its cost against the live plan, the heuristics and the bound, and how far to trust it;
 and the origin of all that: code, digests of the inputs, hardware, seeds, and the fleet, if given."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from neuroshard.core.cost import Bench, Hardware
+from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import decode_json
+from neuroshard.core.value import Value, decode_json
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.costmodel.uncertainty import off_by
@@ -117,54 +117,41 @@ class Fact(NamedTuple):
 
 def plan_facts(plan: Plan, files: Mapping[str, str]) -> list[Fact]:
     """Facts about the plan, and the sha256 of each file that the page was made from, by name."""
-    by = plan.provenance
+    by, task = plan.provenance, plan.task
     effort = f"{by.time_budget_s:g} s of improvement" if by.time_budget_s is not None else ""
     effort = effort or (f"{by.rounds} rounds of improvement" if by.rounds is not None else "")
-    facts = [
-        Fact("plan", plan.digest()),
-        Fact("task", plan.task_digest),
-        *([] if plan.task.topology is None else [Fact("hosts", plan.task.topology.text(plan.task.devices))]),
-        *([] if plan.task.groups is None else [Fact("groups", plan.task.groups.text(plan.task.devices))]),
-        *(
-            []
-            if plan.task.collective_precision is None
-            else [Fact("collectives in", plan.task.collective_precision.text)]
-        ),
-        Fact("found by", ", ".join(filter(None, (by.algorithm, effort)))),
-        Fact("seed", "none" if by.seed is None else str(by.seed)),
-        Fact("code", f"neuroshard {by.neuroshard_version}"),
-        Fact("cost model", by.cost_model or "none"),
-        Fact("its milliseconds are from", source(by.cost_model_backend, by.cost_model_device)),
-        *(Fact(name, version) for name, version in by.cost_model_versions.items()),
-    ]
-    return facts + [Fact(f"sha256 of {name}", digest) for name, digest in files.items()]
+    found = {
+        "plan": plan.digest(),
+        "task": plan.task_digest,
+        "hosts": "" if task.topology is None else task.topology.text(task.devices),
+        "groups": "" if task.groups is None else task.groups.text(task.devices),
+        "collectives in": "" if task.collective_precision is None else task.collective_precision.text,
+        "found by": ", ".join(filter(None, (by.algorithm, effort))),
+        "seed": "none" if by.seed is None else str(by.seed),
+        "code": f"neuroshard {by.neuroshard_version}",
+        "cost model": by.cost_model or "none",
+        "its milliseconds are from": source(by.cost_model_backend, by.cost_model_device),
+    }
+    digests = {f"sha256 of {name}": digest for name, digest in files.items()}
+    return _known({**found, **by.cost_model_versions, **digests})
+
+
+def _known(found: Mapping[str, str | None]) -> list[Fact]:
+    return [Fact(name, value) for name, value in found.items() if value]
 
 
 def model_facts(model: CostModel) -> list[Fact]:
     """Facts about the cost model: the bench that it was measured on, and its training."""
     manifest = model.manifest
     if manifest is None:
-        return [
-            Fact("cost model", model.name),
-            Fact("its milliseconds are from", source(model.backend, model.device_name)),
-        ]
-    by, bench = manifest.provenance, manifest.bench
-    return [
-        Fact("cost model", model.name),
-        Fact("code", f"neuroshard {by.neuroshard_version}"),
-        Fact("training", f"seed {by.seed}, {by.compute_cases:,} table sets, {by.collective_cases:,} all-to-alls"),
-        Fact("started from", by.started_from or "nothing: a fresh net"),
-        *_hardware(bench.hardware),
-        *_bench(bench),
-        Fact("batch sizes", ", ".join(f"{size:,}" for size in manifest.batch_sizes)),
-        Fact("devices of all-to-alls", ", ".join(map(str, manifest.device_counts)) or "none"),
-        *((Fact("tables beyond HBM", model.tiers_from),) if knows_tiers(model) else ()),
-        *(Fact("missing", gap) for gap in manifest.report.gaps),
-    ]
-
-
-def _hardware(hardware: Hardware) -> list[Fact]:
+        return _known({"cost model": model.name, "its milliseconds are from": source(model.backend, model.device_name)})
+    by, bench, hardware = manifest.provenance, manifest.bench, manifest.bench.hardware
+    repeats = f"{bench.warmup} warm-ups, {bench.repeats} repeats"
     found = {
+        "cost model": model.name,
+        "code": f"neuroshard {by.neuroshard_version}",
+        "training": f"seed {by.seed}, {by.compute_cases:,} table sets, {by.collective_cases:,} all-to-alls",
+        "started from": by.started_from or "nothing: a fresh net",
         "hardware": f"{hardware.name} ({hardware.kind}), {format_bytes(hardware.memory_bytes)}",
         "fingerprint": hardware.fingerprint,
         "driver": hardware.driver,
@@ -172,14 +159,28 @@ def _hardware(hardware: Hardware) -> list[Fact]:
         "compute capability": hardware.compute_capability,
         "machine": hardware.machine,
         "shared": hardware.sharing,
+        "measuring": f"{bench.backend}, {repeats}, optimizer {bench.optimizer}, seed {bench.seed}",
+        **bench.facts,
+        **bench.versions,
+        "batch sizes": ", ".join(f"{size:,}" for size in manifest.batch_sizes),
+        "devices of all-to-alls": ", ".join(map(str, manifest.device_counts)) or "none",
+        "tables beyond HBM": model.tiers_from if knows_tiers(model) else "",
     }
-    return [Fact(name, value) for name, value in found.items() if value]
+    return [*_known(found), *(Fact("missing", gap) for gap in manifest.report.gaps)]
 
 
-def _bench(bench: Bench) -> list[Fact]:
-    repeats = f"{bench.warmup} warm-ups, {bench.repeats} repeats"
-    found = {"measuring": f"{bench.backend}, {repeats}, optimizer {bench.optimizer}, seed {bench.seed}"}
-    return [Fact(name, value) for name, value in {**found, **bench.facts, **bench.versions}.items()]
+class _Kind(Value):
+    hardware: Hardware
+    nodes: int = 0
+    devices: int = 0
+    out_of_service: int = 0
+    state: str = ""
+    why: str = ""
+
+
+class _Fleet(Value):
+    source: str = "unknown"
+    kinds: tuple[_Kind, ...]
 
 
 def fleet_rows(path: Path) -> tuple[str, list[dict[str, Any]]]:
@@ -187,24 +188,9 @@ def fleet_rows(path: Path) -> tuple[str, list[dict[str, Any]]]:
     found = decode_json(read_bytes(path), str(path))
     if not isinstance(found, dict) or not isinstance(found.get("kinds"), list):
         raise InvalidInput(f"{path}: holds no fleet; write it with `neuroshard fleet --json > {path.name}`")
-    return str(found.get("source", "unknown")), [
-        _kind(kind, f"{path} kinds[{n}]") for n, kind in enumerate(found["kinds"])
+    fleet = _Fleet.parse(found, str(path))
+    return fleet.source, [
+        kind.model_dump()
+        | {"fingerprint": kind.hardware.fingerprint, "memory": format_bytes(kind.hardware.memory_bytes)}
+        for kind in fleet.kinds
     ]
-
-
-def _kind(kind: Any, where: str) -> dict[str, Any]:
-    if not isinstance(kind, dict):
-        raise InvalidInput(f"{where}: expected a JSON object, found {type(kind).__name__}")
-    hardware = Hardware.parse(kind.get("hardware"), f"{where}.hardware")
-    counts = {name: kind.get(name, 0) for name in ("nodes", "devices", "out_of_service")}
-    if wrong := [name for name, count in counts.items() if not isinstance(count, int)]:
-        raise InvalidInput(f"{where}.{wrong[0]}: expected a number, found {type(counts[wrong[0]]).__name__}")
-    return {
-        "fingerprint": hardware.fingerprint,
-        "name": hardware.name,
-        "memory": format_bytes(hardware.memory_bytes),
-        "driver": hardware.driver,
-        **counts,
-        "state": str(kind.get("state", "")),
-        "why": str(kind.get("why", "")),
-    }

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from neuroshard.core.text import short_name
 from neuroshard.core.units import format_bytes
 from neuroshard.report.page import MOST_COLOURS, drawn, plain_page
+from neuroshard.size.cells import Row, name_of
 from neuroshard.size.frontier import GIB, may_join_or_leave, with_several_memories
-from neuroshard.size.row import Row, name_of
 from neuroshard.size.run import Sizes
 
 COLUMNS = (

@@ -39,8 +39,7 @@ from neuroshard.search.notes import beyond_measured, with_notes
 from neuroshard.search.run import search, search_in_groups, settings_of, task_of, trust_in
 from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
-from neuroshard.size.cells import Cell
-from neuroshard.size.row import Row, name_of
+from neuroshard.size.cells import Cell, Row, name_of
 
 TIME_UP = "the time budget of the sweep cut the search short: more of it might have found a better plan"
 NOT_TRIED = "the time was up, or the sweep was stopped, before this size was searched"
