@@ -4,7 +4,7 @@ The charts are those of page/charts.json, in which `$word` is a word or number o
 page/style.css.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -39,65 +39,66 @@ def chart_data(
     costs: Costs | None,
 ) -> dict[str, Any]:
     """`sets`, columns by name, of which every chart takes what it names, and `charts`, some with `sets` of their own."""
-    devices = device_columns(plan, None if changed is None else changed.live_ms)
+    manifest = None if model is None else model.manifest
+    sets = _sets(plan, changed, prices)
+    errors = sets["errors"] = {"what": []} if manifest is None else error_columns(manifest.report)
+    found = charts("charts.json", _words(plan, sets))
+    empty = {name for name, columns in sets.items() if not any(columns.values())}
+    for chart in found.values():  # Vega-Lite warns of layers without rows
+        layers = [(one, one.get("data", chart.get("data", {})).get("name")) for one in chart.get("layer", ())]
+        chart |= {"layer": [one for one, rows in layers if rows not in empty]} if layers else {}
+    found["bars"]["height"] = BAR_HEIGHT * len(sets["bars"]["name"])
+    found["errors"]["height"] = BAR_HEIGHT * len(errors["what"])
+    unknown = {"tier"} - sets["tables"].keys() | (set() if prices else {"addsText", "aloneText"})
+    block = found["map"]["encoding"]
+    block["tooltip"] = [each for each in block["tooltip"] if each["field"] not in unknown]
+    if changed is not None and changed.live_ms is not None:
+        devices = sets["devices"]
+        both = {"live plan": devices["live"], "this plan": devices.get("total", [None] * len(devices["live"]))}
+        found["before"] = _between(both, "ms a step, predicted")
+    if evaluated is not None:
+        found["evaluated"] = _between(_evaluated(plan, evaluated), "ms a step")
+    each = {"points": {}, "curves": {}} if manifest is None else {"points": {}, "curves": curves(manifest.report)}
+    if model is not None and costs is not None:
+        each["points"] = points(model, costs)
+    for chart_of, titled in each.items():
+        for place, (title, own) in enumerate(titled.items()):
+            found[f"{chart_of}-{place}"] = {**found[chart_of], "title": title, "sets": own}
+    return {"sets": sets, "charts": found}
+
+
+def _sets(plan: Plan, changed: PlanChange | None, prices: Prices | None) -> dict[str, Columns]:
     shards, smaller = shard_columns(plan, prices)
     bound = [] if plan.lower_bound_ms is None else short([plan.lower_bound_ms])
-    sets: dict[str, Columns] = {
+    better = plan.improvements
+    return {
         "bars": _bars(plan, changed),
         "bound": {"ms": bound, "what": [f"no plan below {ms:.3f} ms" for ms in bound]},
-        "devices": devices,
+        "devices": device_columns(plan, None if changed is None else changed.live_ms),
         "hosts": _hosts(plan),
         "tables": table_columns(plan, prices),
         "shards": shards,
-        "search": {
-            "step": [better.step for better in plan.improvements],
-            "ms": short(better.cost_ms for better in plan.improvements),
-        },
+        **({} if smaller is None else {"smaller": smaller}),
+        **({"change": changed.devices, "moves": changed.moves} if changed is not None and changed.counted else {}),
+        "search": {"step": [one.step for one in better], "ms": short(one.cost_ms for one in better)},
     }
-    if smaller is not None:
-        sets["smaller"] = smaller
-    if changed is not None and changed.counted:
-        sets |= {"change": changed.devices, "moves": changed.moves}
-    if model is not None and model.manifest is not None:
-        sets["errors"] = error_columns(model.manifest.report)
-    words = {
-        "room": 7 * len(f"{max(sets['bars']['ms'], default=0.0):.3f}")
-        + 10,  # pixels of the figure next to the longest bar
+
+
+def _words(plan: Plan, sets: Mapping[str, Columns]) -> dict[str, Any]:
+    devices, priced = sets["devices"], "adds" in sets["tables"]
+    longest = f"{max(sets['bars']['ms'], default=0.0):.3f}"
+    return {
+        "room": 7 * len(longest) + 10,  # pixels of the figure next to the longest bar
         "cost_parts": [part for part in COSTS if part in devices],
         "memory_parts": [part for part in MEMORY if part in devices],
         "devices": plan.task.devices,
-        "shade": "dim" if prices is None else "adds",
-        "shade_title": "columns" if prices is None else "ms it adds, predicted",
+        "shade": "adds" if priced else "dim",
+        "shade_title": "ms it adds, predicted" if priced else "columns",
         "truth": measured(plan.provenance.cost_model_backend),
         **_unit("limit", devices["limit"]),
         **_unit("device", devices["memory"]),
         **_unit("moved", [*chain(*sets.get("change", {}).values())]),
     }
-    found = charts("charts.json", words)
-    empty = {name for name, columns in sets.items() if not any(columns.values())}
-    for chart in found.values():  # Vega-Lite warns of them
-        if "layer" in chart:
-            chart["layer"] = [
-                one for one in chart["layer"] if one.get("data", chart.get("data", {})).get("name") not in empty
-            ]
-    for name, rows in (("bars", sets["bars"]["name"]), ("errors", sets.get("errors", {"what": []})["what"])):
-        found[name]["height"] = BAR_HEIGHT * len(rows)
-    unknown = {"tier", "addsText", "aloneText"} - ({"tier"} & sets["tables"].keys())
-    unknown -= set() if prices is None else {"addsText", "aloneText"}
-    told = found["map"]["encoding"]["tooltip"]
-    found["map"]["encoding"]["tooltip"] = [each for each in told if each["field"] not in unknown]
-    if changed is not None and changed.live_ms is not None:
-        both = {"live plan": devices["live"], "this plan": devices.get("total", [None] * len(devices["live"]))}
-        found["before"] = _between(both, "ms a step, predicted")
-    if evaluated is not None:
-        found["evaluated"] = _between(_evaluated(plan, evaluated), "ms a step")
-    if model is not None and costs is not None:
-        for place, (name, own) in enumerate(points(model, costs).items()):
-            found[f"points-{place}"] = {**found["points"], "title": name, "sets": own}
-    if model is not None and model.manifest is not None:
-        for place, (name, curve) in enumerate(curves(model.manifest.report).items()):
-            found[f"curves-{place}"] = {**found["curves"], "title": name, "sets": {"curve": curve}}
-    return {"sets": sets, "charts": found}
 
 
 def _between(two: Columns, title: str) -> dict[str, Any]:

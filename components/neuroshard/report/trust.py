@@ -53,19 +53,17 @@ def error_columns(report: ModelReport) -> Columns:
     }
 
 
-def curves(report: ModelReport) -> dict[str, Columns]:
+def curves(report: ModelReport) -> dict[str, dict[str, Columns]]:
     """The learning curves of the nets that have them, by the titles of their charts; `kept` is the epoch that was. The all-to-all
     net of all numbers of devices is listed once."""
     fits = {net.kind: net.fit for net in reversed(report.nets) if net.fit.valid_errors}
-    return {
-        f"{kind}, epoch {fit.best_epoch} of {len(fit.train_errors)}": {
-            "epoch": [*range(1, len(fit.train_errors) + 1)],
-            "in training": short(fit.train_errors),
-            "held out": short(fit.valid_errors),
-            "kept": [epoch == fit.best_epoch for epoch in range(1, len(fit.train_errors) + 1)],
-        }
-        for kind, fit in reversed(fits.items())
-    }
+    found = {}
+    for kind, fit in reversed(fits.items()):
+        errors = {"in training": short(fit.train_errors), "held out": short(fit.valid_errors)}
+        epochs = [*range(1, len(fit.train_errors) + 1)]
+        kept = [epoch == fit.best_epoch for epoch in epochs]
+        found[f"{kind}, epoch {fit.best_epoch} of {len(epochs)}"] = {"curve": {"epoch": epochs, "kept": kept, **errors}}
+    return found
 
 
 def points(model: CostModel, costs: Costs) -> dict[str, dict[str, Columns]]:
