@@ -169,7 +169,9 @@ def model_facts(model: CostModel) -> list[Fact]:
     return [*_known(found), *(Fact("missing", gap) for gap in manifest.report.gaps)]
 
 
-class _Kind(Value):
+class FleetKind(Value):
+    """A kind of hardware, as `neuroshard fleet --json` writes it."""
+
     hardware: Hardware
     nodes: int = 0
     devices: int = 0
@@ -178,9 +180,11 @@ class _Kind(Value):
     why: str = ""
 
 
-class _Fleet(Value):
+class FleetFile(Value):
+    """All kinds, and where they were looked for."""
+
     source: str = "unknown"
-    kinds: tuple[_Kind, ...]
+    kinds: tuple[FleetKind, ...]
 
 
 def fleet_rows(path: Path) -> tuple[str, list[dict[str, Any]]]:
@@ -188,7 +192,7 @@ def fleet_rows(path: Path) -> tuple[str, list[dict[str, Any]]]:
     found = decode_json(read_bytes(path), str(path))
     if not isinstance(found, dict) or not isinstance(found.get("kinds"), list):
         raise InvalidInput(f"{path}: holds no fleet; write it with `neuroshard fleet --json > {path.name}`")
-    fleet = _Fleet.parse(found, str(path))
+    fleet = FleetFile.parse(found, str(path))
     return fleet.source, [
         kind.model_dump()
         | {"fingerprint": kind.hardware.fingerprint, "memory": format_bytes(kind.hardware.memory_bytes)}

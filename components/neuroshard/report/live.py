@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
-from neuroshard.core.moves import bytes_by_device, changed_state, moves
-from neuroshard.core.output_order import reordered
+from neuroshard.core.moves import bytes_by_device, moves
 from neuroshard.core.plan import DeviceCost, Plan, shardings_of
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.shapes import shape_fault, shapes_of
@@ -44,25 +43,23 @@ class LivePlan(NamedTuple):
 class PlanChange:
     """What changes from the live plan to the new one.
 
-    `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not.
-    `changed_state` are the tables whose optimizer state does not carry over exactly, `reordered` the modules whose outputs come
-    in another order.
-    `pieces` are the rectangles of tables that move; the list leaves out the `left_out` smallest. Nothing is `counted` between
-    plans of other groups of ranks.
+    `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not. `pieces`
+    are the rectangles of tables that move; the list leaves out the `left_out` smallest. Nothing is `counted` between plans of
+    other groups of ranks.
     """
 
     live: LivePlan
     live_ms: tuple[float, ...] | None
     why: str
-    moved_bytes: int
-    made_bytes: int
-    changed_state: tuple[str, ...]
-    reordered: tuple[str, ...]
     pieces: int
     left_out: int
     devices: Columns
     moves: Columns
     counted: bool
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(self.devices["arriving"])
 
     @property
     def to_move(self) -> str:
@@ -115,10 +112,6 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
         live=live,
         live_ms=live_ms,
         why=why,
-        moved_bytes=sum(sums["arriving"]),
-        made_bytes=sum(sums["made"]),
-        changed_state=changed_state(live.plan, plan),
-        reordered=tuple(module for module, *_ in reordered(live.plan, plan)),
         pieces=sum(move.from_device is not None for move in found),
         left_out=len(found) - len(listed),
         devices={

@@ -9,9 +9,9 @@ from typing import Any, TypedDict, Unpack
 
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import carried_over, said_ids_lost
+from neuroshard.core.moves import carried_over, changed_state, said_ids_lost
 from neuroshard.core.operator_limits import device_of
-from neuroshard.core.output_order import said_reordered
+from neuroshard.core.output_order import reordered, said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.text import counted, first_few
@@ -81,26 +81,30 @@ def report(
         "plan_facts": plan_facts(plan, files or {}),
         "model_facts": [] if model is None else model_facts(model),
         "sets": {name: {of: len(values) for of, values in columns.items()} for name, columns in data["sets"].items()},
-        "charts": list(data["charts"]),
+        "costs": costs is not None,
+        "points": [name for name in data["charts"] if name.startswith("points-")],
+        "curves": [name for name in data["charts"] if name.startswith("curves-")],
         "smaller": sum(data["sets"].get("smaller", {"count": []})["count"]),
     }
     return scripted_page(fields, data)
 
 
 def _change_fields(plan: Plan, changed: PlanChange) -> dict[str, Any]:
-    names, lost = changed.changed_state, said_ids_lost(changed.live.plan, plan.task)
+    live = changed.live.plan
+    names, lost = changed_state(live, plan), said_ids_lost(live, plan.task)
+    modules = [module for module, *_ in reordered(live, plan)]
     state = f"{carried_over(len(names))}: {first_few(names)}" if names else ""
     return {
         "name": changed.live.name,
-        "digest": changed.live.plan.digest()[:12],
+        "digest": live.digest()[:12],
         "why": changed.why,
         "compared": changed.cost_ms is not None,
         "counted": changed.counted,
         "to_move": changed.to_move,
-        "made": format_bytes(changed.made_bytes),
+        "made": format_bytes(sum(changed.devices["made anew"])),
         "pieces": counted(changed.pieces, "piece"),
         "state": "; ".join(filter(None, (lost, state))),
-        "reordered": said_reordered(changed.reordered) if changed.reordered else None,
+        "reordered": said_reordered(modules) if modules else None,
         "left_out": changed.left_out,
         "sides": sides(plan, changed),
     }
