@@ -1,8 +1,8 @@
 """An order -> the cells to search: a kind of hardware, so many devices of it, so much memory each; and what is known of a cell
 after its search."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -197,29 +197,19 @@ def name_of(row: Row) -> str:
 def cells_of(order: SizeOrder) -> tuple[list[Cell], list[str]]:
     """All cells, and a line for each size that a kind leaves out. Raises UsageError where none is left, or where no memory is
     known, and what `open_cost_model` raises."""
-    cells, left_out = list[Cell](), list[str]()
-    for kind in order.kinds:
-        memories, sizes = kind.memories or (_own_memory(kind, order),), list(_sizes(kind, order, left_out))
-        for devices, domain, ranks in sizes:
-            batch = order.batch_size(devices)
-            cells += [Cell(kind, devices, memory, batch, domain, ranks) for memory in memories]
-    if not cells:
-        raise UsageError(f"no size is left: {'; '.join(left_out)}")
-    return cells, left_out
+    memories = {kind: kind.memories or (_own_memory(kind, order),) for kind in order.kinds}
+    cells, left_out = _cells(order)
+    return [replace(cell, memory_bytes=memory) for cell in cells for memory in memories[cell.kind]], left_out
 
 
 def check_order(order: SizeOrder) -> None:
     """Raise UsageError for what is wrong with an order whatever the store and the tables have: a datasheet that there is not, no
     size that the domains divide, options that contradict each other."""
-    left_out = list[str]()
     for kind in order.kinds:
         if kind.name.startswith("analytic:"):
             _own_memory(kind, order)
-    sizes = [(kind, size) for kind in order.kinds for size in _sizes(kind, order, left_out)]
-    if not sizes:
-        raise UsageError(f"no size is left: {'; '.join(left_out)}")
-    for kind, (devices, domain, ranks) in sizes:
-        Cell(kind, devices, 2**30, order.batch_size(devices), domain, ranks).search(order.search)
+    for cell in _cells(order)[0]:
+        cell.search(order.search)
 
 
 def _own_memory(kind: Kind, order: SizeOrder) -> int:
@@ -238,20 +228,23 @@ def _own_memory(kind: Kind, order: SizeOrder) -> int:
     return memory
 
 
-def _sizes(kind: Kind, order: SizeOrder, left_out: list[str]) -> Iterator[tuple[int, int | None, int | None]]:
-    """Numbers of devices with the ranks of a domain and of a host. A part of a domain, or of a host, is a domain, or a host."""
-    domain, ranks = kind.domain or kind.local_world_size, kind.local_world_size or kind.domain
-    for devices in order.devices:
-        if domain is None or ranks is None:
-            yield devices, None, None
-            continue
-        most = min(domain, devices)
-        topology = {"domain": most, "local_world_size": min(ranks, most)}
-        if fault := Topology.parse(topology, "the topology").fault(devices):
-            left_out.append(f"{kind.name} with {counted(devices, 'device')} is left out: {fault}")
-            continue
-        joined = Topology.parse(topology, "the topology")
-        if (size := order.group_size) is not None and (fault := groups_fault(devices, size, joined)):
-            left_out.append(f"{kind.name} with {counted(devices, 'device')} is left out: {fault}")
-            continue
-        yield devices, most, min(ranks, most)
+def _cells(order: SizeOrder) -> tuple[list[Cell], list[str]]:
+    """A cell of some memory for each kind and number of devices, and a line for each that is left out. A part of a domain is a
+    domain, and of a host a host. Raises UsageError where none is left."""
+    cells, left_out = list[Cell](), list[str]()
+    for kind in order.kinds:
+        domain, ranks = kind.domain or kind.local_world_size, kind.local_world_size or kind.domain
+        for devices in order.devices:
+            most, local = (None if many is None else min(many, domain or 0, devices) for many in (domain, ranks))
+            fault: str | None = None
+            if most is not None:
+                joined = Topology.parse({"domain": most, "local_world_size": local}, "the topology")
+                size = order.group_size
+                fault = joined.fault(devices) or (None if size is None else groups_fault(devices, size, joined))
+            if fault:
+                left_out.append(f"{kind.name} with {counted(devices, 'device')} is left out: {fault}")
+            else:
+                cells.append(Cell(kind, devices, 2**30, order.batch_size(devices), most, local))
+    if not cells:
+        raise UsageError(f"no size is left: {'; '.join(left_out)}")
+    return cells, left_out
