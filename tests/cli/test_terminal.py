@@ -20,7 +20,7 @@ from neuroshard.cli import app
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import wrapped
 from neuroshard.files.plan import read_plan, write_plan
-from neuroshard.report.bars import bar
+from neuroshard.report.numbers import bar
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from neuroshard.deploy.run import deploy
 from neuroshard.deploy.tracks import track_of
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.published import list_published, open_published
-from neuroshard.report.models import listing_text
+from neuroshard.report.text import listing_text
 from neuroshard.store.bundles import models_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store

@@ -54,8 +54,9 @@ from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluate import Evaluation
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
 from neuroshard.pretrain.labels import collect
-from neuroshard.report.evaluated import Evaluated, read_evaluation
+from neuroshard.report.facts import FleetFile, fleet_rows
 from neuroshard.report.text import refusals_text, releases_text
+from neuroshard.report.trust import Evaluated, read_evaluation
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import Share, left_of_share, write_record
 from neuroshard.store.night import degraded
@@ -224,6 +225,11 @@ FORMATS = {
         use_cases_manifest,
     ),
     "evaluation.json": Format(Evaluated, EVALUATED, use_evaluation),
+    "fleet.json": Format(
+        FleetFile,
+        {"kinds": [{"hardware": HARDWARE, "nodes": 2, "devices": 8, "out_of_service": 1}]},
+        lambda data, folder: fleet_rows(file_of(data, folder)),
+    ),
     "live.json": Format(Release, LIVE, shown_as(releases_text, Release)),
     "live.json of cost models": Format(
         ModelRelease, golden("model-live-1.json"), shown_as(releases_text, ModelRelease)

@@ -17,9 +17,9 @@ from neuroshard.core.units import format_bytes
 from neuroshard.files.plan import write_plan
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.evaluate import run as evaluate
-from neuroshard.report.evaluated import read_evaluation
 from neuroshard.report.live import LivePlan
 from neuroshard.report.run import report
+from neuroshard.report.trust import read_evaluation
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
@@ -135,7 +135,7 @@ def test_the_search_box_finds_a_table_and_the_device_its_tables(opened, html, pa
 
 def test_a_click_on_a_devices_bar_lists_its_tables(opened, html, parts):
     page = opened(html)
-    page.locator("#chart-memory path[aria-roledescription=bar]").nth(1).click()
+    page.locator("#chart-memory path[aria-label^='device: 1;']").first.click()
 
     expected = {shard.table for shard in parts["plan"].shards if shard.device == 1}
     assert {row[0] for row in cells(page, "tables")} == expected

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,7 @@ def test_the_page_has_the_curves_and_all_figures_and_runs_nothing(tmp_path: Path
     html = (tmp_path / "page.html").read_text()
     assert "<script" not in html
     assert html.count("<svg") == 2
-    assert "default-src 'none'" in html
+    assert "default-src 'none'; script-src 'none'" in unescape(html)
     assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 2  # in the list, and in the picture's legend
     user = found.data["tables"][0]
     assert f"{user['missed_rows'][1] / user['distinct_rows']:.1%}" in html

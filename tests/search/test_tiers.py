@@ -26,7 +26,7 @@ from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import Ints
 from neuroshard.costmodel.report import TierErrors
 from neuroshard.costmodel.tiers import CacheSizes, with_tiers
-from neuroshard.report.origin import Fact, model_facts
+from neuroshard.report.facts import Fact, model_facts
 from neuroshard.search import run
 from neuroshard.search.algorithms import Asked, find
 from neuroshard.search.problem.state import State

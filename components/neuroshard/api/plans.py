@@ -92,7 +92,7 @@ def price(plan: Plan | FilePath, model: FilePath) -> Price:
     True
     """
     from neuroshard.models.open import open_cost_model
-    from neuroshard.report.priced import priced
+    from neuroshard.report.live import priced
 
     read = _plan(plan)
     opened = open_cost_model(_model(model), read.task.batch_size)

@@ -197,7 +197,7 @@ class Report:
 
     def save(self, path: str | Path) -> int:
         """Write the page; its size in bytes. Raises NeuroshardError for a path that cannot be written."""
-        from neuroshard.report.run import write_page
+        from neuroshard.report.page import write_page
 
         return write_page(Path(path), self.html)
 

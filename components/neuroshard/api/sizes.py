@@ -75,7 +75,7 @@ class Sizes:
 
         Raises NeuroshardError for a path that cannot be written.
         """
-        from neuroshard.report.run import write_page
+        from neuroshard.report.page import write_page
         from neuroshard.size.page import sizes_page
 
         return write_page(Path(path), sizes_page(self.found))

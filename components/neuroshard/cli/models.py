@@ -109,7 +109,7 @@ def models(
 ) -> None:
     """List a store's cost models by their hardware. Their errors are on unseen tables."""
     from neuroshard.models.published import list_published
-    from neuroshard.report.models import listing_json, listing_text
+    from neuroshard.report.text import listing_json, listing_text
     from neuroshard.store.open import open_store
 
     found = list_published(open_store(store))

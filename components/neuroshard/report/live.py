@@ -1,5 +1,6 @@
 """A plan against the live plan: the cost of both by one measure, and the bytes that move from one to the other."""
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -7,13 +8,13 @@ from typing import NamedTuple
 
 from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
-from neuroshard.core.moves import bytes_by_device, changed_state, moves
-from neuroshard.core.output_order import reordered
-from neuroshard.core.plan import Plan
+from neuroshard.core.moves import bytes_by_device, moves
+from neuroshard.core.plan import DeviceCost, Plan, shardings_of
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.shapes import shape_fault, shapes_of
+from neuroshard.core.sharding import SHARDINGS
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, short_name
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
@@ -26,6 +27,7 @@ from neuroshard.store.releases import read_plan as read_published
 from neuroshard.store.row_orders import read_ids
 from neuroshard.store.track import live_or_none
 
+NOT_KNOWN = "–"
 MOST_MOVES = 5000  # in the page's list, the largest ones; sums are over all moves
 
 
@@ -41,25 +43,23 @@ class LivePlan(NamedTuple):
 class PlanChange:
     """What changes from the live plan to the new one.
 
-    `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not.
-    `changed_state` are the tables whose optimizer state does not carry over exactly, `reordered` the modules whose outputs come
-    in another order.
-    `pieces` are the rectangles of tables that move; the list leaves out the `left_out` smallest. Nothing is `counted` between
-    plans of other groups of ranks.
+    `live_ms` is the predicted cost of each device of the live plan; `why` says how it was predicted, or why it was not. `pieces`
+    are the rectangles of tables that move; the list leaves out the `left_out` smallest. Nothing is `counted` between plans of
+    other groups of ranks.
     """
 
     live: LivePlan
     live_ms: tuple[float, ...] | None
     why: str
-    moved_bytes: int
-    made_bytes: int
-    changed_state: tuple[str, ...]
-    reordered: tuple[str, ...]
     pieces: int
     left_out: int
     devices: Columns
     moves: Columns
     counted: bool
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(self.devices["arriving"])
 
     @property
     def to_move(self) -> str:
@@ -112,13 +112,14 @@ def change(plan: Plan, live: LivePlan, model: CostModel | None) -> PlanChange:
         live=live,
         live_ms=live_ms,
         why=why,
-        moved_bytes=sum(sums["arriving"]),
-        made_bytes=sum(sums["made"]),
-        changed_state=changed_state(live.plan, plan),
-        reordered=tuple(module for module, *_ in reordered(live.plan, plan)),
         pieces=sum(move.from_device is not None for move in found),
         left_out=len(found) - len(listed),
-        devices=dict(sums),
+        devices={
+            "device": [*range(len(sums["made"]))],
+            "arriving": sums["arriving"],
+            "made anew": sums["made"],
+            "leaving": sums["leaving"],
+        },
         moves={
             "table": [place[move.table] for move in listed],
             "from": [-1 if move.from_device is None else move.from_device for move in listed],
@@ -173,3 +174,57 @@ def _with_drift(plan: Plan, live: LivePlan) -> tuple[ShardingTask, list[str]]:
     except (NotFound, InvalidInput) as error:
         return live.plan.held, [f"whether access has drifted from its row orders is not known: {error}"]
     return task, [f"its {drift.text}" for drift in found if drift.is_large]
+
+
+class Side(NamedTuple):
+    """One line: its subject, the live plan's value, this plan's value."""
+
+    what: str
+    live: str
+    this: str
+
+
+def sides(plan: Plan, change: PlanChange) -> list[Side]:
+    """The lines: costs and memory always, other facts only where the two plans differ."""
+    live = change.live.plan
+    of_live, of_this = (_facts(one, ms) for one, ms in ((live, change.live_ms), (plan, plan.predicted_ms)))
+    always = {"slowest device", "mean device", "fullest device"}
+    return [
+        Side(what, of_live[what], of_this[what]) for what in of_this if what in always or of_live[what] != of_this[what]
+    ]
+
+
+def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
+    counted = Counter(shardings_of(plan).values())
+    used, limits = plan.memory_bytes(), plan.task.usable_bytes
+    fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
+    topology, beyond = plan.task.topology, plan.parted.constraints.beyond_hbm
+    return {
+        "slowest device": f"{max(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
+        "mean device": f"{sum(ms) / len(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
+        "fullest device": f"{format_bytes(used[fullest])} of {format_bytes(limits[fullest])}",
+        "tables": f"{len(plan.task.tables):,}",
+        "shards": f"{len(plan.shards):,}",
+        **{f"tables {sharding.words}": f"{counted[sharding]:,}" for sharding in SHARDINGS},
+        "tables cached": f"{sum(rule.tier == 'cached' for rule in beyond.values()):,}",
+        "tables in host memory": f"{sum(rule.tier == 'host' for rule in beyond.values()):,}",
+        "fullest host": NOT_KNOWN if not beyond else format_bytes(max(plan.host_memory())),
+        "devices": f"{plan.task.devices:,}",
+        "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),
+        "groups": "none" if plan.task.groups is None else plan.task.groups.text(plan.task.devices),
+        "pipeline": plan.task.pipeline or NOT_KNOWN,
+        "batch": f"{plan.task.global_batch_size:,}",
+        "collectives": plan.task.collective_precision.text if plan.task.collective_precision else "fp32",
+        "found by": plan.provenance.algorithm,
+    }
+
+
+def priced(plan: Plan, model: CostModel) -> tuple[DeviceCost, ...]:
+    """Predicted ms of every device (D,). Raises InvalidInput where the plan splits rows and the model knows whole tables only."""
+    prices = price_shards(model, plan.held, plan.shards)
+    if prices is None:
+        raise InvalidInput(
+            f"cost model {short_name(model.name)} knows whole tables only, but plan {plan.digest()[:12]} splits some row-wise; "
+            "price it by another cost model, or search with --no-row-wise"
+        )
+    return prices.of_devices

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from neuroshard.core.clean import clean
 from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.moves import (
-    Move,
     bytes_by_device,
     carried_over,
     changed_state,
@@ -22,7 +21,7 @@ from neuroshard.core.output_order import reordered, said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.text import WIDTH, counted, first_few, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.bars import bar
+from neuroshard.report.numbers import bar
 
 if TYPE_CHECKING:
     from neuroshard.costmodel.protocol import CostModel
@@ -41,30 +40,7 @@ def diff_json(
 
     Raises InvalidInput for plans of other tables, and where `model` cannot price a plan.
     """
-    return _diff(old, new, moves(old, new), _predictions(old, new, model)) | {"row_orders_drifted": list(drifted)}
-
-
-class _Predictions(NamedTuple):
-    """Ms of each device of two plans, where they are known, and why they cannot be compared; empty if they can."""
-
-    old: Sequence[float] | None
-    new: Sequence[float] | None
-    not_compared: str
-
-
-def _predictions(old: Plan, new: Plan, model: CostModel | None) -> _Predictions:
-    if model is not None:
-        if old.task.batch_size != new.task.batch_size and not other_groups(old.task, new.task):
-            sizes = f"{old.task.batch_size:,} and {new.task.batch_size:,}"
-            raise InvalidInput(f"the plans are for batches of {sizes} samples, so no single cost model prices both")
-        from neuroshard.report.priced import priced  # NumPy, which plans as they are do not need
-
-        old_ms, new_ms = ([cost.total_ms for cost in priced(plan, model)] for plan in (old, new))
-        return _Predictions(old_ms, new_ms, other_work(old.task, new.task))
-    return _Predictions(old.predicted_ms, new.predicted_ms, why_not_comparable(old, new))
-
-
-def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) -> dict[str, Any]:
+    found, (old_ms, new_ms, not_compared) = moves(old, new), _predictions(old, new, model)
     if differ := other_groups(old.task, new.task):
         raise InvalidInput(f"what moves between plans of other groups is not counted: they are for {differ}")
     then, now = ({table.name for table in plan.task.tables} for plan in (old, new))
@@ -72,39 +48,49 @@ def _diff(old: Plan, new: Plan, found: Sequence[Move], predicted: _Predictions) 
         raise InvalidInput(
             f"the plans are for other tables: the first has {old.task.tables[0].name!r}, the second none of its {len(then)}"
         )
-    devices = max(old.task.devices, new.task.devices)
-    sums = bytes_by_device(found, devices)
-    old_ms, new_ms = (max(ms) if ms else None for ms in (predicted.old, predicted.new))
+    devices = range(max(old.task.devices, new.task.devices))
+    sums = bytes_by_device(found, len(devices))
+    slowest = {"old_ms": max(old_ms, default=None), "new_ms": max(new_ms, default=None)}
+    compared = not not_compared and bool(old_ms and new_ms)
     return {
         "old": old.digest(),
         "new": new.digest(),
         "moved_bytes": sum(sums["arriving"]),
         "made_bytes": sum(sums["made"]),
-        "old_ms": old_ms,
-        "new_ms": new_ms,
-        "gain_ms": None if predicted.not_compared or old_ms is None or new_ms is None else old_ms - new_ms,
-        "not_compared": predicted.not_compared or None,
+        **slowest,
+        "gain_ms": max(old_ms) - max(new_ms) if compared else None,
+        "not_compared": not_compared or None,
         "tables_new": sorted(now - then),
         "tables_gone": sorted(then - now),
         "tables_changed_state": list(changed_state(old, new)),
         "tables_losing_ids": list(ids_lost(old, new.task)),
         "tables_changed_tier": changed_tiers(old, new),
         "reordered": [each._asdict() for each in reordered(old, new)],
-        "devices": [_device(predicted, sums, device) for device in range(devices)],
+        "devices": [
+            {
+                "device": device,
+                **{f"{what}_bytes": amounts[device] for what, amounts in sums.items()},
+                "old_ms": old_ms[device] if device < len(old_ms) else None,
+                "new_ms": new_ms[device] if device < len(new_ms) else None,
+            }
+            for device in devices
+        ],
         "moves": [move.model_dump() for move in found],
+        "row_orders_drifted": list(drifted),
     }
 
 
-def _device(predicted: _Predictions, sums: Mapping[str, Sequence[int]], device: int) -> dict[str, Any]:
-    def ms(of_devices: Sequence[float] | None) -> float | None:
-        return of_devices[device] if of_devices and device < len(of_devices) else None
+def _predictions(old: Plan, new: Plan, model: CostModel | None) -> tuple[Sequence[float], Sequence[float], str]:
+    """Ms of each device of both plans, none where they are not known, and why they cannot be compared; empty if they can."""
+    if model is None:
+        return old.predicted_ms or (), new.predicted_ms or (), why_not_comparable(old, new)
+    if old.task.batch_size != new.task.batch_size and not other_groups(old.task, new.task):
+        sizes = f"{old.task.batch_size:,} and {new.task.batch_size:,}"
+        raise InvalidInput(f"the plans are for batches of {sizes} samples, so no single cost model prices both")
+    from neuroshard.report.live import priced  # NumPy, which plans as they are do not need
 
-    return {
-        "device": device,
-        **{f"{what}_bytes": amounts[device] for what, amounts in sums.items()},
-        "old_ms": ms(predicted.old),
-        "new_ms": ms(predicted.new),
-    }
+    old_ms, new_ms = ([cost.total_ms for cost in priced(plan, model)] for plan in (old, new))
+    return old_ms, new_ms, other_work(old.task, new.task)
 
 
 def diff_text(
@@ -114,9 +100,8 @@ def diff_text(
     drifted: Sequence[str] = (),
 ) -> str:
     """What moves between which devices, what is gained, and both for every device. Raises what `diff_json` raises."""
-    found = moves(old, new)
-    data = _diff(old, new, found, _predictions(old, new, model))
-    moving = sorted((m for m in found if m.from_device is not None), key=lambda m: -m.nbytes)
+    data = diff_json(old, new, model, drifted)
+    moving = sorted((m for m in data["moves"] if m["from_device"] is not None), key=lambda m: -m["nbytes"])
     moved = f"{format_bytes(data['moved_bytes'])} to move in {counted(len(moving), 'piece')}"
     lines = [f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {moved}", *_gain_lines(data)]
     for names, what in ((data["tables_new"], "new"), (data["tables_gone"], "no longer there")):
@@ -156,21 +141,24 @@ def diff_text(
     return "\n".join(lines)
 
 
-def _move_lines(moving: Sequence[Move], rows_of: Mapping[str, int]) -> list[str]:
+def _move_lines(moving: Sequence[Mapping[str, Any]], rows_of: Mapping[str, int]) -> list[str]:
     """A line for each move; with its rows, where any move has only part of a table's rows."""
     if not moving:
         return []
-    rows = ["all" if move.rows == rows_of[move.table] else spanned(move.row_offset, move.rows) for move in moving]
+    rows = [
+        "all" if move["rows"] == rows_of[move["table"]] else spanned(move["row_offset"], move["rows"])
+        for move in moving
+    ]
     if set(rows) == {"all"}:
         rows = [""] * len(moving)
     width = max(map(len, rows)) + 1 if any(rows) else 0
     lines = ["", f"from   to        bytes  {'columns':<16} {'rows' if width else '':<{width}}table"]
     for move, some in zip(moving, rows, strict=True):
-        columns = spanned(move.column_offset, move.dim)
+        columns = spanned(move["column_offset"], move["dim"])
         room = WIDTH - 41 - width
-        whole = clean(move.table)
+        whole = clean(move["table"])
         name = whole if len(whole) <= room else f"…{whole[1 - room :]}"  # the end of a path is the more useful part
-        place = f"{move.from_device:>4} {move.to_device:>4} {format_bytes(move.nbytes):>12}"
+        place = f"{move['from_device']:>4} {move['to_device']:>4} {format_bytes(move['nbytes']):>12}"
         lines.append(f"{place}  {columns:<16} {some:<{width}}{name}")
     return lines
 

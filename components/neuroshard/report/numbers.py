@@ -1,6 +1,7 @@
-"""Numbers for the page and the terminal: columns of rounded floats, shares, and the source of a cost model's ms."""
+"""Numbers for the page and the terminal: columns of rounded floats, shares, bars, and the source of a cost model's ms."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from neuroshard.core.part import Part
@@ -12,6 +13,7 @@ from neuroshard.core.units import format_bytes
 
 Columns = dict[str, list[Any]]
 DIGITS = 7  # more than any chart or cell shows
+FILLS = "█▓░"  # distinguishable without colour
 
 
 def short(values: Iterable[float]) -> list[float]:
@@ -159,3 +161,17 @@ def source(backend: str | None, device: str | None) -> str:
         case "synthetic":
             return f"costs by a formula, not measured ({device})"
     return f"costs measured on {backend} ({device})"
+
+
+def measured(backend: str | None) -> str:
+    """The name of the costs that a cost model learned from: those of a formula are never called measured."""
+    return "the formula's" if backend == "synthetic" else "measured"
+
+
+def bar(parts: Sequence[float], whole: float, width: int) -> str:
+    """`███▓░  `: up to three kinds of parts, one after another; `whole` would fill `width` characters."""
+    if not whole > 0:
+        return " " * width
+    ends = [min(width, round(width * (end / whole))) for end in accumulate(parts)]
+    pieces = (FILLS[index] * (end - begin) for index, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)))
+    return "".join(pieces).ljust(width)

@@ -4,36 +4,31 @@ neuroshard report plan.json --model model/ --live s3://bucket/prefix#ads-ranker 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.moves import carried_over, said_ids_lost
+from neuroshard.core.moves import carried_over, changed_state, said_ids_lost
 from neuroshard.core.operator_limits import device_of
-from neuroshard.core.output_order import said_reordered
+from neuroshard.core.output_order import reordered, said_reordered
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import sha256
 from neuroshard.costmodel.bundle import MANIFEST
-from neuroshard.costmodel.manifest import Manifest
-from neuroshard.costmodel.pricing import Prices, check_searched_with, price_shards
+from neuroshard.costmodel.pricing import check_searched_with, price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
-from neuroshard.files.disk import read_bytes, write_bytes
+from neuroshard.files.disk import read_bytes
 from neuroshard.models.open import open_cost_model
-from neuroshard.report.evaluated import Evaluated, read_evaluation
-from neuroshard.report.headline import bars, cards, size, without_a_plan
-from neuroshard.report.live import LivePlan, PlanChange, change, open_live
-from neuroshard.report.numbers import hosts_memory, memory_counts, row_wise_tables, short, source
-from neuroshard.report.origin import fleet_rows, measured, model_facts, plan_facts
-from neuroshard.report.page import render
-from neuroshard.report.placement import device_columns, evaluated_columns, shard_columns, table_columns
-from neuroshard.report.sides import sides
-from neuroshard.report.trust import curves, error_rows, points
+from neuroshard.report.charts import chart_data
+from neuroshard.report.facts import cards, fleet_rows, model_facts, plan_facts, size
+from neuroshard.report.live import LivePlan, PlanChange, change, open_live, sides
+from neuroshard.report.numbers import hosts_memory, measured, memory_counts, row_wise_tables, source
+from neuroshard.report.page import scripted_page, write_page
+from neuroshard.report.trust import Evaluated, read_evaluation
 
 
 def report(
@@ -55,154 +50,85 @@ def report(
     """
     if model is not None:
         check_searched_with(plan, model, "the cost model given is")
-    manifest = None if model is None else model.manifest
-    if costs is not None and manifest is None:
+    if costs is not None and (model is None or model.manifest is None):
         raise InvalidInput("costs are shown with the cost model that learned from them; give it too (--model)")
-    shown = Shown(
-        plan=plan,
-        model=model,
-        manifest=manifest,
-        changed=None if live is None else change(plan, live, model),
-        costs=costs,
-        evaluated=evaluated,
-        prices=None if model is None else price_shards(model, plan.held, plan.shards),
-        learned=[] if manifest is None else curves(manifest.report),
-    )
-    shards, smaller = shard_columns(plan, shown.prices)
+    changed = None if live is None else change(plan, live, model)
+    prices = None if model is None else price_shards(model, plan.held, plan.shards)
+    data, by = chart_data(plan, changed, evaluated, prices, model, costs), plan.provenance
     fields = {
-        **_fields(shown, nothing_live),
-        "smaller": 0 if smaller is None else sum(smaller["count"]),
-        "plan_facts": plan_facts(plan, files or {}),
-        "plan_file": next(iter(files or {}), "plan.json"),
-        "fleet": fleet,
-    }
-    return render(fields, {**_data(shown), "shards": shards, "smaller": smaller})
-
-
-@dataclass(frozen=True)
-class Shown:
-    """All that the page shows of a plan."""
-
-    plan: Plan
-    model: CostModel | None
-    manifest: Manifest | None
-    changed: PlanChange | None
-    costs: Costs | None
-    evaluated: Evaluated | None
-    prices: Prices | None
-    learned: list[dict[str, Any]]
-
-
-def _fields(shown: Shown, nothing_live: bool) -> dict[str, Any]:
-    """What the template's text needs."""
-    plan, changed, model, evaluated = shown.plan, shown.changed, shown.model, shown.evaluated
-    by = plan.provenance
-    return {
         "title": f"Sharding plan {plan.digest()[:12]}",
-        "size": size(plan),
+        "what": size(plan),
         "measured": measured(by.cost_model_backend),
         "source": source(by.cost_model_backend, by.cost_model_device),
         "cards": cards(plan, changed, model, evaluated, nothing_live),
-        "nothing_live": nothing_live,
+        "notes": (*([f"Less certain: {by.instead}"] if by.instead else []), *by.notes),
+        "without": [f"{one.algorithm}: no plan: {one.error}" for one in plan.baselines if one.error],
+        "assumptions": plan.bound_assumptions if plan.gap is not None else (),
+        "costed": plan.cost_ms is not None,
+        "memory_counts": memory_counts(plan),
+        "hosts_memory": hosts_memory(plan),
+        "priced": prices is not None,
+        "row_wise": bool(row_wise_tables(plan)),
         "evaluated": None if evaluated is None else evaluated.what,
+        "plan_file": next(iter(files or {}), "plan.json"),
         "backend": "synthetic"
         if by.cost_model_backend == "synthetic"
         else device_of(by.cost_model_backend, by.cost_model),
-        "without": without_a_plan(plan),
-        "notes": (*([f"Less certain: {by.instead}"] if by.instead else []), *by.notes),
-        "assumptions": plan.bound_assumptions if plan.gap is not None else (),
-        "costed": plan.cost_ms is not None,
-        "predicted": plan.predicted is not None,
-        "memory_counts": memory_counts(plan),
-        "hosts_memory": hosts_memory(plan),
-        "priced": shown.prices is not None,
-        "row_wise": bool(row_wise_tables(plan)),
+        "nothing_live": nothing_live,
         "change": None if changed is None else _change_fields(plan, changed),
-        "trained": shown.manifest is not None,
-        "model": model is not None,
-        "costs": shown.costs is not None,
+        "trained": model is not None and model.manifest is not None,
+        "fleet": fleet,
+        "plan_facts": plan_facts(plan, files or {}),
         "model_facts": [] if model is None else model_facts(model),
-        "improved": bool(plan.improvements),
-        "learned": bool(shown.learned),
+        "sets": {name: {of: len(values) for of, values in columns.items()} for name, columns in data["sets"].items()},
+        "costs": costs is not None,
+        "points": [name for name in data["charts"] if name.startswith("points-")],
+        "curves": [name for name in data["charts"] if name.startswith("curves-")],
+        "smaller": sum(data["sets"].get("smaller", {"count": []})["count"]),
     }
+    return scripted_page(fields, data)
 
 
 def _change_fields(plan: Plan, changed: PlanChange) -> dict[str, Any]:
+    live = changed.live.plan
+    names, lost = changed_state(live, plan), said_ids_lost(live, plan.task)
+    modules = [module for module, *_ in reordered(live, plan)]
+    state = f"{carried_over(len(names))}: {first_few(names)}" if names else ""
     return {
         "name": changed.live.name,
-        "digest": changed.live.plan.digest()[:12],
+        "digest": live.digest()[:12],
         "why": changed.why,
         "compared": changed.cost_ms is not None,
         "counted": changed.counted,
         "to_move": changed.to_move,
-        "made": format_bytes(changed.made_bytes),
+        "made": format_bytes(sum(changed.devices["made anew"])),
         "pieces": counted(changed.pieces, "piece"),
-        "state": _state(plan, changed),
-        "reordered": said_reordered(changed.reordered) if changed.reordered else None,
+        "state": "; ".join(filter(None, (lost, state))),
+        "reordered": said_reordered(modules) if modules else None,
         "left_out": changed.left_out,
         "sides": sides(plan, changed),
     }
 
 
-def _state(plan: Plan, changed: PlanChange) -> str | None:
-    """What of the ids' rows and of the optimizer's state does not carry over exactly; None where all does."""
-    names, lost = changed.changed_state, said_ids_lost(changed.live.plan, plan.task)
-    state = f"{carried_over(len(names))}: {first_few(names)}" if names else ""
-    return "; ".join(filter(None, (lost, state))) or None
+class Beside(TypedDict, total=False):
+    """What is read beside a plan. `model` names the cost model as for a search. `live` is a plan.json or STORE#MODEL, which may
+    have nothing live. `costs` are the folders that the cost model learned from. `fleet` is a file with the output of `neuroshard
+    fleet --json`, `evaluation` a file that `neuroshard evaluate -o` wrote."""
+
+    model: str | None
+    live: str | None
+    costs: Sequence[Path]
+    fleet: Path | None
+    evaluation: Path | None
 
 
-def _data(shown: Shown) -> dict[str, Any]:
-    """What the scripts draw."""
-    plan, changed, evaluated, manifest = shown.plan, shown.changed, shown.evaluated, shown.manifest
-    return {
-        "measured": measured(plan.provenance.cost_model_backend),
-        "bars": bars(plan, changed),
-        "ranksAHost": None if plan.task.topology is None else plan.task.topology.local_world_size,
-        "bound": None if plan.lower_bound_ms is None else short([plan.lower_bound_ms])[0],
-        "devices": device_columns(plan, None if changed is None else changed.live_ms),
-        "evaluated": None if evaluated is None else evaluated_columns(plan, evaluated),
-        "evaluated_how": None if evaluated is None else evaluated.how,
-        "tables": table_columns(plan, shown.prices),
-        "change": changed.devices if changed is not None and changed.counted else None,
-        "moves": changed.moves if changed is not None and changed.counted else None,
-        "errors": [] if manifest is None else error_rows(manifest.report),
-        "points": {} if shown.model is None or shown.costs is None else points(shown.model, shown.costs),
-        "curves": shown.learned,
-        "steps": [improvement.step for improvement in plan.improvements],
-        "costs": short(improvement.cost_ms for improvement in plan.improvements),
-    }
-
-
-def run(
-    plan_path: Path,
-    out: Path,
-    *,
-    model: str | None = None,
-    live: str | None = None,
-    costs: Sequence[Path] = (),
-    fleet: Path | None = None,
-    evaluation: Path | None = None,
-) -> int:
+def run(plan_path: Path, out: Path, **beside: Unpack[Beside]) -> int:
     """Read a plan.json and what goes with it, and write the page to `out`. Returns its size in bytes.
-
-    `model` names the cost model as for a search. `live` is a plan.json or STORE#MODEL, which may have nothing live. `costs` are
-    the folders that the cost model learned from. `fleet` is a file with the output of `neuroshard fleet --json`, `evaluation`
-    a file that `neuroshard evaluate -o` wrote.
 
     Raises NeuroshardError in one line; then nothing is written.
     """
     plan, files = read_for_report(plan_path)
-    html = report_of(
-        plan,
-        model=model,
-        live=live,
-        costs=costs,
-        fleet=fleet,
-        evaluation=evaluation,
-        files=files,
-        lists=plan_path.parent / LISTS_FOLDER,
-    )
-    return write_page(out, html)
+    return write_page(out, report_of(plan, files=files, lists=plan_path.parent / LISTS_FOLDER, **beside))
 
 
 def read_for_report(path: Path) -> tuple[Plan, dict[str, str]]:
@@ -211,27 +137,13 @@ def read_for_report(path: Path) -> tuple[Plan, dict[str, str]]:
     return Plan.from_json(data, str(path)), {path.name: sha256(data)}
 
 
-def write_page(out: Path, html: str) -> int:
-    """Write the page, whole or not at all; its size in bytes."""
-    data = html.encode(errors="replace")  # the name of a file may not be text
-    write_bytes(out, data)
-    return len(data)
-
-
 def report_of(
-    plan: Plan,
-    *,
-    model: str | None = None,
-    live: str | None = None,
-    costs: Sequence[Path] = (),
-    fleet: Path | None = None,
-    evaluation: Path | None = None,
-    files: Mapping[str, str] | None = None,
-    lists: Path | None = None,
+    plan: Plan, *, files: Mapping[str, str] | None = None, lists: Path | None = None, **beside: Unpack[Beside]
 ) -> str:
     """The page of a plan as HTML, with what else `run` reads. `files` maps names of files already read to their sha256. The
     folder `lists` may have the lists of hot rows that the plan names."""
-    read = dict(files or {})
+    read, model, live = dict(files or {}), beside.get("model"), beside.get("live")
+    costs, fleet, evaluation = beside.get("costs", ()), beside.get("fleet"), beside.get("evaluation")
     opened = None if model is None else open_cost_model(model, plan.task.batch_size)
     if model is not None and (Path(model) / MANIFEST).is_file():
         read[f"{Path(model).name}/{MANIFEST}"] = sha256(read_bytes(Path(model) / MANIFEST))

@@ -1,18 +1,21 @@
 """Plans and releases as text of 80 columns. Every number has its unit, and says whether it was predicted or measured."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neuroshard.core.clean import clean
 from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.parts import part_names
-from neuroshard.core.plan import DeviceCost, Plan, Provenance, shardings_of
+from neuroshard.core.plan import DeviceCost, Plan, shardings_of
 from neuroshard.core.release import ModelRelease, Pointer, Refusal, Release
 from neuroshard.core.text import counted, short_name, spanned, wrapped
 from neuroshard.core.units import format_bytes
-from neuroshard.report.bars import bar
+from neuroshard.core.value import canonical_json
 from neuroshard.report.numbers import (
     against,
+    bar,
     cut_tables,
     fullest_step,
     hosts_memory,
@@ -22,7 +25,10 @@ from neuroshard.report.numbers import (
     source,
 )
 
-DEVICES_SHOWN, ROW_WISE_SHOWN, TIERS_SHOWN, BY_ACCESS_SHOWN = 32, 8, 8, 8
+if TYPE_CHECKING:
+    from neuroshard.models.published import Listed
+
+DEVICES_SHOWN, TABLES_SHOWN = 32, 8
 BAR, MEMORY_BAR = 44, 12
 
 
@@ -34,9 +40,7 @@ def plan_text(plan: Plan, *, bound: bool = False) -> str:
     lines = wrapped(f"less certain: {plan.provenance.instead}") if plan.provenance.instead else []
     lines += wrapped(f"plan {plan.digest()[:12]}: {_size(plan)}")
     lines += [*_cost_lines(plan, bound), "", *_device_lines(plan), *_bar_lines(plan), "", *_memory_lines(plan), ""]
-    lines += [*_row_wise_lines(plan), *_by_access_lines(plan)]
-    lines += _tier_lines(plan)
-    lines += wrapped(_origin(plan))
+    lines += [*_row_wise_lines(plan), *_by_access_lines(plan), *_tier_lines(plan), *wrapped(_origin(plan))]
     by = plan.provenance
     wide = fault_of_plan(plan, device_of(by.cost_model_backend, by.cost_model))
     for note in (*by.notes, *([wide] if wide else [])):
@@ -88,28 +92,20 @@ def _device_lines(plan: Plan) -> list[str]:
         "device shards    compute    forward   backward      total  memory",
         "              (predicted ms; all-to-all forward, with waiting, and backward)",
     ]
-    shards = plan.shards_by_device()
-    used_and_limit = list(zip(plan.memory_bytes(), plan.task.usable_bytes, strict=True))
+    shards, used, limits = plan.shards_by_device(), plan.memory_bytes(), plan.task.usable_bytes
     for device in devices_shown(plan):
-        used, limit = used_and_limit[device]
+        costs = ["-"] * 4
         if plan.predicted:
             cost = plan.predicted[device]
             parts = cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms, cost.total_ms
-            costs = " ".join(f"{ms:10.3f}" for ms in parts)
-        else:
-            costs = f"{'-':>10} {'-':>10} {'-':>10} {'-':>10}"
-        share = f"{format_bytes(used)} of {format_bytes(limit)}"
-        lines.append(f"{device:>6} {shards[device]:>6} {costs}  {share}")
-    left = plan.task.devices - DEVICES_SHOWN
-    if left > 0:
-        lines.append(
-            f"the {DEVICES_SHOWN} slowest; {counted(left, 'device')} more with --json"
-            if plan.predicted
-            else f"the first {DEVICES_SHOWN}; {counted(left, 'device')} more with --json"
-        )
-    if averaging := averaging_line(plan.predicted or ()):
-        lines.append(averaging)
-    return lines
+            costs = [f"{ms:.3f}" for ms in parts]
+        share = f"{format_bytes(used[device])} of {format_bytes(limits[device])}"
+        lines.append(f"{device:>6} {shards[device]:>6} {' '.join(f'{cost:>10}' for cost in costs)}  {share}")
+    if (left := plan.task.devices - DEVICES_SHOWN) > 0:
+        some = f"the {DEVICES_SHOWN} slowest" if plan.predicted else f"the first {DEVICES_SHOWN}"
+        lines.append(f"{some}; {counted(left, 'device')} more with --json")
+    averaging = averaging_line(plan.predicted or ())
+    return [*lines, averaging] if averaging else lines
 
 
 def averaging_line(costs: Sequence[DeviceCost]) -> str:
@@ -133,102 +129,85 @@ def _bar_lines(plan: Plan) -> list[str]:
     last = "backward, averaging" if averaging_line(plan.predicted) else "backward all-to-all"
     legend = f"predicted ms: █ compute ▓ forward ░ {last}"
     lines = ["", f"{'device':>6}  {legend:<{BAR + 10}} memory used"]
-    memory = list(zip(plan.memory_bytes(), plan.task.usable_bytes, strict=True))
+    memory, usable = plan.memory_bytes(), plan.task.usable_bytes
     slowest = max(cost.total_ms for cost in plan.predicted)
     for device in devices_shown(plan):
-        cost, (used, limit) = plan.predicted[device], memory[device]
+        cost, used, limit = plan.predicted[device], memory[device], usable[device]
         parts = (cost.compute_ms, cost.forward_collective_ms, cost.backward_collective_ms + cost.averaging_ms)
-        lines.append(
-            f"{device:>6}  {bar(parts, slowest, BAR)} {cost.total_ms:8.3f}  "
-            f"{bar([used], limit, MEMORY_BAR)} {used / limit:>4.0%}"
-        )
+        drawn = f"{bar(parts, slowest, BAR)} {cost.total_ms:8.3f}  {bar([used], limit, MEMORY_BAR)}"
+        lines.append(f"{device:>6}  {drawn} {used / limit:>4.0%}")
     return lines
 
 
 def _memory_lines(plan: Plan) -> list[str]:
     """What takes the memory of the devices, and what is left of it."""
     memory, usable = plan.device_memory(), plan.task.usable_bytes
-    maps = ["id maps"] if any(held.maps for held in memory) else []
-    names = ("weights", "optimizer", *maps, "step", "reserve", "left", "of")
+    maps = any(held.maps for held in memory)
+    names = ("weights", "optimizer", *["id maps"] * maps, "step", "reserve", "left", "of")
     lines = [" ".join(["device", *(f"{part:>11}" for part in names)])]
     for device in devices_shown(plan):
-        limit = plan.task.device_memory_bytes[device]
-        held = memory[device]
-        of_maps = [held.maps] if maps else []
-        parts = (held.weights, held.optimizer, *of_maps, held.step, limit - usable[device])
-        lines.append(
-            " ".join([f"{device:>6}", *(f"{format_bytes(n):>11}" for n in (*parts, limit - sum(parts), limit))])
-        )
-    if fullest := fullest_step(plan):
-        lines += wrapped(fullest)
-    return [*lines, *wrapped(f"       (computed; it counts {memory_counts(plan)})", indent=8)]
+        held, limit = memory[device], plan.task.device_memory_bytes[device]
+        parts = (held.weights, held.optimizer, *[held.maps] * maps, held.step, limit - usable[device])
+        amounts = (f"{format_bytes(nbytes):>11}" for nbytes in (*parts, limit - sum(parts), limit))
+        lines.append(" ".join([f"{device:>6}", *amounts]))
+    fullest = fullest_step(plan)
+    counts = wrapped(f"       (computed; it counts {memory_counts(plan)})", indent=8)
+    return [*lines, *(wrapped(fullest) if fullest else []), *counts]
+
+
+def _first_of(said: Sequence[str], what: str) -> list[str]:
+    """The first TABLES_SHOWN of lines on tables, and how many more there are."""
+    lines = [line for one in said[:TABLES_SHOWN] for line in wrapped(one)]
+    left = len(said) - TABLES_SHOWN
+    return [*lines, f"and {counted(left, 'more table')} {what} (--json lists all)"] if left > 0 else lines
 
 
 def _row_wise_lines(plan: Plan) -> list[str]:
     """The tables that are split row-wise: over how many devices, and the rows on the first of them."""
-    found, kinds = row_wise_tables(plan), shardings_of(plan)
-    lines = []
-    for name, shards in list(found.items())[:ROW_WISE_SHOWN]:
+    said, kinds = [], shardings_of(plan)
+    for name, shards in row_wise_tables(plan).items():
         first, devices = shards[0], len({shard.device for shard in shards})
         part = f"rows {spanned(first.row_offset, first.rows)}"
         part += f", columns {spanned(first.column_offset, first.dim)}" if kinds[name].splits_columns else ""
-        lines += wrapped(
-            f"{name}: {kinds[name].words} over {counted(devices, 'device')} ({part} on device {first.device})"
-        )
-    left = len(found) - ROW_WISE_SHOWN
-    return [*lines, f"and {counted(left, 'more table')} row-wise (--json lists all)"] if left > 0 else lines
+        said.append(f"{name}: {kinds[name].words} over {counted(devices, 'device')} ({part} on device {first.device})")
+    return _first_of(said, "row-wise")
 
 
 def _by_access_lines(plan: Plan) -> list[str]:
     """The tables that are in two parts, or dealt over their row blocks, those with most lookups first."""
-    held, kinds = plan.held.constraints.rows_by_access, shardings_of(plan)
-    tables = sorted((table for table in plan.task.tables if table.name in held), key=lambda one: -one.pooling_factor)
-    lines = []
-    for table in tables[:BY_ACCESS_SHOWN]:
-        hot_rows = held[table.name].hot_rows
-        if hot_rows is None:
-            lines += wrapped(f"{table.name}: rows dealt over its blocks by access")
+    said, held, kinds = [], plan.held.constraints.rows_by_access, shardings_of(plan)
+    by_access = [table for table in plan.task.tables if table.name in held]
+    for table in sorted(by_access, key=lambda one: -one.pooling_factor):
+        if (hot_rows := held[table.name].hot_rows) is None:
+            said.append(f"{table.name}: rows dealt over its blocks by access")
         else:
             each = " and ".join(f"{part} {kinds[part].words}" for part in part_names(table.name))
-            lines += wrapped(
-                f"{table.name}: in two parts, {hot_rows:,} of {table.rows:,} rows hot, with {table.hottest_share(hot_rows):.1%} "
-                f"of the lookups ({each})"
-            )
-    left = len(tables) - BY_ACCESS_SHOWN
-    return [*lines, f"and {counted(left, 'more table')} by access (--json lists all)"] if left > 0 else lines
+            share = f"{hot_rows:,} of {table.rows:,} rows hot, with {table.hottest_share(hot_rows):.1%} of the lookups"
+            said.append(f"{table.name}: in two parts, {share} ({each})")
+    return _first_of(said, "by access")
 
 
 def _tier_lines(plan: Plan) -> list[str]:
     """What hosts hold, and the tables beyond HBM, those with the largest caches first."""
-    beyond, limit = plan.parted.constraints.beyond_hbm, plan.task.host_memory_bytes
-    if not beyond or limit is None:
+    beyond = plan.parted.constraints.beyond_hbm
+    if not beyond or plan.task.host_memory_bytes is None:
         return []
-    rows = {table.name: table.rows for table in plan.parted.tables}
-    lines = wrapped(f"host memory: {hosts_memory(plan)}")
-    listed = sorted(beyond.values(), key=lambda rule: -(rule.cached_rows or 0))
-    for rule in listed[:TIERS_SHOWN]:
-        if rule.cached_rows is None:
-            lines += wrapped(f"{rule.table}: in host memory")
-        else:
-            share = rule.cached_rows / rows[rule.table]
-            lines += wrapped(
-                f"{rule.table}: cached, {rule.cached_rows:,} of {rows[rule.table]:,} rows in HBM ({share:.1%})"
-            )
-    left = len(listed) - TIERS_SHOWN
-    return [*lines, f"and {counted(left, 'more table')} beyond HBM (--json lists all)"] if left > 0 else lines
+    rows, said = {table.name: table.rows for table in plan.parted.tables}, []
+    for rule in sorted(beyond.values(), key=lambda rule: -(rule.cached_rows or 0)):
+        some, of = rule.cached_rows or 0, rows[rule.table]
+        cached = f"cached, {some:,} of {of:,} rows in HBM ({some / of:.1%})"
+        said.append(f"{rule.table}: {'in host memory' if rule.cached_rows is None else cached}")
+    return [*wrapped(f"host memory: {hosts_memory(plan)}"), *_first_of(said, "beyond HBM")]
 
 
 def _origin(plan: Plan) -> str:
+    """Who found the plan, by which cost model, and whether anything was measured for that."""
     by = plan.provenance
+    model = "no cost model"
+    if by.cost_model is not None:
+        model = f"cost model {short_name(by.cost_model)} of {source(by.cost_model_backend, by.cost_model_device)}"
     seed = "" if by.seed is None else f", seed {by.seed}"
-    return f"by {by.algorithm}{seed}, neuroshard {by.neuroshard_version}, {_cost_model(by)}"
-
-
-def _cost_model(by: Provenance) -> str:
-    """The cost model, and whether anything was measured for it."""
-    if by.cost_model is None:
-        return "no cost model"
-    return f"cost model {short_name(by.cost_model)} of {source(by.cost_model_backend, by.cost_model_device)}"
+    return f"by {by.algorithm}{seed}, neuroshard {by.neuroshard_version}, {model}"
 
 
 def costs_by_device_text(plan: Plan) -> str:
@@ -296,17 +275,19 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def _groups_json(plan: Plan) -> dict[str, Any] | None:
     groups, size = plan.task.groups, plan.task.devices
-    if groups is None:
-        return None
-    return {
-        "size": size,
-        "ranks": groups.ranks,
-        "replicas": groups.replicas(size),
-        "numbering": groups.numbering,
-        "sync_every": groups.sync_every,
-        "batch_size": plan.task.batch_size,
-        "averaging_ms": plan.predicted[0].averaging_ms if plan.predicted else None,
-    }
+    return (
+        None
+        if groups is None
+        else {
+            "size": size,
+            "ranks": groups.ranks,
+            "replicas": groups.replicas(size),
+            "numbering": groups.numbering,
+            "sync_every": groups.sync_every,
+            "batch_size": plan.task.batch_size,
+            "averaging_ms": plan.predicted[0].averaging_ms if plan.predicted else None,
+        }
+    )
 
 
 def releases_text(releases: Sequence[Pointer]) -> str:
@@ -319,7 +300,7 @@ def releases_text(releases: Sequence[Pointer]) -> str:
     what, figure = ("plan", "   predicted   gain") if of_plans else ("cost model", "unseen error")
     lines = [f"number  time                  action    {what:<12}  {figure}"]
     worst = max(release.error or 0.0 if isinstance(release, ModelRelease) else 0.0 for release in releases)
-    for index, release in enumerate(releases):
+    for release in releases:
         shown, gained = "-", ""
         if isinstance(release, Release):
             shown = "-" if release.cost_ms is None else f"{release.cost_ms:.3f} ms"
@@ -327,9 +308,8 @@ def releases_text(releases: Sequence[Pointer]) -> str:
             gained = "-" if gain is None else f"{gain:+.1%}"
         elif isinstance(release, ModelRelease) and release.error is not None:
             shown, gained = f"{release.error:.1%}", bar([release.error], worst, 6)
-        live = "live" if index == 0 else ""
         line = f"{release.number:>6}  {release.time:<20}  {release.action:<8}  {release.artifact[:12]}"
-        lines.append(f"{line}  {shown:>12} {gained:>6} {live}".rstrip())
+        lines.append(f"{line}  {shown:>12} {gained:>6} {'live' if release is releases[0] else ''}".rstrip())
     return "\n".join(lines)
 
 
@@ -342,3 +322,40 @@ def refusals_text(refusals: Sequence[Refusal]) -> str:
         lines.append(f"{refusal.time}  plan {refusal.plan_digest[:12]}  {refusal.decision.verdict}")
         lines += wrapped(f"  {refusal.decision.why}")
     return "\n".join(lines)
+
+
+def listing_text(found: Sequence[Listed], where: str) -> str:
+    """Two lines a cost model: hardware, digest, time, error on unseen tables, batch size, whether it is live; and the device."""
+    if not found:
+        return f"{where}: no cost model is published there"
+    lines = ["hardware          cost model    published             unseen error   batch"]
+    worst = max((one.error or 0.0 for one in found), default=0.0)
+    for one in found:
+        moment = one.modified.strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = f"{one.fingerprint}  {one.digest[:12]}  {moment}"
+        if one.manifest is None:
+            lines += [line, *wrapped(f"  {one.fault}", indent=4)]
+            continue
+        error, bench = one.error, one.manifest.bench
+        shown = f"{'-':>5}" if error is None else f"{error:>5.1%} {bar([error], worst, 6)}"
+        lines.append(f"{line}  {shown:<12}  {one.manifest.batch_size:>6,}{'  live' if one.is_live else ''}")
+        lines += wrapped(f"  {bench.hardware.name} ({bench.backend})", indent=4)
+        lines += wrapped(f"  {one.fault}", indent=4) if one.fault else []
+    return "\n".join(lines)
+
+
+def listing_json(found: Sequence[Listed]) -> str:
+    """A JSON list with an object a cost model, its whole manifest included."""
+    rows = [
+        {
+            "fingerprint": one.fingerprint,
+            "digest": one.digest,
+            "published": one.modified.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "live": one.is_live,
+            "error": one.error,
+            "fault": one.fault or None,
+            "manifest": one.manifest.model_dump(mode="json") if one.manifest else None,
+        }
+        for one in found
+    ]
+    return canonical_json(rows).decode()

@@ -1,17 +1,23 @@
-"""How accurate the predictions are: errors against the noise of measuring, predicted against measured, learning curves."""
+"""How accurate the predictions are: errors against the noise of measuring, predicted against measured, learning curves, and the
+evaluation of a plan on real hardware, as `neuroshard evaluate -o evaluation.json` writes it."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.core.case import CollectiveCase, ComputeCase
-from neuroshard.core.cost import CollectiveCost, ComputeCost, Costs
+from neuroshard.core.cost import Bench, CollectiveCost, ComputeCost, Costs
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.label import labels, rounds_of
 from neuroshard.core.part import Part
+from neuroshard.core.plan import DeviceCost, Plan
+from neuroshard.core.text import counted
+from neuroshard.core.value import Value, check_format, decode_json
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.report import ModelReport
+from neuroshard.files.disk import read_bytes
 from neuroshard.models.open import at_batch_size
 from neuroshard.report.numbers import Columns, short
 
@@ -29,31 +35,40 @@ class Point(NamedTuple):
     predicted_ms: float
 
 
-def error_rows(report: ModelReport) -> list[dict[str, Any]]:
-    """A row for each net and split of unseen cases: the mean error of predictions, and the noise of the labels."""
-    rows = []
-    for net in report.nets:
-        noise = net.label_noise.mape if net.label_noise else None
-        for split, errors in net.splits.items():
-            if errors is not None:
-                unseen = SPLITS.get(split, split) if net.devices is None else ALL_TO_ALLS
-                row = {"net": net.name, "split": unseen, "noise": noise}
-                rows.append({**row, "error": errors.mape, "values": errors.values, "tau": errors.kendall_tau})
-    return rows
+def error_columns(report: ModelReport) -> Columns:
+    """A value for each net and split of unseen cases: the mean error of predictions, and the noise of the labels."""
+    rows = [
+        (net.name, SPLITS.get(split, split) if net.devices is None else ALL_TO_ALLS, net.label_noise, errors)
+        for net in report.nets
+        for split, errors in net.splits.items()
+        if errors is not None
+    ]
+    return {
+        "what": [f"compute, {split}" if name == "compute" else name for name, split, *_ in rows],
+        "split": [split for _, split, *_ in rows],
+        "noise": [None if noise is None else noise.mape for *_, noise, _ in rows],
+        "error": [errors.mape for *_, errors in rows],
+        "values": [errors.values for *_, errors in rows],
+        "tau": [errors.kendall_tau for *_, errors in rows],
+    }
 
 
-def curves(report: ModelReport) -> list[dict[str, Any]]:
-    """The learning curves of the nets that have them. The all-to-all net of all numbers of devices is listed once."""
-    found: dict[str, dict[str, Any]] = {}
-    for net in report.nets:
-        if net.fit.valid_errors:
-            errors = {"train": short(net.fit.train_errors), "valid": short(net.fit.valid_errors)}
-            found.setdefault(net.kind, {"net": net.kind, **errors, "best": net.fit.best_epoch})
-    return list(found.values())
+def curves(report: ModelReport) -> dict[str, dict[str, Columns]]:
+    """The learning curves of the nets that have them, by the titles of their charts; `kept` is the epoch that was. The all-to-all
+    net of all numbers of devices is listed once."""
+    fits = {net.kind: net.fit for net in reversed(report.nets) if net.fit.valid_errors}
+    found = {}
+    for kind, fit in reversed(fits.items()):
+        errors = {"in training": short(fit.train_errors), "held out": short(fit.valid_errors)}
+        epochs = [*range(1, len(fit.train_errors) + 1)]
+        kept = [epoch == fit.best_epoch for epoch in epochs]
+        found[f"{kind}, epoch {fit.best_epoch} of {len(epochs)}"] = {"curve": {"epoch": epochs, "kept": kept, **errors}}
+    return found
 
 
-def points(model: CostModel, costs: Costs) -> dict[str, Columns]:
-    """Predicted and measured ms of unseen cases, by chart. Raises InvalidInput for costs of another bench."""
+def points(model: CostModel, costs: Costs) -> dict[str, dict[str, Columns]]:
+    """Predicted and measured ms of unseen cases, by chart, and the `ends` of the line where both are equal. Raises InvalidInput
+    for costs of another bench."""
     assert model.manifest is not None
     bench, learned = costs.bench, model.manifest.bench
     if (bench.backend, bench.hardware.fingerprint) != (learned.backend, learned.hardware.fingerprint):
@@ -66,7 +81,12 @@ def points(model: CostModel, costs: Costs) -> dict[str, Columns]:
     for forward, backward in _all_to_all_points(model, costs.collective, bench.batch_size):
         charts["forward all-to-all"].append(forward)
         charts["backward all-to-all"].append(backward)
-    return {name: _columns(found, name == "compute") for name, found in charts.items() if found}
+    nets = model.manifest.report.nets
+    noises = {
+        name: max((net.label_noise.mape for net in nets if net.name.startswith(name) and net.label_noise), default=0.0)
+        for name in charts
+    }
+    return {name: _columns(found, name, noises[name]) for name, found in charts.items() if found}
 
 
 def _compute_points(
@@ -104,14 +124,70 @@ def _all_to_all_points(
         yield forward, backward
 
 
-def _columns(found: list[Point], of_sets: bool) -> Columns:
+def _columns(found: list[Point], chart: str, noise: float) -> dict[str, Columns]:
     kept: list[Point] = []
     for split in SPLITS:
-        some = [point for point in found if point.split == split]
+        some = [point for point in found if point.split == split and point.measured_ms > 0 and point.predicted_ms > 0]
         kept += some[:: -(-len(some) // MOST_POINTS) or 1]
-    return {
+    of_sets = chart == "compute"
+    points: Columns = {
         "split": [SPLITS[point.split] if of_sets else ALL_TO_ALLS for point in kept],
-        "size": [point.tables for point in kept],
+        "size": [counted(point.tables, "table" if of_sets else "device") for point in kept],
         "measured": short(point.measured_ms for point in kept),
         "predicted": short(point.predicted_ms for point in kept),
     }
+    all_ms = [*points["measured"], *points["predicted"]]
+    ends = [min(all_ms, default=1.0), max(all_ms, default=1.0)]
+    low, high = (short(ms * (1 + side * noise) for ms in ends) for side in (-2, 2))
+    return {"points": points, "ends": {"ms": ends, "low": low, "high": high}}
+
+
+class EvaluatedDevice(Value):
+    """The measured cost of one device; None where measuring failed."""
+
+    device: int
+    measured: DeviceCost | None = None
+
+
+class Evaluated(Value):
+    """The part of an evaluation that the page shows. Without a measured all-to-all, only compute is compared."""
+
+    plan_digest: str
+    bench: Bench
+    all_to_all_measured: bool
+    devices: tuple[EvaluatedDevice, ...]
+
+    @property
+    def what(self) -> str:
+        """What was measured, and on which hardware."""
+        part = "" if self.all_to_all_measured else "compute alone, "
+        return f"{part}{self.how} {'by' if self.how == 'computed' else 'on'} {self.bench.hardware.name}"
+
+    @property
+    def how(self) -> str:
+        """`measured`, or `computed` for the costs of a formula."""
+        return "computed" if self.bench.backend == "synthetic" else "measured"
+
+    def ms(self) -> list[float | None]:
+        """Measured ms of each device: the total, or only the compute."""
+        return [None if one.measured is None else self._part(one.measured) for one in self.devices]
+
+    def predicted_ms(self, plan: Plan) -> list[float]:
+        """The same part of the predicted ms; empty where the plan does not carry the parts."""
+        return [self._part(cost) for cost in plan.predicted or ()]
+
+    def _part(self, cost: DeviceCost) -> float:
+        return cost.total_ms if self.all_to_all_measured else cost.compute_ms
+
+
+def read_evaluation(path: Path, plan: Plan) -> Evaluated:
+    """Read the evaluation of this plan. Raises InvalidInput in one line."""
+    raw = check_format(decode_json(read_bytes(path), str(path)), 1, str(path))
+    found = Evaluated.parse(raw, str(path))
+    if found.plan_digest != plan.digest():
+        raise InvalidInput(
+            f"{path}: is of plan {found.plan_digest[:12]}, not {plan.digest()[:12]}; run `neuroshard evaluate` on this plan"
+        )
+    if [one.device for one in found.devices] != list(range(plan.task.devices)):
+        raise InvalidInput(f"{path}: must list devices 0 to {plan.task.devices - 1}, each once and in order")
+    return found

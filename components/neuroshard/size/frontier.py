@@ -1,10 +1,10 @@
 """The rows that no other beats, the rows whose order is not certain, and what a GiB of HBM is worth."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from neuroshard.core.plan import Plan
-from neuroshard.size.row import Row
+from neuroshard.size.cells import Row
 
 GIB = 2**30
 MOST_OF_A_NAME = 40  # characters of a kind in a file name, far below the 255 bytes of file systems
@@ -13,12 +13,10 @@ MOST_OF_A_NAME = 40  # characters of a kind in a file name, far below the 255 by
 def frontier(rows: Sequence[Row]) -> list[Row]:
     """The rows that no other beats in both time and money, or in time and devices where there are no prices. Time is that of a
     sample: batches may differ. Of rows alike in both, the one with the least memory."""
-    best, kept = float("inf"), list[Row]()
-    for row in sorted(
-        (row for row in rows if row.fits), key=lambda row: (_second(row), row.sample_ms, row.cell.memory_bytes)
-    ):
-        if row.sample_ms < best:
-            best = row.sample_ms
+    kept = list[Row]()
+    fitting = [row for row in rows if row.fits]
+    for row in sorted(fitting, key=lambda row: (_second(row), row.sample_ms, row.cell.memory_bytes)):
+        if not kept or row.sample_ms < kept[-1].sample_ms:
             kept.append(row)
     return kept
 
@@ -30,14 +28,15 @@ def _second(row: Row) -> float:
 def may_be_reversed(rows: Sequence[Row]) -> dict[int, list[int]]:
     """For each row that fits, by its place, the places of the rows of other kinds whose times a sample overlap with its own
     within the errors of both models. Rows of one kind have their error in common, and are not among them."""
-    spans = {place: span for place, row in enumerate(rows) if row.fits and (span := _sample_span(row))}
+    spans = {
+        place: (row.cell.kind, low / row.batch_size, high / row.batch_size)
+        for place, row in enumerate(rows)
+        if row.fits and row.interval_ms is not None
+        for low, high in (row.interval_ms,)
+    }
     return {
-        place: [
-            other
-            for other, (least, most) in spans.items()
-            if rows[other].cell.kind != rows[place].cell.kind and least < spans[place][1] and most > spans[place][0]
-        ]
-        for place in spans
+        place: [at for at, (other, least, most) in spans.items() if other != kind and least < high and most > low]
+        for place, (kind, low, high) in spans.items()
     }
 
 
@@ -46,18 +45,17 @@ def may_join_or_leave(rows: Sequence[Row]) -> set[int]:
     fast as its model's error allows, and it as slow; one off it that no row beats if it is as fast, and those of other kinds as
     slow."""
     best = {id(row) for row in frontier(rows)}
-    fitting = [(place, row) for place, row in enumerate(rows) if row.fits]
-    found = set()
-    for place, row in fitting:
-        on_it = id(row) in best
-        mine = _scale(row, slow=on_it)
-        beaten = any(
-            _beats(other, 1.0 if other.cell.kind == row.cell.kind else _scale(other, slow=not on_it) / mine, row)
-            for at, other in fitting
-            if at != place
-        )
-        if beaten == on_it:
-            found.add(place)
+    fitting, found = [row for row in rows if row.fits], set()
+    for place, row in enumerate(rows):
+        if row.fits:
+            on_it = id(row) in best
+            mine = _scale(row, slow=on_it)
+            beaten = any(
+                _beats(other, 1.0 if other.cell.kind == row.cell.kind else _scale(other, slow=not on_it) / mine, row)
+                for other in fitting
+                if other is not row
+            )
+            found |= {place} if beaten == on_it else set()
     return found
 
 
@@ -77,13 +75,7 @@ def _beats(one: Row, times: float, other: Row) -> bool:
     return mine[0] <= its[0] and mine[1] <= its[1] and (mine != its or alike)
 
 
-def _sample_span(row: Row) -> tuple[float, float] | None:
-    interval = row.interval_ms
-    return None if interval is None else (interval[0] / row.batch_size, interval[1] / row.batch_size)
-
-
-@dataclass(frozen=True)
-class MemoryPoint:
+class MemoryPoint(NamedTuple):
     """A memory of a kind and number of devices, and the ms that each GiB more saved since the point before it; None at the
     first."""
 
@@ -95,13 +87,11 @@ def memory_frontiers(rows: Sequence[Row]) -> list[list[MemoryPoint]]:
     """For each kind and number of devices with several memories: step time against HBM for tables, without the amounts that save
     nothing. What a larger dense model would cost is read from it backwards."""
     found = []
-    for group in with_several_memories(rows):
-        points = list[MemoryPoint]()
-        for row in group:
-            before = points[-1].row if points else None
-            if before is None:
-                points.append(MemoryPoint(row, None))
-            elif row.step_ms < before.step_ms:
+    for least, *others in with_several_memories(rows):
+        points = [MemoryPoint(least, None)]
+        for row in others:
+            before = points[-1].row
+            if row.step_ms < before.step_ms:
                 gib = (row.cell.memory_bytes - before.cell.memory_bytes) / GIB
                 points.append(MemoryPoint(row, (before.step_ms - row.step_ms) / gib))
         found.append(points)

@@ -19,9 +19,8 @@ from neuroshard.core.units import format_bytes
 from neuroshard.files.constraints import resolve
 from neuroshard.orders.sizes import Kind, SizeOrder
 from neuroshard.search.run import read_listed
-from neuroshard.size.cells import Cell, cells_of
+from neuroshard.size.cells import Cell, Row, cells_of, name_of
 from neuroshard.size.frontier import frontier, may_be_reversed, may_join_or_leave, memory_frontiers
-from neuroshard.size.row import Row, name_of
 from neuroshard.size.sweep import Sweep, kept_bytes, sweep
 
 

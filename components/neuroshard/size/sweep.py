@@ -39,8 +39,7 @@ from neuroshard.search.notes import beyond_measured, with_notes
 from neuroshard.search.run import search, search_in_groups, settings_of, task_of, trust_in
 from neuroshard.search.tuning import TUNING
 from neuroshard.search.watch import Watch
-from neuroshard.size.cells import Cell
-from neuroshard.size.row import Row, name_of
+from neuroshard.size.cells import Cell, Row, name_of
 
 TIME_UP = "the time budget of the sweep cut the search short: more of it might have found a better plan"
 NOT_TRIED = "the time was up, or the sweep was stopped, before this size was searched"
@@ -71,7 +70,8 @@ def sweep(cells: Sequence[Cell], what: Sweep, stop: threading.Event | None, proc
     groups = _in_order([list(group) for _, group in groupby(cells, key=lambda cell: (cell.kind, cell.devices))])
     found = dict[Cell, Row]()
     alone = processes == 1 or what.left_s < WORTH_STARTING_S
-    with progress("size", total=len(cells), unit="sizes", ends_in_seconds=_left(what)) as bar:
+    left = None if what.ends is None else max(what.left_s, 0.0)
+    with progress("size", total=len(cells), unit="sizes", ends_in_seconds=left) as bar:
         for rows in (_here if alone else _in_processes)(groups, what, stop, 1 if alone else processes):
             found |= {row.cell: row for row in rows}
             best = min((row for row in found.values() if row.fits), key=lambda row: row.sample_ms, default=None)
@@ -80,10 +80,6 @@ def sweep(cells: Sequence[Cell], what: Sweep, stop: threading.Event | None, proc
     if all(row.state == "not priced" for row in rows):
         raise InvalidInput(rows[0].why)
     return rows
-
-
-def _left(what: Sweep) -> float | None:
-    return None if what.ends is None else max(what.left_s, 0.0)
 
 
 def _in_order(groups: list[list[Cell]]) -> list[list[Cell]]:

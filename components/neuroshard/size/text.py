@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from neuroshard.core.text import short_name, wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.report.numbers import source
+from neuroshard.size.cells import Row, name_of
 from neuroshard.size.frontier import may_join_or_leave, memory_frontiers
-from neuroshard.size.row import Row, name_of
 from neuroshard.size.run import Sizes
 
 HEAD = " {:3} {:>7} {:>9} {:>9} {:>15} {:>8} {:>7} {:>9}"

@@ -1,65 +1,76 @@
-// Tables that sort by a click on a heading. Only the first rows are on the page; a button adds the rest.
+// Tables whose heads are in the page: data-of names a field of the rows, data-show how it is shown (or the field with Text after its
+// name is). A click on a heading sorts.
+// Only the first rows are on the page; a button adds the rest.
 "use strict";
 
 const FIRST_ROWS = 100;
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+const numbers = new Intl.NumberFormat("en-US", { maximumFractionDigits: 2 });
+const SHOW = { number: numbers.format, ms: (value) => value.toFixed(3), percent: (share) => `${(share * 100).toFixed(1)} %`, bytes, id: String, text: String };
 
-// columns: {title, of: row -> number or text to sort by, text: row -> what is shown (default: `of`), number, first: "descending"}
-// options: rows() -> the rows to show, sort: index of the column, click(row), hover(row) -> element, chosen(row)
-function list(id, columns, options) {
+// As neuroshard.core.units.format_bytes writes them, so that page and terminal say the same.
+function bytes(count) {
+  let size = count, unit = 0;
+  while (Math.abs(size) >= 1024 && unit < UNITS.length - 1) { size /= 1024; unit += 1; }
+  return unit ? `${size.toFixed(1)} ${UNITS[unit]}` : `${size.toFixed(0)} B`;
+}
+
+// {a: [1, 2], b: [3, 4]} -> [{a: 1, b: 3}, {a: 2, b: 4}]
+function rowsOf(columns) {
+  const [names, lists] = [Object.keys(columns), Object.values(columns)];
+  return lists[0].map((_, i) => Object.fromEntries(names.map((name, at) => [name, lists[at][i]])));
+}
+
+const rowsOfAll = (sets) => Object.fromEntries(Object.entries(sets).map(([name, columns]) => [name, rowsOf(columns)]));
+
+// An element with text in it, never HTML: names of tables are untrusted.
+function element(tag, text, className = "") {
+  return Object.assign(document.createElement(tag), { textContent: text, className });
+}
+
+// Fills a table, and returns what fills it anew. options: rows() -> the rows to show, click(row), hover(row) -> text, chosen(row)
+function list(id, options) {
   const table = document.getElementById(id);
-  const state = { column: options.sort, down: columns[options.sort].first === "descending", all: false };
-  const head = table.createTHead().insertRow();
-  columns.forEach((column, index) => {
-    const cell = element("th", undefined, column.number ? "number" : "");
-    const button = element("button", column.title);
-    button.type = "button";
-    button.addEventListener("click", () => {
-      state.down = state.column === index ? !state.down : column.first === "descending";
-      state.column = index;
-      draw();
-    });
-    cell.append(button);
-    head.append(cell);
-  });
-  const body = table.createTBody();
-  const more = element("button", undefined, "more");
-  more.type = "button";
-  more.addEventListener("click", () => { state.all = true; draw(); });
+  if (!table) return () => {};
+  const heads = [...table.tHead.rows[0].cells], body = table.createTBody(), more = element("button", "", "more");
+  const shown = (row, { of, show }) => row[`${of}Text`] ?? SHOW[show](row[of]);
+  let all = false;
+  for (const head of heads) {
+    const button = element("button", head.textContent);
+    button.onclick = () => sort(head, head.ariaSort ? head.ariaSort === "ascending" : !["id", "text"].includes(head.dataset.show));
+    head.replaceChildren(button);
+  }
+  more.onclick = () => { all = true; draw(); };
   table.after(more);
 
+  function sort(head, down) {
+    for (const other of heads) other.removeAttribute("aria-sort");
+    head.ariaSort = down ? "descending" : "ascending";
+    draw();
+  }
+
   function draw() {
-    const { of } = columns[state.column];
-    const rows = [...options.rows()].sort((a, b) => compare(of(a), of(b)) * (state.down ? -1 : 1));
-    [...head.cells].forEach((cell, index) => {
-      if (index === state.column) cell.ariaSort = state.down ? "descending" : "ascending";
-      else cell.removeAttribute("aria-sort");
-    });
-    const shown = state.all ? rows : rows.slice(0, FIRST_ROWS);
-    body.replaceChildren(...shown.map(line));
-    more.hidden = shown.length === rows.length;
-    more.textContent = `Show all ${whole.format(rows.length)} rows`;
+    const sorted = heads.find((head) => head.ariaSort), { of } = sorted.dataset, turn = sorted.ariaSort === "descending" ? -1 : 1;
+    const rows = [...options.rows()].sort((a, b) => turn * (typeof a[of] === "string" ? a[of].localeCompare(b[of], "en", { numeric: true }) : a[of] - b[of]));
+    const kept = all ? rows : rows.slice(0, FIRST_ROWS);
+    body.replaceChildren(...kept.map(line));
+    more.hidden = kept.length === rows.length;
+    more.textContent = `Show all ${numbers.format(rows.length)} rows`;
   }
 
   function line(row) {
-    const made = element("tr");
-    for (const column of columns) {
-      made.append(element("td", String((column.text || column.of)(row)), column.number ? "number" : ""));
-    }
-    if (options.click) { made.classList.add("clickable"); made.addEventListener("click", () => options.click(row)); }
-    if (options.chosen && options.chosen(row)) made.classList.add("chosen");
+    const made = element("tr", "", `${options.click ? "clickable" : ""} ${options.chosen && options.chosen(row) ? "chosen" : ""}`);
+    for (const head of heads) made.append(element("td", shown(row, head.dataset), head.className));
+    if (options.click) made.onclick = () => options.click(row);
     if (options.hover) {
-      made.addEventListener("mousemove", (event) => hover(event, () => options.hover(row), made));
-      made.addEventListener("mouseleave", () => hover(null));
+      made.onmousemove = (event) => hover(event, () => options.hover(row), made);
+      made.onmouseleave = () => hover(null);
     }
     return made;
   }
 
   draw();
   return draw;
-}
-
-function compare(a, b) {
-  return typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
 }
 
 // A card next to the mouse. `of` is the key of its row, so that it is built once.
