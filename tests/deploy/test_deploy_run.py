@@ -13,8 +13,7 @@ from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound
 from neuroshard.core.release import SEAL, Decision, Release
 from neuroshard.core.value import canonical_json, sha256
 from neuroshard.deploy.golive import roll_back
-from neuroshard.deploy.run import deploy, run
-from neuroshard.deploy.tracks import run_rollback
+from neuroshard.deploy.run import deploy, run, run_rollback
 from neuroshard.files.plan import write_plan
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import live_key, plan_key, plans_of, release_key

@@ -24,8 +24,7 @@ from neuroshard.core.tiers import Tier
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.price import price
-from neuroshard.deploy.run import deploy
+from neuroshard.deploy.run import deploy, price
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.store.folder import FolderStore
@@ -243,7 +242,7 @@ def test_a_night_whose_search_chooses_copies_asks_of_the_live_plan_only_those_of
     release = deploy(COLUMNS, store, "m", now=NOW)
     for must_copy, verdict in ((None, "passed"), (frozenset({"country"}), "passed"), (frozenset(), "kept")):
         costs = new.model_copy(update={"predicted_ms": (10.0,) * 2})
-        assert decide(costs, gate._replace(must_copy=must_copy), release, COLUMNS).verdict == verdict
+        assert decide(costs, replace(gate, must_copy=must_copy), release, COLUMNS).verdict == verdict
 
 
 def test_a_live_plan_is_priced_with_its_own_copies(store):

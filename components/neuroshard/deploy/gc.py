@@ -36,9 +36,9 @@ from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, StoreErr
 from neuroshard.core.release import FINGERPRINT, HARDWARE, Condemned
 from neuroshard.core.value import timestamp
 from neuroshard.deploy.golive import MARK_SECONDS
-from neuroshard.deploy.tracks import track_of
 from neuroshard.orders.nightly import MEASURING_FOLDER
 from neuroshard.progress import progress
+from neuroshard.store.bundles import track_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import ObjectInfo, Store

@@ -119,7 +119,7 @@ def _verdict(
     doubts = [*(one for one in doubts if one not in instead), *(one for one in (instead, damaged) if one)]
     gated = replace(
         settings,
-        tables=files.tables,
+        tables=read_tables(files.tables)[0],
         cost_model=searched.model,
         max_error=survey.max_error,
         nightly=True,
