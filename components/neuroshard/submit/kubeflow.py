@@ -94,9 +94,8 @@ class Kubeflow:
             raise NeuroshardError(f"kfp {kfp.__version__} is too old: {install_command('pipeline')}")
         token = ServiceAccountTokenVolumeCredentials() if PROJECTED in os.environ else None
         with self._asking(), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # "only works with Kubeflow Pipeline v2.0.0-beta.2 and later"
+            # "only works with Kubeflow Pipeline v2.0.0-beta.2 and later"
+            warnings.simplefilter("ignore", FutureWarning)
             # without a namespace kfp asks for the API's health five times, with tracebacks on stderr
             self.client = Client(host=self.endpoint, namespace=self.namespace or "default", credentials=token)
         self.client._context_setting["namespace"] = self.namespace or ""
@@ -120,14 +119,9 @@ class Kubeflow:
 
     def start(self, name: str, settings: RunSettings) -> Run:
         """Submit the packaged pipeline."""
-        # kfp prints where to look at the run
-        with (
-            self._asking(),
-            packaged(settings) as package,
-            redirect_stdout(CleanedStream(sys.stderr)),
-        ):
+        with self._packaged(settings) as package:
             made = self.client.create_run_from_pipeline_package(
-                str(package),
+                package,
                 arguments=dict(settings.parameters),
                 run_name=name,
                 experiment_name=self.experiment,
@@ -266,11 +260,7 @@ class Kubeflow:
 
     def start_recurring(self, name: str, wanted: Recurring, settings: RunSettings) -> str:
         """A new recurring run, whose package has the deadline and parallelism of `settings`; its id."""
-        with (
-            self._asking(),
-            packaged(settings) as package,
-            redirect_stdout(CleanedStream(sys.stderr)),
-        ):
+        with self._packaged(settings) as package:
             experiment = self.client.create_experiment(name=self.experiment, namespace=self.namespace)
             made = self.client.create_recurring_run(
                 experiment_id=experiment.experiment_id,
@@ -280,7 +270,7 @@ class Kubeflow:
                 max_concurrency=wanted.max_concurrency,
                 no_catchup=wanted.no_catchup,
                 params=dict(wanted.parameters),
-                pipeline_package_path=str(package),
+                pipeline_package_path=package,
                 enabled=wanted.enabled,
                 service_account=wanted.service_account or None,
             )
@@ -298,6 +288,12 @@ class Kubeflow:
             except ValueError:  # kfp's type for "No experiment is found with name …"
                 return None
         return str(found.experiment_id)
+
+    @contextmanager
+    def _packaged(self, settings: RunSettings) -> Iterator[str]:
+        """The package to upload. What kfp prints meanwhile, where to look at the run, goes to stderr."""
+        with self._asking(), packaged(settings) as package, redirect_stdout(CleanedStream(sys.stderr)):
+            yield str(package)
 
     @contextmanager
     def _asking(self, health: bool = False) -> Iterator[None]:
@@ -322,11 +318,7 @@ class Kubeflow:
                 f"{self.endpoint}: Kubeflow Pipelines does not answer: {why_no_answer(error)}; check the address and the network "
                 "(--endpoint, or KFP_ENDPOINT)"
             ) from None
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-        ) as error:  # an answer of another shape: a login page, a newer server
+        except (ValueError, TypeError, AttributeError) as error:  # of another shape: a login page, a newer server
             raise NeuroshardError(
                 f"{self.endpoint}: answers otherwise than Kubeflow Pipelines 2.17 does: {type(error).__name__}: {one_line(error)}"
             ) from None

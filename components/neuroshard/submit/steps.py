@@ -226,59 +226,35 @@ def error_line(log: str) -> str:
 
 def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str:
     """The model or the kind of hardware of a step, by its inputs in its log, else by its item of its loop."""
-    given = _inputs(log)
-    if name := _model(given.get("model")):
+    _, _, rest = log.partition("Got executor_input:\n")  # kfp writes them at the beginning
+    given = _in_json(rest, "inputs", "parameterValues")
+    given = given if isinstance(given, dict) else {}
+    model = given.get("model")  # a name; of packages of before, a Survey of the model alone
+    if name := _in_json(model, "models", 0, "name") if str(model).startswith("{") else model:
         return f" of model {name!r}"
-    for value in given.values():
-        hardware = _hardware(value)
-        if hardware:
+    for value in given.values():  # a Job or a Campaign
+        if hardware := _in_json(value, "campaign", "hardware", "name") or _in_json(value, "hardware", "name"):
             return f" on {one_line(hardware, 80)}"
     item = loop_item(spec, step.path)
     if item is None:
         return ""
     items, index = item
-    if items in LOOPS_OVER_MODELS:  # the API does not say which models these are
-        only = _only_model(models)
-        return f" of model {only!r}" if only else f" of model {index + 1} of those {LOOPS_OVER_MODELS[items]}"
-    return f" ({items.removesuffix('s')} {index + 1})"
+    if items not in LOOPS_OVER_MODELS:
+        return f" ({items.removesuffix('s')} {index + 1})"
+    if _in_json(models, 1) is None and (only := _in_json(models, 0, "name")):
+        return f" of model {only!r}"
+    return f" of model {index + 1} of those {LOOPS_OVER_MODELS[items]}"  # which ones, the API does not say
 
 
-def _inputs(log: str) -> Mapping[str, Any]:
-    """The parameters of a step, which kfp writes at the beginning of its log."""
-    _, there, rest = log.partition("Got executor_input:\n")
+def _in_json(text: object, *path: str | int) -> Any:
+    """What the JSON at the beginning of a text has at a path; None where it has nothing there."""
     try:
-        given = json.JSONDecoder().raw_decode(rest)[0]["inputs"]["parameterValues"] if there else {}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return given if isinstance(given, dict) else {}
-
-
-def _hardware(value: object) -> str:
-    """The name of the hardware of a Job or a Campaign, both as JSON."""
-    try:
-        message = json.loads(value) if isinstance(value, str) else {}
-        return str(message.get("campaign", message)["hardware"]["name"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ""
-
-
-def _model(survey: object) -> str:
-    """The name of a model: the text itself, or of packages of before a Survey of the model alone, as JSON."""
-    if not isinstance(survey, str) or not survey.startswith("{"):
-        return survey if isinstance(survey, str) else ""
-    try:
-        return str(json.loads(survey)["models"][0]["name"])
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return ""
-
-
-def _only_model(models: str) -> str:
-    """The name of a run's model; empty where it has several."""
-    try:
-        [model] = json.loads(models)
-        return str(model["name"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        found = json.JSONDecoder().raw_decode(text)[0]  # type: ignore[arg-type]
+        for key in path:
+            found = found[key]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found
 
 
 def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
