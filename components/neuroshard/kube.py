@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError, UsageError
@@ -99,34 +99,33 @@ def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused",
 
 def last_warning(namespace: str, pod: str) -> str:
     """The newest warning among a pod's events (`FailedMount: …`); empty where there is none, or it cannot be asked for."""
-    try:
-        with kubernetes_api(retries=0) as api:
-            from kubernetes import client
-
-            asked = client.CoreV1Api(api).list_namespaced_event(
-                namespace, field_selector=f"involvedObject.name={pod},type=Warning", _request_timeout=ASK_SECONDS
-            )
-    except NeuroshardError:
-        return ""
-    newest = max(asked.items, key=lambda one: str(one.last_timestamp or one.event_time or ""), default=None)
-    return one_line(f"{newest.reason}: {newest.message}") if newest else ""
+    selector = f"involvedObject.name={pod},type=Warning"
+    with suppress(NeuroshardError), _core() as core:
+        asked = core.list_namespaced_event(namespace, field_selector=selector, _request_timeout=ASK_SECONDS)
+        newest = max(asked.items, key=lambda one: str(one.last_timestamp or one.event_time or ""), default=None)
+        return one_line(f"{newest.reason}: {newest.message}") if newest else ""
+    return ""
 
 
 def missing_secret(namespace: str, name: str) -> bool:
     """Whether the API says that there is no such secret; false where it may not be asked."""
-    try:
-        with kubernetes_api(retries=0) as api:
-            from kubernetes import client
+    with suppress(NeuroshardError), _core() as core:
+        from kubernetes.client import ApiException
 
-            try:
-                client.CoreV1Api(api).read_namespaced_secret(
-                    name, namespace, _request_timeout=ASK_SECONDS, _preload_content=False
-                )
-            except client.ApiException as error:
-                return bool(error.status == NOT_FOUND)
-    except NeuroshardError:
-        pass
+        try:
+            core.read_namespaced_secret(name, namespace, _request_timeout=ASK_SECONDS, _preload_content=False)
+        except ApiException as error:
+            return bool(error.status == NOT_FOUND)
     return False
+
+
+@contextmanager
+def _core() -> Iterator[Any]:
+    """Pods and what belongs to them, for a question whose answer is useful but not needed."""
+    with kubernetes_api(retries=0) as api:
+        from kubernetes.client import CoreV1Api
+
+        yield CoreV1Api(api)
 
 
 @contextmanager

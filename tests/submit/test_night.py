@@ -21,8 +21,8 @@ from neuroshard.submit import wait
 from neuroshard.submit.kubeflow import Kubeflow, Run, Server
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.run import run
+from neuroshard.submit.steps import Workflow
 from neuroshard.submit.wait import Waiting
-from neuroshard.submit.workflow import Workflow
 
 KIND = Hardware(kind="cuda", name="NVIDIA H200", memory_bytes=140 * 2**30)
 CAMPAIGN = Campaign(

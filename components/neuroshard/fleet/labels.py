@@ -16,8 +16,8 @@ from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.topology import Topology
 from neuroshard.devices import whole_gib
+from neuroshard.fleet.cluster import Node, Toleration
 from neuroshard.fleet.kinds import Kind
-from neuroshard.fleet.node import Node, Toleration
 
 NVIDIA = "nvidia.com/"
 OLD_DRIVER = tuple(f"nvidia.com/cuda.driver.{part}" for part in ("major", "minor", "rev"))

@@ -19,8 +19,17 @@ from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 from neuroshard.kube import said, why_no_answer
 from neuroshard.submit.package import RunSettings, packaged
-from neuroshard.submit.steps import MOST_STEPS, TEMPLATES, Nodes, Task, failed_steps, running_pods, step_text
-from neuroshard.submit.workflow import Workflow, read_workflow
+from neuroshard.submit.steps import (
+    MOST_STEPS,
+    TEMPLATES,
+    Nodes,
+    Task,
+    Workflow,
+    failed_steps,
+    read_workflow,
+    running_pods,
+    step_text,
+)
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 PROJECTED = "KF_PIPELINES_SA_TOKEN_PATH"  # where the kubelet projects a token into the pod

@@ -19,8 +19,7 @@ from neuroshard.kube import last_warning
 from neuroshard.store.night import NightRecords, degraded, read_night
 from neuroshard.store.open import open_store
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
-from neuroshard.submit.steps import Task, failed_steps, refused_at_once, steps_text
-from neuroshard.submit.workflow import WaitingPod
+from neuroshard.submit.steps import Task, WaitingPod, failed_steps, refused_at_once, steps_text
 
 PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
 MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
