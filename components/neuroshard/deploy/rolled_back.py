@@ -6,8 +6,8 @@ from neuroshard.core.errors import InvalidInput, NotFound
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.release import Release
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import plans_of, read_plan, read_release
-from neuroshard.store.track import Live, history
+from neuroshard.store.releases import plans_of, read_plan
+from neuroshard.store.track import Live, history, read_past
 
 RELEASES_READ = 50  # the newest of the history: about a year of plans that were worth a release
 Placement = frozenset[Shard]
@@ -47,6 +47,6 @@ def _newest(live: Live[Release] | None, model: str, store: Store) -> Iterator[Re
         numbers = [number for number in numbers if number < live.release.number]
     for number in numbers[: -RELEASES_READ - 1 : -1]:
         try:
-            yield read_release(store, model, number)
+            yield read_past(store, plans_of(model), number)
         except (NotFound, InvalidInput):
             continue

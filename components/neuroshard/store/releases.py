@@ -18,7 +18,6 @@ from neuroshard.store.track import (
     Live,
     ReleaseTrack,
     read_artifact,
-    read_past,
     read_pointer,
     readable,
 )
@@ -42,10 +41,6 @@ def plan_key(model: str, digest: str) -> str:
 
 def live_key(model: str) -> str:
     return plans_of(model).live_key
-
-
-def release_key(model: str, number: int) -> str:
-    return plans_of(model).release_key(number)
 
 
 def refusal_key(refusal: Refusal) -> str:
@@ -74,11 +69,6 @@ def check_model(model: str) -> str:
 def read_live(store: Store, model: str) -> Live[Release]:
     """The live pointer. Raises NotFound where the model has no release, and InvalidInput or NewerFormat."""
     return read_pointer(store, plans_of(model))
-
-
-def read_release(store: Store, model: str, number: int) -> Release:
-    """A release from the history. Raises NotFound, InvalidInput or NewerFormat."""
-    return read_past(store, plans_of(model), number)
 
 
 def read_plan(store: Store, model: str, digest: str) -> Plan:
