@@ -92,7 +92,8 @@ def search_plan(
     keeping = None if live is None else KeptOrders(live, partial(read_ids, store, name))
     search_for = partial(search, tables, searched.model, out, notes=notes, keeping=keeping)
     plan = search_for(order, instead=searched.instead)
-    if live is None and (barred := _rolled_back(pointer, name, store)):
+    digests = rolled_back_digests(pointer, name, store) if live is None else frozenset()
+    if barred := rolled_back_placements(digests, name, store):
         plan, searched = _another(plan, searched, barred, order, search_for)
     return plan, searched
 
@@ -146,10 +147,6 @@ def _live(store: Store, name: str) -> Live[Release] | None:
     with suppress(NotFound, InvalidInput):
         return read_live(store, name)
     return None
-
-
-def _rolled_back(pointer: Live[Release] | None, name: str, store: Store) -> frozenset[Placement]:
-    return rolled_back_placements(rolled_back_digests(pointer, name, store), name, store)
 
 
 def _another(

@@ -235,9 +235,8 @@ class S3Store:
             return None
 
     def _put(self, key: str, data: bytes, **condition: str) -> None:
-        md5 = base64.b64encode(
-            hashlib.md5(data, usedforsecurity=False).digest()
-        ).decode()  # the store refuses a damaged body
+        # by which the store refuses a damaged body
+        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         put = partial(
             self.client.put_object,
             Bucket=self.bucket,

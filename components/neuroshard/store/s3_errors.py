@@ -63,11 +63,7 @@ def request_errors(where: str, endpoint_url: str, has_condition: bool = False) -
             f"{where}: boto3 cannot read {error.filename or 'a file of its configuration'} ({type(error).__name__}); check "
             "AWS_WEB_IDENTITY_TOKEN_FILE, AWS_CA_BUNDLE and the AWS configuration files"
         ) from None
-    except (
-        BotoCoreError,
-        LookupError,
-        ValueError,
-    ) as error:  # an answer that is not S3's, or was damaged
+    except (BotoCoreError, LookupError, ValueError) as error:  # an answer that is not S3's, or was damaged
         raise StoreError(
             f"{where}: the store's answer is not valid S3 ({type(error).__name__}); is AWS_ENDPOINT_URL that of an S3 store?"
         ) from None
