@@ -136,12 +136,15 @@ def _deploy(
         return Deployed(live.release, None)
     read = cache(partial(read_ids, store, model))  # a list may be 16 MiB, and is asked for more than once
     there, drifted = with_drift(live_plan(live, store), plan, read)
+    # a person who deploys a placement by hand means it; a nightly run searches the same one again with another cost model
+    digests = rolled_back_digests(live, model, store)
+    placed = rolled_back_placements(digests, model, store) if gate.nightly else ()
     decision = decide(
         plan,
         gate,
         live.release if live else None,
         there,
-        rolled_back=_was_rolled_back(artifact, live, model, store, by_placement=gate.nightly),
+        rolled_back=artifact.digest in digests or placement(plan) in placed,
         drifted=drifted,
     )
     if not decision.goes_live:
@@ -171,18 +174,6 @@ def _keep(refusal: Refusal, live: Live[Release] | None, store: Store) -> Deploye
         f"{store.url}: plan {refusal.plan_digest[:12]} of {refusal.model!r} does not go live: "
         f"{refusal.decision.why} ({stays}; --force overrides)"
     )
-
-
-def _was_rolled_back(
-    artifact: Artifact, live: Live[Release] | None, model: str, store: Store, *, by_placement: bool
-) -> bool:
-    """Whether somebody rolled back from this plan; `by_placement`: or from one that places the same shards.
-
-    A nightly run searches the same placement again with another cost model. A person who deploys by hand means it.
-    """
-    digests = rolled_back_digests(live, model, store)
-    placed = rolled_back_placements(digests, model, store) if by_placement else ()
-    return artifact.digest in digests or placement(artifact.value) in placed
 
 
 def with_drift(live: Plan | None, plan: Plan, read: "ReadIds") -> tuple[Plan | None, tuple[str, ...]]:

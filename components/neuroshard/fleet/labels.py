@@ -115,7 +115,7 @@ def _found(node: Node, name: str) -> NodeResource:
     shared = product.endswith(SHARED) or f"{NVIDIA}{name}.shared" in node.allocatable
     replicas = node.number(f"{prefix}replicas", 1) if shared else 1
     strategy = node.labels.get(f"{prefix}sharing-strategy") or "time-slicing"
-    driver = _driver(node)
+    driver = node.labels.get(DRIVER[0]) or ".".join(filter(None, (node.labels.get(one, "") for one in OLD_DRIVER)))
     hardware = Hardware(
         kind="cuda",
         name=product.removesuffix(SHARED),
@@ -134,10 +134,3 @@ def _found(node: Node, name: str) -> NodeResource:
 
 def _allocatable(node: Node, name: str) -> int:
     return sum(node.allocatable.get(f"{NVIDIA}{name}{ending}", 0) for ending in ("", ".shared"))
-
-
-def _driver(node: Node) -> str:
-    """The version of the NVIDIA driver, from today's label or from the older ones."""
-    if full := node.labels.get(DRIVER[0]):
-        return full
-    return ".".join(filter(None, (node.labels.get(label, "") for label in OLD_DRIVER)))
