@@ -49,7 +49,7 @@ from neuroshard.files.costs import COLLECTIVE_FIELDS, COMPUTE_FIELDS, CostsManif
 from neuroshard.files.tables import read_tables
 from neuroshard.files.traces import Lookups, Recorded, Traces, read_traces, write_traces
 from neuroshard.fleet.cluster import Node
-from neuroshard.fleet.kinds import Fleet
+from neuroshard.fleet.labels import Fleet
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluation import Evaluation
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs

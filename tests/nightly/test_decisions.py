@@ -8,7 +8,7 @@ from neuroshard import __version__
 from neuroshard.core.cost import Hardware
 from neuroshard.core.table import Table
 from neuroshard.fleet.coverage import KindCoverage
-from neuroshard.fleet.kinds import Kind
+from neuroshard.fleet.labels import Kind
 from neuroshard.fleet.survey import SurveySettings
 from neuroshard.nightly.augment import _drawn, _put, lacking
 from neuroshard.nightly.survey import DECISIONS, standing

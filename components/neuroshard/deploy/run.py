@@ -6,7 +6,7 @@ The order of the writes (golive.py) makes a deployer that dies at any of them ha
 the new one is live, and the next writer completes what is missing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import InvalidInput, NotFound, Refused
-from neuroshard.core.plan import Plan
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.release import Decision, Pointer, Refusal, Release
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.value import sha256, timestamp
 from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import claim, go_live, next_number, put, put_lists, remember, roll_back
-from neuroshard.deploy.rolled_back import placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.plan import read_plan as read_plan_file
 from neuroshard.store.bundles import track_of
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import live_plan, plans_of, refusal_key
+from neuroshard.store.releases import live_plan, plans_of, read_plan, refusal_key
 from neuroshard.store.row_orders import read_ids
-from neuroshard.store.track import Artifact, Live, find_artifact, live_or_none, read_artifact
+from neuroshard.store.track import Artifact, Live, find_artifact, history, live_or_none, read_artifact, read_past
 
 if TYPE_CHECKING:
     from neuroshard.costmodel.protocol import CostModel
@@ -48,6 +47,8 @@ class DeploySettings(Gate):
     single_writer: bool = False
 
 
+RELEASES_READ = 50  # the newest of the history: about a year of plans that were worth a release
+Placement = frozenset[Shard]
 OPEN = Gate()
 USUAL = DeploySettings()
 
@@ -227,3 +228,42 @@ def run_rollback(store_url: str, name: str, *, single_writer: bool = False) -> P
     store = open_store(store_url, single_writer=single_writer)
     release: Pointer = roll_back(store, track_of(name), now=datetime.now(UTC))
     return release
+
+
+def placement(plan: Plan) -> Placement:
+    """Which shard is on which device, which is all that a trainer runs of a plan."""
+    return frozenset(plan.shards)
+
+
+def rolled_back_digests(live: Live[Release] | None, model: str, store: Store) -> frozenset[str]:
+    """The digests of the plans of a model that were rolled back from, and were not made live again since. Raises StoreError."""
+    said: dict[str, bool] = {}  # by the newest release that concerns a plan
+    for release in _newest(live, model, store):
+        said.setdefault(release.plan_digest, False)
+        if release.action == "rollback" and release.previous_digest:
+            said.setdefault(release.previous_digest, True)
+    return frozenset(digest for digest, rolled_back in said.items() if rolled_back)
+
+
+def rolled_back_placements(digests: frozenset[str], model: str, store: Store) -> frozenset[Placement]:
+    """The placements of those plans that can be read. Raises StoreError."""
+    found = set()
+    for digest in digests:
+        try:
+            found.add(placement(read_plan(store, model, digest)))
+        except (NotFound, InvalidInput):  # gc deleted it, or it is damaged
+            continue
+    return frozenset(found)
+
+
+def _newest(live: Live[Release] | None, model: str, store: Store) -> Iterator[Release]:
+    """The newest releases, the live one first. Those that cannot be read are left out."""
+    numbers = history(store, plans_of(model))
+    if live:
+        yield live.release
+        numbers = [number for number in numbers if number < live.release.number]
+    for number in numbers[: -RELEASES_READ - 1 : -1]:
+        try:
+            yield read_past(store, plans_of(model), number)
+        except (NotFound, InvalidInput):
+            continue

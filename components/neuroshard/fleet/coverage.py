@@ -6,7 +6,7 @@ from typing import Literal
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.value import Value
-from neuroshard.fleet.kinds import Kind
+from neuroshard.fleet.labels import Kind
 from neuroshard.models.serving import DAY_SECONDS, Known, Lack, Wanted, age, live_at, serves
 from neuroshard.store.bundles import ModelKey
 

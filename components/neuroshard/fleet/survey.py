@@ -11,7 +11,7 @@ from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.operator_limits import widest_cut, widest_shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.fleet.coverage import KindCoverage, coverage
-from neuroshard.fleet.kinds import Fleet, Kind
+from neuroshard.fleet.labels import Fleet, Kind
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.models.serving import Known, Wanted, live_at
 from neuroshard.orders.nightly import Campaign, ModelSpec, Request, campaign_folder

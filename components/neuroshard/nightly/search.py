@@ -18,7 +18,7 @@ from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.row_order import LISTS_FOLDER
-from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
+from neuroshard.deploy.run import Placement, placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.importers.table_access import with_traces
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.nightly.fallbacks import choose

@@ -17,7 +17,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
-from neuroshard.fleet.kinds import Fleet
+from neuroshard.fleet.labels import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet, pods_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
