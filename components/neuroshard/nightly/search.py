@@ -139,11 +139,7 @@ def _as_read(spec: ModelSpec, store: Store, tables: Path) -> tuple[str, ...]:
 
 
 def _another(
-    plan: Plan,
-    searched: Searched,
-    barred: frozenset[Placement],
-    order: SearchOrder,
-    search_for: Callable[..., Plan],
+    plan: Plan, searched: Searched, barred: frozenset[Placement], order: SearchOrder, search_for: Callable[..., Plan]
 ) -> tuple[Plan, Searched]:
     """A plan that nobody rolled back, by another algorithm if it must be, for a model without a live plan to keep.
 

@@ -12,15 +12,7 @@ from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import HARDWARE, MODEL_NAME, Refusal, Release
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import (
-    MAX_RELEASE_BYTES,
-    Files,
-    Live,
-    ReleaseTrack,
-    read_artifact,
-    read_pointer,
-    readable,
-)
+from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Live, ReleaseTrack, read_artifact, read_pointer, readable
 
 
 class Published(NamedTuple):

@@ -22,9 +22,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
     ResponseStreamingError,
 )
-from botocore.exceptions import (
-    ConnectionError as BotoConnectionError,
-)
+from botocore.exceptions import ConnectionError as BotoConnectionError
 from urllib3.exceptions import HTTPError
 
 from neuroshard.core.errors import NO_CREDENTIALS, PASSING_STATUSES, Conflict, NotFound, StoreError, Unreachable
@@ -139,24 +137,20 @@ UNKNOWN_KEY = Meaning(
     "are the credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID) those of the store at AWS_ENDPOINT_URL?",
 )
 WRONG_SECRET = Meaning(
-    "the signature does not fit",
-    "check AWS_SECRET_ACCESS_KEY; if it is right, a proxy on the way changes requests",
+    "the signature does not fit", "check AWS_SECRET_ACCESS_KEY; if it is right, a proxy on the way changes requests"
 )
 ACCOUNT = Meaning("the account is suspended, unpaid or not set up for this store", "ask who runs the store")
 ENCRYPTION = Meaning("its encryption key cannot be used", "check NEUROSHARD_SSE_KMS_KEY, the key and its policy")
 REGION = Meaning("the bucket is elsewhere", "check AWS_REGION and AWS_ENDPOINT_URL")
 DAMAGED = Meaning(
-    "what arrived is not what was sent",
-    "try again; if it stays so, a proxy on the way changes bodies",
-    passes=True,
+    "what arrived is not what was sent", "try again; if it stays so, a proxy on the way changes bodies", passes=True
 )
 HEADERS = Meaning(
     "a header is missing or was changed on the way",
     "boto3 sends all that S3 needs, so look at the proxies before the store (HTTPS_PROXY, AWS_ENDPOINT_URL)",
 )
 TOO_LARGE = Meaning(
-    "is larger than the store takes",
-    "raise its limit, or that of a proxy before it (nginx: client_max_body_size)",
+    "is larger than the store takes", "raise its limit, or that of a proxy before it (nginx: client_max_body_size)"
 )
 NAME = Meaning("the store does not take this name", "use another folder of the bucket, or another name of the model")
 KEPT = Meaning(

@@ -87,10 +87,7 @@ class Submission:
     """
 
     def __init__(
-        self,
-        connect: Callable[[], Kubeflow],
-        settings: RunSettings,
-        check: Callable[[], Admission] | None = None,
+        self, connect: Callable[[], Kubeflow], settings: RunSettings, check: Callable[[], Admission] | None = None
     ) -> None:
         self.connect, self.settings, self.check = connect, settings, check
         self.name = f"neuroshard {settings.digest()}"
