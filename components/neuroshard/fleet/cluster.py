@@ -120,36 +120,32 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
         from kubernetes.client import CoreV1Api
 
         host = api.configuration.host
-        return host, [node for page in _pages(CoreV1Api(api)) for node in _nodes(page, host)]
+        return host, _all_nodes(CoreV1Api(api), host)
 
 
-def _pages(core: Any) -> list[Any]:
-    """The pages of the NodeList, as decoded JSON: the client's own classes refuse fields of newer servers."""
+def _all_nodes(core: Any, host: str) -> list[Node]:
+    """The nodes of all pages of the NodeList, as decoded JSON: the client's own classes refuse fields of newer servers."""
     from kubernetes.client.exceptions import ApiException
 
     for left in reversed(range(LISTINGS)):
-        pages: list[Any] = []
-        token: str | None = ""
+        nodes: list[Node] = []
+        more: dict[str, str] = {}
         try:
-            while token is not None:
-                more = {"_continue": token} if token else {}
+            while True:
                 answer = core.list_node(
                     label_selector=GPU_NODES, limit=PAGE, _request_timeout=TIMEOUT, _preload_content=False, **more
                 )
-                pages.append(decode_json(answer.data, "the Kubernetes API"))
-                token = _continue(pages[-1])
-            return pages
+                page = decode_json(answer.data, "the Kubernetes API")
+                nodes += _nodes(page, host)
+                metadata = page.get("metadata")
+                token = metadata.get("continue") if isinstance(metadata, dict) else None
+                if not token or not isinstance(token, str):
+                    return nodes
+                more = {"_continue": token}
         except ApiException as error:
             if error.status != EXPIRED or not left:
                 raise
     raise AssertionError("unreachable")
-
-
-def _continue(page: Any) -> str | None:
-    """The token of the next page, None after the last."""
-    metadata = page.get("metadata") if isinstance(page, dict) else None
-    token = metadata.get("continue") if isinstance(metadata, dict) else None
-    return token if isinstance(token, str) and token else None
 
 
 def _nodes(listed: Any, where: str) -> list[Node]:

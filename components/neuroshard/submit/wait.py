@@ -105,7 +105,12 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
             if reason := orphans.orphaned(kubeflow, run):
                 raise Orphaned(f"run {run_id} is recorded as {state} for ever: {reason}; delete the record in Kubeflow")
             yield from pods.look(kubeflow, run)
-            end_storm(kubeflow, run._replace(tasks=pods.nodes or run.tasks), patience, waiting)
+            seen = run._replace(tasks=pods.nodes or run.tasks)
+            step, times = refused_at_once(seen.tasks)
+            if times >= STORM and state != "CANCELING":
+                reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
+                # what steps recorded is left out: those that run have not ended
+                end(kubeflow, run, patience, f"{reason}{why(kubeflow, seen, waiting, NOTHING)}")
             if pods.too_long:
                 end(kubeflow, run, patience, pods.too_long)
             if time.monotonic() > deadline:
@@ -202,15 +207,6 @@ class PodWatch:
         command = f"kubectl -n {self.waiting.namespace} describe pod {pods[0].pod}"
         which = f"pod {pods[0].pod} has" if len(pods) == 1 else f"{counted(len(pods), 'pod')} have"
         return f"{step} waits, its {which} not started: {reason or f'{command} says why'}"
-
-
-def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience, waiting: Waiting) -> None:
-    """Terminate a run whose pods are refused again and again, and raise NeuroshardError."""
-    step, times = refused_at_once(run.tasks)
-    if times >= STORM and run.state != "CANCELING":
-        reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
-        # what steps recorded is left out: those that run have not ended
-        end(kubeflow, run, patience, f"{reason}{why(kubeflow, run, waiting, NOTHING)}")
 
 
 def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
