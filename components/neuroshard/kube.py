@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from neuroshard.core.errors import NeuroshardError, UsageError
@@ -47,25 +47,7 @@ def admission(namespace: str, account: str, context: str | None = None) -> Admis
     without access to a cluster, the verdict is `unknown`.
     """
     what = f"a pod of a run under {namespace}/{account}"
-    try:
-        with kubernetes_api(context=context, retries=0) as api:
-            host = api.configuration.host
-            refusal = _refusal(api, namespace, account)
-    except NeuroshardError as error:
-        return Admission("unknown", f"whether {what} is admitted could not be checked: {error}")
-    if refusal is None:
-        return Admission("admitted", f"{what} is admitted, says {host}")
-    verdict, says = refusal
-    if verdict == "refused":
-        return Admission("refused", f"{host} refuses {what}: {says}")
-    return Admission("unknown", f"whether {what} is admitted could not be checked at {host}: {says}")
-
-
-def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused", "unknown"], str] | None:
-    """Why the pod is not admitted; None where it is. Raises the client's errors for any other answer."""
-    from kubernetes import client
-
-    core = client.CoreV1Api(api)
+    unknown = f"whether {what} is admitted could not be checked"
     pod = {
         "metadata": {"generateName": "neuroshard-check-", "labels": POD_LABELS},
         "spec": {
@@ -77,56 +59,62 @@ def _refusal(api: Any, namespace: str, account: str) -> tuple[Literal["refused",
     }
     options = {"_request_timeout": ASK_SECONDS, "_preload_content": False}
     try:
-        core.create_namespaced_pod(namespace, pod, dry_run="All", **options)
-    except client.ApiException as error:
-        if error.status not in (FORBIDDEN, NOT_FOUND, 400, 422):
-            raise
-        why = said(error)
-        if error.status != FORBIDDEN or 'cannot create resource "pods"' not in why:
-            return "refused", why
-    else:
-        return None
-    try:
-        core.read_namespaced_service_account(account, namespace, **options)
-    except client.ApiException as error:
-        if error.status == NOT_FOUND:
-            return "refused", "there is no such service account, and its runs would end at once without a reason"
-        if error.status != FORBIDDEN:
-            raise
-        return "unknown", f"{said(error)}"
-    return "unknown", "the account exists, but this one may not make pods there, not even in a dry run"
+        with _core(context) as (core, host):
+            from kubernetes.client import ApiException
+
+            try:
+                core.create_namespaced_pod(namespace, pod, dry_run="All", **options)
+                return Admission("admitted", f"{what} is admitted, says {host}")
+            except ApiException as error:
+                why = said(error)
+                if error.status not in (FORBIDDEN, NOT_FOUND, 400, 422):
+                    raise
+                if error.status != FORBIDDEN or 'cannot create resource "pods"' not in why:
+                    return Admission("refused", f"{host} refuses {what}: {why}")
+            why = "the account exists, but this one may not make pods there, not even in a dry run"
+            try:
+                core.read_namespaced_service_account(account, namespace, **options)
+            except ApiException as error:
+                if error.status == NOT_FOUND:
+                    none = "there is no such service account, and its runs would end at once without a reason"
+                    return Admission("refused", f"{host} refuses {what}: {none}")
+                if error.status != FORBIDDEN:
+                    raise
+                why = said(error)
+            return Admission("unknown", f"{unknown} at {host}: {why}")
+    except NeuroshardError as error:
+        return Admission("unknown", f"{unknown}: {error}")
 
 
 def last_warning(namespace: str, pod: str) -> str:
     """The newest warning among a pod's events (`FailedMount: …`); empty where there is none, or it cannot be asked for."""
-    try:
-        with kubernetes_api(retries=0) as api:
-            from kubernetes import client
-
-            asked = client.CoreV1Api(api).list_namespaced_event(
-                namespace, field_selector=f"involvedObject.name={pod},type=Warning", _request_timeout=ASK_SECONDS
-            )
-    except NeuroshardError:
-        return ""
-    newest = max(asked.items, key=lambda one: str(one.last_timestamp or one.event_time or ""), default=None)
-    return one_line(f"{newest.reason}: {newest.message}") if newest else ""
+    selector = f"involvedObject.name={pod},type=Warning"
+    with suppress(NeuroshardError), _core() as (core, _):
+        asked = core.list_namespaced_event(namespace, field_selector=selector, _request_timeout=ASK_SECONDS)
+        newest = max(asked.items, key=lambda one: str(one.last_timestamp or one.event_time or ""), default=None)
+        return one_line(f"{newest.reason}: {newest.message}") if newest else ""
+    return ""
 
 
 def missing_secret(namespace: str, name: str) -> bool:
     """Whether the API says that there is no such secret; false where it may not be asked."""
-    try:
-        with kubernetes_api(retries=0) as api:
-            from kubernetes import client
+    with suppress(NeuroshardError), _core() as (core, _):
+        from kubernetes.client import ApiException
 
-            try:
-                client.CoreV1Api(api).read_namespaced_secret(
-                    name, namespace, _request_timeout=ASK_SECONDS, _preload_content=False
-                )
-            except client.ApiException as error:
-                return bool(error.status == NOT_FOUND)
-    except NeuroshardError:
-        pass
+        try:
+            core.read_namespaced_secret(name, namespace, _request_timeout=ASK_SECONDS, _preload_content=False)
+        except ApiException as error:
+            return bool(error.status == NOT_FOUND)
     return False
+
+
+@contextmanager
+def _core(context: str | None = None) -> Iterator[tuple[Any, str]]:
+    """The API of pods and its address, for a question whose answer is useful but not needed."""
+    with kubernetes_api(context=context, retries=0) as api:
+        from kubernetes.client import CoreV1Api
+
+        yield CoreV1Api(api), api.configuration.host
 
 
 @contextmanager

@@ -306,7 +306,7 @@ def plan_with_torchrec(ours: Path, model: Path, out: Path) -> None:
 
     from neuroshard.client.torchrec import from_torchrec
     from neuroshard.costmodel.bundle import load_cost_model
-    from neuroshard.deploy.price import price
+    from neuroshard.deploy.run import price
 
     task = read_plan(ours).task
     module = EmbeddingBagCollection(

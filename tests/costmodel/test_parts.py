@@ -16,7 +16,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import MAP_MS, map_ms, price_shards
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.price import price
+from neuroshard.deploy.run import price
 from neuroshard.models.open import open_cost_model
 
 ROWS, HOT, BATCH = 1_000_000, 20_000, 8192

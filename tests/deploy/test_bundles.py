@@ -18,11 +18,10 @@ from neuroshard.deploy.bundles import PublishRule, promote_model, publish_model
 from neuroshard.deploy.gc import gc
 from neuroshard.deploy.golive import mend_live, roll_back
 from neuroshard.deploy.run import deploy
-from neuroshard.deploy.tracks import track_of
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.published import list_published, open_published
 from neuroshard.report.text import listing_text
-from neuroshard.store.bundles import models_of
+from neuroshard.store.bundles import models_of, track_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.track import all_releases, read_pointer

@@ -13,11 +13,10 @@ from neuroshard.core.errors import Conflict, InvalidInput, NewerFormat, NotFound
 from neuroshard.core.release import SEAL, Decision, Release
 from neuroshard.core.value import canonical_json, sha256
 from neuroshard.deploy.golive import roll_back
-from neuroshard.deploy.run import deploy, run
-from neuroshard.deploy.tracks import run_rollback
+from neuroshard.deploy.run import deploy, run, run_rollback
 from neuroshard.files.plan import write_plan
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.releases import live_key, plan_key, plans_of, release_key
+from neuroshard.store.releases import live_key, plan_key, plans_of
 from neuroshard.store.track import all_releases
 
 A, B, C, D = (make_plan(note) for note in "ABCD")
@@ -50,7 +49,7 @@ def test_a_first_deploy_is_release_1_with_nothing_before_it(store):
             memory_margin=0,
         ),
     )
-    assert store.read(live_key("m")) == store.read(release_key("m", 1)) == release.canonical_json()
+    assert store.read(live_key("m")) == store.read(plans_of("m").release_key(1)) == release.canonical_json()
     assert store.read(plan_key("m", A.digest())) == A.canonical_json()
 
 
@@ -123,10 +122,10 @@ def test_there_is_nothing_to_roll_back_or_list_before_the_first_deploy(store):
 def test_a_damaged_release_is_named_and_the_others_are_listed(store, capsys, data):
     for plan in (A, B, C):
         deploy(plan, store, "m", now=NOW)
-    change(store, release_key("m", 2), data)
+    change(store, plans_of("m").release_key(2), data)
 
     assert [r.number for r in all_releases(store, plans_of("m"))] == [3, 1]
-    assert release_key("m", 2) in capsys.readouterr().err
+    assert plans_of("m").release_key(2) in capsys.readouterr().err
 
 
 def test_models_in_one_store_do_not_meet(store):
@@ -233,7 +232,7 @@ def test_a_lost_pointer_costs_no_history(store):
 def test_an_old_pointer_put_back_by_hand_costs_no_history(store):
     for hour, plan in enumerate((A, B)):
         deploy(plan, store, "m", now=at(hour))
-    change(store, live_key("m"), store.read(release_key("m", 1)))
+    change(store, live_key("m"), store.read(plans_of("m").release_key(1)))
 
     release = deploy(C, store, "m", now=at(2))
     assert (release.number, release.rollback_number) == (3, 1)
@@ -243,9 +242,9 @@ def test_an_old_pointer_put_back_by_hand_costs_no_history(store):
 def test_a_release_in_the_place_of_another_is_refused_with_the_way_out(store):
     for hour, plan in enumerate((A, B)):
         deploy(plan, store, "m", now=at(hour))
-    change(store, release_key("m", 1), store.read(release_key("m", 2)))
+    change(store, plans_of("m").release_key(1), store.read(plans_of("m").release_key(2)))
 
-    with refused(InvalidInput, release_key("m", 1), "release 2", "not 1", "restore", "promote"):
+    with refused(InvalidInput, plans_of("m").release_key(1), "release 2", "not 1", "restore", "promote"):
         run_rollback(store.url, "m")
 
 

@@ -1,6 +1,7 @@
 """What goes live and what does not: today's tables, memory, the cost model's error, the gain over the live plan."""
 
 import math
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -27,8 +28,7 @@ from neuroshard.costmodel.pricing import launch_ms
 from neuroshard.costmodel.report import STAND_IN_ERROR as GUESS
 from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import roll_back
-from neuroshard.deploy.price import price
-from neuroshard.deploy.run import deploy, promote, publish
+from neuroshard.deploy.run import deploy, price, promote, publish
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.store.folder import FolderStore
@@ -281,7 +281,7 @@ def test_a_price_that_is_no_number_compares_nothing(store, cost_ms):
     deploy(plan_of(10.0), store, "m", now=NOW)
     new, gate = plan_of(9.0, note="new"), Gate(price=lambda live, today: cost_ms)
 
-    demanding = decision_of(store, new, gate._replace(min_gain=0.0))
+    demanding = decision_of(store, new, replace(gate, min_gain=0.0))
     assert (demanding.verdict, demanding.live_cost_ms, demanding.gain) == ("kept", None, None)
     assert demanding.comparison == "not compared: the cost model cannot price the live plan"
     assert decision_of(store, new, gate).verdict == "passed"

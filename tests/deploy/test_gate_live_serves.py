@@ -24,8 +24,7 @@ from neuroshard.core.tiers import Tier
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.price import price
-from neuroshard.deploy.run import deploy
+from neuroshard.deploy.run import deploy, price
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.store.folder import FolderStore

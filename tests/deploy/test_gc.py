@@ -27,7 +27,7 @@ from neuroshard.store.lease import leased
 from neuroshard.store.measuring import write_over
 from neuroshard.store.open import open_store
 from neuroshard.store.patience import PatientStore
-from neuroshard.store.releases import plan_key, plans_of, release_key, size_keys
+from neuroshard.store.releases import plan_key, plans_of, size_keys
 from neuroshard.store.traces import pointer_key, read_trace_pointer, trace_key
 from neuroshard.store.track import all_releases
 
@@ -115,7 +115,7 @@ def test_what_is_not_ours_is_neither_counted_nor_deleted(store):
 
 def damage(store: FolderStore, number: int, data: bytes) -> None:
     """Cut a release's file off or replace it; it stays as old as it was."""
-    path = store.root / release_key("m", number)
+    path = store.root / plans_of("m").release_key(number)
     before = path.stat().st_mtime
     path.write_bytes(data)
     os.utime(path, (before, before))
@@ -127,15 +127,15 @@ def notes(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 @pytest.mark.parametrize("number", [7, 6])
 def test_a_damaged_release_is_named_and_kept_and_an_older_one_in_its_place(store, capsys, number):
-    whole = (store.root / release_key("m", number)).read_bytes()
+    whole = (store.root / plans_of("m").release_key(number)).read_bytes()
     damage(store, number, whole[:100])
     capsys.readouterr()
     collect(store)
     (note,) = notes(capsys)
 
-    assert note.startswith(f"note: {store.url}/{release_key('m', number)}: not JSON")
+    assert note.startswith(f"note: {store.url}/{plans_of('m').release_key(number)}: not JSON")
     assert "no rollback can use a damaged release" in note
-    assert {key for key in keys(store) if "/releases/" in key} == {release_key("m", n) for n in range(4, 9)}
+    assert {key for key in keys(store) if "/releases/" in key} == {plans_of("m").release_key(n) for n in range(4, 9)}
     plans = {key for key in keys(store) if "/plans/" in key}
     assert plans == {plan_key("m", PLANS[n - 1].digest()) for n in range(4, 9) if n != number}
     assert load_plan(store.url, "m") == PLANS[7]
@@ -150,14 +150,16 @@ def test_a_damaged_release_that_rollbacks_led_to_stops_no_collection(store, caps
     collect(store, keep=2)
 
     assert len(notes(capsys)) == 1
-    assert {key for key in keys(store) if "/releases/" in key} == {release_key("m", n) for n in (3, 10, 11, 12)}
+    assert {key for key in keys(store) if "/releases/" in key} == {
+        plans_of("m").release_key(n) for n in (3, 10, 11, 12)
+    }
     assert load_plan(store.url, "m") == PLANS[3]
 
 
 def test_where_a_newer_program_wrote_a_release_nothing_is_deleted(store):
     damage(store, 6, b'{"format_version": 999}')
     before = keys(store)
-    with refused(NewerFormat, release_key("m", 6), "999"):
+    with refused(NewerFormat, plans_of("m").release_key(6), "999"):
         collect(store)
 
     assert keys(store) == before
@@ -356,7 +358,7 @@ def test_a_collection_on_s3_keeps_what_is_young(aws, moto):
     in_a_week = Later(store, timedelta(days=7))
     assert gc(in_a_week, plans_of("m"), keep=1, age_seconds=8 * DAY).entries == ()
     gone = gc(in_a_week, plans_of("m"), keep=1, age_seconds=DAY, apply=True)
-    assert [e.key for e in gone.entries] == [release_key("m", 1), plan_key("m", PLANS[0].digest())]
+    assert [e.key for e in gone.entries] == [plans_of("m").release_key(1), plan_key("m", PLANS[0].digest())]
     assert load_plan(store.url, "m") == PLANS[2]
 
 

@@ -12,7 +12,7 @@ from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError,
 from neuroshard.deploy import golive
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy
-from neuroshard.store.releases import live_key, plans_of, release_key
+from neuroshard.store.releases import live_key, plans_of
 from neuroshard.store.track import all_releases
 
 A, B, C = (make_plan(note) for note in "ABC")
@@ -118,7 +118,7 @@ def test_a_pointer_put_there_by_hand_beside_another_history_is_reported_with_the
         with refused(Conflict, "00000002.json", "m/live.json", "release 2"):
             use()
 
-    store.delete(release_key("m", 2))
+    store.delete(plans_of("m").release_key(2))
     assert roll_back(store, plans_of("m"), now=NOW).plan_digest == A.digest()
 
 
@@ -128,6 +128,6 @@ def test_a_release_too_large_to_be_read_does_not_go_live(store, monkeypatch):
     with refused(InvalidInput, "release 2", "'m'", 500):
         deploy(B, store, "m", now=NOW)
 
-    assert store.objects[live_key("m")] == store.objects[release_key("m", 1)]
+    assert store.objects[live_key("m")] == store.objects[plans_of("m").release_key(1)]
     with pytest.raises(NotFound):
-        store.read(release_key("m", 2))
+        store.read(plans_of("m").release_key(2))

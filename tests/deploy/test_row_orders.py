@@ -25,7 +25,7 @@ from neuroshard.files.plan import write_plan
 from neuroshard.files.row_orders import bytes_of_ids, ids_path, write_ids
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.releases import plan_key, plans_of, read_live
-from neuroshard.store.row_orders import open_ids, put_ids, read_ids, rows_of
+from neuroshard.store.row_orders import put_ids, read_ids, rows_of
 
 DAY = 86400.0
 
@@ -102,18 +102,15 @@ def test_the_list_beside_a_plan_goes_into_the_store_with_it(store: FolderStore, 
         assert store.read(key_of(order_of(data, 2))) == data
 
 
-def test_a_trainer_maps_the_list_from_a_copy_of_its_own(store: FolderStore, tmp_path: Path) -> None:
+def test_a_list_is_read_by_its_digest_and_one_without_is_the_first_rows(store: FolderStore) -> None:
     data = list_of(7, 3)
     put_ids(store, "m", data)
-    for _ in range(2):
-        ids = open_ids(store, "m", order_of(data, 2), tmp_path / "cache")
-        assert ids.tolist() == [7, 3]
-        store.delete(key_of(order_of(data, 2)))  # the copy is enough
-    assert ids_path(tmp_path / "cache", order_of(data, 2)).read_bytes() == data
+    assert read_ids(store, "m", order_of(data, 2)).tolist() == [7, 3]
     in_order = order_of(data, 2).model_copy(update={"ids_digest": ""})
-    assert open_ids(store, "m", in_order, tmp_path / "nowhere").tolist() == [0, 1]
+    assert read_ids(store, "m", in_order).tolist() == [0, 1]
+    store.delete(key_of(order_of(data, 2)))
     with pytest.raises(NotFound, match="list of hot rows was deleted there"):
-        open_ids(store, "m", order_of(data, 2), tmp_path / "other")
+        read_ids(store, "m", order_of(data, 2))
 
 
 def test_a_damaged_list_is_refused_before_anything_is_written(store: FolderStore, tmp_path: Path) -> None:

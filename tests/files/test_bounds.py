@@ -48,8 +48,8 @@ from neuroshard.files.constraints import ConstraintsFile, read_constraints, reso
 from neuroshard.files.costs import FIELDS, CostsManifest, CostWriter, read_costs
 from neuroshard.files.tables import read_tables
 from neuroshard.files.traces import Lookups, Recorded, Traces, read_traces, write_traces
-from neuroshard.fleet.kinds import Fleet
-from neuroshard.fleet.node import Node
+from neuroshard.fleet.cluster import Node
+from neuroshard.fleet.labels import Fleet
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluate import Evaluation
 from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs

@@ -28,10 +28,9 @@ from neuroshard.costmodel.features import FEATURES
 from neuroshard.costmodel.manifest import MODEL_FORMAT
 from neuroshard.costmodel.nets import to_tensors
 from neuroshard.deploy.golive import go_live, next_number, put
+from neuroshard.fleet.cluster import Node
 from neuroshard.fleet.coverage import KindCoverage, coverage
-from neuroshard.fleet.kinds import Kind
-from neuroshard.fleet.labels import kinds_of
-from neuroshard.fleet.node import Node
+from neuroshard.fleet.labels import Kind, kinds_of
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.models.published import list_published
 from neuroshard.models.serving import Wanted, known_models, serves, usable

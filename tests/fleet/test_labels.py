@@ -10,10 +10,8 @@ from helpers.nodes import GPU_TAINT, mixed_fleet, node
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.topology import Topology
-from neuroshard.fleet.cluster import recorded_nodes
-from neuroshard.fleet.kinds import Kind
-from neuroshard.fleet.labels import kinds_of
-from neuroshard.fleet.node import Node
+from neuroshard.fleet.cluster import Node, recorded_nodes
+from neuroshard.fleet.labels import Kind, kinds_of
 from neuroshard.fleet.run import TOLERATIONS
 
 # `kubectl get nodes -o json` of a real kube-apiserver (1.20.2) that helpers.nodes.mixed_fleet had been put into

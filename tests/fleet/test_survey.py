@@ -16,9 +16,8 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.release import ModelRelease
 from neuroshard.core.table import Table
 from neuroshard.costmodel.bundle import TrainedCostModel
-from neuroshard.fleet.kinds import Fleet
-from neuroshard.fleet.labels import kinds_of
-from neuroshard.fleet.node import Node
+from neuroshard.fleet.cluster import Node
+from neuroshard.fleet.labels import Fleet, kinds_of
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.fleet.survey import Surveyed, SurveySettings, backends_view, survey
 from neuroshard.models.serving import Known

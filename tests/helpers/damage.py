@@ -18,8 +18,8 @@ from neuroshard.deploy.gate import Gate, decide
 from neuroshard.deploy.golive import roll_back
 from neuroshard.deploy.run import deploy
 from neuroshard.report.text import plan_text
-from neuroshard.store.releases import live_key, plan_key, plans_of, read_live, read_plan, read_release, release_key
-from neuroshard.store.track import all_releases
+from neuroshard.store.releases import live_key, plan_key, plans_of, read_live, read_plan
+from neuroshard.store.track import all_releases, read_past
 
 T = TypeVar("T")
 
@@ -63,9 +63,9 @@ def check_pointer(store: MemoryStore, rng: random.Random, value: Any = NOTHING) 
 
 def check_history(store: MemoryStore, rng: random.Random, value: Any = NOTHING) -> bool:
     """A damaged file of the history is the release that it was, or an error; what is live stays live, or goes back to it."""
-    good, before = dict(store.objects), read_release(store, "m", 1)
-    store.objects[release_key("m", 1)] = mutated(store.objects[release_key("m", 1)], rng, value)
-    read = or_clear_error(lambda: read_release(store, "m", 1))
+    good, before = dict(store.objects), read_past(store, plans_of("m"), 1)
+    store.objects[plans_of("m").release_key(1)] = mutated(store.objects[plans_of("m").release_key(1)], rng, value)
+    read = or_clear_error(lambda: read_past(store, plans_of("m"), 1))
     assert read in (None, before)
     assert [one.number for one in all_releases(store, plans_of("m"))] == ([2] if read is None else [2, 1])
     assert (or_clear_error(lambda: roll_back(store, plans_of("m"), now=NOW)) is None) == (read is None)

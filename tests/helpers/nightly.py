@@ -28,7 +28,7 @@ from neuroshard.orders.nightly import Job, Request, Survey, Verdict
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.folder import FolderStore
 
-CLOCKS = ("nightly.survey", "nightly.publish", "nightly.fallbacks", "deploy.run")  # who asks what time it is
+CLOCKS = ("nightly.survey", "nightly.pretrain", "nightly.fallbacks", "deploy.run")  # who asks what time it is
 WRITES = ("create", "swap", "delete")
 
 

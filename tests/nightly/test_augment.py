@@ -4,13 +4,26 @@ import numpy as np
 import pytest
 
 from neuroshard.augment.tiers import TIER_CASES
-from neuroshard.core.case import Cases, ComputeCase
+from neuroshard.core.case import Cases, CollectiveCase, ComputeCase
 from neuroshard.core.cost import Hardware
 from neuroshard.core.table import MAX_NAME, Table
 from neuroshard.files.tables import write_tables
-from neuroshard.nightly.augment import Lacking, _drawn, _put, lacking, read_draws, renamed, roles, tables_of
+from neuroshard.nightly.augment import (
+    Lacking,
+    _drawn,
+    _put,
+    extend,
+    lacking,
+    left_over,
+    read_draws,
+    renamed,
+    roles,
+    tables_of,
+)
 from neuroshard.orders.nightly import Campaign, ModelSpec, Request
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.measuring import Share, measuring, write_record
+from neuroshard.store.patience import PatientStore
 
 
 def spec(name: str, path: str) -> ModelSpec:
@@ -132,3 +145,54 @@ def test_a_draw_beyond_hbm_is_whole_in_the_store(tmp_path):
     store = FolderStore(tmp_path)
     _put(drawn, store, "f", 1)
     assert read_draws(store, "f") == {1: drawn}
+
+
+T8 = tuple(Table(name=f"ads/t{i}", rows=10**6 + i, dim=64, pooling_factor=2.0 + i) for i in range(8))
+GPU_PAIR = CollectiveCase(device_dims=(64, 64), start_delays_ms=(0.0, 0.0), batch_size=65536)
+
+
+@pytest.mark.parametrize(
+    ("known", "drawn", "compute"),
+    [
+        (0, 0, 20),  # nothing is drawn yet
+        (8, 20, 0),
+        (8, 12, 8),
+        (6, 20, 5),  # 2 of the 8 tables are new: a quarter of the cases, though as many as asked for are drawn
+        (6, 12, 8),
+        (7, 20, 2),  # round(2.5)
+    ],
+)
+def test_new_tables_get_their_share_of_the_cases(known: int, drawn: int, compute: int) -> None:
+    cases = ComputeCase(tables=(T8[0],))
+    earlier = [Cases(tables=T8[:known], compute=(cases,) * drawn, collective=(), max_dim=64, seed=0)] if known else []
+    request = REQUEST.model_copy(update={"collective_cases": 0})
+    assert lacking(campaign(False), request, T8, earlier).compute == compute
+
+
+@pytest.mark.parametrize(
+    ("trained", "validated", "missing"), [(0, 0, 40), (16, 0, 20), (16, 24, 20), (27, 0, 6), (28, 0, 0)]
+)
+def test_all_to_alls_for_training_alone_count_and_the_other_splits_get_theirs(
+    trained: int, validated: int, missing: int
+) -> None:
+    """40 are asked for, of which 32 are for training: 16 of these are worth 20 of all, and 28 (9 of 10) are enough."""
+    collective = (GPU_PAIR,) * trained + (GPU_PAIR.model_copy(update={"split": "valid"}),) * validated
+    earlier = [Cases(tables=T8, compute=(), collective=collective, max_dim=64, seed=0)]
+    request = REQUEST.model_copy(update={"collective_cases": 40})
+    assert lacking(campaign(False), request, T8, earlier).collective == ({2: missing} if missing else {})
+
+
+def test_a_draw_is_numbered_after_all_of_which_anything_is_there(tmp_path):
+    """What a killed run left of draw 7, whose cases and costs cannot be read, must not count for another draw."""
+    store = FolderStore(tmp_path)
+    store.create(f"f/{Share(7, 1, 2).costs}/costs.json", b"damaged")
+    extend(PatientStore(store), campaign(False), REQUEST, T8, "night")
+    assert measuring(store, "f").draws == (8,)
+
+
+def test_of_a_draw_in_several_divisions_as_much_is_left_as_the_one_that_came_farthest_left(tmp_path):
+    store = FolderStore(tmp_path)
+    store.create("f/draw-0001/cases/cases.json", b"{}")
+    for share, left in ((Share(1, 1, 1), 9), (Share(1, 1, 2), 2), (Share(1, 2, 2), 3), (Share(1, 1, 3), 0)):
+        write_record(store, f"f/{share.ended}", {"left": left})
+    assert left_over(store, "f") == 5

@@ -16,7 +16,7 @@ from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.run import DeploySettings
 from neuroshard.files.tables import write_tables
-from neuroshard.nightly import sizes as room
+from neuroshard.nightly import deploy as room
 from neuroshard.nightly.deploy import ReleaseFiles
 from neuroshard.nightly.deploy import run as release
 from neuroshard.nightly.search import run as plan

@@ -40,9 +40,7 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import launch_ms, price_shards
 from neuroshard.costmodel.uncertainty import off_by
 from neuroshard.deploy.gate import Gate
-from neuroshard.deploy.price import price
-from neuroshard.deploy.row_orders import with_drift
-from neuroshard.deploy.run import deploy
+from neuroshard.deploy.run import deploy, price, with_drift
 from neuroshard.files.plan import write_plan
 from neuroshard.files.row_orders import bytes_of_ids, write_ids
 from neuroshard.measure.backends import MeasureSettings

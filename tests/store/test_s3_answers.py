@@ -24,8 +24,7 @@ from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of, read_live
 from neuroshard.store.s3 import S3Store
-from neuroshard.store.s3_codes import MEANINGS, meaning_of
-from neuroshard.store.s3_errors import Busy, request_errors
+from neuroshard.store.s3_errors import MEANINGS, Busy, meaning_of, request_errors
 from neuroshard.store.track import all_releases
 
 A, B = make_plan("a"), make_plan("b")

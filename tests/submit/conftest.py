@@ -10,7 +10,7 @@ from helpers import nodes
 from helpers.kubeflow import KfpStub, serving
 from helpers.nodes import RUNNER, FakeApiServer
 from neuroshard.store.folder import FolderStore
-from neuroshard.submit import night
+from neuroshard.submit import wait
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> FolderStore:
     """A folder in place of the store of all runs, where their steps recorded nothing."""
     folder = FolderStore(tmp_path_factory.mktemp("store"))
-    monkeypatch.setattr(night, "open_store", lambda url: folder)
+    monkeypatch.setattr(wait, "open_store", lambda url: folder)
     return folder
 
 

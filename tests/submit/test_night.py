@@ -17,12 +17,12 @@ from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import note_failure, write_record
 from neuroshard.store.night import recorded as recording
 from neuroshard.store.night import write_survey
-from neuroshard.submit import night, wait
+from neuroshard.submit import wait
 from neuroshard.submit.kubeflow import Kubeflow, Run, Server
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.run import run
+from neuroshard.submit.steps import Workflow
 from neuroshard.submit.wait import Waiting
-from neuroshard.submit.workflow import Workflow
 
 KIND = Hardware(kind="cuda", name="NVIDIA H200", memory_bytes=140 * 2**30)
 CAMPAIGN = Campaign(
@@ -138,7 +138,7 @@ def test_a_store_that_cannot_be_read_from_here_is_a_note(
     def denied(url: str) -> None:
         raise StoreError(f"{url}: access denied")
 
-    monkeypatch.setattr(night, "open_store", denied)
+    monkeypatch.setattr(wait, "open_store", denied)
     assert waited(kfp_stub) == ["run r1: SUCCEEDED"]
     assert "what the steps recorded in s3://mlpipeline/neuroshard cannot be read from here" in capsys.readouterr().err
 
@@ -153,7 +153,7 @@ def test_a_storm_that_neither_the_api_nor_argo_shows_is_seen_as_no_step_runs_and
     whole["runtime_config"]["parameters"]["store"] = store.url
     kfp_stub.shape = {**whole, "run_details": {"task_details": whole["run_details"]["task_details"][:2]}}
     with recording(store.url, "r1", "search", "ads", single_writer=False):
-        assert night.idle(Run("r1", "", "RUNNING", store=store.url))[1] == ""
+        assert wait.idle(Run("r1", "", "RUNNING", store=store.url))[1] == ""
     with refused(NeuroshardError, "run r1 was terminated: no step has run since search ended at", "does not say why"):
         waited(kfp_stub, start_seconds=0.001)
     assert kfp_stub.changes()[-1] == "POST /runs/r1:terminate"

@@ -17,9 +17,8 @@ from neuroshard.submit import wait
 from neuroshard.submit.kubeflow import Kubeflow, Server
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.run import run
-from neuroshard.submit.steps import Nodes
+from neuroshard.submit.steps import Nodes, read_workflow
 from neuroshard.submit.wait import Waiting
-from neuroshard.submit.workflow import read_workflow
 
 NO_ROOM = "Unschedulable: 0/3 nodes are available: 3 Insufficient memory."
 SEARCH = (

@@ -271,9 +271,11 @@ def tables_or_file(tables: Any) -> Path | Tables:
     return tables if isinstance(tables, Tables) else sources.tables(tables)
 
 
-def _todays(tables: object) -> Path | tuple[Table, ...]:
+def _todays(tables: object) -> tuple[Table, ...]:
     if isinstance(tables, str | PathLike):
-        return take.path("tables", tables)
+        from neuroshard.files.tables import read_tables
+
+        return read_tables(take.path("tables", tables))[0]
     listed = tuple(tables) if isinstance(tables, Iterable) and not isinstance(tables, Mapping) else None
     if listed is None or not all(isinstance(table, Table) for table in listed):
         raise UsageError(f"tables is a tables.json, or what neuroshard.tables returned, not {shown(tables)}")

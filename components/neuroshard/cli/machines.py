@@ -84,7 +84,7 @@ def doctor(
 ) -> None:
     """What this machine can do, and how to fix what it cannot. The exit status is 1 if a check failed."""
     from neuroshard.doctor.checks import check_lines, checks_json, last_line
-    from neuroshard.doctor.run import examine
+    from neuroshard.doctor.services import examine
 
     checks = []
     for check in examine(Path.cwd(), store=store, kfp=kfp, account=service_account, namespace=namespace):

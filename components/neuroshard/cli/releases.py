@@ -77,13 +77,13 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Make a published plan or cost model live. The gate is not asked."""
-    from neuroshard.deploy.tracks import run_promote
+    from neuroshard.deploy.run import run_promote
 
     _say_now_live(store, name, run_promote(store, name, digest, single_writer=single_writer), as_json)
 
 
 def _say_now_live(store: str, name: str, release: "Pointer", as_json: bool, how: str = "") -> None:
-    from neuroshard.deploy.tracks import track_of
+    from neuroshard.store.bundles import track_of
 
     said = f"{store}: {name} release {release.number} is live, {track_of(name).noun} {release.artifact[:12]}{how}"
     say_json({"store": store, "release": release.model_dump(mode="json")}) if as_json else say(said)
@@ -99,8 +99,8 @@ def releases(
     """List what went live, newest first. These are releases of a model's plans, or of a hardware's cost models."""
     from neuroshard.core.release import HARDWARE
     from neuroshard.core.value import Value
-    from neuroshard.deploy.tracks import track_of
     from neuroshard.report.text import refusals_text, releases_text
+    from neuroshard.store.bundles import track_of
     from neuroshard.store.open import open_store
     from neuroshard.store.releases import read_refusals
     from neuroshard.store.track import all_releases
@@ -135,7 +135,7 @@ def _said_of_traces(store: "Store", name: str) -> str:
 @command("release", "neuroshard rollback --store s3://bucket/prefix --name ads-ranker")
 def rollback(store: StoreUrl, name: TrackName, single_writer: SingleWriter = False, as_json: AsJson = False) -> None:
     """Make live again what the live one replaced. It is a plan, or a cost model."""
-    from neuroshard.deploy.tracks import run_rollback
+    from neuroshard.deploy.run import run_rollback
 
     release = run_rollback(store, name, single_writer=single_writer)
     _say_now_live(store, name, release, as_json, " (rolled back)")

@@ -21,8 +21,7 @@ from neuroshard.core.text import counted
 from neuroshard.core.value import sha256, whole_number
 from neuroshard.store.deadline import Reader, within
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.local import default_cache_dir
-from neuroshard.store.open import open_store
+from neuroshard.store.open import default_cache_dir, open_store
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import Published, check_model, read_live, read_published
 from neuroshard.store.track import Live

@@ -138,14 +138,11 @@ def _check_still_learned(
         return
     if set(new.device_counts) - set(old.device_counts):
         return
-    if lost := sorted(_parts(new) - _parts(old)):
+    # the parts for which the analytic model stands in, as "compute costs", "all-to-all costs of 4 ranks"
+    now, then = ({one.partition(" are those of ")[0] for one in of.report.stand_ins} for of in (new, old))
+    if lost := sorted(now - then):
         raise Refused(
             f"{store.url}: cost model {new.digest()[:12]} of {track.name} is published, but does not go live: its "
             f"{' and '.join(lost)} were not learned: the analytic model stands in; release {live.release.number}, "
             "which stays live, learned them; measure more cases, or publish it with --force"
         )
-
-
-def _parts(manifest: Manifest) -> set[str]:
-    """The parts for which the analytic model stands in, as "compute costs", "all-to-all costs of 4 ranks"."""
-    return {sentence.partition(" are those of ")[0] for sentence in manifest.report.stand_ins}

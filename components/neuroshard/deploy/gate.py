@@ -7,7 +7,7 @@ live if it is better by more than `min_gain`, or if the live plan breaks today's
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from pydantic import ValidationError
 
@@ -30,7 +30,8 @@ from neuroshard.core.value import explain
 from neuroshard.costmodel.uncertainty import off_by
 
 
-class Gate(NamedTuple):
+@dataclass(frozen=True)
+class Gate:
     """The rules. `tables` are today's tables (None: those of the plan). Shares are of 1.
 
     `price(plan, today)` predicts the cost in ms of another plan on the task of `today`, with its cost model; None where it

@@ -36,13 +36,13 @@ from neuroshard.core.errors import InvalidInput, NewerFormat, NotFound, StoreErr
 from neuroshard.core.release import FINGERPRINT, HARDWARE, Condemned
 from neuroshard.core.value import timestamp
 from neuroshard.deploy.golive import MARK_SECONDS
-from neuroshard.deploy.tracks import track_of
 from neuroshard.orders.nightly import MEASURING_FOLDER
 from neuroshard.progress import progress
+from neuroshard.store.bundles import track_of
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import ObjectInfo, Store
-from neuroshard.store.row_orders import list_digests, row_orders_of
+from neuroshard.store.row_orders import list_digests
 from neuroshard.store.traces import is_recorded, pointer_key, read_trace_pointer, trace_key
 from neuroshard.store.track import Live, R, ReleaseTrack, read_artifact, read_past, read_pointer
 
@@ -128,7 +128,7 @@ def _lists(store: Store, track: ReleaseTrack[R], plans: list[str], old: list[Obj
     except (NotFound, InvalidInput) as error:
         log(f"note: {error}; so no list of hot rows is deleted")
         return []
-    wanted = row_orders_of(named)
+    wanted = {table.row_order.ids_digest for table in named if table.row_order is not None}
     return [entry for entry in old if entry.key in found and found[entry.key] not in wanted]
 
 

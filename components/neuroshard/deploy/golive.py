@@ -260,22 +260,16 @@ def _claimed(store: Store, track: ReleaseTrack[R], digest: str) -> Artifact:
     marks = [entry for entry in store.list(track.condemned_folder) if track.is_record(entry.key)]
     if marks:
         (own,) = store.list(track.keys(digest)[-1])[:1] or (max(marks, key=lambda mark: mark.modified),)
-        for mark in marks:
-            if mark.modified > own.modified - timedelta(seconds=MARK_SECONDS):
-                _refuse_condemned(store, track, digest, mark.key)
+        newest = own.modified - timedelta(seconds=MARK_SECONDS)
+        for key in (mark.key for mark in marks if mark.modified > newest):
+            with suppress(NotFound):
+                mark = Condemned.from_json(store.read(key), f"{store.url}/{key}")
+                if digest in mark.digests:
+                    raise Conflict(
+                        f"{store.url}: `neuroshard gc`, begun at {mark.time}, is deleting {track.noun} {digest[:12]} of "
+                        f"{track.name!r}; try again when it is done, or an hour later if it died"
+                    )
     return read_artifact(store, track, digest)
-
-
-def _refuse_condemned(store: Store, track: ReleaseTrack[R], digest: str, key: str) -> None:
-    try:
-        mark = Condemned.from_json(store.read(key), f"{store.url}/{key}")
-    except NotFound:
-        return
-    if digest in mark.digests:
-        raise Conflict(
-            f"{store.url}: `neuroshard gc`, begun at {mark.time}, is deleting {track.noun} {digest[:12]} of {track.name!r}; try "
-            f"again when it is done, or an hour later if it died"
-        )
 
 
 def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Store, track: ReleaseTrack[R]) -> None:
@@ -293,8 +287,9 @@ def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Stor
         if now_live and (not live or now_live.data != live.data):
             other = now_live.release
             found = f"release {other.number} ({track.noun} {other.artifact[:12]}, {other.time})"
-            if _is_past(release, data, store, track):
-                raise Conflict(f"{store.url}: {said} went live, and {found} replaced it at once; look at it")
+            with suppress(NotFound):  # whoever replaces a live release writes it into the history first
+                if store.read(track.release_key(release.number), MAX_RELEASE_BYTES) == data:
+                    raise Conflict(f"{store.url}: {said} went live, and {found} replaced it at once; look at it")
             raise Conflict(
                 f"{store.url}: {found} of {track.name!r} went live in the meantime, so this one did not; look at it, then try "
                 "again"
@@ -313,11 +308,3 @@ def _check_lost(error: StoreError, release: R, live: Live[R] | None, store: Stor
             f"{error}; {said} is not live, unless the request is still under way: look with `neuroshard releases`"
         )
     raise error
-
-
-def _is_past(release: R, data: bytes, store: Store, track: ReleaseTrack[R]) -> bool:
-    """Whether the release is in the history, where whoever replaces a live release writes it first."""
-    try:
-        return store.read(track.release_key(release.number), MAX_RELEASE_BYTES) == data
-    except NotFound:
-        return False

@@ -6,52 +6,49 @@ The order of the writes (golive.py) makes a deployer that dies at any of them ha
 the new one is live, and the next writer completes what is missing.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from neuroshard.core.clean import log
-from neuroshard.core.errors import Refused
-from neuroshard.core.plan import Plan
-from neuroshard.core.release import Decision, Refusal, Release
+from neuroshard.core.errors import InvalidInput, NotFound, Refused
+from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.release import Decision, Pointer, Refusal, Release
 from neuroshard.core.row_order import LISTS_FOLDER
-from neuroshard.core.table import Table
 from neuroshard.core.value import sha256, timestamp
 from neuroshard.deploy.gate import Gate, decide
-from neuroshard.deploy.golive import claim, go_live, next_number, put, put_lists, remember
-from neuroshard.deploy.rolled_back import placement, rolled_back_digests, rolled_back_placements
-from neuroshard.deploy.row_orders import with_drift
+from neuroshard.deploy.golive import claim, go_live, next_number, put, put_lists, remember, roll_back
 from neuroshard.files.plan import read_plan as read_plan_file
-from neuroshard.files.tables import read_tables
+from neuroshard.store.bundles import track_of
 from neuroshard.store.open import open_store
 from neuroshard.store.protocol import Store
-from neuroshard.store.releases import live_plan, plans_of, refusal_key
+from neuroshard.store.releases import live_plan, plans_of, read_plan, refusal_key
 from neuroshard.store.row_orders import read_ids
-from neuroshard.store.track import Artifact, Live, find_artifact, live_or_none, read_artifact
+from neuroshard.store.track import Artifact, Live, find_artifact, history, live_or_none, read_artifact, read_past
+
+if TYPE_CHECKING:
+    from neuroshard.costmodel.protocol import CostModel
+    from neuroshard.files.row_orders import ReadIds
 
 
 @dataclass(frozen=True)
-class DeploySettings:
-    """How a plan is deployed: what the gate is given, and the store's mode. Shares are of 1.
+class DeploySettings(Gate):
+    """The gate's rules, and what is asked beside them.
 
-    `tables` is today's tables.json, or its tables, `cost_model` names the plan's cost model as `--model` does; with it the gate
-    prices the live plan. `row_orders` is the folder of the lists of hot rows that the plan's tables name. The other rules are
-    those of `Gate`.
+    `cost_model` names the plan's cost model as `--model` does; with it the gate prices the live plan. `row_orders` is the folder
+    of the lists of hot rows that the plan's tables name, by default that beside the plan's file.
     """
 
-    tables: Path | tuple[Table, ...] | None = None
     cost_model: str | None = None
-    memory_margin: float = 0.0
-    max_error: float | None = None
-    min_gain: float | None = None
-    force: bool = False
-    nightly: bool = False
-    single_writer: bool = False
     row_orders: Path | None = None
+    single_writer: bool = False
 
 
+RELEASES_READ = 50  # the newest of the history: about a year of plans that were worth a release
+Placement = frozenset[Shard]
 OPEN = Gate()
 USUAL = DeploySettings()
 
@@ -102,20 +99,8 @@ def run(plan_path: Path, store_url: str, model: str, settings: DeploySettings = 
 
 def deploy_into(plan: Plan, store_url: str, model: str, settings: DeploySettings = USUAL, *, where: str) -> Deployed:
     """Deploy a plan into the store of this URL, if the gate allows it. Notes of its search go to stderr, after `where`."""
-    price = None
-    if settings.cost_model is not None:
-        from neuroshard.deploy.price import pricer  # NumPy, which a deployer without a cost model does not need
-
-        price = pricer(settings.cost_model, plan)
-    gate = Gate(
-        tables=read_tables(settings.tables)[0] if isinstance(settings.tables, Path) else settings.tables,
-        memory_margin=settings.memory_margin,
-        max_error=settings.max_error,
-        min_gain=settings.min_gain,
-        price=price,
-        force=settings.force,
-        nightly=settings.nightly,
-    )
+    price = settings.price if settings.cost_model is None else pricer(settings.cost_model, plan)
+    gate = replace(settings, price=price)
     store = open_store(store_url, single_writer=settings.single_writer)
     deployed = _deploy_plan(plan, store, model, gate, datetime.now(UTC), settings.row_orders)
     if deployed.decision is None:
@@ -152,12 +137,15 @@ def _deploy(
         return Deployed(live.release, None)
     read = cache(partial(read_ids, store, model))  # a list may be 16 MiB, and is asked for more than once
     there, drifted = with_drift(live_plan(live, store), plan, read)
+    # a person who deploys a placement by hand means it; a nightly run searches the same one again with another cost model
+    digests = rolled_back_digests(live, model, store)
+    placed = rolled_back_placements(digests, model, store) if gate.nightly else ()
     decision = decide(
         plan,
         gate,
         live.release if live else None,
         there,
-        rolled_back=_was_rolled_back(artifact, live, model, store, by_placement=gate.nightly),
+        rolled_back=artifact.digest in digests or placement(plan) in placed,
         drifted=drifted,
     )
     if not decision.goes_live:
@@ -189,16 +177,93 @@ def _keep(refusal: Refusal, live: Live[Release] | None, store: Store) -> Deploye
     )
 
 
-def _was_rolled_back(
-    artifact: Artifact, live: Live[Release] | None, model: str, store: Store, *, by_placement: bool
-) -> bool:
-    """Whether somebody rolled back from this plan; `by_placement`: or from one that places the same shards.
+def with_drift(live: Plan | None, plan: Plan, read: "ReadIds") -> tuple[Plan | None, tuple[str, ...]]:
+    """The live plan with what the hottest rows of its row orders have of the lookups now, by the newer orders of a plan; and
+    lines on those that access has drifted from. A note says where that is not known."""
+    if live is None or not live.held.orders:
+        return live, ()
+    from neuroshard.files.row_orders import as_now  # NumPy, which other plans do not need
 
-    A nightly run searches the same placement again with another cost model. A person who deploys by hand means it.
-    """
-    digests = rolled_back_digests(live, model, store)
-    if artifact.digest in digests:
-        return True
-    if not by_placement:
-        return False
-    return placement(artifact.value) in rolled_back_placements(digests, model, store)
+    try:
+        task, found = as_now(live.held, plan.held, read)
+    except (NotFound, InvalidInput) as error:
+        log(f"note: whether access has drifted from the live plan's row orders is not known: {error}")
+        return live, ()
+    lines = tuple(f"the live plan's {drift.text}" for drift in found if drift.is_large)
+    return live.named.model_copy(update={"task": task}), lines
+
+
+def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:
+    """The gate's `price`, with the cost model that `spec` names. Raises InvalidInput unless `plan` was searched with it."""
+    from neuroshard.costmodel.pricing import (
+        check_searched_with,  # NumPy, which a deployer without a cost model does not need
+    )
+    from neuroshard.models.open import open_cost_model
+
+    model = open_cost_model(spec, plan.task.batch_size)
+    check_searched_with(plan, model, f"{spec}: is cost model")
+    return lambda other, today: price(other, today, model)
+
+
+def price(other: Plan, today: Plan, model: "CostModel") -> float | None:
+    """Predicted ms of the slowest device for the shards of `other` with the tables of `today`; None where it cannot be priced."""
+    from neuroshard.costmodel.pricing import price_shards
+
+    prices = price_shards(model, today.held.held_as(other.held), other.shards)
+    return None if prices is None else float(prices.total_ms.max())
+
+
+def run_promote(store_url: str, name: str, digest: str, *, single_writer: bool = False) -> Pointer:
+    """Make a published plan or cost model live, by this machine's clock."""
+    store, now = open_store(store_url, single_writer=single_writer), datetime.now(UTC)
+    if track_of(name).noun == "plan":
+        return promote(store, name, digest, now=now)
+    from neuroshard.deploy.bundles import promote_model
+
+    return promote_model(store, track_of(name), digest, now=now)
+
+
+def run_rollback(store_url: str, name: str, *, single_writer: bool = False) -> Pointer:
+    """Make the plan or cost model live again that the live one replaced, by this machine's clock."""
+    store = open_store(store_url, single_writer=single_writer)
+    release: Pointer = roll_back(store, track_of(name), now=datetime.now(UTC))
+    return release
+
+
+def placement(plan: Plan) -> Placement:
+    """Which shard is on which device, which is all that a trainer runs of a plan."""
+    return frozenset(plan.shards)
+
+
+def rolled_back_digests(live: Live[Release] | None, model: str, store: Store) -> frozenset[str]:
+    """The digests of the plans of a model that were rolled back from, and were not made live again since. Raises StoreError."""
+    said: dict[str, bool] = {}  # by the newest release that concerns a plan
+    for release in _newest(live, model, store):
+        said.setdefault(release.plan_digest, False)
+        if release.action == "rollback" and release.previous_digest:
+            said.setdefault(release.previous_digest, True)
+    return frozenset(digest for digest, rolled_back in said.items() if rolled_back)
+
+
+def rolled_back_placements(digests: frozenset[str], model: str, store: Store) -> frozenset[Placement]:
+    """The placements of those plans that can be read. Raises StoreError."""
+    found = set()
+    for digest in digests:
+        try:
+            found.add(placement(read_plan(store, model, digest)))
+        except (NotFound, InvalidInput):  # gc deleted it, or it is damaged
+            continue
+    return frozenset(found)
+
+
+def _newest(live: Live[Release] | None, model: str, store: Store) -> Iterator[Release]:
+    """The newest releases, the live one first. Those that cannot be read are left out."""
+    numbers = history(store, plans_of(model))
+    if live:
+        yield live.release
+        numbers = [number for number in numbers if number < live.release.number]
+    for number in numbers[: -RELEASES_READ - 1 : -1]:
+        try:
+            yield read_past(store, plans_of(model), number)
+        except (NotFound, InvalidInput):
+            continue

@@ -37,14 +37,9 @@ def memory_check(available: int | None, ulimit: str = "") -> Check:
     if available is None:
         return Check("memory", "none", "this system does not report how much memory is free")
     free = f"{format_bytes(available)} are free{f' ({ulimit} leaves no more: raise it)' if ulimit else ''}"
-    if available < LITTLE_MEMORY:
-        return Check(
-            "memory",
-            "warn",
-            free,
-            "measure with --memory-limit 1GiB: larger tables are then measured with fewer rows",
-        )
-    return Check("memory", "ok", free)
+    if available >= LITTLE_MEMORY:
+        return Check("memory", "ok", free)
+    return Check("memory", "warn", free, "measure with --memory-limit 1GiB: larger tables are measured with fewer rows")
 
 
 def disk_check(folder: Path, free: int) -> Check:
@@ -52,9 +47,9 @@ def disk_check(folder: Path, free: int) -> Check:
     where = f"{format_bytes(free)} are free at {folder}"
     if not os.access(folder, os.W_OK):
         return Check("disk", "fail", f"{folder} cannot be written", "run it in a folder that you can write")
-    if free < LITTLE_DISK:
-        return Check("disk", "warn", where, "free some: a full run writes some hundred MB, lookups of traces many GB")
-    return Check("disk", "ok", where)
+    if free >= LITTLE_DISK:
+        return Check("disk", "ok", where)
+    return Check("disk", "warn", where, "free some: a full run writes some hundred MB, lookups of traces many GB")
 
 
 def check_backends(gpus: Sequence[Hardware]) -> Iterator[Check]:
@@ -85,18 +80,14 @@ def operator_check(kind: str, python: str = sys.executable, has_gpu: bool = Fals
     except subprocess.TimeoutExpired:
         return Check(name, "fail", f"FBGEMM's operator did not end within {OPERATOR_SECONDS} s", mend)
     if done.returncode:
-        last = next(
-            (line for line in reversed(done.stderr.splitlines()) if line.strip()), f"exit status {done.returncode}"
-        )
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        last = said[-1] if said else f"exit status {done.returncode}"
         if last.startswith("ModuleNotFoundError"):
             return Check(name, "warn", f"cannot measure here: {last.partition(': ')[2]}", packages)
         return Check(name, "fail", f"FBGEMM's operator does not run: {last:.200}", mend)
     result = json.loads(done.stdout.splitlines()[-1])
-    return Check(
-        name,
-        "ok",
-        f"FBGEMM's operator runs on {result['device']}, and agrees with torch (forward {result['forward_ms']:.2f} ms)",
-    )
+    agrees = f"and agrees with torch (forward {result['forward_ms']:.2f} ms)"
+    return Check(name, "ok", f"FBGEMM's operator runs on {result['device']}, {agrees}")
 
 
 def _why_no_gpu() -> str:

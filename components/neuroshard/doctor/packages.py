@@ -44,12 +44,8 @@ def check_packages(version_of: VersionOf = installed, has_gpu: bool = False) -> 
     try:
         declared = [Requirement(line) for line in metadata.requires("neuroshard") or ()]
     except (metadata.PackageNotFoundError, InvalidRequirement):
-        yield Check(
-            "packages",
-            "warn",
-            "neuroshard is not installed as a package, so its requirements are unknown",
-            install("all", has_gpu),
-        )
+        says = "neuroshard is not installed as a package, so its requirements are unknown"
+        yield Check("packages", "warn", says, install("all", has_gpu))
         declared = []
     for extra, part in PARTS.items() if declared else ():
         wrong = [text for one in _needed(declared, extra) if (text := _fault(one, version_of))]

@@ -1,4 +1,4 @@
-"""Services: whether the store keeps its promises, whether Kubeflow Pipelines answers, whether a cluster takes our pods."""
+"""All checks of `neuroshard doctor`, one after another, and those of services: the store, Kubeflow Pipelines, the cluster."""
 
 import http.client
 import json
@@ -8,12 +8,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from neuroshard import devices
 from neuroshard.core.errors import Conflict, NeuroshardError
 from neuroshard.core.extras import install_command
-from neuroshard.doctor.checks import Check
+from neuroshard.core.versions import installed
+from neuroshard.doctor.checks import Check, Verdict
+from neuroshard.doctor.machine import check_backends, check_machine
+from neuroshard.doctor.packages import check_packages
 from neuroshard.kube import admission
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.open import open_store
@@ -26,10 +31,34 @@ KFP_VERSION = "2.17"  # the pipeline's, as docs/operating.md says
 MEND_KFP = (
     "give the API's address; from outside: kubectl -n kubeflow port-forward svc/ml-pipeline 8888; --kfp localhost:8888"
 )
+MEND_S3 = "check AWS_PROFILE, AWS_ENDPOINT_URL and AWS_REGION; a store without conditional writes needs a single writer"
+MEND_FOLDER = "give a folder that can be written, with flock (local disks and NFS have it)"
 MEND_RUNS = (
     "apply the overlay, which makes the account (manifests/base/serviceaccounts.yaml); images other than ours must run as a user "
     "that is not root; docs/operating.md: Pod Security"
 )
+
+
+def examine(
+    folder: Path,
+    *,
+    store: str | None = None,
+    kfp: str | None = None,
+    account: str | None = None,
+    namespace: str = "kubeflow",
+) -> Iterator[Check]:
+    """Each check when it is done; some take seconds. `store`, `kfp` and `account` are checked only if given."""
+    gpus = devices.gpus()
+    yield from check_packages(has_gpu=bool(gpus))
+    yield from check_machine(folder)
+    yield from check_backends(gpus)
+    if store is None:
+        yield Check("store", "none", "no store was checked", "to check one: --store s3://bucket/prefix, or a folder")
+    else:
+        yield check_store(store)
+    yield check_kfp(kfp, installed("kfp"))
+    if account is not None:
+        yield check_runs(namespace, account)
 
 
 def check_store(url: str) -> Check:
@@ -39,7 +68,7 @@ def check_store(url: str) -> Check:
         with _cleaned_up(store):
             _prove(store)
     except NeuroshardError as error:
-        return Check("store", "fail", str(error), _mend_store(url))
+        return Check("store", "fail", str(error), MEND_S3 if url.startswith("s3:") else MEND_FOLDER)
     return Check("store", "ok", f"{store.url}: reads, writes once, swaps only what is unchanged, deletes")
 
 
@@ -87,25 +116,17 @@ def _must_conflict(store: Store, attempt: Callable[[], object], otherwise: str) 
         raise NeuroshardError(f"{store.url}: {otherwise}: two deployers could overwrite each other's release")
 
 
-def _mend_store(url: str) -> str:
-    if not url.startswith("s3:"):
-        return "give a folder that can be written, with flock (local disks and NFS have it)"
-    return (
-        "check AWS_PROFILE, AWS_ENDPOINT_URL and AWS_REGION; a store without conditional writes needs a single writer"
-    )
-
-
 def check_kfp(host: str | None, version: str | None) -> Check:
     """Whether kfp is installed (in this `version`), and whether the API answers at `host` if given."""
     client = f"kfp {version}" if version else "kfp is not installed"
+    if host is None and version:
+        return Check("kfp", "ok", f"{client}; no cluster was checked", "to check one: --kfp http://localhost:8888")
     if host is None:
-        if version:
-            return Check("kfp", "ok", f"{client}; no cluster was checked", "to check one: --kfp http://localhost:8888")
         return Check("kfp", "none", client, f"for make run and make submit: {install_command('pipeline')}")
     url = (host if "://" in host else f"http://{host}").rstrip("/") + HEALTH
     if urlsplit(url).scheme not in ("http", "https"):
         return Check(
-            "kfp", "fail", f"{host!r} is not an address of http or https", "give one as in --kfp http://localhost:8888"
+            "kfp", "fail", f"{host!r} is not an address of http or https", "give one: --kfp http://localhost:8888"
         )
     reached, says, mend = _health(url)
     if not reached:
@@ -117,12 +138,14 @@ def check_kfp(host: str | None, version: str | None) -> Check:
 
 def check_runs(namespace: str, account: str, context: str | None = None) -> Check:
     """Whether the cluster takes the pods of a run in `namespace` under `account`, by a dry run."""
-    answer = admission(namespace, account, context)
-    if answer.verdict == "refused":
-        return Check("runs", "fail", answer.says, MEND_RUNS)
-    if answer.verdict == "unknown":
-        return Check("runs", "warn", answer.says, "use a kubeconfig whose account may create pods there")
-    return Check("runs", "ok", answer.says)
+    verdict, says, _ = admission(namespace, account, context)
+    answers: dict[str, tuple[Verdict, str]] = {
+        "admitted": ("ok", ""),
+        "refused": ("fail", MEND_RUNS),
+        "unknown": ("warn", "use a kubeconfig whose account may create pods there"),
+    }
+    of, mend = answers[verdict]
+    return Check("runs", of, says, mend)
 
 
 def _health(url: str) -> tuple[bool, str, str]:
@@ -135,14 +158,10 @@ def _health(url: str) -> tuple[bool, str, str]:
         if error.code in (401, 403):
             return True, f"{where} answers, and requires a login ({error.code})", ""
         return False, f"{where} answers {error.code} to {HEALTH}: is it Kubeflow Pipelines 2?", ""
-    except (OSError, ValueError, TypeError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        kind = (
-            "answers, but not like Kubeflow Pipelines"
-            if isinstance(error, ValueError | TypeError)
-            else f"cannot be reached: {reason}"
-        )
-        return False, f"{where} {kind}", ""
+    except (ValueError, TypeError):
+        return False, f"{where} answers, but not like Kubeflow Pipelines", ""
+    except (OSError, http.client.HTTPException) as error:
+        return False, f"{where} cannot be reached: {getattr(error, 'reason', None) or error}", ""
     version = re.match(r"v?(\d+\.\d+)[.\w-]*", str(found.get("tag_name")))  # a build of somebody's own has none
     users = "of several users" if found.get("multi_user") else ""
     other = f"of version {version[0]}, not {KFP_VERSION}" if version and version[1] != KFP_VERSION else ""

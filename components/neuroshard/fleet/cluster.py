@@ -1,13 +1,15 @@
-"""The nodes of a Kubernetes cluster, asked with the official client."""
+"""The nodes of a Kubernetes cluster, asked with the official client, and what a fleet needs of each."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import Field
 
 from neuroshard import system
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.value import decode_json
+from neuroshard.core.value import Value, decode_json, shown
 from neuroshard.files.disk import read_bytes
-from neuroshard.fleet.node import Node
 from neuroshard.kube import kubernetes_api
 
 GPU_NODES = "nvidia.com/gpu.present=true"
@@ -20,6 +22,82 @@ WAYS_OUT = {
     401: "; the token is not valid there",
     403: "; bind the ClusterRole neuroshard-fleet (manifests/base/rbac.yaml) to this account",
 }
+
+
+class Taint(Value):
+    key: str
+    value: str = ""
+    effect: str
+
+
+class Toleration(Value):
+    """A toleration, by the rules of Kubernetes: an empty effect, or an empty key, tolerates any."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def bears(self, taint: Taint) -> bool:
+        if self.effect not in ("", taint.effect) or self.key not in ("", taint.key):
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == taint.value)
+
+
+class Node(Value):
+    """A node. `allocatable` counts each resource that its pods may have in all."""
+
+    name: str
+    labels: dict[str, str]
+    allocatable: dict[str, Annotated[int, Field(ge=0, lt=2**63)]]  # int64 in Kubernetes
+    taints: tuple[Taint, ...]
+    cordoned: bool
+    ready: bool
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Self:
+        """Parse a Node object of the API. Raises InvalidInput."""
+        try:
+            metadata, spec, status = data["metadata"], data.get("spec") or {}, data.get("status") or {}
+            conditions = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
+            return cls.parse(
+                {
+                    "name": metadata["name"],
+                    "labels": metadata.get("labels") or {},
+                    # devices are whole numbers; CPUs and memory have units (7820m, 32Gi), and are not needed here
+                    "allocatable": {
+                        name: int(count)
+                        for name, count in (status.get("allocatable") or {}).items()
+                        if str(count).isdecimal()
+                    },
+                    "taints": spec.get("taints") or (),
+                    "cordoned": bool(spec.get("unschedulable")),
+                    "ready": conditions.get("Ready") == "True",
+                },
+                where,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"{where}: is not a Kubernetes node: {type(error).__name__}: {shown(error)}") from None
+
+    def takes_work(self, tolerations: Sequence[Toleration]) -> bool:
+        """Whether a pod with these tolerations would be scheduled here and stay."""
+        keeping_off = (taint for taint in self.taints if taint.effect in ("NoSchedule", "NoExecute"))
+        return (
+            self.ready and not self.cordoned and all(any(t.bears(taint) for t in tolerations) for taint in keeping_off)
+        )
+
+    def label(self, key: str) -> str:
+        """The value of a label. Raises InvalidInput where the node lacks it."""
+        if key not in self.labels:
+            raise InvalidInput(f"node {self.name}: has no label {key}; is GPU feature discovery running there?")
+        return self.labels[key]
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """The value of a label that is a number. Raises InvalidInput."""
+        text = self.labels.get(key, "" if default is None else str(default)) or self.label(key)
+        if not text.isdecimal() or len(text) > 12:
+            raise InvalidInput(f"node {self.name}: label {key} is {shown(text)}, not a whole number")
+        return int(text)
 
 
 def in_cluster() -> bool:
@@ -42,36 +120,32 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
         from kubernetes.client import CoreV1Api
 
         host = api.configuration.host
-        return host, [node for page in _pages(CoreV1Api(api)) for node in _nodes(page, host)]
+        return host, _all_nodes(CoreV1Api(api), host)
 
 
-def _pages(core: Any) -> list[Any]:
-    """The pages of the NodeList, as decoded JSON: the client's own classes refuse fields of newer servers."""
+def _all_nodes(core: Any, host: str) -> list[Node]:
+    """The nodes of all pages of the NodeList, as decoded JSON: the client's own classes refuse fields of newer servers."""
     from kubernetes.client.exceptions import ApiException
 
     for left in reversed(range(LISTINGS)):
-        pages: list[Any] = []
-        token: str | None = ""
+        nodes: list[Node] = []
+        more: dict[str, str] = {}
         try:
-            while token is not None:
-                more = {"_continue": token} if token else {}
+            while True:
                 answer = core.list_node(
                     label_selector=GPU_NODES, limit=PAGE, _request_timeout=TIMEOUT, _preload_content=False, **more
                 )
-                pages.append(decode_json(answer.data, "the Kubernetes API"))
-                token = _continue(pages[-1])
-            return pages
+                page = decode_json(answer.data, "the Kubernetes API")
+                nodes += _nodes(page, host)
+                metadata = page.get("metadata")
+                token = metadata.get("continue") if isinstance(metadata, dict) else None
+                if not token or not isinstance(token, str):
+                    return nodes
+                more = {"_continue": token}
         except ApiException as error:
             if error.status != EXPIRED or not left:
                 raise
     raise AssertionError("unreachable")
-
-
-def _continue(page: Any) -> str | None:
-    """The token of the next page, None after the last."""
-    metadata = page.get("metadata") if isinstance(page, dict) else None
-    token = metadata.get("continue") if isinstance(metadata, dict) else None
-    return token if isinstance(token, str) and token else None
 
 
 def _nodes(listed: Any, where: str) -> list[Node]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.value import Value
-from neuroshard.fleet.kinds import Kind
+from neuroshard.fleet.labels import Kind
 from neuroshard.models.serving import DAY_SECONDS, Known, Lack, Wanted, age, live_at, serves
 from neuroshard.store.bundles import ModelKey
 
@@ -89,12 +89,12 @@ def _without(kind: Kind, known: Mapping[ModelKey, Known], wanted: Wanted) -> tup
     before = [
         one.model.manifest.bench.hardware.driver
         for one in live_at(known, wanted.batch_size).values()
-        if one.model and _same_but_driver(kind.hardware, one.model.manifest.bench.hardware)
+        if one.model and len({_without_driver(kind.hardware), _without_driver(one.model.manifest.bench.hardware)}) == 1
     ]
     if before:
         return "driver changed", f"its cost model is of driver {max(before)}, and the nodes have {kind.hardware.driver}"
     return "new", "no cost model of this kind is live"
 
 
-def _same_but_driver(one: Hardware, other: Hardware) -> bool:
-    return one.model_copy(update={"driver": ""}).fingerprint == other.model_copy(update={"driver": ""}).fingerprint
+def _without_driver(hardware: Hardware) -> str:
+    return hardware.model_copy(update={"driver": ""}).fingerprint

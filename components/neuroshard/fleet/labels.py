@@ -10,20 +10,61 @@ The labels say which cost model applies to a node, not how fast the node is. The
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.topology import Topology
+from neuroshard.core.value import Value, canonical_json, sha256
 from neuroshard.devices import whole_gib
-from neuroshard.fleet.kinds import Kind
-from neuroshard.fleet.node import Node, Toleration
+from neuroshard.fleet.cluster import Node, Toleration
 
 NVIDIA = "nvidia.com/"
 OLD_DRIVER = tuple(f"nvidia.com/cuda.driver.{part}" for part in ("major", "minor", "rev"))
 DRIVER = ("nvidia.com/cuda.driver-version.full", *OLD_DRIVER)  # today's label, and the older ones
 SHARED = "-SHARED"
+FLEET_FORMAT: Literal[1] = 1
+Count = Annotated[int, Field(ge=0)]
 CLIQUE = "nvidia.com/gpu.clique"  # nodes with the same value are joined by NVLink
+
+
+class Kind(Value):
+    """One kind of hardware: `nodes` nodes take pods now, each with at least `devices` devices; `out_of_service` nodes do not.
+
+    A pod finds the kind by `node_selector` and `tolerations`, and requests its devices as `resource`; all three are empty for
+    this machine. `node_selector` selects `alike` nodes with exactly the same driver, so that their costs can be merged. The
+    fingerprint is the hardware's alone. `topology` is how a cluster's nodes in service are joined.
+    """
+
+    hardware: Hardware
+    nodes: Count
+    devices: Count
+    out_of_service: Count = 0
+    alike: Count = 1
+    resource: str = ""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    tolerations: tuple[dict[str, Any], ...] = ()
+    topology: Topology | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return self.hardware.fingerprint
+
+
+class Fleet(Value):
+    """The kinds of hardware found at `source`, by fingerprint. `notes` say which nodes were left out, and why."""
+
+    format_version: Literal[1] = FLEET_FORMAT
+    source: str
+    kinds: tuple[Kind, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that change only when a kind is added or removed."""
+        return sha256(canonical_json(sorted(kind.fingerprint for kind in self.kinds)))[:16]
 
 
 class NodeResource(NamedTuple):
@@ -115,7 +156,7 @@ def _found(node: Node, name: str) -> NodeResource:
     shared = product.endswith(SHARED) or f"{NVIDIA}{name}.shared" in node.allocatable
     replicas = node.number(f"{prefix}replicas", 1) if shared else 1
     strategy = node.labels.get(f"{prefix}sharing-strategy") or "time-slicing"
-    driver = _driver(node)
+    driver = node.labels.get(DRIVER[0]) or ".".join(filter(None, (node.labels.get(one, "") for one in OLD_DRIVER)))
     hardware = Hardware(
         kind="cuda",
         name=product.removesuffix(SHARED),
@@ -134,10 +175,3 @@ def _found(node: Node, name: str) -> NodeResource:
 
 def _allocatable(node: Node, name: str) -> int:
     return sum(node.allocatable.get(f"{NVIDIA}{name}{ending}", 0) for ending in ("", ".shared"))
-
-
-def _driver(node: Node) -> str:
-    """The version of the NVIDIA driver, from today's label or from the older ones."""
-    if full := node.labels.get(DRIVER[0]):
-        return full
-    return ".".join(filter(None, (node.labels.get(label, "") for label in OLD_DRIVER)))

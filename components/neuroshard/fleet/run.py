@@ -14,8 +14,7 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.fleet.cluster import list_nodes, recorded_nodes
 from neuroshard.fleet.coverage import KindCoverage, coverage
-from neuroshard.fleet.kinds import Fleet, Kind
-from neuroshard.fleet.labels import kinds_of
+from neuroshard.fleet.labels import Fleet, Kind, kinds_of
 from neuroshard.models.serving import Wanted, known_models
 from neuroshard.store.open import open_store
 

@@ -11,7 +11,7 @@ from neuroshard.core.hardware_names import is_part_of_name, is_same_name
 from neuroshard.core.operator_limits import widest_cut, widest_shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.fleet.coverage import KindCoverage, coverage
-from neuroshard.fleet.kinds import Fleet, Kind
+from neuroshard.fleet.labels import Fleet, Kind
 from neuroshard.fleet.run import TOLERATIONS
 from neuroshard.models.serving import Known, Wanted, live_at
 from neuroshard.orders.nightly import Campaign, ModelSpec, Request, campaign_folder
@@ -56,14 +56,13 @@ def backends_view(fleet: Fleet, backend: str) -> Fleet:
     if backend not in BACKENDS:
         raise UsageError(f"unknown backend {backend!r}; there are {', '.join(BACKENDS)}")
     if backend == "synthetic":
-        twins = {kind.fingerprint: kind for kind in map(_twin, fleet.kinds)}
+        twins = {}
+        for kind in fleet.kinds:
+            changes = {"kind": "synthetic", "name": f"{kind.hardware.name}, by a formula", "interconnect": ""}
+            twin = kind.model_copy(update={"hardware": kind.hardware.model_copy(update=changes)})
+            twins[twin.fingerprint] = twin
         return fleet.model_copy(update={"kinds": tuple(twins[key] for key in sorted(twins))})
     return fleet.model_copy(update={"kinds": tuple(kind for kind in fleet.kinds if kind.hardware.kind == backend)})
-
-
-def _twin(kind: Kind) -> Kind:
-    changes = {"kind": "synthetic", "name": f"{kind.hardware.name}, by a formula", "interconnect": ""}
-    return kind.model_copy(update={"hardware": kind.hardware.model_copy(update=changes)})
 
 
 def survey(

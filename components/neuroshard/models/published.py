@@ -17,8 +17,7 @@ from neuroshard.costmodel.bundle import TrainedCostModel, load_cost_model
 from neuroshard.costmodel.manifest import Manifest
 from neuroshard.files.disk import write_bytes
 from neuroshard.store.bundles import find_bundle, find_hardware, model_keys, models_of
-from neuroshard.store.local import default_cache_dir
-from neuroshard.store.open import open_store
+from neuroshard.store.open import default_cache_dir, open_store
 from neuroshard.store.protocol import PartlyListed, Store
 from neuroshard.store.track import Files, Live, ReleaseTrack, live_or_none, read_artifact
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,10 +86,11 @@ def run(survey: Survey, campaign: Campaign, store_url: str, *, single_writer: bo
         if campaign.oldest_seconds is not None:
             age_out(store, campaign.folder, campaign.oldest_seconds)
         extend(store, campaign, survey.request, tables, survey.owner)
-    shares: list[int] = []
     with _failures_noted(store, campaign):
-        shares += _to_measure(store, campaign)
-    return shares
+        now = measuring(store, campaign.folder)
+        if not all(finished(store, campaign.folder, now, draw) for draw in now.draws):
+            return list(range(1, campaign.pods + 1))
+    return []
 
 
 @contextmanager
@@ -153,18 +154,15 @@ def _measured_cases(store: Store, folder: str, shares: Sequence[Share]) -> Cases
             fetch_folder(store, f"{folder}/{share.costs}", Path(scratch))
             read.append(read_costs(Path(scratch)))
     compute = {case.case_id: case for costs in read for case, _ in costs.compute}
-    collective = {case.case_id: case for costs in read for case, _ in costs.collective}
-    tiers = {case.case_id: case for costs in read for case, _ in costs.tiers}
-    if not compute and not collective and not tiers:
-        return None
-    return Cases(
+    cases = Cases(
         tables=tuple({table.name: table for costs in read for table in costs.tables}.values()),
         compute=tuple(compute.values()),
-        collective=tuple(collective.values()),
-        tiers=tuple(tiers.values()),
+        collective=tuple({case.case_id: case for costs in read for case, _ in costs.collective}.values()),
+        tiers=tuple({case.case_id: case for costs in read for case, _ in costs.tiers}.values()),
         max_dim=max((table.dim for case in compute.values() for table in case.tables), default=DIM_STEP),
         seed=0,  # of no draw: these were not drawn
     )
+    return cases if cases.compute or cases.collective or cases.tiers else None
 
 
 def lacking(campaign: Campaign, request: Request, tables: Sequence[Table], earlier: Sequence[Cases]) -> Lacking:
@@ -204,30 +202,24 @@ def _drawn(
     rng = np.random.default_rng([request.seed, number])
     unseen, pool = roles(tables, earlier, campaign.hardware.memory_bytes, rng)
 
-    def settings(compute: int, collective: int, devices: tuple[int, ...], tiers: int = 0) -> AugmentSettings:
-        return AugmentSettings(
-            compute_cases=compute,
-            collective_cases=collective,
-            devices=devices,
-            memory_bytes=campaign.hardware.memory_bytes,
-            tier_cases=tiers,
-            seed=int(rng.integers(2**31)),
-        )
-
-    def part(compute: int, collective: int, devices: tuple[int, ...]) -> Cases:
-        return augment(pool, settings(compute, collective, devices), held_out=unseen)
+    def settings(devices: tuple[int, ...], compute: int, collective: int, tiers: int = 0) -> AugmentSettings:
+        cases: dict[str, Any] = {"compute_cases": compute, "collective_cases": collective, "tier_cases": tiers}
+        seed, memory_bytes = int(rng.integers(2**31)), campaign.hardware.memory_bytes
+        return AugmentSettings(devices=devices, memory_bytes=memory_bytes, seed=seed, **cases)
 
     parts = []
     if missing.compute:
-        parts.append(part(missing.compute, 0, tuple(sorted({*campaign.measurable, *campaign.ranks})) or (1,)))
-    parts += [part(0, count, (devices,)) for devices, count in sorted(missing.collective.items())]
+        devices = tuple(sorted({*campaign.measurable, *campaign.ranks})) or (1,)
+        parts.append(augment(pool, settings(devices, missing.compute, 0), held_out=unseen))
+    for ranks, count in sorted(missing.collective.items()):
+        parts.append(augment(pool, settings((ranks,), 0, count), held_out=unseen))
     known = {case.case_id for cases in earlier for case in cases.compute}
     known |= {case.case_id for cases in earlier for case in cases.collective}
     return Cases(
         tables=tuple(pool),
         compute=tuple(case for part in parts for case in part.compute if case.case_id not in known),
         collective=tuple(case for part in parts for case in part.collective if case.case_id not in known),
-        tiers=draw_tiers(pool, settings(0, 0, (1,), missing.tiers)) if missing.tiers else (),
+        tiers=draw_tiers(pool, settings((1,), 0, 0, missing.tiers)) if missing.tiers else (),
         max_dim=max((part.max_dim for part in parts), default=DIM_STEP),
         seed=request.seed,
     )
@@ -291,13 +283,6 @@ def _base(name: str) -> str:
     """A table's name without the digest of its version. Of one too long for a version after it, the end is a digest."""
     base, most = VERSION_ENDING.sub("", name), MAX_NAME - ENDING_LENGTH
     return base if len(base) <= most else f"{base[: most - DIGITS]}{sha256(base.encode())[:DIGITS]}"
-
-
-def _to_measure(store: Store, campaign: Campaign) -> list[int]:
-    """The shares in which the draws of a campaign are measured: all of them, or none where everything is measured."""
-    now = measuring(store, campaign.folder)
-    done = all(finished(store, campaign.folder, now, draw) for draw in now.draws)
-    return [] if done else list(range(1, campaign.pods + 1))
 
 
 def finished(store: Store, folder: str, now: Measuring, draw: int) -> bool:

@@ -21,7 +21,7 @@ from neuroshard.costmodel.analytic import DATASHEETS, analytic_for
 from neuroshard.costmodel.protocol import predicts
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.published import list_published
-from neuroshard.models.serving import Known, Wanted, known_models, live_at, serves, usable
+from neuroshard.models.serving import Known, Shortfall, Wanted, known_models, live_at, serves, usable
 from neuroshard.orders.nightly import ModelSpec, Searched, Survey, campaign_folder
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.protocol import Store
@@ -60,21 +60,23 @@ def choose(survey: Survey, spec: ModelSpec, store: Store) -> Searched:
 
 def candidates(survey: Survey, spec: ModelSpec, store: Store, live: Mapping[str, Known]) -> Iterator[Candidate]:
     """Cost models for a model, the best first. The last one, the analytic cost model, can always be used."""
-    fingerprint, wanted, now = survey.hardware.get(spec.name, ""), _wanted(survey, spec), datetime.now(UTC)
+    fingerprint, backend = survey.hardware.get(spec.name, ""), survey.request.backend
     own = live.get(fingerprint)
-    if own is not None:
-        found = serves(own, wanted, now)
-        if usable(found):
-            said = [one for one in found if one.lack not in ("ranks missing", "partly learned")]
-            what = f"a cost model that falls short: {'; '.join(one.why for one in said)}" if said else ""
-            yield Candidate(_named(store, own.release.fingerprint, own.release.bundle_digest), what)
+    if own is not None and usable(lacks := _lacks(survey, spec, own)):
+        said = [one for one in lacks if one.lack not in ("ranks missing", "partly learned")]
+        what = f"a cost model that falls short: {'; '.join(one.why for one in said)}" if said else ""
+        yield Candidate(_named(store, own.release.fingerprint, own.release.bundle_digest), what)
     yield from _not_live(survey, fingerprint, store)
     hardware = _hardware(survey, fingerprint, live)
-    for neighbour in _neighbours(hardware, spec, live, fingerprint, survey.request.backend):
+    for neighbour in _neighbours(hardware, spec, live, fingerprint, backend):
         release, of = neighbour.release, _of(neighbour)
         what = f"the cost model of {release.device_name}" + (f", driver {of.driver}" if of and of.driver else "")
         yield Candidate(_named(store, release.fingerprint, release.bundle_digest), what)
-    yield _analytic(hardware, spec)
+    sheet, is_own = analytic_for(hardware, spec.hardware)
+    called, spread = hardware.name if hardware else spec.hardware, DATASHEETS[sheet].spread
+    guess = "" if is_own else f", as there is no datasheet of {called}" if called else ", as the hardware is not known"
+    off = "far" if spread is None else f"{spread:.0%}"
+    yield Candidate(f"analytic:{sheet}", f"analytic:{sheet}, made from a datasheet, which may be {off} off{guess}")
 
 
 def _not_live(survey: Survey, fingerprint: str, store: Store) -> list[Candidate]:
@@ -92,13 +94,11 @@ def _not_live(survey: Survey, fingerprint: str, store: Store) -> list[Candidate]
     return [*good, *bad]
 
 
-def _wanted(survey: Survey, spec: ModelSpec) -> Wanted:
-    return Wanted(
-        survey.request.batch_size,
-        ranks=(_ranks(survey, spec),),
-        max_error=survey.max_error,
-        max_age_seconds=survey.max_age_seconds,
-    )
+def _lacks(survey: Survey, spec: ModelSpec, own: Known) -> tuple[Shortfall, ...]:
+    """In what the live cost model of a model's hardware falls short of what its plans need now."""
+    request, ranks = survey.request, (_ranks(survey, spec),)
+    wanted = Wanted(request.batch_size, ranks, max_error=survey.max_error, max_age_seconds=survey.max_age_seconds)
+    return serves(own, wanted, datetime.now(UTC))
 
 
 def _ranks(survey: Survey, spec: ModelSpec) -> int:
@@ -112,7 +112,7 @@ def _why_not_own(
     fingerprint = survey.hardware.get(spec.name, "")
     own = live.get(fingerprint)
     if own is not None:
-        why = "; ".join(one.why for one in serves(own, _wanted(survey, spec), datetime.now(UTC)) if not one.usable)
+        why = "; ".join(one.why for one in _lacks(survey, spec, own) if not one.usable)
         whys = [f"the live one of its hardware cannot be used, as {why}"] if why else []
     elif fingerprint or spec.hardware:
         called = spec.hardware or "its hardware"
@@ -176,13 +176,3 @@ def _neighbours(
     others = [one for one in live.values() if one.release.fingerprint != fingerprint and (of := _of(one))
               and of.kind == (hardware.kind if hardware else backend)]  # fmt: skip
     return sorted(others, key=similarity, reverse=True)
-
-
-def _analytic(hardware: Hardware | None, spec: ModelSpec) -> Candidate:
-    """The analytic cost model of the hardware, by its own datasheet or by a common one."""
-    sheet, own = analytic_for(hardware, spec.hardware)
-    called = hardware.name if hardware else spec.hardware
-    guess = "" if own else f", as there is no datasheet of {called}" if called else ", as the hardware is not known"
-    spread = DATASHEETS[sheet].spread
-    off = "far" if spread is None else f"{spread:.0%}"
-    return Candidate(f"analytic:{sheet}", f"analytic:{sheet}, made from a datasheet, which may be {off} off{guess}")

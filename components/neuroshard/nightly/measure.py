@@ -28,16 +28,8 @@ class Pod(NamedTuple):
 
 def measuring_pod(campaign: Campaign, image: str, cpus: str, memory: str) -> Pod:
     """The pod of a share: all devices of a node of its kind."""
-    gpus = str(campaign.devices) if campaign.resource else "0"
-    return Pod(
-        image,
-        cpus,
-        memory,
-        gpus,
-        campaign.resource or "nvidia.com/gpu",
-        campaign.node_selector,
-        list(campaign.tolerations),
-    )
+    gpus, resource = (str(campaign.devices), campaign.resource) if campaign.resource else ("0", "nvidia.com/gpu")
+    return Pod(image, cpus, memory, gpus, resource, campaign.node_selector, campaign.tolerations)
 
 
 def run(

@@ -18,8 +18,7 @@ from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.row_order import LISTS_FOLDER
-from neuroshard.core.topology import Topology
-from neuroshard.deploy.rolled_back import Placement, placement, rolled_back_digests, rolled_back_placements
+from neuroshard.deploy.run import Placement, placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.importers.table_access import with_traces
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.nightly.fallbacks import choose
@@ -72,7 +71,9 @@ def search_plan(
     """
     spec = survey.spec(name)
     notes = _as_read(spec, store, tables) if spec.counted_access else ()
-    pointer = _live(store, name)
+    pointer: Live[Release] | None = None
+    with suppress(NotFound, InvalidInput):
+        pointer = read_live(store, name)
     live = live_plan(pointer, store)
     searched = choose(survey, spec, store)
     # without a live plan that can be read and trains right, every table may be placed anywhere
@@ -92,7 +93,8 @@ def search_plan(
     keeping = None if live is None else KeptOrders(live, partial(read_ids, store, name))
     search_for = partial(search, tables, searched.model, out, notes=notes, keeping=keeping)
     plan = search_for(order, instead=searched.instead)
-    if live is None and (barred := _rolled_back(pointer, name, store)):
+    digests = rolled_back_digests(pointer, name, store) if live is None else frozenset()
+    if barred := rolled_back_placements(digests, name, store):
         plan, searched = _another(plan, searched, barred, order, search_for)
     return plan, searched
 
@@ -100,7 +102,10 @@ def search_plan(
 def todays_order(survey: Survey, spec: ModelSpec, memory_margin: float) -> SearchOrder:
     """What a model asks of tonight's plan, on its hardware and batch. Raises InvalidInput for invalid constraints."""
     asked, rules = spec.order, spec.rules
-    topology = asked.topology or _as_the_nodes_are(survey, spec)
+    topology, found = asked.topology, survey.topologies.get(survey.hardware.get(spec.name, ""))
+    # as the nodes are, unless the devices are one domain, or not whole nodes
+    if topology is None and found is not None and asked.devices > found.domain and not found.fault(asked.devices):
+        topology = found
     return replace(
         asked,
         task={**asked.task, "batch_size": survey.request.batch_size, "topology": topology},
@@ -133,31 +138,8 @@ def _as_read(spec: ModelSpec, store: Store, tables: Path) -> tuple[str, ...]:
     return notes
 
 
-def _as_the_nodes_are(survey: Survey, spec: ModelSpec) -> Topology | None:
-    """The topology of the model's hardware; None where its devices are one domain, or not whole nodes."""
-    found = survey.topologies.get(survey.hardware.get(spec.name, ""))
-    devices = spec.order.devices
-    if found is None or devices <= found.domain or found.fault(devices):
-        return None
-    return found
-
-
-def _live(store: Store, name: str) -> Live[Release] | None:
-    with suppress(NotFound, InvalidInput):
-        return read_live(store, name)
-    return None
-
-
-def _rolled_back(pointer: Live[Release] | None, name: str, store: Store) -> frozenset[Placement]:
-    return rolled_back_placements(rolled_back_digests(pointer, name, store), name, store)
-
-
 def _another(
-    plan: Plan,
-    searched: Searched,
-    barred: frozenset[Placement],
-    order: SearchOrder,
-    search_for: Callable[..., Plan],
+    plan: Plan, searched: Searched, barred: frozenset[Placement], order: SearchOrder, search_for: Callable[..., Plan]
 ) -> tuple[Plan, Searched]:
     """A plan that nobody rolled back, by another algorithm if it must be, for a model without a live plan to keep.
 

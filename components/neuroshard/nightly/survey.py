@@ -5,7 +5,9 @@ A fault of one model, or of one kind of hardware, does not stop the others.
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Literal
 from uuid import uuid4
 
 from neuroshard import __version__
@@ -15,7 +17,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing
 from neuroshard.fleet.cluster import in_cluster
 from neuroshard.fleet.coverage import KindCoverage
-from neuroshard.fleet.kinds import Fleet
+from neuroshard.fleet.labels import Fleet
 from neuroshard.fleet.run import fleet_text, kubernetes_fleet, local_fleet, pods_fleet
 from neuroshard.fleet.survey import SurveySettings, backends_view, survey
 from neuroshard.models.serving import known_models
@@ -28,7 +30,16 @@ from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
 from neuroshard.store.track import live_or_none
 
-LEARN_AGAIN = {"dated in the future", "unreadable"}  # publishing the cost model again repairs these
+# What is so of a kind of hardware that no live cost model covers (the first of these that is), and what is done for it
+DECISIONS: Mapping[str, Literal["go on", "draw more", "leave"]] = {
+    "too old": "go on",  # max_age allows no costs so old
+    "not measured": "go on",  # cases are to be drawn, or drawn ones to be measured
+    "not learned": "go on",  # costs have come since, or another version learned from them
+    "not readable": "go on",  # what is live is damaged, or dated in the future: publishing it again repairs that
+    "not live": "go on",  # it was live and is no more, or another error is allowed now
+    "too far off": "draw more",  # what was learned, and more cases than asked for may be drawn
+    "exhausted": "leave",
+}
 
 
 def run(
@@ -137,48 +148,50 @@ def _pending_campaigns(
     for campaign in campaigns:
         try:
             kind = covered[campaign.hardware.fingerprint]
-            left, why = _pending(store, campaign, tables, kind, settings)
-            over = left_over(store, campaign.folder) if left else 0
+            row, refused = standing(store, campaign, tables, kind, settings)
+            decision = DECISIONS[row]
+            over = left_over(store, campaign.folder) if decision != "leave" else 0
         except Unreachable:
             raise
         except StoreError as error:  # access to it may be denied; the other kinds continue
-            left, why = None, f"nothing can be measured for it: {error}"
-        if left is not None:
-            said = f"{agreeing(over, 'case', 'is', 'are')} left over from earlier runs, whose budget ended before"
-            log(*([f"{campaign.hardware.name}: {said}"] if over else []))
-            pending.append(left.model_copy(update={"why": f"{kind.why}; {said}" if over else kind.why}))
-        else:
+            notes.append(f"{campaign.hardware.name}: nothing can be measured for it: {error}")
+            continue
+        if decision == "leave":
+            why = (
+                f"all that was asked for is measured and learned, and still: {refused or kind.why}; ask for more cases"
+            )
             notes.append(f"{campaign.hardware.name}: {why}")
+            continue
+        said = f"{agreeing(over, 'case', 'is', 'are')} left over from earlier runs, whose budget ended before"
+        log(*([f"{campaign.hardware.name}: {said}"] if over else []))
+        changes = {"why": f"{kind.why}; {said}" if over else kind.why, "more": decision == "draw more"}
+        pending.append(campaign.model_copy(update=changes))
     return pending, notes
 
 
-def _pending(
+def standing(
     store: Store, campaign: Campaign, tables: Sequence[Table], covered: KindCoverage, settings: SurveySettings
-) -> tuple[Campaign | None, str]:
-    """The campaign, if anything is left to do for it; else None, and why measuring cannot help any more."""
+) -> tuple[str, str]:
+    """The row of DECISIONS that a campaign is in, and why its last cost model did not go live, empty where it did. Raises
+    StoreError."""
     if campaign.oldest_seconds is not None:
-        return campaign, ""
-    request = settings.request
-    earlier = read_draws(store, campaign.folder)
-    now = measuring(store, campaign.folder)
-    named = renamed(tables, earlier.values())
-    unfinished = any(not finished(store, campaign.folder, now, draw) for draw in now.draws)
-    if unfinished or not now.draws or lacking(campaign, request, named, list(earlier.values())):
-        return campaign, ""
-    learned = read_record(store, f"{campaign.folder}/{LEARNED}")
-    current = learned is not None and learned.get("costs") == costs_digest(store, campaign.folder)
-    if learned is None or not current or learned.get("version") != __version__:
-        return campaign, ""
-    if LEARN_AGAIN & set(covered.lacks):
-        return campaign, ""
-    refused = str(learned.get("refused") or "")
-    if not covered.bundle and (not refused or learned.get("max_error") != settings.max_error):
-        return campaign, ""  # it was live and is no more, or another error is allowed now
-    more = campaign.model_copy(update={"more": True})
-    if (refused or "error too high" in covered.lacks) and lacking(more, request, named, list(earlier.values())):
-        return more, ""
-    why = refused or covered.why
-    return None, f"all that was asked for is measured and learned, and still: {why}; ask for more cases"
+        return "too old", ""
+    draws, now = read_draws(store, campaign.folder), measuring(store, campaign.folder)
+    lacks = partial(
+        lacking, request=settings.request, tables=renamed(tables, draws.values()), earlier=[*draws.values()]
+    )
+    learned = read_record(store, f"{campaign.folder}/{LEARNED}") or {}
+    refused, by = str(learned.get("refused") or ""), (learned.get("costs"), learned.get("version"))
+    measured = bool(now.draws) and all(finished(store, campaign.folder, now, draw) for draw in now.draws)
+    is_so = {
+        "not measured": not measured or lacks(campaign),
+        "not learned": by != (costs_digest(store, campaign.folder), __version__),
+        "not readable": bool({"dated in the future", "unreadable"} & set(covered.lacks)),
+        "not live": not covered.bundle and (not refused or learned.get("max_error") != settings.max_error),
+        "too far off": (refused or "error too high" in covered.lacks)
+        and lacks(campaign.model_copy(update={"more": True})),
+    }
+    return next((row for row, holds in is_so.items() if holds), "exhausted"), refused
 
 
 def _check_any_left(store: Store, specs: Sequence[ModelSpec], no_plan: Mapping[str, str]) -> None:

@@ -165,7 +165,7 @@ def _live_ms(plan: Plan, there: LivePlan, model: CostModel | None) -> tuple[tupl
 
 
 def _with_drift(plan: Plan, live: LivePlan) -> tuple[ShardingTask, list[str]]:
-    """The live plan's task with what its hottest rows have of the lookups now, as the gate prices it (deploy/row_orders.py), and
+    """The live plan's task with what its hottest rows have of the lookups now, as the gate prices it (deploy/run.py), and
     lines on row orders that access has drifted from."""
     if live.read is None or not live.plan.held.orders:
         return live.plan.held, []

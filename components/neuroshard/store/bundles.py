@@ -13,6 +13,7 @@ from neuroshard.core.hardware_names import is_part_of_name
 from neuroshard.core.release import BUNDLE_FILES, FINGERPRINT, HARDWARE, ModelRelease
 from neuroshard.core.value import decode_json, sha256, shown
 from neuroshard.store.protocol import PartlyListed, Store
+from neuroshard.store.releases import plans_of
 from neuroshard.store.track import Files, Live, ReleaseTrack, find_artifact, read_pointer
 
 BATCH_SIZE = r"[1-9][0-9]{0,11}"
@@ -38,6 +39,23 @@ def models_of(fingerprint: str, batch_size: int) -> ReleaseTrack[ModelRelease]:
     return ReleaseTrack(
         f"{HARDWARE}/{fingerprint}/{batch_size}", ModelRelease, patterns, parse, "cost model", "publish-model"
     )
+
+
+def track_of(name: str) -> ReleaseTrack[Any]:
+    """The release track of a name that a user types: of a model's plans, or of the cost models of hardware/FINGERPRINT/BATCH.
+
+    Raises UsageError for an invalid name.
+    """
+    folder, _, rest = name.partition("/")
+    if folder != HARDWARE or not rest:
+        return plans_of(name)
+    fingerprint, _, batch_size = rest.partition("/")
+    if not re.fullmatch(BATCH_SIZE, batch_size):
+        raise UsageError(
+            f"{name[:80]!r} is not the name of cost models; write hardware/FINGERPRINT/BATCH, as in "
+            "hardware/1f0c6a2b9d3e4857/512 (`neuroshard models` shows both)"
+        )
+    return models_of(fingerprint, int(batch_size))
 
 
 def model_keys(store: Store) -> tuple[tuple[ModelKey, ...], dict[str, str]]:

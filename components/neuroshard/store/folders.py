@@ -7,7 +7,7 @@ from pathlib import Path
 from neuroshard.core.clean import log
 from neuroshard.core.errors import StoreError
 from neuroshard.files.disk import write_bytes
-from neuroshard.store.background import repeating
+from neuroshard.store.lease import repeating
 from neuroshard.store.patience import PatientStore
 from neuroshard.store.protocol import Store
 

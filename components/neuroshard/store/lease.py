@@ -3,14 +3,14 @@
 Ages are by the store's own clock alone, so no machine's clock decides who holds a lease.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from uuid import uuid4
 
 from neuroshard.core.errors import Conflict, InvalidInput, NotFound, StoreError
 from neuroshard.core.value import canonical_json, decode_json
-from neuroshard.store.background import repeating
 from neuroshard.store.patience import PatientStore
 from neuroshard.store.protocol import ObjectInfo, Store
 
@@ -19,6 +19,27 @@ LEASE_SECONDS = 600.0  # a holder renews ten times as often, so no lease is lost
 
 class LeaseHeld(StoreError):
     """Somebody else holds the lease. The message names the holder."""
+
+
+@contextmanager
+def repeating(every_seconds: float, do: Callable[[], None]) -> Iterator[None]:
+    """Call `do` every `every_seconds` while the block runs. `do` must not raise.
+
+    The block does not end before the last call has.
+    """
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(every_seconds):
+            do()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @contextmanager

@@ -79,37 +79,26 @@ class Measuring(NamedTuple):
 
 def measuring(store: Store, folder: str) -> Measuring:
     """List the folder of a campaign. Raises StoreError."""
-    draws: set[int] = set()
-    shares: dict[Share, ObjectInfo] = {}
-    begun: dict[Share, ObjectInfo] = {}
-    leases: dict[Share, ObjectInfo] = {}
-    ended: list[Share] = []
-    others: set[str] = set()
+    draws, others = set(), set()
+    found: dict[str, dict[Share, ObjectInfo]] = {what: {} for what in ("costs", "begun", "ended", "lease")}
+    form = re.compile(r"draw-([0-9]{4}|[1-9][0-9]{4,})/(cases|costs|ended|lease)(?:-([0-9]+)-of-([0-9]+))?(/.+|\.json)")
     for entry in store.list(f"{folder}/"):
         name = entry.key.removeprefix(f"{folder}/")
-        if found := re.fullmatch(
-            r"draw-([0-9]{4}|[1-9][0-9]{4,})/(cases|costs|ended|lease)(?:-([0-9]+)-of-([0-9]+))?(/.+|\.json)", name
-        ):
-            draw, what = int(found[1]), found[2]
-            if what == "cases":
-                if name.endswith("/cases.json"):  # written last
-                    draws.add(draw)
-                continue
-            if found[3] is None:
-                continue
-            share = Share(draw, int(found[3]), int(found[4]))
-            if what == "costs":
-                if share not in shares or entry.modified >= shares[share].modified:
-                    shares[share] = entry
-                if name.endswith("/costs.json"):
-                    begun[share] = entry
-            elif what == "ended":
-                ended.append(share)
-            else:
-                leases[share] = entry
-        elif "/" not in name:
-            others.add(name)
-    return Measuring(tuple(sorted(draws)), shares, begun, tuple(ended), leases, frozenset(others))
+        if not (matched := form.fullmatch(name)):
+            others |= set() if "/" in name else {name}
+            continue
+        draw, what, number, of, end = matched.groups()
+        if what == "cases" and end == "/cases.json":  # written last
+            draws.add(int(draw))
+        elif what != "cases" and number is not None:
+            share = Share(int(draw), int(number), int(of))
+            if entry.modified >= found[what].get(share, entry).modified:
+                found[what][share] = entry
+            if (what, end) == ("costs", "/costs.json"):
+                found["begun"][share] = entry
+    return Measuring(
+        tuple(sorted(draws)), found["costs"], found["begun"], tuple(found["ended"]), found["lease"], frozenset(others)
+    )
 
 
 def read_record(store: Store, key: str) -> dict[str, Any] | None:

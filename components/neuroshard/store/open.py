@@ -1,5 +1,6 @@
 """A store from its URL: `s3://bucket/prefix`, `file:///folder`, or the path of a folder."""
 
+import os
 from pathlib import Path
 
 from neuroshard.core.store_url import StoreUrl, parse_store_url
@@ -18,3 +19,9 @@ def open_store(url: StoreUrl, *, single_writer: bool = False) -> Store:
     from neuroshard.store.s3 import S3Store
 
     return S3Store(place.bucket, place.prefix, single_writer=single_writer)
+
+
+def default_cache_dir() -> Path:
+    """$XDG_CACHE_HOME/neuroshard, by default ~/.cache/neuroshard. Raises RuntimeError where there is no home."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "neuroshard"

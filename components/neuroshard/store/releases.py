@@ -12,16 +12,7 @@ from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import HARDWARE, MODEL_NAME, Refusal, Release
 from neuroshard.store.protocol import Store
-from neuroshard.store.track import (
-    MAX_RELEASE_BYTES,
-    Files,
-    Live,
-    ReleaseTrack,
-    read_artifact,
-    read_past,
-    read_pointer,
-    readable,
-)
+from neuroshard.store.track import MAX_RELEASE_BYTES, Files, Live, ReleaseTrack, read_artifact, read_pointer, readable
 
 
 class Published(NamedTuple):
@@ -42,10 +33,6 @@ def plan_key(model: str, digest: str) -> str:
 
 def live_key(model: str) -> str:
     return plans_of(model).live_key
-
-
-def release_key(model: str, number: int) -> str:
-    return plans_of(model).release_key(number)
 
 
 def refusal_key(refusal: Refusal) -> str:
@@ -74,11 +61,6 @@ def check_model(model: str) -> str:
 def read_live(store: Store, model: str) -> Live[Release]:
     """The live pointer. Raises NotFound where the model has no release, and InvalidInput or NewerFormat."""
     return read_pointer(store, plans_of(model))
-
-
-def read_release(store: Store, model: str, number: int) -> Release:
-    """A release from the history. Raises NotFound, InvalidInput or NewerFormat."""
-    return read_past(store, plans_of(model), number)
 
 
 def read_plan(store: Store, model: str, digest: str) -> Plan:

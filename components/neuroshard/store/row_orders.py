@@ -5,12 +5,10 @@
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neuroshard.core.release import Release
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.table import Table
 from neuroshard.core.value import sha256
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import check_model
@@ -25,31 +23,9 @@ def rows_of(model: str) -> ReleaseTrack[Release]:
     return ReleaseTrack(check_model(model), Release, ("rows/{}.npy",), _bytes, "list of hot rows", "deploy")
 
 
-def row_orders_of(tables: Iterable[Table]) -> dict[str, RowOrder]:
-    """The row orders of tables that have a list, by its digest."""
-    orders = [table.row_order for table in tables if table.row_order is not None]
-    return {order.ids_digest: order for order in orders if order.ids_digest}
-
-
 def put_ids(store: Store, model: str, data: bytes) -> None:
     """Write a list under its digest. Raises StoreError."""
     store.create(rows_of(model).keys(sha256(data))[0], data)
-
-
-def open_ids(store: Store, model: str, order: RowOrder, folder: Path) -> "Ints":
-    """The hot ids of an order (hot_rows,) from the folder, into which they are copied from the store unless they are there;
-    processes may do so at once. Raises NotFound, InvalidInput, StoreError."""
-    from neuroshard.files.row_orders import ids_of, ids_path, write_ids  # NumPy, which a deployer does not need
-
-    if order.ids_digest and not ids_path(folder, order).exists():
-        write_ids(folder, [read_artifact(store, rows_of(model), order.ids_digest).value])
-    return ids_of(folder, order)
-
-
-def fetch_ids(store: Store, model: str, tables: Iterable[Table], folder: Path) -> None:
-    """Copy the lists of the tables' hot rows from the store into a folder, checked. Raises as `open_ids`."""
-    for order in row_orders_of(tables).values():
-        open_ids(store, model, order, folder)
 
 
 def read_ids(store: Store, model: str, order: RowOrder) -> "Ints":

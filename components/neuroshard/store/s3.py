@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -220,7 +220,10 @@ class S3Store:
         """Put the object if its token still is `expected` (None: if it does not exist). Raises Conflict if not."""
         self._probe_once(key)
         if self.single_writer:
-            if self._token(key, max(MAX_BYTES, len(data))) != expected:
+            token = None
+            with suppress(NotFound):
+                token = self.read_versioned(key, max(MAX_BYTES, len(data)))[1]
+            if token != expected:
                 raise Conflict(f"{self.url}/{key}: is not as it was when it was read")
             self._put(key, data)
         elif expected is None:
@@ -228,16 +231,9 @@ class S3Store:
         else:
             self._put(key, data, IfMatch=expected)
 
-    def _token(self, key: str, max_bytes: int) -> str | None:
-        try:
-            return self.read_versioned(key, max_bytes)[1]
-        except NotFound:
-            return None
-
     def _put(self, key: str, data: bytes, **condition: str) -> None:
-        md5 = base64.b64encode(
-            hashlib.md5(data, usedforsecurity=False).digest()
-        ).decode()  # the store refuses a damaged body
+        # by which the store refuses a damaged body
+        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         put = partial(
             self.client.put_object,
             Bucket=self.bucket,

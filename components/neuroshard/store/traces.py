@@ -5,7 +5,6 @@
 """
 
 import re
-from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -67,29 +66,23 @@ def put_trace(store: Store, model: str, data: bytes, recorded: Recorded, *, keep
     pointer = TracePointer(
         model=model, trace_digest=digest, batches=recorded.batches, steps=recorded.steps, time=recorded.time
     )
-    there, token = None, None
-    with suppress(NotFound):
-        found, token = store.read_versioned(pointer_key(model), MAX_RELEASE_BYTES)
-        there = _undamaged(found, f"{store.url}/{pointer_key(model)}")
-    if keep_longer and there is not None and there.batches > pointer.batches and _is_fresh(there, pointer):
-        return f"{store.url} has {there.said}, and this trace has {pointer.batches:,} batches"
-    store.create(trace_key(model, digest), data)
-    store.swap(pointer_key(model), pointer.canonical_json(), token)
-    return ""
-
-
-def _is_fresh(there: TracePointer, new: TracePointer) -> bool:
-    return datetime.fromisoformat(new.time) - datetime.fromisoformat(there.time) < _FRESH
-
-
-def _undamaged(data: bytes, where: str) -> TracePointer | None:
-    """The pointer of a file; None where it is damaged, and so points to nothing. Raises NewerFormat."""
+    key, there, token = pointer_key(model), None, None
     try:
-        return TracePointer.from_json(data, where)
+        found, token = store.read_versioned(key, MAX_RELEASE_BYTES)
+        there = TracePointer.from_json(found, f"{store.url}/{key}")
     except NewerFormat:
         raise
-    except InvalidInput:
-        return None
+    except NotFound:
+        pass
+    except InvalidInput:  # one that is damaged points to nothing
+        if token is None:
+            raise
+    is_fresh = there and datetime.fromisoformat(pointer.time) - datetime.fromisoformat(there.time) < _FRESH
+    if keep_longer and there is not None and is_fresh and there.batches > pointer.batches:
+        return f"{store.url} has {there.said}, and this trace has {pointer.batches:,} batches"
+    store.create(trace_key(model, digest), data)
+    store.swap(key, pointer.canonical_json(), token)
+    return ""
 
 
 def read_trace_pointer(store: Store, model: str) -> TracePointer:

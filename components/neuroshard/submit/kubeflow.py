@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from functools import partial
@@ -19,8 +19,17 @@ from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 from neuroshard.kube import said, why_no_answer
 from neuroshard.submit.package import RunSettings, packaged
-from neuroshard.submit.steps import MOST_STEPS, TEMPLATES, Nodes, Task, failed_steps, running_pods, step_text
-from neuroshard.submit.workflow import Workflow, read_workflow
+from neuroshard.submit.steps import (
+    MOST_STEPS,
+    TEMPLATES,
+    Nodes,
+    Task,
+    Workflow,
+    failed_steps,
+    read_workflow,
+    running_pods,
+    step_text,
+)
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 PROJECTED = "KF_PIPELINES_SA_TOKEN_PATH"  # where the kubelet projects a token into the pod
@@ -94,9 +103,8 @@ class Kubeflow:
             raise NeuroshardError(f"kfp {kfp.__version__} is too old: {install_command('pipeline')}")
         token = ServiceAccountTokenVolumeCredentials() if PROJECTED in os.environ else None
         with self._asking(), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", FutureWarning
-            )  # "only works with Kubeflow Pipeline v2.0.0-beta.2 and later"
+            # "only works with Kubeflow Pipeline v2.0.0-beta.2 and later"
+            warnings.simplefilter("ignore", FutureWarning)
             # without a namespace kfp asks for the API's health five times, with tracebacks on stderr
             self.client = Client(host=self.endpoint, namespace=self.namespace or "default", credentials=token)
         self.client._context_setting["namespace"] = self.namespace or ""
@@ -120,14 +128,9 @@ class Kubeflow:
 
     def start(self, name: str, settings: RunSettings) -> Run:
         """Submit the packaged pipeline."""
-        # kfp prints where to look at the run
-        with (
-            self._asking(),
-            packaged(settings) as package,
-            redirect_stdout(CleanedStream(sys.stderr)),
-        ):
+        with self._packaged(settings) as package:
             made = self.client.create_run_from_pipeline_package(
-                str(package),
+                package,
                 arguments=dict(settings.parameters),
                 run_name=name,
                 experiment_name=self.experiment,
@@ -168,59 +171,43 @@ class Kubeflow:
         failed = failed_steps(workflow.tasks() if workflow.compressed else run.tasks)
         counts = Counter(step.name for step in failed)
         steps = [step for step in failed if counts[step.name] > known.get(step.name, 0)]
-        said = [
-            step_text(
-                step,
-                run.spec,
-                run.models,
-                self._last_log(run, step.pods) if index < MOST_STEPS else "",
-                next((messages[key] for key in reversed(step.nodes) if messages.get(key)), ""),
-            )
-            for index, step in enumerate(steps)
-        ]
+        said = []
+        for index, step in enumerate(steps):
+            logs = self._logs(run, step.pods[-1]) if step.pods and index < MOST_STEPS else ()
+            log = next((log for log, _ in logs if log is not None), "")
+            message = next((messages[key] for key in reversed(step.nodes) if messages.get(key)), "")
+            said.append(step_text(step, run.spec, run.models, log, message))
         if not failed and workflow.message:  # it ended before its first step
             said = [one_line(workflow.message)]
         return tuple(said)
 
     def pods_are_gone(self, run: Run) -> bool:
-        """Whether pods are recorded as running of which the API finds none."""
+        """Whether pods are recorded as running of which the API finds none, by any name that they may have."""
         running = running_pods(run.tasks)
-        return bool(running) and all(
-            all(GONE.search(refusal) for refusal in self._refusals(run, pod)) for pod in running
-        )
+        logs = (one for pod in running for one in self._logs(run, pod))
+        return bool(running) and all(log is None and GONE.search(refusal) for log, refusal in logs)
 
-    def _refusals(self, run: Run, pod: str) -> Iterator[str]:
-        """Why the log of a pod cannot be read, by each name that the pod may have; empty where it can, or where it is unknown."""
-        for name in _pod_names(run, pod):
-            log, refusal = self._log(run.run_id, name)
-            yield "" if log is not None else refusal
+    def _logs(self, run: Run, pod: str) -> Iterator[tuple[str | None, str]]:
+        """A pod's log without its middle, by each name that it may have; where there is none, None and the API's message.
 
-    def _last_log(self, run: Run, pods: Sequence[str]) -> str:
-        """The log of the last of these pods; empty where there is none."""
-        for name in _pod_names(run, pods[-1]) if pods else ():
-            log, _ = self._log(run.run_id, name)
-            if log is not None:
-                return log
-        return ""
-
-    def _log(self, run_id: str, pod: str) -> tuple[str | None, str]:
-        """A pod's log without its middle; where there is none, None and the API's message.
-
-        The API answers 200 with an error in the text (source of KFP 2.17.0).
+        Argo puts the template into the name, unless it is set up otherwise. The API answers 200 with an error in the text (source
+        of KFP 2.17.0).
         """
         from urllib3.exceptions import HTTPError
 
-        try:
-            answer = self._get(LOG, {"run_id": run_id, "node_id": pod})
-            head, tail, most = b"", b"", MOST_LOG
-            while most > 0 and (chunk := answer.read(2**16)):
-                most -= len(chunk)
-                head, tail = (head + chunk, tail) if len(head) < KEPT_LOG else (head, (tail + chunk)[-KEPT_LOG:])
-            answer.release_conn()
-            text = (head + tail).decode(errors="replace")
-        except (NeuroshardError, HTTPError, OSError):
-            return None, ""
-        return (None, text) if text.startswith('{"error_message":') else (text, "")
+        workflow = Nodes(run.tasks).workflow
+        for name in (*(f"{workflow}-{template}-{pod}" for template in TEMPLATES), f"{workflow}-{pod}"):
+            try:
+                answer = self._get(LOG, {"run_id": run.run_id, "node_id": name})
+                head, tail, most = b"", b"", MOST_LOG
+                while most > 0 and (chunk := answer.read(2**16)):
+                    most -= len(chunk)
+                    head, tail = (head + chunk, tail) if len(head) < KEPT_LOG else (head, (tail + chunk)[-KEPT_LOG:])
+                answer.release_conn()
+                text = (head + tail).decode(errors="replace")
+                yield (None, text) if text.startswith('{"error_message":') else (text, "")
+            except (NeuroshardError, HTTPError, OSError):
+                yield None, ""
 
     def workflow(self, run: Run) -> Workflow:
         """The run as Argo keeps it, with the reasons that API v2beta1 leaves out; empty where it cannot be read.
@@ -266,11 +253,7 @@ class Kubeflow:
 
     def start_recurring(self, name: str, wanted: Recurring, settings: RunSettings) -> str:
         """A new recurring run, whose package has the deadline and parallelism of `settings`; its id."""
-        with (
-            self._asking(),
-            packaged(settings) as package,
-            redirect_stdout(CleanedStream(sys.stderr)),
-        ):
+        with self._packaged(settings) as package:
             experiment = self.client.create_experiment(name=self.experiment, namespace=self.namespace)
             made = self.client.create_recurring_run(
                 experiment_id=experiment.experiment_id,
@@ -280,7 +263,7 @@ class Kubeflow:
                 max_concurrency=wanted.max_concurrency,
                 no_catchup=wanted.no_catchup,
                 params=dict(wanted.parameters),
-                pipeline_package_path=str(package),
+                pipeline_package_path=package,
                 enabled=wanted.enabled,
                 service_account=wanted.service_account or None,
             )
@@ -298,6 +281,12 @@ class Kubeflow:
             except ValueError:  # kfp's type for "No experiment is found with name …"
                 return None
         return str(found.experiment_id)
+
+    @contextmanager
+    def _packaged(self, settings: RunSettings) -> Iterator[str]:
+        """The package to upload. What kfp prints meanwhile, where to look at the run, goes to stderr."""
+        with self._asking(), packaged(settings) as package, redirect_stdout(CleanedStream(sys.stderr)):
+            yield str(package)
 
     @contextmanager
     def _asking(self, health: bool = False) -> Iterator[None]:
@@ -322,11 +311,7 @@ class Kubeflow:
                 f"{self.endpoint}: Kubeflow Pipelines does not answer: {why_no_answer(error)}; check the address and the network "
                 "(--endpoint, or KFP_ENDPOINT)"
             ) from None
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-        ) as error:  # an answer of another shape: a login page, a newer server
+        except (ValueError, TypeError, AttributeError) as error:  # of another shape: a login page, a newer server
             raise NeuroshardError(
                 f"{self.endpoint}: answers otherwise than Kubeflow Pipelines 2.17 does: {type(error).__name__}: {one_line(error)}"
             ) from None
@@ -389,12 +374,6 @@ def _why(task: Any) -> str:
     history = [status.error for status in task.state_history or ()]
     said = [error.message for error in (task.error, *history[::-1]) if error is not None and error.message]
     return one_line(said[0]) if said else ""
-
-
-def _pod_names(run: Run, pod: str) -> list[str]:
-    """All names that a pod may have, by the end of its name: Argo puts the template into it, unless it is set up otherwise."""
-    workflow = Nodes(run.tasks).workflow
-    return [*(f"{workflow}-{template}-{pod}" for template in TEMPLATES), f"{workflow}-{pod}"]
 
 
 def _recurring(answer: Any) -> Recurring:

@@ -5,9 +5,7 @@ import http.client
 import os
 import re
 import urllib.request
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -97,14 +95,12 @@ def write_event(outcome: RunOutcome) -> None:
 
 def report_outcome(outcome: RunOutcome, metrics: str | None, event: bool) -> None:
     """Report the outcome to all that are asked for. A failure to report is only a note: it does not change the outcome."""
-    reports: list[Callable[[], None]] = []
-    if metrics:
-        reports.append(partial(write_metrics, metrics, outcome))
-    if event:
-        reports.append(partial(write_event, outcome))
-    for one in reports:
+    for target in (metrics, event):
         try:
-            one()
+            if target is True:
+                write_event(outcome)
+            elif target:
+                write_metrics(target, outcome)
         except NeuroshardError as error:
             log(f"note: {error}")
 

@@ -150,75 +150,50 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
     check_parameters(others)  # before the models, which are checked by them
     if "models" in given:
         try:
-            both = _both(given["models"])
-            _check_carried(both[1])
-            for written, spec in zip(*both, strict=True):
-                _no_others(written, ModelSpec, f"model {spec.name!r}")
-                constraints, rules = f"constraints of model {spec.name!r}", spec.rules
-                _no_others(spec.constraints, ConstraintsFile, constraints)
-                for place, rule in enumerate(spec.constraints.get("tables", ())):
-                    _no_others(rule, MatchedRule, f"{constraints}: tables[{place}]")
-                _check_task(spec, rules, given)
-                if spec.size is not None:
-                    _no_others(written["size"], NightlySizes, f"size of model {spec.name!r}")
-                    _check_sizes(spec, given)
+            _check_models(given)
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
         check_parameters({**others, "models": given["models"]})
     return given
 
 
-def _both(models: str) -> tuple[list[dict[str, Any]], tuple[ModelSpec, ...]]:
-    """The models as they are written, and as specs. Raises UsageError and InvalidInput."""
-    specs = read_specs(models)
-    return json.loads(models), specs
-
-
-def _check_carried(specs: Sequence[ModelSpec]) -> None:
-    """Raise InvalidInput for models that no step could be given."""
+def _check_models(given: Mapping[str, Any]) -> None:
+    """Raise what the night would raise of the models after it has measured: constraints that contradict each other or name absent
+    devices, a sweep of sizes that no night can make; for unknown keys; and for models that no step could be given."""
+    specs = read_specs(given["models"])
     carried = len(json.dumps(canonical_json([spec.model_dump(mode="json") for spec in specs]).decode()))
     if carried > MOST_CARRIED:
         raise InvalidInput(
             f"{agreeing(len(specs), 'model', 'takes', 'take')} {carried:,} bytes of a step's arguments, and at most "
-            f"{MOST_CARRIED:,} may be: submit "
-            "them in several lists, or say in fewer rules what their constraints say"
+            f"{MOST_CARRIED:,} may be: submit them in several lists, or say in fewer rules what their constraints say"
         )
+    batch_size = int(parameter(given, "batch_size"))
+    for written, spec in zip(json.loads(given["models"]), specs, strict=True):
+        where, rules = f"constraints of model {spec.name!r}", spec.rules
+        _no_others(written, ModelSpec, f"model {spec.name!r}")
+        _no_others(spec.constraints, ConstraintsFile, where)
+        for place, rule in enumerate(spec.constraints.get("tables", ())):
+            _no_others(rule, MatchedRule, f"{where}: tables[{place}]")
+        tables = _tables(spec, rules)
+        reserve = max(rules.reserve_share, float(parameter(given, "memory_margin")))
+        resolved = resolve(rules.model_copy(update={"reserve_share": reserve}), tables, where)
+        task = {**spec.order.task, "tables": tables, "batch_size": batch_size, "constraints": resolved}
+        ShardingTask.parse(task, f"model {spec.name!r}")
+        if spec.size is not None and (order := spec.sizes(batch_size, "")):
+            _no_others(written["size"], NightlySizes, f"size of model {spec.name!r}")
+            try:
+                check_order(order)
+            except UsageError as error:
+                raise UsageError(f"size of model {spec.name!r}: {error}") from None
 
 
-def _check_task(spec: ModelSpec, constraints: ConstraintsFile, given: Mapping[str, Any]) -> None:
-    """Raise what the night would raise after it has measured: rules that contradict each other or name absent devices.
-
-    Tables of a preset, or of a file that is here too, are read. Those in a store need not be readable from here: then each
-    pattern stands for a table of that name.
-    """
-    batch_size = parameter(given, "batch_size")
-    margin = parameter(given, "memory_margin")
-    here = spec.tables in PRESETS or ("://" not in spec.tables and Path(spec.tables).is_file())
-    patterns = [rule.match for rule in constraints.tables] + [name for group in constraints.together for name in group]
-    stand_ins = [
-        Table(name=name, rows=2**20, dim=128, pooling_factor=1.0) for name in dict.fromkeys(patterns or ["any"])
-    ]
-    tables = load_tables(spec.tables)[0] if here else stand_ins
-    reserve = max(constraints.reserve_share, float(margin))
-    task = {
-        **spec.order.task,
-        "tables": tables,
-        "batch_size": int(batch_size),
-        "constraints": resolve(
-            constraints.model_copy(update={"reserve_share": reserve}), tables, f"constraints of model {spec.name!r}"
-        ),
-    }
-    ShardingTask.parse(task, f"model {spec.name!r}")
-
-
-def _check_sizes(spec: ModelSpec, given: Mapping[str, Any]) -> None:
-    """Raise UsageError for a sweep of sizes that no night can make."""
-    order = spec.sizes(int(parameter(given, "batch_size")), "")
-    if order is not None:
-        try:
-            check_order(order)
-        except UsageError as error:
-            raise UsageError(f"size of model {spec.name!r}: {error}") from None
+def _tables(spec: ModelSpec, rules: ConstraintsFile) -> Sequence[Table]:
+    """The tables of a preset, or of a file that is here too. Those in a store need not be readable from here: then each pattern
+    of the rules stands for a table of that name."""
+    if spec.tables in PRESETS or ("://" not in spec.tables and Path(spec.tables).is_file()):
+        return load_tables(spec.tables)[0]
+    patterns = [rule.match for rule in rules.tables] + [name for group in rules.together for name in group]
+    return [Table(name=name, rows=2**20, dim=128, pooling_factor=1.0) for name in dict.fromkeys(patterns or ["any"])]
 
 
 def _no_others(written: Mapping[str, Any], kind: type[Value], where: str) -> None:

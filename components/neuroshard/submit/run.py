@@ -61,8 +61,13 @@ def submit_and_wait(submission: "Submission", patience: Patience, waiting: Waiti
     """Submit and, with `waiting`, wait. If the run with the same parameters is an orphan, another run is submitted."""
     while True:
         with stoppable(lambda: submission.unfinished):
-            submitted = settled(patience, submission)
-        yield f"run {submitted.run_id}: {submission.how} ({submitted.name})"
+            try:
+                submitted = patience.ask(submission)
+            except NotAnswering as error:
+                asked = f"; asked for {format_duration(patience.seconds)}" if patience.seconds else ""
+                raise NotAnswering(f"{error}{asked}; {submission.unfinished}") from None
+        how = "submitted" if submission.started else "under way with the same parameters"
+        yield f"run {submitted.run_id}: {how} ({submitted.name})"
         if waiting is None:
             return
         try:
@@ -82,10 +87,7 @@ class Submission:
     """
 
     def __init__(
-        self,
-        connect: Callable[[], Kubeflow],
-        settings: RunSettings,
-        check: Callable[[], Admission] | None = None,
+        self, connect: Callable[[], Kubeflow], settings: RunSettings, check: Callable[[], Admission] | None = None
     ) -> None:
         self.connect, self.settings, self.check = connect, settings, check
         self.name = f"neuroshard {settings.digest()}"
@@ -93,10 +95,6 @@ class Submission:
         self.started: list[str] = []  # names of runs that the API may have started although it did not answer
         self.ignored: set[str] = set()
         self.run_id = ""
-
-    @property
-    def how(self) -> str:
-        return "submitted" if self.started else "under way with the same parameters"
 
     @property
     def unfinished(self) -> str:
@@ -116,9 +114,8 @@ class Submission:
             found = [self.kubeflow.start(self.started[-1], self.settings)]
             if again:
                 found = self._there() or found
-        kept = (
-            found[-1] if self.started else found[0]
-        )  # the first that this process started; else the newest, since others may be orphans
+        # the first that this process started; else the newest, since others may be orphans
+        kept = found[-1] if self.started else found[0]
         for twin in found if self.started else ():
             if twin is not kept and not twin.ended:  # an earlier start that seemed to fail was only late
                 self.kubeflow.terminate(twin.run_id)
@@ -176,12 +173,3 @@ def admitted(check: Callable[[], Admission] | None) -> None:
         note(answer.says)
     if answer.note:
         note(answer.note)
-
-
-def settled(patience: Patience, submission: Submission) -> Run:
-    """The run, once the API answers. Raises NotAnswering, which says what may have happened to the run."""
-    try:
-        return patience.ask(submission)
-    except NotAnswering as error:
-        asked = f"; asked for {format_duration(patience.seconds)}" if patience.seconds else ""
-        raise NotAnswering(f"{error}{asked}; {submission.unfinished}") from None

@@ -50,12 +50,15 @@ def run(
     todo = change(name, kubeflow.recurring(name), want)
     if dry_run:
         yield from (f"would {line}" if line.startswith(CHANGING) else line for line in todo.lines)
-        yield from (
-            f"would wait for run {one.run_id} ({one.name}), or end it with --now" for one in endangered(kubeflow, todo)
-        )
+        for one in endangered(kubeflow, todo):
+            yield f"would wait for run {one.run_id} ({one.name}), or end it with --now"
         return
     yield from spared(kubeflow, todo, wait_seconds, now)
-    apply(kubeflow, name, todo, nightly)
+    # create first: if killed in between there are two, and the next call deletes one; there is never none
+    if todo.make is not None and nightly is not None:
+        kubeflow.start_recurring(name, todo.make, nightly.settings)
+    for key in todo.delete:
+        kubeflow.delete_recurring(key)
     yield from todo.lines  # only now: until here it may be refused, and then nothing is changed
 
 
@@ -115,12 +118,8 @@ def wanted(nightly: Nightly) -> Recurring:
         )
     made = f"neuroshard {__version__}, package and parameters {settings.digest()}"
     # KFP's cron counts seconds first
-    return Recurring(
-        " ".join(fields if len(fields) == 6 else ["0", *fields]),
-        made,
-        settings.parameters,
-        settings.service_account or "",
-    )
+    cron = " ".join(fields if len(fields) == 6 else ["0", *fields])
+    return Recurring(cron, made, settings.parameters, settings.service_account or "")
 
 
 def change(name: str, found: Mapping[str, Recurring], want: Recurring | None) -> Change:
@@ -142,14 +141,6 @@ def change(name: str, found: Mapping[str, Recurring], want: Recurring | None) ->
     changes = tuple(f"  {line}" for line in _differences(found[newest], want))
     deleted = tuple(f"delete {name} ({key})" for key in others)
     return Change((f"recreate {name} with", *changes, *deleted), make=want, delete=others)
-
-
-def apply(kubeflow: Kubeflow, name: str, todo: Change, nightly: Nightly | None) -> None:
-    """Create first, then delete: if killed in between there are two, and the next call deletes one; there is never none."""
-    if todo.make is not None and nightly is not None:
-        kubeflow.start_recurring(name, todo.make, nightly.settings)
-    for key in todo.delete:
-        kubeflow.delete_recurring(key)
 
 
 def _differences(one: Recurring, other: Recurring) -> Iterable[str]:

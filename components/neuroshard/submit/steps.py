@@ -5,11 +5,18 @@
 KFP 2.17 answers with Argo's nodes: a display name, a state and the ids of the children each. A node's id is the name of the
 workflow and a hash of the node's full name, so the full names can be found again from the display names. `(0)` is an attempt,
 `(1:1)` an item of a loop.
+
+Above 1 MB Argo keeps `nodes` as `compressedNodes` (gzip, then base64), which the API does not read: of such a run its tasks are
+those of the time before (recorded: 42 tasks of 172 nodes). Then the nodes are read from the Workflow.
 """
 
+import base64
+import gzip
+import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -32,6 +39,16 @@ AGAIN = re.compile(r"-\d+$")  # of the name of a step that a pipeline has in sev
 MOST_STEPS = 5  # in one message
 QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
+MOST_BYTES = 2**26  # of the nodes of one run: Argo's own limit is 1 MB compressed
+STATES = {
+    "Pending": "PENDING",
+    "Running": "RUNNING",
+    "Succeeded": "SUCCEEDED",
+    "Failed": "FAILED",
+    "Skipped": "SKIPPED",
+}
+# what Argo says of a pod that was given a node and does not start, without the reason
+STARTING = ("ContainerCreating", "PodInitializing")
 
 
 class Task(NamedTuple):
@@ -226,59 +243,35 @@ def error_line(log: str) -> str:
 
 def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str:
     """The model or the kind of hardware of a step, by its inputs in its log, else by its item of its loop."""
-    given = _inputs(log)
-    if name := _model(given.get("model")):
+    _, _, rest = log.partition("Got executor_input:\n")  # kfp writes them at the beginning
+    given = _in_json(rest, "inputs", "parameterValues")
+    given = given if isinstance(given, dict) else {}
+    model = given.get("model")  # a name; of packages of before, a Survey of the model alone
+    if name := _in_json(model, "models", 0, "name") if str(model).startswith("{") else model:
         return f" of model {name!r}"
-    for value in given.values():
-        hardware = _hardware(value)
-        if hardware:
+    for value in given.values():  # a Job or a Campaign
+        if hardware := _in_json(value, "campaign", "hardware", "name") or _in_json(value, "hardware", "name"):
             return f" on {one_line(hardware, 80)}"
     item = loop_item(spec, step.path)
     if item is None:
         return ""
     items, index = item
-    if items in LOOPS_OVER_MODELS:  # the API does not say which models these are
-        only = _only_model(models)
-        return f" of model {only!r}" if only else f" of model {index + 1} of those {LOOPS_OVER_MODELS[items]}"
-    return f" ({items.removesuffix('s')} {index + 1})"
+    if items not in LOOPS_OVER_MODELS:
+        return f" ({items.removesuffix('s')} {index + 1})"
+    if _in_json(models, 1) is None and (only := _in_json(models, 0, "name")):
+        return f" of model {only!r}"
+    return f" of model {index + 1} of those {LOOPS_OVER_MODELS[items]}"  # which ones, the API does not say
 
 
-def _inputs(log: str) -> Mapping[str, Any]:
-    """The parameters of a step, which kfp writes at the beginning of its log."""
-    _, there, rest = log.partition("Got executor_input:\n")
+def _in_json(text: object, *path: str | int) -> Any:
+    """What the JSON at the beginning of a text has at a path; None where it has nothing there."""
     try:
-        given = json.JSONDecoder().raw_decode(rest)[0]["inputs"]["parameterValues"] if there else {}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {}
-    return given if isinstance(given, dict) else {}
-
-
-def _hardware(value: object) -> str:
-    """The name of the hardware of a Job or a Campaign, both as JSON."""
-    try:
-        message = json.loads(value) if isinstance(value, str) else {}
-        return str(message.get("campaign", message)["hardware"]["name"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ""
-
-
-def _model(survey: object) -> str:
-    """The name of a model: the text itself, or of packages of before a Survey of the model alone, as JSON."""
-    if not isinstance(survey, str) or not survey.startswith("{"):
-        return survey if isinstance(survey, str) else ""
-    try:
-        return str(json.loads(survey)["models"][0]["name"])
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return ""
-
-
-def _only_model(models: str) -> str:
-    """The name of a run's model; empty where it has several."""
-    try:
-        [model] = json.loads(models)
-        return str(model["name"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""
+        found = json.JSONDecoder().raw_decode(text)[0]  # type: ignore[arg-type]
+        for key in path:
+            found = found[key]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return found
 
 
 def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
@@ -303,3 +296,74 @@ def step_name(path: str) -> str:
     """The step of a node's path, without attempts and AGAIN; empty for a node that only contains steps."""
     name = _displayed(path.removesuffix(f".{POD}"))
     return AGAIN.sub("", name.removesuffix(DRIVER)) if not ITEM.search(name) else ""
+
+
+class WaitingPod(NamedTuple):
+    """A pod that was made and has not started. `since` is in seconds since 1970; `why` is empty where Argo does not say."""
+
+    step: str
+    pod: str
+    since: float
+    why: str
+
+
+class Workflow(NamedTuple):
+    """Its message, and its nodes by id, both empty where they cannot be read."""
+
+    message: str = ""
+    nodes: Mapping[str, Mapping[str, Any]] = {}
+    compressed: bool = False
+
+    def tasks(self) -> tuple[Task, ...]:
+        """The nodes as the API answers with them where they are not compressed."""
+        return tuple(
+            Task(
+                name=str(node.get("displayName") or ""),
+                state=STATES.get(str(node.get("phase")), ""),
+                children=tuple(str(child) for child in _list(node.get("children"))),
+                began=_seconds(node.get("startedAt")),
+                ended=_seconds(node.get("finishedAt")),
+            )
+            for node in self.nodes.values()
+        )
+
+    def waiting(self) -> list[WaitingPod]:
+        """The pods that have not started, the oldest first."""
+        found = []
+        for key, node in self.nodes.items():
+            if node.get("type") == "Pod" and node.get("phase") == "Pending":
+                workflow, _, end = key.rpartition("-")
+                pod = "-".join(filter(None, (workflow, str(node.get("templateName") or ""), end)))
+                why = one_line(str(node.get("message") or ""))
+                step = step_name(ATTEMPT.sub("", str(node.get("name") or "")))
+                found.append(
+                    WaitingPod(step or "a step", pod, _seconds(node.get("startedAt")), "" if why in STARTING else why)
+                )
+        return sorted(found, key=lambda one: one.since)
+
+
+def read_workflow(manifest: object) -> Workflow:
+    """Parses `workflow_manifest` of API v1beta1. What is damaged, or kept elsewhere, is left out."""
+    try:
+        status = json.loads(manifest)["status"] if isinstance(manifest, str) else {}
+        nodes, packed = status.get("nodes"), status.get("compressedNodes")
+        if packed and not nodes:
+            with gzip.open(io.BytesIO(base64.b64decode(packed))) as unpacked:
+                nodes = json.loads(unpacked.read(MOST_BYTES))
+        message = str(status.get("message") or "")
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Workflow()
+    whole = {key: one for key, one in nodes.items() if isinstance(one, dict)} if isinstance(nodes, dict) else {}
+    return Workflow(message, whole, bool(packed))
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list) else ()
+
+
+def _seconds(moment: object) -> float:
+    """Seconds since 1970; 0 for a time that has not come."""
+    try:
+        return datetime.fromisoformat(moment).timestamp() if isinstance(moment, str) else 0.0
+    except ValueError:
+        return 0.0

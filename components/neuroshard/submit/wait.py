@@ -1,21 +1,25 @@
-"""Waits for a run: it fails where the run fails, and says which pods cannot start, and why."""
+"""Waits for a run: it fails where the run fails, and says which pods cannot start, and why.
+
+What a run says of itself is what its steps recorded in the store, in runs of any size, whatever Kubeflow's API shows.
+"""
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import NamedTuple, TypeVar
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import NO_CREDENTIALS, NeuroshardError
-from neuroshard.core.text import counted
+from neuroshard.core.text import counted, one_line
 from neuroshard.core.units import format_duration
 from neuroshard.kube import last_warning
-from neuroshard.store.night import NightRecords
+from neuroshard.store.night import NightRecords, degraded, read_night
+from neuroshard.store.open import open_store
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
-from neuroshard.submit.night import NOTHING, failures, idle, night_of
-from neuroshard.submit.steps import Task, failed_steps, refused_at_once
-from neuroshard.submit.workflow import WaitingPod
+from neuroshard.submit.steps import Task, WaitingPod, failed_steps, refused_at_once, steps_text
 
 PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
 MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
@@ -28,6 +32,7 @@ STARTING_SECONDS = 180.0  # a pod that has not started for so long is named; lar
 LOOK_SECONDS = 60.0  # between two looks at Argo's nodes, which may be 1 MB
 
 Answer = TypeVar("Answer")
+NOTHING = NightRecords((), None)  # was recorded
 
 
 class Waiting(NamedTuple):
@@ -100,7 +105,12 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
             if reason := orphans.orphaned(kubeflow, run):
                 raise Orphaned(f"run {run_id} is recorded as {state} for ever: {reason}; delete the record in Kubeflow")
             yield from pods.look(kubeflow, run)
-            end_storm(kubeflow, run._replace(tasks=pods.nodes or run.tasks), patience, waiting)
+            seen = run._replace(tasks=pods.nodes or run.tasks)
+            step, times = refused_at_once(seen.tasks)
+            if times >= STORM and state != "CANCELING":
+                reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
+                # what steps recorded is left out: those that run have not ended
+                end(kubeflow, run, patience, f"{reason}{why(kubeflow, seen, waiting, NOTHING)}")
             if pods.too_long:
                 end(kubeflow, run, patience, pods.too_long)
             if time.monotonic() > deadline:
@@ -199,15 +209,6 @@ class PodWatch:
         return f"{step} waits, its {which} not started: {reason or f'{command} says why'}"
 
 
-def end_storm(kubeflow: Kubeflow, run: Run, patience: Patience, waiting: Waiting) -> None:
-    """Terminate a run whose pods are refused again and again, and raise NeuroshardError."""
-    step, times = refused_at_once(run.tasks)
-    if times >= STORM and run.state != "CANCELING":
-        reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
-        # what steps recorded is left out: those that run have not ended
-        end(kubeflow, run, patience, f"{reason}{why(kubeflow, run, waiting, NOTHING)}")
-
-
 def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
     """Terminate a run and raise NeuroshardError."""
     patience.ask(lambda: kubeflow.terminate(run.run_id))
@@ -215,11 +216,46 @@ def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
 
 
 def why(kubeflow: Kubeflow, run: Run, waiting: Waiting, night: NightRecords) -> str:
-    """The steps that failed, in brackets; empty if none did."""
-    text = failures(kubeflow, run, night)
+    """Why the steps failed, in brackets: as they recorded it, then those that Kubeflow's API names and that recorded nothing.
+    Empty if none did."""
+    recorded = Counter(one.step for one in night.outcomes if one.failed)
+    said: Sequence[str] = (*night.texts(), *kubeflow.failures(run, recorded))
+    last = night.outcomes[-1:]
+    if not recorded and last:  # a pod that is never made records nothing
+        said = (*said, f"the last step that began was {last[0].step} at {last[0].began}")
+    text = steps_text(said)
     if NO_CREDENTIALS in text and run.secret:
         text += f"; is there a secret {run.secret} in namespace {waiting.namespace}, with credentials of the store?"
     return f" ({text})" if text else ""
+
+
+def night_of(run: Run) -> tuple[NightRecords, tuple[str, ...]]:
+    """What the steps of a run recorded, and a line for each model and kind of hardware that has less than it should.
+
+    Nothing, and a note, where its store cannot be read from here.
+    """
+    if not run.store:
+        return NOTHING, ()
+    try:
+        store = open_store(run.store)
+        found = read_night(store, run.run_id)
+        return found, degraded(store, found.survey) if found.survey else ()
+    except NeuroshardError as error:
+        log(f"note: what the steps recorded in {run.store} cannot be read from here: {one_line(error)}")
+        return NOTHING, ()
+
+
+def idle(run: Run) -> tuple[float, str]:
+    """Since when no step of a run under way has run, in seconds since 1970, and after which step.
+
+    Now and "" while one runs, and where that cannot be known.
+    """
+    with suppress(NeuroshardError, ValueError):
+        outcomes = read_night(open_store(run.store), run.run_id).outcomes if run.store else ()
+        if outcomes and all(one.ended for one in outcomes):
+            last = max(outcomes, key=lambda one: one.ended)
+            return datetime.fromisoformat(last.ended).timestamp(), f"{last.step} ended at {last.ended}"
+    return time.time(), ""
 
 
 def note(text: str) -> None:
