@@ -45,6 +45,17 @@ def test_plan(tmp_path: Path) -> None:
     assert (plan.cost_ms, plan.lower_bound_ms, len(plan.shards)) == (1.875, 1.25, 5)
 
 
+def test_a_plan_with_holdings(tmp_path: Path) -> None:
+    plan = read_plan(GOLDEN / "plan-7.json")
+    write_plan(tmp_path / "plan.json", plan)
+
+    assert (tmp_path / "plan.json").read_bytes() == (GOLDEN / "plan-7.json").read_bytes()
+    assert plan.task.constraints.tables == ()
+    held = plan.held.constraints
+    assert (held.beyond_hbm.keys(), len(held.data_parallel)) == ({"user"}, 8)
+    assert max(plan.memory_bytes()) == 2_308_160
+
+
 def test_a_plan_of_pooled_parts_and_dealt_rows_is_shown_priced_and_replaced(tmp_path: Path) -> None:
     plan = read_plan(GOLDEN / "plan-6-rows.json")
     write_plan(tmp_path / "plan.json", plan)

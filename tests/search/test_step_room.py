@@ -1,10 +1,12 @@
 """Laws of tasks near the limit of their memory: what is found fits with its step, and what is said to help does."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
+import neuroshard as ns
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
@@ -58,3 +60,15 @@ def test_a_plan_fits_with_its_step_and_what_is_said_to_help_does(seed: int, full
 def test_what_is_kept_free_for_a_step_is_no_assumption_of_a_bound() -> None:
     task, model = drawn(21, 0.8), open_cost_model("analytic:h100", 2048)
     assert not [why for why in search(task, model, SETTINGS).bound_assumptions if "free" in why]
+
+
+def test_where_what_is_kept_beside_row_blocks_leaves_no_room_none_are_made() -> None:
+    """A device with less than nothing would never be relieved of enough: a search went on for ever."""
+    tables = [{"name": f"t{i}", "rows": 20_000 // (i + 1), "dim": 64, "pooling_factor": 20.0} for i in range(2)]
+    tables += [{"name": f"tiny{i}", "rows": 20, "dim": 64, "pooling_factor": 2.0} for i in range(8)]
+    hosts: dict[str, Any] = {"devices": 4, "domain": 2, "local_world_size": 2, "network": "10Gb/s"}
+    step: dict[str, Any] = {"batch_size": 512, "pipeline": "none", "allocator_share": 0}
+    plan = ns.search(
+        tables, "analytic:h100", memory="3MiB", host_memory="1GiB", data_parallel=["auto"], rounds=2, **hosts, **step
+    )
+    assert max(plan.memory_bytes()) <= 3 * 2**20

@@ -182,10 +182,10 @@ class Problem(ColumnShards):
         load, order = root.options.load(groups, places), np.argsort(groups, kind="stable")
         whole, ways = root.whole.copy(), root.options.way_of[places]
         copied = groups[ways == root.options.copied]
-        if (load.nbytes > root.memory).any() or len(copied) == len(whole):
+        memory = root.memory - load.nbytes - root.kept_beside_blocks * (len(copied) < len(groups))
+        if memory.min() < 0 or len(copied) == len(whole):
             return None
         whole[groups] = 0
-        memory = root.memory - load.nbytes - root.kept_beside_blocks * (len(copied) < len(groups))
         new = root._changed(spread=groups[order], places=places[order], memory=memory, whole=whole)
         new.root = root
         if any(root.options.kinds[way].sharding.over_domains for way in set(ways.tolist())):
