@@ -100,3 +100,7 @@ def test_a_block_has_the_share_of_the_largest_only_where_the_shape_of_access_is_
     assert task.lookup_share(table, 0, 1000, 1) is None
     assert task.lookup_share(known, 0, 250, 4) == pytest.approx(0.7)
     assert old.lookup_share(table, 250, 250, 4) is None
+
+
+def test_no_block_has_more_lookups_than_there_are() -> None:
+    assert largest_block((Loads(3000, ((0.5, 1.0),)),), 4) == (0.5, 0.5)

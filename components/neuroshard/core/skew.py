@@ -71,14 +71,13 @@ def largest_block(tables: tuple[Loads, ...], blocks: int) -> Largest:
         even += block_rows * mean
         unread = rows - math.fsum(count for count, _ in groups)
         terms += [_Term(n, load - mean, chance) for n, load in (*groups, (unread, 0.0)) if n > 0]
-    deviation = math.sqrt(math.fsum(term.variance for term in terms))
+    deviation, most = math.sqrt(math.fsum(term.variance for term in terms)), math.fsum(table.total for table in tables)
     if deviation <= 1e-9 * even:
-        return Largest(even + beyond, even + beyond)
+        return Largest(min(even + beyond, most), min(even + beyond, most))
     cumulated, low, step = _distribution(terms, deviation)
     ahead = beyond / step
     below = [here * _at(cumulated, cell + ahead) ** (blocks - 1) for cell, here in enumerate(cumulated)]
     least, place = even + beyond + low, next((at for at, share in enumerate(below) if share >= HIGH), CELLS - 1)
-    most = math.fsum(table.total for table in tables)
     expected, high = step * math.fsum(1 - share for share in below), step * place
     return Largest(min(least + expected, most), min(least + high, most))
 
