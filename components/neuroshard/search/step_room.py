@@ -130,8 +130,10 @@ def expected_room(task: ShardingTask) -> Room:
     need to be put into order; and what it takes more if a table is split row-wise too."""
     more = int(np.median(uncounted_bytes(task, _even_shards(task), counts_sent=True)))
     beside_blocks = 0
-    if names := set(task.may_split_rows):
-        largest = max((table for table in task.placed if table.name in names), key=lambda one: one.memory_bytes)
+    names = set(task.may_split_rows)
+    over_all = [table for table in task.placed if table.name in names and table.has_rows_for(task.devices)]
+    if over_all:
+        largest = max(over_all, key=lambda one: one.memory_bytes)
         with_blocks = uncounted_bytes(task, _even_shards(task, [largest]), counts_sent=True)
         beside_blocks = max(int(np.median(with_blocks)) - more, 0)
     return Room(np.full(task.devices, more), beside_blocks, counts_sent=True)
