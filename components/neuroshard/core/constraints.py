@@ -7,11 +7,11 @@ from typing import Annotated, Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from neuroshard.core.errors import UsageError
+from neuroshard.core.holding import FIELDS, Holding
 from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.sharding import SHARDINGS, TABLE_ROW_WISE, ShardingName, ShardingTypeName
-from neuroshard.core.table import DIM_STEP, MAX_ROWS, Table
+from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
-from neuroshard.core.tiers import Tier
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, Whole, explain, without_defaults
 
@@ -34,27 +34,25 @@ def check_simplicity(share: float) -> float:
     return share
 
 
-class TableRule(Value):
-    """What holds for one table: the devices that may hold it, how far it may be cut, and whether a search may split it row-wise
-    instead. None means no rule of its own. A `data_parallel` table is neither pinned nor cut: every device has a copy. `tier`
-    says where it lies (core/tiers.py); `cached_rows` how many of its rows a cache has room for, over all its row blocks.
-    `rows_by_access` says what is made of its row order; of a table held in two parts, each may have a rule of its own, by the
-    name of the part (core/parts.py), which comes before that of the table."""
+class TableRule(Holding):
+    """What a plan is to hold of one table, and what else is asked of it: the devices that may hold it, how far it may be cut, and
+    whether a search may split it row-wise instead. None means no rule of its own. A `data_parallel` table is neither pinned nor
+    cut: every device has a copy. `cached_rows` are over all its row blocks. Of a table held in two parts, each may have a rule of
+    its own, by the name of the part (core/parts.py), which comes before that of the table."""
 
-    table: str
     devices: tuple[DeviceNumber, ...] | None = None
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
     row_wise: bool | None = None
-    data_parallel: bool | None = None
-    tier: Tier | None = None
-    cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
-    rows_by_access: RowsByAccess | None = None
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unsaid = dict.fromkeys(("row_wise", "data_parallel", "tier", "cached_rows", "rows_by_access"))
-        return without_defaults(fields(self), unsaid)
+        return without_defaults(fields(self), dict.fromkeys(("row_wise", *FIELDS)))
+
+    def naming(self, holding: Holding) -> Self:
+        """This rule, which says too what the holding does."""
+        said = {name: value for name in FIELDS if (value := getattr(holding, name)) is not None}
+        return self.model_copy(update=said)
 
     @property
     def says_more(self) -> bool:

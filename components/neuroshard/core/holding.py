@@ -5,13 +5,12 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from neuroshard.core.constraints import TableRule
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.table import MAX_ROWS
 from neuroshard.core.tiers import Tier
 from neuroshard.core.value import Value, Whole, without_defaults
 
-FIELDS = ("data_parallel", "tier", "cached_rows", "rows_by_access")  # of a rule that names what a plan is to hold
+FIELDS = ("data_parallel", "tier", "cached_rows", "rows_by_access")
 
 
 class Holding(Value):
@@ -29,26 +28,19 @@ class Holding(Value):
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return without_defaults(fields(self), dict.fromkeys(FIELDS))
 
-    def fault(self, rule: TableRule | None) -> str:
+    def fault(self, rule: "Holding | None") -> str:
         """Why a table with this rule cannot be held so, as words after its name; empty if it can."""
         for name in FIELDS:
-            own, said = getattr(self, name), None if rule is None else getattr(rule, name)
+            own, said = getattr(self, name), getattr(rule, name, None)
             if own is not None and said is not None and own != said:
                 return f"is held with {name} {own}, and its rule says {said}"
         return ""
 
-    def named(self, rule: TableRule | None) -> TableRule:
-        """A rule that names it, beside what the table's `rule` says."""
-        said = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
-        return (rule or TableRule(table=self.table)).model_copy(update=said)
-
     @classmethod
-    def beyond(cls, asked: Mapping[str, TableRule], named: TableRule) -> Self | None:
+    def beyond(cls, asked: "Mapping[str, Holding]", named: "Holding") -> Self | None:
         """What a rule names beyond the rules that were asked for, of the same table; None where that is nothing."""
         rule = asked.get(named.table)
-        said = {
-            name: getattr(named, name) for name in FIELDS if rule is None or getattr(rule, name) != getattr(named, name)
-        }
+        said = {name: getattr(named, name) for name in FIELDS if getattr(named, name) != getattr(rule, name, None)}
         if said.get("tier") == "hbm":
             del said["tier"]
         said = {name: value for name, value in said.items() if value is not None}

@@ -300,7 +300,9 @@ class ShardingTask(Value):
         if not holdings:
             return self
         rules = dict(self.constraints.rules())
-        return self._with_rules(rules | {one.table: one.named(rules.get(one.table)) for one in holdings})
+        return self._with_rules(
+            rules | {one.table: rules.get(one.table, TableRule(table=one.table)).naming(one) for one in holdings}
+        )
 
     def holdings_of(self, held: "ShardingTask") -> tuple[Holding, ...]:
         """What the rules of a task that is `held` name beyond those of this one."""
