@@ -25,7 +25,7 @@ from neuroshard.client.torchrec.shards import shards_of
 from neuroshard.client.torchrec.trainer import batch_of_group
 from neuroshard.core.errors import UsageError
 from neuroshard.core.part import Memory
-from neuroshard.core.plan import Plan, shard_memory
+from neuroshard.core.plan import Plan, device_memory, shard_memory
 from neuroshard.core.store_url import StoreUrl
 from neuroshard.files.importers.torchrec_collections import weight_of
 
@@ -98,15 +98,15 @@ class NeuroShardPlanner(ShardingPlanner):
 
 
 def options_of(plan: Plan, module: nn.Module, given: ShardingPlan, on_gpus: bool) -> list[ShardingOption]:
-    """The options of the sharding plan that `to_torchrec` has given for this plan and module.
-
-    On GPUs memory of devices is HBM, and what tables take of the host's is DDR; else all is DDR. They say no times: a plan's cost
-    is of all tables of a device, and not a sum over tables.
+    """The options of the sharding plan that `to_torchrec` has given for this plan and module. On GPUs memory of devices is HBM,
+    and what tables take of the host's is DDR; else all is DDR. A ledger's step of a device is with its first shard. They say no
+    times: a plan's cost is of all tables of a device, and no sum over tables.
     """
     whose = f"plan {plan.digest()[:12]}"
     plan, collections = check_by_access(module, plan, whose), collections_of(module, by_access=True)
     task = plan.task
     places = places_of(task.tables, collections, whose)
+    steps = {device: held.step for device, held in enumerate(device_memory(task, plan.shards)) if task.counts_steps}
     options = []
     for table in task.tables:
         path, config, _ = places[table.name]
@@ -116,7 +116,7 @@ def options_of(plan: Plan, module: nn.Module, given: ShardingPlan, on_gpus: bool
             PlannedShard(
                 size=[shard.rows, shard.dim],
                 offset=[shard.row_offset, shard.column_offset],
-                storage=storage(memory, on_gpus),
+                storage=storage(memory._replace(step=steps.pop(shard.device, memory.step)), on_gpus),
                 rank=shard.device,
             )
             for shard, memory in zip(shards, shard_memory(task, shards), strict=True)
