@@ -263,7 +263,7 @@ def test_tables_are_copied_where_nothing_fits_without(hot: dict[str, object], ru
     model, auto = Analytic("h100", 65536), replace(AUTO, try_row_wise="row_wise" not in rules)
     with refused(Infeasible, "'hot'", "no device can hold"):
         search(task, model, replace(auto, try_data_parallel=False))
-    assert search(task, model, auto).task.constraints.data_parallel == {"hot"}
+    assert search(task, model, auto).held.constraints.data_parallel == {"hot"}
 
     less = task.model_copy(update={"device_memory_bytes": (2**26,) * 2})
     said = []
@@ -280,7 +280,6 @@ def test_notes_are_of_the_whole_plan() -> None:
     task = over_network(tables, 16).model_copy(update={"collective_precision": parse_precision("fp16")})
     model, task = Analytic("h100", 65536), task.with_copies("c")
     plan = search(task, model, replace(AUTO, try_data_parallel=False))
-    assert plan.task.constraints.row_wise  # which the search permitted itself
     fp32 = price_shards(model, plan.held.model_copy(update={"collective_precision": None}), plan.shards)
     assert fp32 is not None
     notes = "\n".join(plan.provenance.notes)
@@ -372,4 +371,4 @@ def test_copies_that_do_not_fit_are_passed_over_without_hints(make_task, monkeyp
     tight = task.model_copy(update={"device_memory_bytes": (need + need // 8,) * 2})
     with_copies = with_dense_optimizer(tight.with_copies([f"t{i}" for i in range(4)]))
     assert with_copies.need_bytes > sum(with_copies.placeable_bytes)
-    assert 0 < len(search(tight, AnalyticModel(), AUTO).task.copied) < 4
+    assert 0 < len(search(tight, AnalyticModel(), AUTO).held.copied) < 4

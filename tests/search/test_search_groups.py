@@ -138,7 +138,7 @@ def test_one_group_is_taken_where_averaging_costs_more_than_it_saves():
 
 
 def test_sizes_without_room_are_said_and_not_taken():
-    plan = found(devices=16, domain=8, group_size="auto", memory="40MiB")
+    plan = found(devices=16, domain=8, group_size="auto", memory="48MiB", allocator_share=0)
     assert any(
         note.startswith("8 groups of 2 of 16 ranks") and "would have no plan" in note for note in plan.provenance.notes
     )
@@ -148,7 +148,8 @@ def test_sizes_without_room_are_said_and_not_taken():
         devices=16,
         domain=8,
         group_size=2,
-        memory="40MiB",
+        memory="48MiB",
+        allocator_share=0,
     )
 
 
@@ -286,7 +287,7 @@ def test_show_price_and_report_say_the_groups(tmp_path: Path):
     ns.report(plan, model="analytic:h100").save(tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert words in page
-    assert '"averaging":[' in page
+    assert '"averaging replicas":[' in page
     alone = found(devices=4)
     assert plan_json(alone)["groups"] is None
     assert "averag" not in plan_text(alone)
