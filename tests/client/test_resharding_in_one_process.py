@@ -1,6 +1,7 @@
 """What a checkpoint of some shards gives to others, by torch.distributed on one rank that holds all of them: the arithmetic of
 weights and moments, from files and from host memory, and what is refused."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ plan = partial(cut_plan, (Table(name="t", rows=ROWS, dim=COLUMNS, pooling_factor
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with world(tmp_path_factory.mktemp("one") / "rendezvous", 0, 1):
         yield
+    gc.collect()  # of the process group, while its threads are there
 
 
 def sharded(parts: Sequence[tuple[list[int], Tensor]], *size: int) -> ShardedTensor:

@@ -1,5 +1,6 @@
 """Processes of a gloo world on this machine, forked, so that what is imported is shared."""
 
+import gc
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator
@@ -59,6 +60,7 @@ def on_ranks(
 def _rank(
     rank: int, ranks: int, rendezvous: Path, results: Any, begin: Any, work: Callable[..., Any], arguments: Any
 ) -> None:
+    gc.freeze()  # who collects a process group from before the fork waits for its threads, which are not here
     try:
         if begin is not None:
             begin(rank)
