@@ -126,7 +126,7 @@ def argo_nodes(stub: KfpStub, shape: dict[str, Any]) -> dict[str, Any]:
 
 def compressed(nodes: dict[str, Any]) -> dict[str, Any]:
     """As Argo keeps nodes that take more than 1 MB."""
-    packed = base64.b64encode(gzip.compress(json.dumps(nodes, mtime=0).encode())).decode()
+    packed = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
     return {"status": {"compressedNodes": packed}}
 
 

@@ -94,7 +94,7 @@ def measure(
 
     settings = settings_of(MeasureSettings, options)
     summary = run(cases, out, backend, settings, share=(1, 1) if share is None else parse_share(share), rounds=rounds)
-    say_json({"out": str(out), **asdict(summary)}) if as_json else say_text("\n".join(wrapped(f"{out}: {summary}")))
+    say_json({"out": str(out), **summary.as_json()}) if as_json else say_text("\n".join(wrapped(f"{out}: {summary}")))
 
 
 def _verify(costs: Path, count: int, settings: MeasureSettings, as_json: bool) -> None:

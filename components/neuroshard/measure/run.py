@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neuroshard.core.case import Cases, ComputeCase, TierCase
 from neuroshard.core.clean import log
@@ -63,6 +63,22 @@ class RunSummary:
         forward, backward = collective_repeatability(self.costs)
         compute = compute_repeatability(self.costs)
         return {"compute": compute, "forward all-to-alls": forward, "backward all-to-alls": backward}
+
+    def as_json(self) -> dict[str, Any]:
+        counts = (
+            "planned",
+            "measured",
+            "errors",
+            "impossible",
+            "without_tiers",
+            "no_tiers",
+            "seconds",
+            "drift",
+            "disturbed",
+        )
+        names = ("compute", "forward_collective", "backward_collective")
+        twice = {f"{name}_repeatability": own for name, own in zip(names, self.repeatability.values(), strict=True)}
+        return {"now_by_ranks": dict(self.now_by_ranks), **{name: getattr(self, name) for name in counts}, **twice}
 
     @property
     def drift(self) -> float | None:
