@@ -245,7 +245,7 @@ def test_costs_of_one_cost_model_for_other_batches_are_not_compared(parts):
     why = "the predictions are for other batch sizes"
 
     assert (diff_json(plan, other)["gain_ms"], diff_json(plan, other)["not_compared"]) == (None, why)
-    assert f"  not comparable: {why}" in diff_text(plan, other).splitlines()
+    assert f"  not comparable: {why}" in diff_text(plan, other, diff_json(plan, other)).splitlines()
     found = change(plan, LivePlan(other, "release 7"), None)
     assert (found.live_ms, found.why) == (None, f"not compared in ms: {why}; --model prices both for this plan's task")
 

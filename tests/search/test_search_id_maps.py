@@ -17,7 +17,7 @@ from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.deploy.gate import Gate, decide
 from neuroshard.orders.options import PUBLISHED
-from neuroshard.report.moves import diff_text
+from neuroshard.report.moves import diff_json, diff_text
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -123,7 +123,7 @@ def test_ids_that_cannot_keep_their_rows_are_said():
     release = Release(model="m", number=1, plan_digest=given.digest(), action="deploy", time="2026-01-01T00:00:00Z")
     for said in (
         lambda plan: str(plan.provenance.notes),
-        lambda plan: " ".join(diff_text(given, plan).split()),
+        lambda plan: " ".join(diff_text(given, plan, diff_json(given, plan)).split()),
         lambda plan: decide(plan, Gate(), release, given).why,
     ):
         lost = {devices: "cannot have these ids" in said(plan) for devices, plan in plans.items()}

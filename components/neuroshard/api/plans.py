@@ -122,7 +122,8 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
 
         opened = open_cost_model(_model(model), plans[1].task.batch_size)
     drifted = _drifted(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
-    return Diff(diff_json(*plans, opened, drifted), diff_text(*plans, opened, drifted))
+    data = diff_json(*plans, opened, drifted)
+    return Diff(data, diff_text(*plans, data))
 
 
 def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:

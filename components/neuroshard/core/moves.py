@@ -74,7 +74,8 @@ class HeldRows:
     """
 
     def __init__(self, old: Plan, task: ShardingTask) -> None:
-        self._old, self._before, self._shards = old, old.parted, old.by_table()
+        self._before, self._shards = old.parted, old.by_table()
+        self._were = old.held.constraints.rows_by_access
         tables = {table.name: table for table in old.task.tables}
         parted = {table.name: table for table in task.parted.tables}
         held, self._hot = task.constraints.rows_by_access, task.by_access.hot
@@ -84,7 +85,7 @@ class HeldRows:
             for part in parts_of_table(table, held.get(table.name)):
                 own = _NewTable(parted[part.name], table, held.get(table.name), part, tables.get(table.name))
                 self._tables[part.name] = own
-                if table.name in held or table.name in old.held.constraints.rows_by_access:
+                if table.name in held or table.name in self._were:
                     elsewhere.append(part.name)
         self.elsewhere = frozenset(elsewhere)
 
@@ -110,7 +111,7 @@ class HeldRows:
         was, there = new.before, self._shards.get(name, ())
         if was is None or was.dim != new.whole.dim:
             return _OldShards((), copies=False)
-        how = self._old.held.constraints.rows_by_access.get(was.name)
+        how = self._were.get(was.name)
         order = _order(new.whole)
         if _places(how, _order(was), there) == _places(new.how, order, shards):
             return _OldShards(there, copies=name in copied)
@@ -152,11 +153,12 @@ def changed_state(old: Plan, new: Plan) -> tuple[str, ...]:
     densely = new.held.constraints.data_parallel ^ old.held.constraints.data_parallel
     densely -= new.held.by_access.hot | old.held.by_access.hot
     cuts, were = new.by_table(), old.by_table()
+    parts, old_parts = plan_parts(new), plan_parts(old)
 
     def cut_otherwise(table: Table) -> bool:
         """Whether rows of the table may have been cut in other columns: not where each part has the same, cut alike."""
-        was = {part: _spans(were[part.name]) for part in plan_parts(old, before[table.name])}
-        now = {part: _spans(cuts[part.name]) for part in plan_parts(new, table)}
+        was = {part: _spans(were[part.name]) for part in old_parts[table.name]}
+        now = {part: _spans(cuts[part.name]) for part in parts[table.name]}
         if was == now and (len(now) == 1 or _order(before[table.name]) == _order(table)):
             return False
         every = [*was.values(), *now.values()]
@@ -203,11 +205,12 @@ def changed_tiers(old: Plan, new: Plan) -> dict[str, int]:
     Those of caches are copies. Of a table in two parts, those of so many rows as the plans' differ in."""
     before, found = {table.name: table for table in old.task.tables}, dict[str, int]()
     beyond_old, beyond_new = (plan.parted.constraints.beyond_hbm for plan in (old, new))
+    parts, old_parts = plan_parts(new), plan_parts(old)
     for table in new.task.tables:
         if table.name not in before:
             continue
-        was = sum(part.rows for part in plan_parts(old, before[table.name]) if part.name in beyond_old)
-        now = sum(part.rows for part in plan_parts(new, table) if part.name in beyond_new)
+        was = sum(part.rows for part in old_parts[table.name] if part.name in beyond_old)
+        now = sum(part.rows for part in parts[table.name] if part.name in beyond_new)
         rows = min(abs(now - was), table.rows) if was and now else max(now, min(was, table.rows))
         if rows and was != now:
             found[table.name] = operator_bytes([(Part(table, rows, table.dim), "host")]).host
@@ -222,9 +225,10 @@ class PlanPart(NamedTuple):
     rows: int
 
 
-def plan_parts(plan: Plan, table: Table) -> tuple[PlanPart, ...]:
-    """The tables of a plan's shards that have the rows of a table of its task: two of one in two parts."""
-    return parts_of_table(table, plan.held.constraints.rows_by_access.get(table.name))
+def plan_parts(plan: Plan) -> dict[str, tuple[PlanPart, ...]]:
+    """The tables of a plan's shards that have the rows of each table of its task: two of one in two parts."""
+    held = plan.held.constraints.rows_by_access
+    return {table.name: parts_of_table(table, held.get(table.name)) for table in plan.task.tables}
 
 
 def parts_of_table(table: Table, how: RowsByAccess | None) -> tuple[PlanPart, ...]:

@@ -29,7 +29,7 @@ from neuroshard.core.value import Value, canonical_json, check_format, decode_js
 if TYPE_CHECKING:
     import pandas as pd
 
-PLAN_FORMAT: Literal[7] = 7  # written is the oldest whose readers know what the plan names (`Plan.least_format`)
+PLAN_FORMAT: Literal[7] = 7  # written is the oldest whose readers know what the plan names
 
 
 class Shard(Value):
@@ -244,8 +244,13 @@ class Plan(Value):
         """This plan, whose task's rules name all that it holds, as one of a task with the rules that were `asked` for. Raises
         ValidationError where these do not allow what it holds."""
         task = self.task.model_copy(update={"constraints": asked.constraints})
+        return self.of_task(task, holdings=task.holdings_of(self.task))
+
+    def of_task(self, task: ShardingTask, **other: Any) -> Self:
+        """The same shards as a plan of this task, whose rules name all that they hold, with `other` fields in place of this
+        plan's. Raises ValidationError where the shards are no plan of it."""
         fields = {name: getattr(self, name) for name in type(self).model_fields if name not in OF_A_TASK}
-        return type(self)(task=task, holdings=task.holdings_of(self.task), **fields)
+        return type(self)(task=task, **fields | other)
 
     @property
     def parted(self) -> ShardingTask:
@@ -499,12 +504,6 @@ def check_plan(plan: object) -> None:
         raise UsageError(f"{shown(plan)} is no plan; give what load_plan returns, or read_plan of a file")
 
 
-def unparted(plan: Plan, task: ShardingTask) -> Plan:
-    """A plan of the parted task of `task`, or of that with other rules and settings, as one of `task` with these."""
-    fields = {name: getattr(plan, name) for name in Plan.model_fields if name not in OF_A_TASK}
-    return Plan(task=plan.task.unparted(task), **fields)
-
-
 def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sharding:
     """What these shards of a table of a (parted) task are. The task says whether they are copies: one on one device looks
     whole."""
@@ -589,8 +588,8 @@ def peaks_of(
 def host_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[int, ...]:
     """Bytes that these shards take of the memory of each host."""
     used = [0] * (task.devices // task.devices_of_host)
-    for device, memory in enumerate(device_memory(task, shards)):
-        used[device // task.devices_of_host] += memory.host
+    for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
+        used[shard.device // task.devices_of_host] += memory.host
     return tuple(used)
 
 

@@ -427,12 +427,13 @@ class ShardingTask(Value):
         """What parts of its tables take, each in the tier of its table. A cached part is an operator of its own. A copied hot
         part has the state of its table, and one gradient: it is trained as the rest of the table (client/rows/copies.py)."""
         beyond, hot, found = self.constraints.beyond_hbm, self.by_access.hot, list[Memory]()
+        sent_bytes = self._sent_bytes
         for part in parts:
             dense_optimizer = None if part.table.name in hot else self.dense_optimizer
             of_step = part
             if self.index_dedup and part.table.pooling == "none" and not part.copies:
                 of_step = part._replace(lookup_share=self._distinct_share(part))
-            sent = OUTPUT_BYTES if part.copies else self._sent_bytes
+            sent = OUTPUT_BYTES if part.copies else sent_bytes
             counted = sent if self.step_ledger else 0.0
             memory = of_step.memory(self.batch_size, self.pipeline, dense_optimizer, sent_bytes=counted)
             if self.allocator_share and not part.copies:  # gradients of copies are few and large

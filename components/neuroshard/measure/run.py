@@ -65,6 +65,7 @@ class RunSummary:
         return {"compute": compute, "forward all-to-alls": forward, "backward all-to-alls": backward}
 
     def as_json(self) -> dict[str, Any]:
+        """What was measured, and how well it repeats, as `measure --json` prints it."""
         counts = (
             "planned",
             "measured",

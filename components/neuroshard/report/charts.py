@@ -12,7 +12,7 @@ import numpy as np
 
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.cost import Costs
-from neuroshard.core.plan import Plan, host_memory, shard_memory
+from neuroshard.core.plan import Plan, shard_memory
 from neuroshard.core.table import Table
 from neuroshard.costmodel.pricing import Prices
 from neuroshard.costmodel.protocol import CostModel, Ints
@@ -182,9 +182,10 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
     host memory. What ends in `Text` is how a page shows it.
     """
     tables, by_table, row_wise = plan.parted.tables, plan.by_table(), row_wise_tables(plan)
-    nbytes = dict.fromkeys(by_table, 0)
+    nbytes, of_hosts = dict.fromkeys(by_table, 0), dict.fromkeys(by_table, 0)
     for shard, memory in zip(plan.shards, shard_memory(plan.held, plan.shards), strict=True):
         nbytes[shard.table] += memory.total
+        of_hosts[shard.table] += memory.host
     devices = [sorted({shard.device for shard in by_table[table.name]}) for table in tables]
     columns: Columns = {
         "name": [table.name for table in tables],
@@ -201,7 +202,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
     }
     if beyond := plan.parted.constraints.beyond_hbm:
         columns["tier"] = [_tier(table, beyond.get(table.name)) for table in tables]
-        columns["host"] = [sum(host_memory(plan.held, by_table[table.name])) for table in tables]
+        columns["host"] = list(of_hosts.values())
     if prices is not None:
         columns["adds"] = short(np.bincount(_places(plan), weights=prices.adds_ms, minlength=len(tables)))
     return columns

@@ -93,14 +93,8 @@ def _predictions(old: Plan, new: Plan, model: CostModel | None) -> tuple[Sequenc
     return old_ms, new_ms, other_work(old.task, new.task)
 
 
-def diff_text(
-    old: Plan,
-    new: Plan,
-    model: CostModel | None = None,
-    drifted: Sequence[str] = (),
-) -> str:
-    """What moves between which devices, what is gained, and both for every device. Raises what `diff_json` raises."""
-    data = diff_json(old, new, model, drifted)
+def diff_text(old: Plan, new: Plan, data: dict[str, Any]) -> str:
+    """What moves between which devices, what is gained, and both for every device; `data` is what `diff_json` says of both."""
     moving = sorted((m for m in data["moves"] if m["from_device"] is not None), key=lambda m: -m["nbytes"])
     moved = f"{format_bytes(data['moved_bytes'])} to move in {counted(len(moving), 'piece')}"
     lines = [f"plan {old.digest()[:12]} -> {new.digest()[:12]}: {moved}", *_gain_lines(data)]
@@ -119,7 +113,7 @@ def diff_text(
         lines += wrapped(f"  {carried_over(len(names))}: {first_few(names)}", indent=4)
     if changed := data["reordered"]:
         lines += wrapped(f"  {said_reordered([each['module'] for each in changed])}", indent=4)
-    for line in drifted:
+    for line in data["row_orders_drifted"]:
         lines += wrapped(f"  {line}", indent=4)
     lines += ["", "device     arriving      leaving         made      ms before     ms after  taken"]
     busiest = max(device["arriving_bytes"] + device["made_bytes"] for device in data["devices"])

@@ -22,8 +22,6 @@ from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.kinds import enumerated
 from neuroshard.search.tuning import TUNING
 
-OF_A_TASK = {"format_version", "task", "task_digest", "predicted", "predicted_ms"}  # fields of a plan
-
 
 def or_as_it_is(found: Callable[[], Plan], given: Callable[[Plan], Given], previous: Plan) -> Plan:
     """The plan `found`, or the `previous` one as it is, where none is found, or a dearer one, or one for next to no gain that is
@@ -73,11 +71,8 @@ def _anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
     if prices is None:
         return None
     predicted = prices.of_devices
-    fields = {name: getattr(plan, name) for name in Plan.model_fields if name not in OF_A_TASK}
     try:
-        return Plan(
-            task=task, **fields, predicted=predicted, predicted_ms=tuple(device.total_ms for device in predicted)
-        )
+        return plan.of_task(task, predicted=predicted, predicted_ms=tuple(device.total_ms for device in predicted))
     except ValidationError:
         return None
 
@@ -111,9 +106,9 @@ def _may_lie_so(given: Given, plan: Plan) -> bool:
     """Whether today's rules and options, and the operator, let the shards of a plan be as they are."""
     task, shards = plan.parted, plan.by_table()
     may = {one: task.may_split_rows for one in SHARDINGS if one.splits_rows}
-    kinds = enumerated(task, may)
+    kinds, shardings = enumerated(task, may), shardings_of(plan)
     for table in task.tables:
-        sharding, now = shardings_of(plan)[table.name], set(shards[table.name])
+        sharding, now = shardings[table.name], set(shards[table.name])
         if sharding in (TABLE_WISE, DATA_PARALLEL) or table.id_map is not None:
             continue
         if not sharding.splits_rows:

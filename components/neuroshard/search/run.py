@@ -16,7 +16,7 @@ from neuroshard.core.clean import log
 from neuroshard.core.comparable import other_groups
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.moves import changed_state
-from neuroshard.core.plan import Plan, Shard, unparted
+from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
@@ -144,7 +144,7 @@ def _found_plan(
             plan = searched(one.parted)
         except StepDoesNotFit as error:
             raise error.with_hint(fits, one.parted) from None
-        return unparted(plan, one) if one.constraints.rows_by_access else plan
+        return plan.of_task(plan.task.unparted(one)) if one.constraints.rows_by_access else plan
 
     if not chooses:
         plan = found(task, watch)

@@ -73,7 +73,7 @@ from neuroshard.client.torchrec.trainer import (
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.output_order import WAYS_OUT, Held, order_of
-from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, sharding_of
+from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, shardings_in
 from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
@@ -223,7 +223,7 @@ def _sharding_types(
     ones are called column-wise, in one shard: the same bytes in half as many launches (torchrec 1.8, 4 gloo ranks, 8 small
     tables: 17 instead of 22 ms a step). Sequences are an exception: their operators have rows of one width.
     """
-    kinds = {table.name: sharding_of(plan.held, table, shards[table.name]) for table in plan.task.tables}
+    kinds = shardings_in(plan.held, [shard for held in shards.values() for shard in held])
     cut = {places[name].path for name, kind in kinds.items() if kind is COLUMN_WISE}
     return {
         name: kind.runs_as(sequences=places[name].pooling == "none") if places[name].path in cut else kind

@@ -55,8 +55,9 @@ class Previous(NamedTuple):
         }
         task_then, shards = plan.task.with_rows_by_access(as_today), list[Shard]()
         rules, before, by_table = dict(task_then.constraints.rules()), plan.parted.constraints.rules(), plan.by_table()
+        old_parts = plan_parts(plan)
         for table in plan.task.tables:
-            old = {part.name: part for part in plan_parts(plan, table)}
+            old = {part.name: part for part in old_parts[table.name]}
             parts = parts_of_table(table, as_today.get(table.name))
             if parts[0].name not in old and len(parts) > 1:
                 rules[table.name] = TableRule(table=table.name, rows_by_access=as_today[table.name])
