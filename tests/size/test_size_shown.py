@@ -16,8 +16,7 @@ from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.files.tables import write_tables
 from neuroshard.orders.sizes import Kind
-from neuroshard.size.cells import Cell, Row
-from neuroshard.size.frontier import plans_of
+from neuroshard.size.rows import Cell, Row, plans_of
 from neuroshard.store.folder import FolderStore
 
 MODELS = "--model analytic:h100 --model analytic:a100"

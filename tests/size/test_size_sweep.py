@@ -17,12 +17,10 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.orders.sizes import Kind, size_order
 from neuroshard.search.notes import STOPPED
 from neuroshard.search.watch import Watch
-from neuroshard.size import sweep
-from neuroshard.size.cells import Cell
-from neuroshard.size.frontier import frontier, memory_frontiers
-from neuroshard.size.run import run
-from neuroshard.size.sweep import TIME_UP
-from neuroshard.size.text import sizes_text
+from neuroshard.size import run as sweeping
+from neuroshard.size.rows import Cell, frontier, memory_frontiers
+from neuroshard.size.run import TIME_UP, run
+from neuroshard.size.shown import sizes_text
 from size.conftest import Swept
 
 TABLES = some_tables([40, 30, 20, 10, 10, 10, 5, 5])
@@ -129,14 +127,14 @@ def test_a_sweep_that_is_stopped_gives_what_is_there() -> None:
 
 
 def test_a_sweep_whose_time_is_up_says_so(swept: Swept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "Watch", lambda seconds, stop: Watch(0.0, stop=stop))
+    monkeypatch.setattr(sweeping, "Watch", lambda seconds, stop: Watch(0.0, stop=stop))
     (row,) = swept(TABLES, "4", "1GiB", time_budget="600s").rows
     assert row.found.provenance.notes[-1] == TIME_UP
     assert STOPPED not in row.found.provenance.notes
 
 
 def test_a_short_budget_is_not_spent_on_starting_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_in_processes", None)
+    monkeypatch.setattr(sweeping, "_in_processes", None)
     order = size_order(["analytic:h100"], devices="2-8", memory=["1GiB"], time_budget="9s", batch_size=512)
     sizes = run(TABLES, order, processes=2)
     assert {row.cell.devices: row.state for row in sizes.rows}[8] == "fits"  # it comes first
@@ -145,7 +143,7 @@ def test_a_short_budget_is_not_spent_on_starting_processes(monkeypatch: pytest.M
 def test_the_largest_and_the_smallest_size_come_first_of_however_many() -> None:
     kinds = [Kind("analytic:h100"), Kind("analytic:b200")]
     cells = [[Cell(kind, count, 2**30, 512, None, None)] for kind in kinds for count in range(1, 4097)]
-    order = [(group[0].devices, group[0].kind.name[-4:]) for group in sweep._in_order(cells)]
+    order = [(group[0].devices, group[0].kind.name[-4:]) for group in sweeping._in_order(cells)]
     assert order[:8] == [(count, kind) for count in (4096, 1, 2048, 3072) for kind in ("h100", "b200")]
     assert len(set(order)) == len(cells)
 
@@ -157,7 +155,7 @@ def test_amounts_of_memory_share_the_time_of_their_size(swept: Swept, monkeypatc
         given.append(seconds)
         return Watch(0.0, stop=stop)
 
-    monkeypatch.setattr(sweep, "Watch", watch)
+    monkeypatch.setattr(sweeping, "Watch", watch)
     swept(TABLES, "2", "70MiB,75MiB,1GiB", time_budget="600s", no_row_wise=True)
     assert given[0] <= 200
     assert given[-1] <= 600
@@ -197,7 +195,7 @@ def test_two_processes_find_the_same() -> None:
 ENDLESS = """
 import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
-from neuroshard.size.sweep import _begin
+from neuroshard.size.run import _begin
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, context, _begin, (context.Event(),)) as pool:

@@ -53,7 +53,7 @@ class Sizes:
     @property
     def plans(self) -> dict[str, Plan]:
         """The plan of every row of the frontiers, by a file name that says the size."""
-        from neuroshard.size.frontier import plans_of
+        from neuroshard.size.rows import plans_of
 
         return plans_of(self.found.rows)
 
@@ -76,7 +76,7 @@ class Sizes:
         Raises NeuroshardError for a path that cannot be written.
         """
         from neuroshard.report.page import write_page
-        from neuroshard.size.page import sizes_page
+        from neuroshard.size.shown import sizes_page
 
         return write_page(Path(path), sizes_page(self.found))
 
@@ -90,7 +90,7 @@ class Sizes:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def __str__(self) -> str:
-        from neuroshard.size.text import sizes_text
+        from neuroshard.size.shown import sizes_text
 
         return sizes_text(self.found)
 

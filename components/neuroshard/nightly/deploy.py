@@ -41,8 +41,8 @@ from neuroshard.orders.nightly import VERDICTS_FOLDER, End, ModelSpec, Searched,
 from neuroshard.orders.sizes import Kind, SizeOrder
 from neuroshard.report.run import run as report
 from neuroshard.search.run import task_of
-from neuroshard.size.page import sizes_page
 from neuroshard.size.run import run as size
+from neuroshard.size.shown import sizes_page
 from neuroshard.store.measuring import write_over, write_record
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store

@@ -22,7 +22,7 @@ from neuroshard.files.importers.presets import PRESETS
 from neuroshard.orders.nightly import ModelSpec, read_specs
 from neuroshard.orders.parameters import check_parameters
 from neuroshard.orders.sizes import NightlySizes
-from neuroshard.size.cells import check_order
+from neuroshard.size.rows import check_order
 from neuroshard.store.tables import load_tables
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
