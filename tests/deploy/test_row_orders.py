@@ -257,7 +257,7 @@ def test_deploy_and_diff_say_where_access_has_drifted(
 
     ids_path(tmp_path / LISTS_FOLDER, orders[0]).unlink()
     said = " ".join(neuroshard("diff", *plans).stdout.split())
-    assert "whether access has drifted from the row orders is not known: " in said
+    assert "whether access has drifted from the old plan's row orders is not known: " in said
 
 
 def test_gc_keeps_the_lists_of_plans_that_can_go_live_again(store: FolderStore) -> None:

@@ -40,7 +40,7 @@ from neuroshard.costmodel.given import Given, GivenCosts
 from neuroshard.costmodel.pricing import launch_ms, price_shards
 from neuroshard.costmodel.uncertainty import off_by
 from neuroshard.deploy.gate import Gate
-from neuroshard.deploy.run import deploy, price, with_drift
+from neuroshard.deploy.run import as_read_now, deploy, price
 from neuroshard.files.plan import write_plan
 from neuroshard.files.row_orders import bytes_of_ids, write_ids
 from neuroshard.measure.backends import MeasureSettings
@@ -404,7 +404,7 @@ def test_a_live_plan_is_priced_with_what_its_hot_rows_are_read_now(tmp_path: Pat
     assert "whether access has drifted from its row orders is not known" in change(new, without_list, model).why
     for data in lists:
         put_ids(store, "ads", data)
-    as_gate, (line,) = with_drift(old, new, partial(read_ids, store, "ads"))
+    as_gate, (line,) = as_read_now(old, new, partial(read_ids, store, "ads"))
     assert max(found.live_ms or ()) == pytest.approx(price(as_gate, new, model), rel=1e-3) != price(old, new, model)
     assert line.removeprefix("the live plan's ") in found.why
     row = 64 * 4 + 4

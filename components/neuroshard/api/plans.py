@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from neuroshard.api.arguments import public, takes
 from neuroshard.api.results import Deployment, Diff, Price, Report, Tables
-from neuroshard.core.errors import InvalidInput, UsageError
+from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
@@ -121,24 +121,8 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
         from neuroshard.models.open import open_cost_model
 
         opened = open_cost_model(_model(model), plans[1].task.batch_size)
-    drifted = _drifted(*plans, [folder for plan in (old, new) if (folder := _lists(plan)) is not None])
-    data = diff_json(*plans, opened, drifted)
+    data = diff_json(*plans, opened, [folder for folder in map(_lists, (old, new)) if folder is not None])
     return Diff(data, diff_text(*plans, data))
-
-
-def _drifted(old: Plan, new: Plan, folders: Sequence[Path]) -> list[str]:
-    """Lines on row orders of the old plan that access has drifted from, by the lists in these folders."""
-    if not (old.held.orders and new.held.orders):
-        return []
-    from functools import cache, partial
-
-    from neuroshard.files.row_orders import drifts, ids_among
-
-    read = cache(partial(ids_among, folders))
-    try:
-        return [drift.text for drift in drifts(old.held, new.held.orders, read) if drift.is_large]
-    except InvalidInput as error:
-        return [f"whether access has drifted from the row orders is not known: {error}"]
 
 
 @public

@@ -136,7 +136,7 @@ def _deploy(
         remember(live, store, track)
         return Deployed(live.release, None)
     read = cache(partial(read_ids, store, model))  # a list may be 16 MiB, and is asked for more than once
-    there, drifted = with_drift(live_plan(live, store), plan, read)
+    there, drifted = as_read_now(live_plan(live, store), plan, read)
     # a person who deploys a placement by hand means it; a nightly run searches the same one again with another cost model
     digests = rolled_back_digests(live, model, store)
     placed = rolled_back_placements(digests, model, store) if gate.nightly else ()
@@ -177,20 +177,16 @@ def _keep(refusal: Refusal, live: Live[Release] | None, store: Store) -> Deploye
     )
 
 
-def with_drift(live: Plan | None, plan: Plan, read: "ReadIds") -> tuple[Plan | None, tuple[str, ...]]:
+def as_read_now(live: Plan | None, plan: Plan, read: "ReadIds") -> tuple[Plan | None, tuple[str, ...]]:
     """The live plan with what the hottest rows of its row orders have of the lookups now, by the newer orders of a plan; and
     lines on those that access has drifted from. A note says where that is not known."""
     if live is None or not live.held.orders:
         return live, ()
-    from neuroshard.files.row_orders import as_now  # NumPy, which other plans do not need
+    from neuroshard.files.row_orders import with_drift  # NumPy, which other plans do not need
 
-    try:
-        task, found = as_now(live.held, plan.held, read)
-    except (NotFound, InvalidInput) as error:
-        log(f"note: whether access has drifted from the live plan's row orders is not known: {error}")
-        return live, ()
-    lines = tuple(f"the live plan's {drift.text}" for drift in found if drift.is_large)
-    return live.named.model_copy(update={"task": task}), lines
+    task, drifted, unknown = with_drift(live.held, plan.held, read, "the live plan's")
+    log(*([f"note: {unknown}"] if unknown else []))
+    return live.named.model_copy(update={"task": task}), drifted
 
 
 def pricer(spec: str, plan: Plan) -> Callable[[Plan, Plan], float | None]:

@@ -198,6 +198,18 @@ def as_now(was: ShardingTask, today: ShardingTask, read: ReadIds) -> tuple[Shard
     return was.model_copy(update={"tables": tuple(tables)}), [drift for drift, _ in found]
 
 
+def with_drift(
+    was: ShardingTask, today: ShardingTask, read: ReadIds, whose: str
+) -> tuple[ShardingTask, tuple[str, ...], str]:
+    """The task of a plan as by `as_now`; a line on each of its orders that access has drifted from, which begins with `whose` it
+    is; and why that is not known, where a list is missing or damaged."""
+    try:
+        task, found = as_now(was, today, read) if was.orders else (was, [])
+    except (NotFound, InvalidInput) as error:
+        return was, (), f"whether access has drifted from {whose} row orders is not known: {error}"
+    return task, tuple(f"{whose} {drift.text}" for drift in found if drift.is_large), ""
+
+
 def kept_orders(tables: Sequence[Table], was: ShardingTask, read: ReadIds) -> tuple[tuple[Table, ...], tuple[str, ...]]:
     """The tables with the row orders by which the task of a plan holds them, unless newer ones are worth moving rows for; and
     notes on those. A table without an order has the plan's."""

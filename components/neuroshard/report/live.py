@@ -7,19 +7,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from neuroshard.core.comparable import other_groups, other_work, why_not_comparable
-from neuroshard.core.errors import InvalidInput, NotFound, UsageError
+from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.moves import bytes_by_device, moves
 from neuroshard.core.plan import DeviceCost, Plan, shardings_of
 from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.sharding import SHARDINGS
-from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, short_name
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.plan import read_plan
-from neuroshard.files.row_orders import ReadIds, as_now, ids_among
+from neuroshard.files.row_orders import ReadIds, ids_among, with_drift
 from neuroshard.report.numbers import Columns, short
 from neuroshard.store.open import open_store
 from neuroshard.store.releases import plans_of
@@ -145,35 +144,21 @@ def _live_ms(plan: Plan, there: LivePlan, model: CostModel | None) -> tuple[tupl
     if live.task.devices != plan.task.devices:
         return None, f"not compared in ms: the live plan is for {counted(live.task.devices, 'device')}"
     if model is not None:
-        task, drifted = _with_drift(plan, there)
+        task, drifted, unknown = live.held, tuple[str, ...](), ""
+        if there.read is not None:  # as the gate prices it (deploy/run.py)
+            task, drifted, unknown = with_drift(task, plan.held, there.read, "its")
         prices = price_shards(model, plan.held.held_as(task), live.shards)
         if prices is None:
             return None, "not compared in ms: the live plan splits tables row-wise, which given costs do not cover"
         apart = other_work(live.task, plan.task).replace("the predictions are", "the plans are")
-        return tuple(short(prices.total_ms)), "; ".join(
-            [
-                *([apart] if apart else []),
-                "both are priced for this plan's task and tables by its cost model",
-                *drifted,
-            ]
-        )
+        by_model = "both are priced for this plan's task and tables by its cost model"
+        said = filter(None, [apart, by_model, *drifted, unknown])
+        return tuple(short(prices.total_ms)), "; ".join(said)
     if why := why_not_comparable(plan, live):
         return None, f"not compared in ms: {why}; --model prices both for this plan's task"
     if live.predicted_ms is None:
         return None, "not compared in ms: the live plan carries no prediction"
     return live.predicted_ms, "both carry predictions of one cost model on the same tables"
-
-
-def _with_drift(plan: Plan, live: LivePlan) -> tuple[ShardingTask, list[str]]:
-    """The live plan's task with what its hottest rows have of the lookups now, as the gate prices it (deploy/run.py), and
-    lines on row orders that access has drifted from."""
-    if live.read is None or not live.plan.held.orders:
-        return live.plan.held, []
-    try:
-        task, found = as_now(live.plan.held, plan.held, live.read)
-    except (NotFound, InvalidInput) as error:
-        return live.plan.held, [f"whether access has drifted from its row orders is not known: {error}"]
-    return task, [f"its {drift.text}" for drift in found if drift.is_large]
 
 
 class Side(NamedTuple):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuroshard.core.clean import clean
@@ -33,10 +35,10 @@ def diff_json(
     old: Plan,
     new: Plan,
     model: CostModel | None = None,
-    drifted: Sequence[str] = (),
+    lists: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """All changes. Bytes are of weights and optimizer state; ms are predicted, by `model` if it is given, else as each plan says.
-    `drifted` are lines on row orders of the old plan that access has drifted from.
+    The folders `lists` may have the hot rows of their row orders, from which access may have drifted.
 
     Raises InvalidInput for plans of other tables, and where `model` cannot price a plan.
     """
@@ -76,7 +78,7 @@ def diff_json(
             for device in devices
         ],
         "moves": [move.model_dump() for move in found],
-        "row_orders_drifted": list(drifted),
+        "row_orders_drifted": _drifted(old, new, lists),
     }
 
 
@@ -91,6 +93,16 @@ def _predictions(old: Plan, new: Plan, model: CostModel | None) -> tuple[Sequenc
 
     old_ms, new_ms = ([cost.total_ms for cost in priced(plan, model)] for plan in (old, new))
     return old_ms, new_ms, other_work(old.task, new.task)
+
+
+def _drifted(old: Plan, new: Plan, lists: Sequence[Path]) -> list[str]:
+    """Lines on row orders of the old plan that access has drifted from."""
+    if not (old.held.orders and new.held.orders):
+        return []
+    from neuroshard.files.row_orders import ids_among, with_drift  # NumPy
+
+    _, lines, unknown = with_drift(old.held, new.held, cache(partial(ids_among, lists)), "the old plan's")
+    return [*lines, *filter(None, [unknown])]
 
 
 def diff_text(old: Plan, new: Plan, data: dict[str, Any]) -> str:

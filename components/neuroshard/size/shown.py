@@ -10,7 +10,7 @@ from neuroshard.report.page import MOST_COLOURS, drawn, plain_page
 from neuroshard.size.rows import GIB, Row, may_join_or_leave, memory_frontiers, name_of, with_several_memories
 from neuroshard.size.run import Sizes
 
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "size",
     "memory a device",
     "costs",
