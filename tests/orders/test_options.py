@@ -101,11 +101,11 @@ SAID = {
     "pin": Said("--pin t1=0,3", ["t1=0,3"], rule(devices=[0, 3])),
     "together": Said("--together t1,t2", ["t1,t2"], of_all(together=[["t1", "t2"]])),
     "previous": Said("--from live.json", "live.json"),
-    "move_budget": Said("--move-budget 0", 0, {"move_budget": "0"}),
+    "move_budget": Said("--move-budget 0", 0, {"move_budget": 0}),
     "keep_optimizer_state": Said("--keep-optimizer-state", True, {"keep_optimizer_state": True}),
     "group_size": Said("--group-size 4 --batch-size 512 --domain 4", 4),
     "sync_every": Said("--sync-every 10 --group-size auto --batch-size 512 --domain 4", 10),
-    "simplicity": Said("--simplicity 1%", 0.01, {"simplicity": "0.01"}),
+    "simplicity": Said("--simplicity 1%", 0.01, {"simplicity": 0.01}),
     "seed": Said("--seed 7", 7),
 }
 BESIDE: dict[str, dict[str, Any]] = {

@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -123,6 +125,21 @@ def test_sizes_beyond_what_was_measured_say_so(folder: Path) -> None:
     assert [(row["model"], row["devices"]) for row in rows if said in row["caveats"]] == [("model", 8)]
     assert all(not row["caveats"] for row in rows if row["model"] == "analytic:h100")
     assert f"model x 8: {said}" in (folder / "size.html").read_text()
+
+
+def test_what_a_search_notes_of_a_plan_is_said_of_its_size(folder: Path) -> None:
+    """That nothing is known of how a table's rows are read, and what that means for row-wise shards, say."""
+    tables = some_tables([400])
+    asked: dict[str, Any] = {"memory": "600MiB", "batch_size": 4096, "rounds": 0, "dense_memory": "1MiB", "quiet": True}
+    plan = ns.search(tables, "analytic:h100", devices=2, row_wise=["*"], **asked)
+    assert plan.provenance.notes
+    sizes = ns.size(tables, "analytic:h100", devices="2", row_wise=["*"], **{**asked, "memory": ["600MiB"]})
+    (row,) = sizes.data["rows"]
+    assert row["notes"] == list(plan.provenance.notes)
+    sizes.save(folder / "size.html")
+    for shown in (str(sizes), unescape((folder / "size.html").read_text())):
+        words = " ".join(shown.split())
+        assert all(f"analytic:h100 x 2: {note}" in words for note in plan.provenance.notes)
 
 
 def test_a_cost_model_of_another_batch_prices_the_sizes_that_have_its_own(folder: Path) -> None:

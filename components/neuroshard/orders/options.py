@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from neuroshard.core.constraints import check_simplicity
 from neuroshard.core.errors import UsageError
@@ -45,6 +45,8 @@ AUTO = "auto"  # the search chooses: the data-parallel tables, or those held by 
 Amount = str | float
 T = TypeVar("T")
 _Ranks = Annotated[Whole, Field(ge=1, le=MAX_DEVICES)]
+# an amount in models.yaml, where 0 and 0.1 are numbers
+_Text = Annotated[str, BeforeValidator(lambda given: str(given) if take.is_number(given) else given)]
 Part = Literal["task", "settings", "constraints"]
 
 
@@ -181,7 +183,7 @@ class _Needed(TypedDict):
     memory: Annotated[
         Amount | Sequence[Amount],
         "Memory of a device: bytes or a unit (32GiB); one for all, or one per device, separated by commas.",
-        Option(_amounts("'80GiB'"), "SIZE", models_yaml=str),
+        Option(_amounts("'80GiB'"), "SIZE", models_yaml=_Text),
     ]
 
 
@@ -194,7 +196,7 @@ class _OfOneSize(TypedDict, total=False):
     host_memory: Annotated[
         Amount | None,
         "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
-        _task(_amount("'1TiB'", parse_bytes), "SIZE", field="host_memory_bytes", models_yaml=str | None),
+        _task(_amount("'1TiB'", parse_bytes), "SIZE", field="host_memory_bytes", models_yaml=_Text | None),
     ]
     time_budget: Annotated[
         Amount | None,
@@ -239,13 +241,13 @@ class EverySearch(TypedDict, total=False):
     dense_memory: Annotated[
         Amount | None,
         "What the dense layers of a rank keep of a step at its peak: 6GiB [default: unknown, and not counted].",
-        _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=str | None),
+        _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=_Text | None),
     ]
     allocator_share: Annotated[
         Amount,
         "What CUDA's caching allocator holds beyond the tensors of a step, as a share of them; trainers with "
         "PYTORCH_ALLOC_CONF=expandable_segments:True need less: 10%.",
-        _task(_then(take.portion, check_allocator_share), "SHARE", ALLOCATOR_SHARE, models_yaml=str),
+        _task(_then(take.portion, check_allocator_share), "SHARE", ALLOCATOR_SHARE, models_yaml=_Text),
     ]
     index_dedup: Annotated[
         bool,
@@ -347,7 +349,7 @@ class EverySearch(TypedDict, total=False):
     simplicity: Annotated[
         Amount,
         "Most that a plan may cost above the cheapest to have fewer cuts, or tables beyond HBM; 0 takes the cheapest.",
-        _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=str),
+        _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=_Text),
     ]
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
 
@@ -362,7 +364,10 @@ class SearchOptions(_Needed, _OfOneSize, EverySearch, total=False):
         Amount | None,
         "With --from: most weights and optimizer state to move: 50GiB; 0 to move nothing.",
         _setting(
-            _amount("'50GiB'", partial(parse_bytes, least=0)), "SIZE", field="move_budget_bytes", models_yaml=str | None
+            _amount("'50GiB'", partial(parse_bytes, least=0)),
+            "SIZE",
+            field="move_budget_bytes",
+            models_yaml=_Text | None,
         ),
     ]
     keep_optimizer_state: Annotated[

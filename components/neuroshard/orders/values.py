@@ -57,14 +57,14 @@ def called_instead(value: object) -> str:
 def amounts(option: str, value: object, example: str) -> str:
     """An amount as the command line takes it: text, a number, or several of them, which become text with commas."""
     parts = [*value] if isinstance(value, list | tuple) else [value]
-    if not parts or not all(isinstance(part, str) or _is_number(part) for part in parts):
+    if not parts or not all(isinstance(part, str) or is_number(part) for part in parts):
         raise UsageError(f"{option} is an amount, as in {example}, not {shown(value)}")
     return ",".join(map(str, parts))
 
 
 def number(option: str, value: object) -> float:
     """A number, of Python or NumPy. Raises UsageError."""
-    if not _is_number(value):
+    if not is_number(value):
         raise UsageError(f"{option} is a number, not {shown(value)}")
     try:
         return float(value)  # type: ignore[arg-type]  # seen by _is_number
@@ -74,7 +74,7 @@ def number(option: str, value: object) -> float:
 
 def duration(option: str, value: object) -> float:
     """Seconds: a number of them, or text with its unit such as "2m". Raises UsageError."""
-    return parse_duration(f"{value}s" if _is_number(value) else name(option, value, "a time, as in '30s'"), option)
+    return parse_duration(f"{value}s" if is_number(value) else name(option, value, "a time, as in '30s'"), option)
 
 
 def portion(option: str, value: object) -> float:
@@ -87,13 +87,14 @@ def portion(option: str, value: object) -> float:
         raise UsageError(f"{option}: {error}") from None
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)  # NumPy's numbers are registered as such
+def is_number(value: object) -> bool:
+    """A number of Python or NumPy, whose numbers are registered as such; no True or False."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def whole(option: str, value: object, least: float | None = None, most: float | None = None) -> int:
     """A whole number, of Python, NumPy or YAML (8.0), from `least` to `most`. Raises UsageError."""
-    number = int(value) if _is_number(value) and value == value // 1 else None  # type: ignore[operator]
+    number = int(value) if is_number(value) and value == value // 1 else None  # type: ignore[operator]
     if number is None or (least is not None and number < least) or (most is not None and number > most):
         bounds = "" if least is None else f" from {least}" if most is None else f" from {least} to {most}"
         raise UsageError(f"{option} is a whole number{bounds}, not {shown(value)}")

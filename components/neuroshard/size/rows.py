@@ -111,6 +111,11 @@ class Row:
         return self.found.task.global_batch_size
 
     @property
+    def plan_notes(self) -> tuple[str, ...]:
+        """What the search notes of the plan, as `neuroshard search` says it."""
+        return self.found.provenance.notes
+
+    @property
     def sample_ms(self) -> float:
         """Ms of a step over its samples: what sizes are compared by, since their batches may differ."""
         return self.step_ms / self.batch_size
@@ -187,6 +192,7 @@ class Row:
             "basis": self.basis,
             "costs": source(provenance.cost_model_backend, provenance.cost_model_device),
             "caveats": list(self.caveats),
+            "notes": list(self.plan_notes),
             "plan": self.found.digest(),
         }
 

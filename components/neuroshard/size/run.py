@@ -94,15 +94,12 @@ class Sizes:
     @property
     def caveats(self) -> list[str]:
         """What is beyond what was measured: a line for each kind and thing, with the numbers of devices that it is of."""
-        found = dict[tuple[Kind, str], list[int]]()
-        for row in self.rows:
-            for line in row.caveats:
-                devices = found.setdefault((row.cell.kind, line), [])
-                devices += [row.cell.devices] * (row.cell.devices not in devices)
-        return [
-            f"{short_name(kind.name)} x {', '.join(f'{count:,}' for count in devices)}: {line}"
-            for (kind, line), devices in found.items()
-        ]
+        return _with_sizes([(row, row.caveats) for row in self.rows])
+
+    @property
+    def plan_notes(self) -> list[str]:
+        """What the searches of the sizes on the frontier note of their plans, likewise."""
+        return _with_sizes([(row, [n for n in row.plan_notes if n not in row.caveats]) for row in self.frontier])
 
     @property
     def fewest_devices(self) -> dict[tuple[str, int], int]:
@@ -167,6 +164,19 @@ class Sizes:
             "fewest_devices": fewest,
             "notes": list(self.notes),
         }
+
+
+def _with_sizes(said: Sequence[tuple[Row, Sequence[str]]]) -> list[str]:
+    """A line for each kind and line said of its rows, with the numbers of devices that it is of."""
+    found = dict[tuple[Kind, str], list[int]]()
+    for row, lines in said:
+        for line in lines:
+            devices = found.setdefault((row.cell.kind, line), [])
+            devices += [row.cell.devices] * (row.cell.devices not in devices)
+    return [
+        f"{short_name(kind.name)} x {', '.join(f'{count:,}' for count in devices)}: {line}"
+        for (kind, line), devices in found.items()
+    ]
 
 
 def run(

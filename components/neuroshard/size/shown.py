@@ -28,7 +28,7 @@ HEAD = " {:3} {:>7} {:>9} {:>9} {:>15} {:>8} {:>7} {:>9}"
 def sizes_text(sizes: Sizes) -> str:
     """All rows, by kind, with the frontiers."""
     lines = [*wrapped(sizes.what), *_kinds(sizes), "", *_marks(sizes), *_of_memory(sizes)]
-    lines += [line for note in sizes.notes for line in wrapped(f"note: {note}")]
+    lines += [line for note in (*sizes.plan_notes, *sizes.notes) for line in wrapped(f"note: {note}")]
     return "\n".join(lines)
 
 
@@ -143,7 +143,7 @@ def sizes_page(sizes: Sizes) -> str:
         "legend": "Predicted. Shaded: between a plan's ms and the bound that no plan goes below. Crosses, and the grey ground: "
         f"does not fit. Rings: no other size is better in both time and {second}.",
         "cards": list(_cards(sizes)),
-        "notes": [*sizes.notes, *(f"beyond what was measured: {line}" for line in sizes.caveats)],
+        "notes": [*sizes.plan_notes, *sizes.notes, *(f"beyond what was measured: {line}" for line in sizes.caveats)],
         "pictures": pictures,
         "heading": "Sizes",
         "columns": (*COLUMNS, ""),
