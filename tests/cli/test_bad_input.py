@@ -11,6 +11,8 @@ import pytest
 
 from helpers.limits import HANGS
 from helpers.shared import copy_of_made
+from neuroshard.cli.options import named_as_typed
+from neuroshard.core.errors import Infeasible
 from neuroshard.files.costs import read_costs
 
 GOOD = {"name": "a", "rows": 1000, "dim": 64, "pooling_factor": 2.0}
@@ -417,3 +419,21 @@ def test_an_output_over_another_file_of_the_command_is_refused(made, tmp_path, n
 def test_a_device_may_be_read_and_written(made, neuroshard):
     command = "tables --from-stats /dev/null --plan-out /dev/null --costs-out /dev/null -o /dev/null"
     assert_one_line(neuroshard(*command.split(), cwd=made), 1, "/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("said", "typed"),
+    [
+        ("host_memory: 'x' is not an amount", "--host-memory: 'x' is not an amount"),
+        ("the task: host_memory_bytes: must be smaller", "--host-memory: must be smaller"),
+        ("the task: device_memory_bytes[1]: must be smaller", "--memory: must be smaller"),
+        ("previous: not a plan", "--from: not a plan"),
+        ("rounds must be at least 0", "--rounds must be at least 0"),
+        ("devices have 3 GiB", "devices have 3 GiB"),
+        ("tables[3].dim: must be a multiple of 4", "tables[3].dim: must be a multiple of 4"),
+    ],
+)
+def test_an_error_of_a_search_that_begins_with_an_option_has_its_flag_and_keeps_its_kind(said: str, typed: str) -> None:
+    with pytest.raises(Infeasible) as error, named_as_typed():
+        raise Infeasible(said, proven=True)
+    assert (str(error.value), error.value.proven) == (typed, True)  # type: ignore[unreachable] # mypy: named_as_typed lets all pass

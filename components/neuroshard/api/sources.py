@@ -16,7 +16,7 @@ from neuroshard.api.arguments import public
 from neuroshard.api.results import Tables
 from neuroshard.core.clean import log
 from neuroshard.core.errors import UsageError
-from neuroshard.core.table import MOST_LOOKUPS, Table
+from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
 from neuroshard.orders.values import FilePath
@@ -127,7 +127,8 @@ def tables(
 
         return _noted(*load_tables(source), quiet)
     lookups = _lookups(pooling_factors or {})
-    usual = take.maybe(_number, "default_pooling_factor", default_pooling_factor)
+    usual = default_pooling_factor
+    usual = None if usual is None else tables_source.lookups(usual, "default_pooling_factor")
     asked = tables_source.Asked(access, dtype, optimizer, dim, lookups, usual)
     found = _read(source, is_model, asked)
     with TemporaryDirectory() as recorded:
@@ -191,24 +192,16 @@ def _counted(
 
 
 def _lookups(given: object) -> dict[str, float]:
-    """Lookups a sample by name. Raises UsageError."""
+    """Lookups a sample by name. Raises UsageError, InvalidInput."""
+    from neuroshard.files.importers.tables_source import lookups
+
     if not isinstance(given, Mapping):
         raise UsageError(f"pooling_factors is lookups by name, as in {{'user_id': 3.0}}, not {shown(given)}")
-    return {
-        str(name): sum(_number(f"pooling_factors of {name!r}", one) for one in listed)
-        for name, value in given.items()
-        for listed in [value if isinstance(value, list | tuple) else [value]]
-    }
+    each = {name: value if isinstance(value, list | tuple) else [value] for name, value in given.items()}
+    return {str(name): sum(lookups(one, f"pooling_factors: {name}") for one in many) for name, many in each.items()}
 
 
 _place = partial(take.name, what="a model in a store, as in 's3://bucket/prefix/ads-ranker'")
-
-
-def _number(option: str, value: object) -> float:
-    number = take.number(option, value)
-    if not 0 <= number <= MOST_LOOKUPS:
-        raise UsageError(f"{option} is a number of lookups from 0 to {MOST_LOOKUPS:g}, not {shown(value)}")
-    return number
 
 
 def _noted(listed: tuple[Table, ...], notes: tuple[str, ...], quiet: bool) -> Tables:

@@ -21,12 +21,7 @@ from neuroshard.files.disk import disk_errors, only_writer, read_bytes, write_by
 
 Fields = list[tuple[str, pa.DataType]]
 KINDS: dict[str, type[Case]] = {kind.kind: kind for kind in (ComputeCase, CollectiveCase, TierCase)}
-TABLE_COLUMNS = {
-    "table": "name",
-    "rows": "rows",
-    "dim": "dim",
-    "pooling_factor": "pooling_factor",
-}  # and fields of Table
+TABLE_COLUMNS = {"table": "name"} | {name: name for name in ("rows", "dim", "pooling_factor")}  # and fields of Table
 _COMPUTE: Fields = [
     ("case_id", pa.string()),
     ("split", pa.string()),

@@ -20,11 +20,9 @@ LOCK = ".lock"
 LOCK_ATTEMPTS = 100  # each but the last meets a run that has just ended
 NO_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)  # of file systems without flock
 WAYS_OUT = {
-    errno.EACCES: "; check its permissions, or give another path",
-    errno.EPERM: "; check its permissions, or give another path",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "; check its permissions, or give another path"),
     errno.EROFS: "; give another path",
-    errno.ENOSPC: "; free some space, or give another path",
-    errno.EDQUOT: "; free some space, or give another path",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space, or give another path"),
 }
 
 

@@ -35,7 +35,7 @@ ReadIds: TypeAlias = Callable[[RowOrder], Ints]
 
 class Drift(NamedTuple):
     """An order of the rows of `table` whose hottest `rows` had a share of the lookups when it was `made`, and have another `now`,
-    by a newer order, whose `best` as many rows have a share too."""
+    by a newer order, whose `best` as many rows have a share too; and the old order with the shares of now."""
 
     table: str
     rows: int
@@ -43,6 +43,7 @@ class Drift(NamedTuple):
     now: float
     best: float
     time: str
+    order: RowOrder
 
     @property
     def is_large(self) -> bool:
@@ -176,7 +177,18 @@ def check_ids(ids: Ints, order: RowOrder, where: str) -> None:
 def drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> list[Drift]:
     """How access has drifted from the row orders of a plan's task, by table, where there are `newer` orders. Of a table in two
     parts the hot rows count, else all that its order lists. `read` returns an order's ids."""
-    return [drift for drift, _ in _drifts(was, newer, read)]
+    held, found = was.constraints.rows_by_access, []
+    for name, old in was.orders.items():
+        new = newer.get(name)
+        if new is None or old.time >= new.time:
+            continue
+        shares = np.cumsum(shares_now(read(old), new, read(new)))
+        rows = held[name].hot_rows or old.hot_rows
+        points = tuple((count, min(float(shares[count - 1]), 1.0)) for count, _ in old.points)
+        now = {"points": points, "lookup_share": min(float(shares[-1]), 1.0)}
+        of_rows = (old.share_of(rows), float(shares[rows - 1]), new.share_of(rows))
+        found.append(Drift(name, rows, *of_rows, old.time, old.model_copy(update=now)))
+    return found
 
 
 def as_now(was: ShardingTask, today: ShardingTask, read: ReadIds) -> tuple[ShardingTask, list[Drift]]:
@@ -189,13 +201,13 @@ def as_now(was: ShardingTask, today: ShardingTask, read: ReadIds) -> tuple[Shard
             with suppress(NotFound):
                 read(table.row_order)
                 newer[table.name] = table.row_order
-    found = _drifts(was, newer, read)
-    orders = {drift.table: order for drift, order in found}
+    found = drifts(was, newer, read)
+    orders = {drift.table: drift.order for drift in found}
     tables = (
         table.model_copy(update={"row_order": orders[table.name]}) if table.name in orders else table
         for table in was.tables
     )
-    return was.model_copy(update={"tables": tuple(tables)}), [drift for drift, _ in found]
+    return was.model_copy(update={"tables": tuple(tables)}), found
 
 
 def with_drift(
@@ -235,22 +247,6 @@ def kept_orders(tables: Sequence[Table], was: ShardingTask, read: ReadIds) -> tu
         else:
             kept.append(table.model_copy(update={"row_order": old}))
     return tuple(kept), tuple(notes)
-
-
-def _drifts(was: ShardingTask, newer: Mapping[str, RowOrder], read: ReadIds) -> list[tuple[Drift, RowOrder]]:
-    """`drifts`, and each old order with the shares of now."""
-    held, found = was.constraints.rows_by_access, []
-    for name, old in was.orders.items():
-        new = newer.get(name)
-        if new is None or old.time >= new.time:
-            continue
-        shares = np.cumsum(shares_now(read(old), new, read(new)))
-        rows = held[name].hot_rows or old.hot_rows
-        drift = Drift(name, rows, old.share_of(rows), float(shares[rows - 1]), new.share_of(rows), old.time)
-        points = tuple((count, min(float(shares[count - 1]), 1.0)) for count, _ in old.points)
-        now = {"points": points, "lookup_share": min(float(shares[-1]), 1.0)}
-        found.append((drift, old.model_copy(update=now)))
-    return found
 
 
 def shares_now(old: Ints, new: RowOrder, new_ids: Ints) -> Floats:

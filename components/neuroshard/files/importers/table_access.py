@@ -3,7 +3,7 @@
 Traces are those of a stream, or what a trainer recorded (client/access.py), which says so in its file."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -15,7 +15,7 @@ import numpy as np
 from neuroshard.core.access import STEADY, access_exponent
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
-from neuroshard.core.text import counted, first_few
+from neuroshard.core.text import agreeing, counted, first_few
 from neuroshard.core.value import shown, timestamp
 from neuroshard.files.access import Ints
 from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter, Order, counted_table
@@ -133,20 +133,16 @@ def with_traces(
             else:
                 found.append(table)
             bar.advance()
-    notes = [f"how {counted(len(counting), 'table')} {_are(counting)} read: {one.said}" for one in recorded]
+    notes = [f"how {agreeing(len(counting), 'table', 'is', 'are')} read: {one.said}" for one in recorded]
     notes += [f"{counted(len(missing), 'table')} without a trace: {first_few(missing)}"] if missing else []
     if resized:
         notes.append(
-            f"{counted(len(resized), 'table')} {_are(resized)} as before, since the trainer has other rows: "
+            f"{agreeing(len(resized), 'table', 'is', 'are')} as before, since the trainer has other rows: "
             f"{first_few(sorted(resized))}"
         )
     if row_orders is not None:
         notes += _notes_on_row_orders([table for table in found if table.name in counting])
     return tuple(found), (*notes, *_notes_on(found, sampled=bool(recorded)))
-
-
-def _are(some: Sized) -> str:
-    return "is" if len(some) == 1 else "are"
 
 
 def _recorded(paths: Sequence[Path], batch_size: int | None) -> list[Recorded]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.table import ELEMENT_BYTES, Table
+from neuroshard.core.table import ELEMENT_BYTES, MOST_LOOKUPS, Table
 from neuroshard.core.units import parse_number
 from neuroshard.core.value import decode_json, shown
 from neuroshard.files import parquet
@@ -279,15 +279,18 @@ def _from_text(text: str) -> float | str:
 def _checked(pairs: Iterable[tuple[str, Any]], where: str) -> dict[str, float]:
     factors: dict[str, float] = {}
     for name, value in pairs:
-        try:
-            factor = math.nan if isinstance(value, bool | str) else float(value)
-        except (TypeError, OverflowError):
-            factor = math.nan
-        if not 0 <= factor <= 1e9:
-            raise InvalidInput(
-                f"{where}: {name} has {shown(value)} lookups a sample; it must be a number from 0 to 1e9"
-            )
         if name in factors:
             raise InvalidInput(f"{where}: {name} occurs twice")
-        factors[name] = factor
+        factors[name] = lookups(value, f"{where}: {name}")
     return factors
+
+
+def lookups(value: object, whose: str) -> float:
+    """Lookups a sample, of Python or NumPy. Raises InvalidInput."""
+    try:
+        factor = math.nan if isinstance(value, bool | str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        factor = math.nan
+    if not 0 <= factor <= MOST_LOOKUPS:
+        raise InvalidInput(f"{whose} has {shown(value)} lookups a sample; it must be a number from 0 to 1e9")
+    return factor
