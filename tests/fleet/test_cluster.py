@@ -26,40 +26,18 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServ
         yield server
 
 
-def test_it_asks_for_gpu_nodes_alone(api: FakeApiServer) -> None:
+def test_it_asks_for_gpu_nodes_alone_and_for_all_at_once(api: FakeApiServer) -> None:
     fleet = kubernetes_fleet()
     assert (len(fleet.kinds), fleet.source) == (6, api.url)
-    assert api.asked == [{"labelSelector": "nvidia.com/gpu.present=true", "limit": "500"}]
-
-
-def test_a_thousand_nodes_come_in_pages(api: FakeApiServer) -> None:
     api.nodes = [node(f"n{index}") for index in range(1001)]
     [kind] = kubernetes_fleet().kinds
     assert kind.nodes == 1001
-    assert [query.get("continue") for query in api.asked] == [None, "500", "1000"]
-
-
-def test_a_listing_that_expires_is_begun_again_and_nothing_counts_twice(
-    api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    api.nodes = [node(f"n{index}") for index in range(600)]
-    answer = api.answer
-    expired: list[object] = []
-
-    def expiring(path: str, query: dict[str, str], authorization: str | None) -> object:
-        if "continue" in query and not expired:
-            expired.append(query)
-            return 410, {"message": "the provided continue parameter is too old"}
-        return answer(path, query, authorization)
-
-    monkeypatch.setattr(api, "answer", expiring)
-    [kind] = kubernetes_fleet().kinds
-    assert (kind.nodes, len(expired)) == (600, 1)
+    assert api.asked == [{"labelSelector": "nvidia.com/gpu.present=true", "resourceVersion": "0"}] * 2
 
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(401, "the token is not valid there"), (500, "answered 500: fault 500"), (410, "answered 410: fault 410")],
+    [(401, "the token is not valid there"), (500, "answered 500: fault 500")],
 )
 def test_what_the_api_refuses_is_one_line(api: FakeApiServer, status: int, message: str) -> None:
     api.faults = [status] * 10

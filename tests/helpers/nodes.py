@@ -108,7 +108,7 @@ RUNNER = "kubeflow/neuroshard-runner"  # an account
 
 @dataclass
 class FakeApiServer:
-    """Not Kubernetes: it lists `nodes` as the API does, by label selector and in pages, and refuses other tokens.
+    """Not Kubernetes: it lists `nodes` as the API does, by label selector, and refuses other tokens.
 
     It also answers a dry run of a pod: what RBAC allows is in `allowed`, which `accounts` and `secrets` there are is
     "namespace/name", and with `violation` Pod Security refuses. The next answers are those in `faults` (HTTP statuses) while
@@ -169,15 +169,7 @@ class FakeApiServer:
             return 404, {"kind": "Status", "code": 404, "message": "not here"}
         key, _, value = query.get("labelSelector", "").partition("=")
         chosen = [one for one in self.nodes if not key or one["metadata"].get("labels", {}).get(key) == value]
-        begin, limit = int(query.get("continue", "0")), int(query.get("limit", "0")) or len(chosen)
-        rest = len(chosen) - begin - limit
-        metadata = {"continue": str(begin + limit), "remainingItemCount": rest} if rest > 0 else {}
-        return 200, {
-            "kind": "NodeList",
-            "apiVersion": "v1",
-            "metadata": metadata,
-            "items": chosen[begin : begin + limit],
-        }
+        return 200, {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": chosen}
 
     def kubeconfig(self, path: Path, token: str | None = None) -> Path:
         """A kubeconfig file that leads here."""

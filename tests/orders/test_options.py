@@ -65,7 +65,7 @@ SAID = {
     "constraints": Said("--constraints rules.json", Path("rules.json"), of_all(min_dim=16)),
     "pipeline": Said("--pipeline prefetch", "prefetch", {"pipeline": "prefetch"}),
     "dense_memory": Said("--dense-memory 6GiB", 6 * 2**30, {"dense_memory": "6GiB"}),
-    "allocator_share": Said("--allocator-share 10%", 0.1, {"allocator_share": "10%"}),
+    "allocator_share": Said("--allocator-share 0", 0, {"allocator_share": 0}),
     "index_dedup": Said("--index-dedup", True, {"index_dedup": True}),
     "pipeline_options": Said(
         "--pipeline-options clear_data_dist_inputs,free_features_storage_early",
@@ -101,7 +101,7 @@ SAID = {
     "pin": Said("--pin t1=0,3", ["t1=0,3"], rule(devices=[0, 3])),
     "together": Said("--together t1,t2", ["t1,t2"], of_all(together=[["t1", "t2"]])),
     "previous": Said("--from live.json", "live.json"),
-    "move_budget": Said("--move-budget 0", 0, {"move_budget": 0}),
+    "move_budget": Said("--move-budget 0", 0, {"move_budget": "0"}),
     "keep_optimizer_state": Said("--keep-optimizer-state", True, {"keep_optimizer_state": True}),
     "group_size": Said("--group-size 4 --batch-size 512 --domain 4", 4),
     "sync_every": Said("--sync-every 10 --group-size auto --batch-size 512 --domain 4", 10),

@@ -13,11 +13,11 @@ from neuroshard.files.disk import read_bytes
 from neuroshard.kube import kubernetes_api
 
 GPU_NODES = "nvidia.com/gpu.present=true"
-PAGE = 500  # nodes; 1,000 with their labels are 10 MB of JSON
-TIMEOUT = (5.0, 30.0)  # seconds to connect, and between two bytes of an answer
+TIMEOUT = (
+    5.0,
+    30.0,
+)  # seconds to connect, and between two bytes of an answer: 1,000 nodes with their labels are 10 MB of JSON
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its token
-EXPIRED = 410  # the status for a page's token that is older than the server's snapshots
-LISTINGS = 3  # attempts at a whole listing
 WAYS_OUT = {
     401: "; the token is not valid there",
     403: "; bind the ClusterRole neuroshard-fleet (manifests/base/rbac.yaml) to this account",
@@ -119,33 +119,13 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
     with kubernetes_api(context=context, hints=WAYS_OUT) as api:
         from kubernetes.client import CoreV1Api
 
+        # As JSON, since the client's own classes refuse fields of newer servers; and all at once, as the server holds them in its
+        # memory: pages of a list expire while they are asked for
+        answer = CoreV1Api(api).list_node(
+            label_selector=GPU_NODES, resource_version="0", _request_timeout=TIMEOUT, _preload_content=False
+        )
         host = api.configuration.host
-        return host, _all_nodes(CoreV1Api(api), host)
-
-
-def _all_nodes(core: Any, host: str) -> list[Node]:
-    """The nodes of all pages of the NodeList, as decoded JSON: the client's own classes refuse fields of newer servers."""
-    from kubernetes.client.exceptions import ApiException
-
-    for left in reversed(range(LISTINGS)):
-        nodes: list[Node] = []
-        more: dict[str, str] = {}
-        try:
-            while True:
-                answer = core.list_node(
-                    label_selector=GPU_NODES, limit=PAGE, _request_timeout=TIMEOUT, _preload_content=False, **more
-                )
-                page = decode_json(answer.data, "the Kubernetes API")
-                nodes += _nodes(page, host)
-                metadata = page.get("metadata")
-                token = metadata.get("continue") if isinstance(metadata, dict) else None
-                if not token or not isinstance(token, str):
-                    return nodes
-                more = {"_continue": token}
-        except ApiException as error:
-            if error.status != EXPIRED or not left:
-                raise
-    raise AssertionError("unreachable")
+        return host, _nodes(decode_json(answer.data, "the Kubernetes API"), host)
 
 
 def _nodes(listed: Any, where: str) -> list[Node]:

@@ -45,8 +45,8 @@ AUTO = "auto"  # the search chooses: the data-parallel tables, or those held by 
 Amount = str | float
 T = TypeVar("T")
 _Ranks = Annotated[Whole, Field(ge=1, le=MAX_DEVICES)]
-# an amount in models.yaml, where 0 and 0.1 are numbers
-_Text = Annotated[str, BeforeValidator(lambda given: str(given) if take.is_number(given) else given)]
+# a share in models.yaml, where 0 and 0.1 are numbers; what has a unit is text there, for a number lacks it
+_Share = Annotated[str, BeforeValidator(lambda given: str(given) if take.is_number(given) else given)]
 Part = Literal["task", "settings", "constraints"]
 
 
@@ -183,7 +183,7 @@ class _Needed(TypedDict):
     memory: Annotated[
         Amount | Sequence[Amount],
         "Memory of a device: bytes or a unit (32GiB); one for all, or one per device, separated by commas.",
-        Option(_amounts("'80GiB'"), "SIZE", models_yaml=_Text),
+        Option(_amounts("'80GiB'"), "SIZE", models_yaml=str),
     ]
 
 
@@ -196,7 +196,7 @@ class _OfOneSize(TypedDict, total=False):
     host_memory: Annotated[
         Amount | None,
         "Memory of a host for tables that HBM does not hold: they are cached, or in host memory [default: none; all in HBM].",
-        _task(_amount("'1TiB'", parse_bytes), "SIZE", field="host_memory_bytes", models_yaml=_Text | None),
+        _task(_amount("'1TiB'", parse_bytes), "SIZE", field="host_memory_bytes", models_yaml=str | None),
     ]
     time_budget: Annotated[
         Amount | None,
@@ -241,13 +241,13 @@ class EverySearch(TypedDict, total=False):
     dense_memory: Annotated[
         Amount | None,
         "What the dense layers of a rank keep of a step at its peak: 6GiB [default: unknown, and not counted].",
-        _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=_Text | None),
+        _task(_amount("'6GiB'", parse_bytes), "SIZE", field="dense_memory_bytes", models_yaml=str | None),
     ]
     allocator_share: Annotated[
         Amount,
         "What CUDA's caching allocator holds beyond the tensors of a step, as a share of them; trainers with "
         "PYTORCH_ALLOC_CONF=expandable_segments:True need less: 10%.",
-        _task(_then(take.portion, check_allocator_share), "SHARE", ALLOCATOR_SHARE, models_yaml=_Text),
+        _task(_then(take.portion, check_allocator_share), "SHARE", ALLOCATOR_SHARE, models_yaml=_Share),
     ]
     index_dedup: Annotated[
         bool,
@@ -349,7 +349,7 @@ class EverySearch(TypedDict, total=False):
     simplicity: Annotated[
         Amount,
         "Most that a plan may cost above the cheapest to have fewer cuts, or tables beyond HBM; 0 takes the cheapest.",
-        _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=_Text),
+        _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=_Share),
     ]
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]
 
@@ -367,7 +367,7 @@ class SearchOptions(_Needed, _OfOneSize, EverySearch, total=False):
             _amount("'50GiB'", partial(parse_bytes, least=0)),
             "SIZE",
             field="move_budget_bytes",
-            models_yaml=_Text | None,
+            models_yaml=str | None,
         ),
     ]
     keep_optimizer_state: Annotated[
