@@ -70,14 +70,16 @@ def find(problem: Problem, asked: Asked) -> Found:
 
 
 def go_on(problem: Problem, near: State, asked: Asked) -> Found | None:
-    """What a few rounds find from a plan `near` one of this problem, which has little less room; None where that finds no new
-    places, where the algorithm is none that goes on, or from a current plan, which may not move far."""
+    """What a few rounds find from a plan `near` one of this problem, which has little less room, or from greedy plans that spread
+    the same tables where its shards find no new places. None where there are none of these, where the algorithm is none that goes
+    on, or from a current plan, which may not move far."""
     settings = asked.settings
-    start = None if settings.algorithm != LOCAL_SEARCH or asked.current is not None else started(problem, near)
-    if start is None:
+    if settings.algorithm != LOCAL_SEARCH or asked.current is not None:
         return None
+    there, start = problem.with_spread(near.problem.spread, near.problem.places), started(problem, near)
+    first = [start] if start is not None else [] if there is None else first_plans(there, problem.tuning.greedy_plans)
     few = replace(asked, settings=replace(settings, rounds=settings.most_rounds // GO_ON))
-    return _local_search(problem, [start], few, np.random.default_rng(settings.seed))
+    return _local_search(problem, first, few, np.random.default_rng(settings.seed)) if first else None
 
 
 def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) -> State:

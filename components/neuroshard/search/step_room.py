@@ -116,7 +116,7 @@ def _with_room(room: Room, search: Callable[[Room | None, State | None], T], mis
             return search(room._replace(nbytes=kept), near)
         except StepDoesNotFit as error:
             misses.append(error)
-            near, more = error.state if room.counts_sent else None, error.more_bytes(room)
+            near, more = error.state, error.more_bytes(room)
             kept, too_few = more if too_few is None else np.maximum(kept, more), kept
         except Infeasible:
             if too_few is None:
