@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-worlds bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -143,9 +143,6 @@ bench-traces: .venv/dev.done ## real lookups beside those drawn by their reuse b
 
 bench-truth: .venv/dev.done ## costs from datasheets beside figures of real GPUs that others measured; ARGS="--figures FOLDER"
 	@$(BIN)/python tests/bench/truth.py $(ARGS)
-
-bench-worlds: .venv/dev.done ## is what nets promise true in formulas with other constants? ARGS="--tables-dir FOLDER" of public table sets, --quick
-	@$(BIN)/python tests/bench/worlds.py $(ARGS)
 
 bench-page: .venv/dev.done ## docs/benchmarks/*.json -> docs/benchmarks.md; a bench writes its tables there with ARGS=--publish
 	@$(BIN)/python tests/bench/publishing/page.py

@@ -10,7 +10,6 @@ Distributions and streams are drawn by seed. A stream is counted on its first pa
 cache filled by the first. Caches hold at least 1.5 times a batch's distinct rows, 3 times with prefetch, and are warm.
 """
 
-import argparse
 import sys
 import time
 from collections import defaultdict
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import print_table, publish
+from bench.publishing import page
 from helpers.fbgemm_cache import simulated
 from helpers.streams import Batch, cycles, drifting, in_time, independent, ordered, sessions, zipf
 from neuroshard.core.access import AccessCurve
@@ -45,7 +44,7 @@ Found = dict[str, dict[str, list[float]]]  # by kind of access and by prediction
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.parser(__doc__, "two tasks of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=12, help="of each kind [12]")
     parser.add_argument(
@@ -53,11 +52,7 @@ def main() -> None:
     )
     parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
     parser.add_argument("--requests", type=Path, help="a number a line, in order of time")
-    parser.add_argument("--quick", action="store_true", help="two tasks of each kind")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
-    options = parser.parse_args()
-    if options.publish and options.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    options = page.asked(parser)
     tasks, only = 2 if options.quick else options.tasks, options.only.split(",")
     questions = {
         "distributions": "Are misses predicted from a distribution those of a simulated cache? Tables of 100,000 rows, drawn.",
@@ -69,36 +64,28 @@ def main() -> None:
         "streams": lambda: of_streams(tasks, options.seed),
         "real": lambda: of_real_streams(options.ratings, options.requests),
     }
+
+    def show(name: str, question: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        page.show(f"cache-{name}", question, columns, rows, "none", published=options.publish)
+
     for name, run in runs.items():
         if name not in only:
             continue
         if name == "real" and not (options.ratings or options.requests):
             print("skipped: real streams need --ratings or --requests")
             continue
-        columns, rows = table_of(run(), WAYS_TO_PREDICT[name])
-        print(f"\n{questions[name]}")
-        print_table(columns, rows)
-        if options.publish:
-            publish(f"cache-{name}", questions[name], columns, rows, costs="none")
+        show(name, questions[name], *table_of(run(), WAYS_TO_PREDICT[name]))
     if "orders" in only and (options.ratings or options.requests):
-        columns, rows = row_orders(options.ratings, options.requests)
         question = (
             "Which share of the lookups do the hottest rows of a row order have later? Real streams: an order of the first half, "
             "and how it fares in the second. The hottest tenth of the rows, or as many as are listed."
         )
-        print(f"\n{question}")
-        print_table(columns, rows)
-        if options.publish:
-            publish("cache-row-orders", question, columns, rows, costs="none")
+        show("row-orders", question, *row_orders(options.ratings, options.requests))
     if "counting" in only:
-        columns, rows = counting(options.seed)
         question = (
             "What does counting a stream cost, and how far off is a sample? Zipf 1.05, 1,000,000 rows, 32,768 lookups."
         )
-        print(f"\n{question}")
-        print_table(columns, rows)
-        if options.publish:
-            publish("cache-counting", question, columns, rows, costs="none")
+        show("counting", question, *counting(options.seed))
 
 
 def table_of(found: Found, ways: Sequence[str]) -> tuple[list[str], list[list[str]]]:

@@ -21,7 +21,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import print_table, publish
+from bench.publishing import page
 from bench.trainer import neuroshard
 from helpers.hosts import Rank, hosts, lacks_hosts, start_ranks
 from neuroshard.core.table import Table
@@ -60,16 +60,14 @@ SLOW, PRECISIONS = NETWORKS[1], ("fp32", "fp16", "int8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.parser(__doc__, "one table set, one round")
     parser.add_argument("--worlds", type=int, default=3, help="table sets, drawn at random [3]")
     parser.add_argument("--rounds", type=int, default=3, help="times that each plan trains [3]")
     parser.add_argument("--steps", type=int, default=12, help="of a training [12]")
     parser.add_argument("--budget", default="90s", help="to measure a table set for [90s]")
     parser.add_argument("--seed", type=int, default=0, help="of the first table set [0]")
     parser.add_argument("--only", choices=["networks", "precisions"], help="one of the two tables")
-    parser.add_argument("--quick", action="store_true", help="one table set, one round")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
-    options = parser.parse_args()
+    options = page.asked(parser)
     if options.quick:
         options.worlds = options.rounds = 1
     if why := lacks_hosts():
@@ -94,7 +92,7 @@ def race_networks(options: argparse.Namespace) -> None:
                 print(f"| {' | '.join(row)} |", flush=True)
                 rows.append(row)
     if options.publish:
-        publish(
+        page.publish(
             "trainer-hosts",
             "Is a plan that knows the network between hosts faster? Ranks of TorchRec in network namespaces, "
             f"{RANKS_A_HOST} a host, batch {BATCH_SIZE:,}.",
@@ -131,13 +129,11 @@ def race_precisions(options: argparse.Namespace) -> None:
         for words, each in took.items()
     ]
     columns = ["all-to-alls in", "a step", "faster", "predicted"]
-    print_table(columns, rows)
-    if options.publish:
-        question = (
-            f"What do all-to-alls of fewer bytes save over a slow network? {SLOW.hosts} x {RANKS_A_HOST} ranks of TorchRec in "
-            f"network namespaces, {SLOW.rate} a rank, plans that know it."
-        )
-        publish("trainer-precision", question, columns, rows, costs="measured")
+    question = (
+        f"What do all-to-alls of fewer bytes save over a slow network? {SLOW.hosts} x {RANKS_A_HOST} ranks of TorchRec in "
+        f"network namespaces, {SLOW.rate} a rank, plans that know it."
+    )
+    page.show("trainer-precision", question, columns, rows, "measured", published=options.publish)
 
 
 def make_tables(seed: int) -> tuple[Table, ...]:

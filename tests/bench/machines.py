@@ -24,7 +24,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from bench.publishing.page import publish  # noqa: E402
+from bench.publishing import page  # noqa: E402
 from bench.simulating.machines import MACHINES, Launch, Machine, Skip  # noqa: E402
 from neuroshard.client import load_plan  # noqa: E402
 from neuroshard.core.errors import NeuroshardError  # noqa: E402
@@ -50,17 +50,13 @@ class Row(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.parser(__doc__, "two cheap ones, one of them by a formula")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=[machine.name for machine in MACHINES])
-    parser.add_argument("--quick", action="store_true", help="two cheap ones, one of them by a formula")
     parser.add_argument("--budget", help="to measure for [default: 40s, quick 20s]")
     parser.add_argument("--backend", help="cpu or synthetic [default: cpu, quick what each says]")
     parser.add_argument("--steps", type=int, default=5, help="of the trainer")
     parser.add_argument("--folder", type=Path, help="keep the runs there")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
-    options = parser.parse_args()
-    if options.publish and options.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    options = page.asked(parser)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # control groups and busy loops go first
     options.budget = options.budget or ("20s" if options.quick else "40s")
     chosen = [
@@ -76,7 +72,7 @@ def main() -> None:
             print(line(Row._fields, heading=True), flush=True)
         print(line(cells(rows[-1])), flush=True)
     if options.publish:
-        publish(
+        page.publish(
             "machines-runs",
             f"Does `make run` end well on machines that this one is not? {options.budget} to measure.",
             ["machine", "ended", "table sets measured", "error on unseen tables", "stands in"],

@@ -7,7 +7,6 @@ group by group of cases, so both see the same machine. Ours visits the sets of a
 weights for each visit, so it has all repeats of a case in one visit. Every case is measured twice, a whole pass apart.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -22,7 +21,7 @@ from neuroshard.measure.timing.clocks import Cpu
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import publish
+from bench.publishing import page
 from helpers.restart import restart_with
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
@@ -76,13 +75,9 @@ def one_visit(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_CASES} cases instead of {CASES}")
+    parser = page.parser(__doc__, f"{QUICK_CASES} cases instead of {CASES}")
     parser.add_argument("--batch-size", type=int, default=BATCH)
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
-    asked = parser.parse_args()
-    if asked.publish and asked.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    asked = page.asked(parser)
     restart_with(kept_memory(os.environ))  # workers have these settings; glibc reads them when a process begins
     warnings.simplefilter("ignore")  # FBGEMM's, while it is imported
 
@@ -134,8 +129,6 @@ def main() -> None:
     print(
         f"{cpu().name}, batch {asked.batch_size}, {len(cases)} cases twice; load {os.getloadavg()[0]:.1f} at the end\n"
     )
-    print("| | cases a second | label noise (median) | mean | disturbed |")
-    print("|---|---|---|---|---|")
     rates, noises, rows = {}, {}, []
     for way in ways:
         pairs = zip(*labels[way], strict=True)
@@ -144,17 +137,13 @@ def main() -> None:
         disturbed = statistics.mean(cost.disturbed for costs in labels[way] for cost in costs)
         medians = f"{statistics.median(differences):.1%}"
         rows.append((way, f"{rates[way]:.2f}", medians, f"{noises[way]:.1%}", f"{disturbed:.0%}"))
-        print(f"| {' | '.join(rows[-1])} |")
+    question = (
+        f"What does our harness gain over a fresh operator for every case? {len(cases)} sets, each measured twice."
+    )
+    columns = ["", "cases a second", "noise of labels: median", "mean", "disturbed"]
+    page.show("measure-harness", question, columns, rows, "measured", published=asked.publish)
     mine, other = ways
     print(f"\n{rates[mine] / rates[other]:.1f} x the cases a second; buffers were made once, in {starting:.1f} s")
-    if asked.publish:
-        publish(
-            "measure-harness",
-            f"What does our harness gain over a fresh operator for every case? {len(cases)} sets, each measured twice.",
-            ["", "cases a second", "noise of labels: median", "mean", "disturbed"],
-            rows,
-            costs="measured",
-        )
     noisier = noises[mine] > NOISIER * noises[other] and not asked.quick  # of 8 pairs the noise is a guess
     if rates[mine] < SPEED_UP * rates[other] or noisier:
         sys.exit(f"error: less than {SPEED_UP:g} x, or more than {NOISIER:g} x the noise")

@@ -5,7 +5,6 @@ Cases are drawn by seed (tests/helpers/step_cases.py): collections, ways to hold
 not depend on how fast this machine is.
 """
 
-import argparse
 import random
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.publishing.page import print_table, publish
+from bench.publishing import page
 from helpers.step_cases import PIPELINES, StepCase, drawn_case, peaks_of
 from neuroshard.core.plan import peaks_of as peaks_of_plan
 from neuroshard.core.step_memory import Pipeline
@@ -50,11 +49,9 @@ def row(name: str, found: Sequence[float]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 cases a row instead of 15")
+    parser = page.parser(__doc__, "2 cases a row instead of 15")
     parser.add_argument("--seed", type=int, default=FIRST_SEED)
-    parser.add_argument("--publish", action="store_true", help="write the table to docs/benchmarks")
-    arguments = parser.parse_args()
+    arguments = page.asked(parser)
     rows, every, cases = list[tuple[str, ...]](), list[float](), 2 if arguments.quick else 15
     for place, (name, pipelines, precisions, exponents) in enumerate(KINDS):
         found = list[float]()
@@ -68,9 +65,7 @@ def main() -> None:
     rows.append(row("all", every))
     columns = ("pipeline", "ranks", "mean error", "within 1 %", "within 5 %", "lowest", "highest")
     question = "How far is the ledger of a step's memory from live bytes of real steps?"
-    print_table(columns, rows)
-    if arguments.publish:
-        publish("trainer-memory", question, columns, rows, "measured")
+    page.show("trainer-memory", question, columns, rows, "measured", published=arguments.publish)
 
 
 if __name__ == "__main__":

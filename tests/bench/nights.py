@@ -11,7 +11,6 @@ what runs every night: pipelines/neuroshard.yaml with its steps in processes of 
 S3 server (rclone) that goes away.
 """
 
-import argparse
 import json
 import os
 import re
@@ -31,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from bench.nightly import cases, files, simulation  # noqa: E402
-from bench.publishing.page import publish  # noqa: E402
+from bench.publishing import page  # noqa: E402
 from helpers.loopback import NETLOC, url  # noqa: E402
 from helpers.nightly import age  # noqa: E402
 from helpers.servers import KEY, SECRET, free_port, serving  # noqa: E402
@@ -166,26 +165,20 @@ class Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="two simulated weeks, a tenth of the damaged files, and kills in measure and deploy only",
+    parser = page.parser(
+        __doc__, "two simulated weeks, a tenth of the damaged files, and kills in measure and deploy only"
     )
     parser.add_argument("--only", choices=("states", "simulation", "files", "runs"), help="one of the four")
     parser.add_argument("--seed", type=int, default=0, help="of the simulation and of the damaged files")
     parser.add_argument("--share", type=float, default=1.0, help="of the damaged files, drawn from the seed")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
-    options = parser.parse_args()
-    if options.publish and options.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    options = page.asked(parser)
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as folder:
         scratch, good = Path(folder), True
         os.environ["XDG_CACHE_HOME"] = str(scratch / "cache")
         if options.only in (None, "states"):
             good, rows = quietly(lambda: cases.show(scratch / "states"))
             if options.publish:
-                publish(
+                page.publish(
                     "nights-states",
                     "Do later nights go on from a bad state, with nobody's help?",
                     ["state", "the nights, one after another"],
@@ -197,7 +190,7 @@ def main() -> None:
             well, rows = quietly(lambda: simulation.show(scratch / "simulation", options.seed, weeks))
             good = good and well
             if options.publish:
-                publish(
+                page.publish(
                     "nights-simulation",
                     "Is a night ever stuck or anything lost, in two simulated months of kills, clocks, fleets and versions?",
                     simulation.COLUMNS,
@@ -209,7 +202,7 @@ def main() -> None:
             well, rows = quietly(lambda: files.show(scratch / "files", options.seed, share))
             good = good and well
             if options.publish:
-                publish(
+                page.publish(
                     "nights-files",
                     "Does the next night go on, with every plan kept, whichever object of its store is damaged?",
                     [files.COLUMNS[0], *files.COLUMNS[3:]],
@@ -220,7 +213,7 @@ def main() -> None:
         table = runs(options.quick)
         good = good and table.good
         if options.publish:
-            publish(
+            page.publish(
                 "nights-runs",
                 "What do nights of the compiled pipeline do when the fleet changes, the store goes away, or they are killed?",
                 PUBLISHED,

@@ -6,7 +6,6 @@ Folder stores lie in a temporary folder; S3 is moto's server, one Python process
 The trainer's step time under several planners' plans is trainer.py's.
 """
 
-import argparse
 import json
 import os
 import random
@@ -33,7 +32,7 @@ from botocore.config import Config
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.publishing.page import publish
+from bench.publishing import page
 from helpers import servers
 from helpers.costs import random_model, with_error
 from helpers.damage import CHECKS, fuzz
@@ -81,13 +80,11 @@ SPOILED = 0.3  # of all answers; a request is tried four times
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a thirtieth of it or so, to see that it runs")
+    parser = page.parser(__doc__, "a thirtieth of it or so, to see that it runs")
     parser.add_argument("--only", default="", help="the rows in whose names this occurs")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
-    options = parser.parse_args()
-    if options.publish and (options.quick or options.only):
-        parser.error("--publish is for whole runs, not for --quick or --only")
+    options = page.asked(parser)
+    if options.publish and options.only:
+        parser.error("--publish is for whole runs, not for --only")
     sizes, only = QUICK if options.quick else FULL, options.only
     figures: dict[str, str] = {}
 
@@ -134,7 +131,7 @@ def publish_both(figures: dict[str, str]) -> None:
         short = re.split(r"[;:] | [(]", figure)[0]
         if name not in WAITING:
             found.setdefault(kind, []).append(f"{which}: {short}" if which else short)
-    publish(
+    page.publish(
         "release-faults",
         "Do releases survive races, kills, spoiled answers and damaged files? A broken promise ends the run.",
         ["", "found"],
@@ -142,7 +139,7 @@ def publish_both(figures: dict[str, str]) -> None:
         costs="none",
     )
     waited = [(name, figures[name]) for name in WAITING]
-    publish("release-time", "How long does a trainer wait for its plan?", ["", "found"], waited, costs="none")
+    page.publish("release-time", "How long does a trainer wait for its plan?", ["", "found"], waited, costs="none")
 
 
 @contextmanager

@@ -19,7 +19,6 @@ drawn by seed as those of bench/tiers.py, and every second table is a sequence; 
 of half of them, by its own distribution; of every fourth ids are in this order.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -47,7 +46,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-from bench.publishing.page import print_table, publish
+from bench.publishing import page
 from bench.searching.tier_tasks import drawn
 from helpers.gloo import on_ranks
 from helpers.hosts import Rank, enter, environment_of, hosts, lacks_hosts
@@ -348,9 +347,7 @@ def searched(folder: Path, seed: int, sizes: Sequence[tuple[int, int, float]]) -
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="smaller tables and fewer steps")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
+    parser = page.parser(__doc__, "smaller tables and fewer steps")
     parser.add_argument("--tables-dir", type=Path, help="a folder with meta-production-1935.json, for the search")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help=f"of the first task of the search [{FIRST_SEED}]")
     parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
@@ -358,21 +355,15 @@ def main() -> int:
     parser.add_argument(
         "--only", default="map,sequences,links,streams,search", help="some of them, separated by commas"
     )
-    options = parser.parse_args()
-    if options.publish and options.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    options = page.asked(parser)
     torch.set_num_threads(1)
     rows, samples, steps = (100_000, 256, 8) if options.quick else (1_000_000, 2048, 24)
     size = f"{rows:,} rows x {DIM} fp32, {samples:,} samples a rank of {LOOKUPS} lookups, {RANKS} gloo ranks, {steps} steps"
 
     def show(name: str, question: str, columns: Sequence[str], found: Sequence[Sequence[str]]) -> None:
-        print(f"\n## {question}\n")
-        print_table(columns, found)
-        if options.publish:
-            if name == "search":
-                publish("search-rows", question, columns, found, costs="formula")
-            else:
-                publish(f"trainer-rows-{name}", question, columns, found, costs="measured")
+        full = "search-rows" if name == "search" else f"trainer-rows-{name}"
+        costs: page.CostsFrom = "formula" if name == "search" else "measured"
+        page.show(full, question, columns, found, costs, published=options.publish)
 
     only = options.only.split(",")
     torch.library.impl("fbgemm::jagged_unique_indices", "CPU", unique_indices)  # there is none

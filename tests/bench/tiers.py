@@ -7,8 +7,6 @@ zipf exponent of 0.6 to 1.3; HBM holds 10, 25 or 50 % of them, and a device's ba
 analytic:h100. Times are CPU seconds of one process with one thread.
 """
 
-import argparse
-import json
 import os
 import sys
 import time
@@ -22,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from bench.publishing.page import print_table, publish
+from bench.publishing import page
 from bench.searching.peers_tiers import MissedBytes, WithoutCollectives, least_ms, recshard
 from bench.searching.tier_tasks import SHARES, drawn
 from helpers.restart import restart_with
@@ -35,7 +33,6 @@ from neuroshard.costmodel.analytic import Analytic, analytic_model
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.tiers import with_tiers
-from neuroshard.files.disk import write_bytes
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tiers.division import divided
@@ -248,15 +245,12 @@ SECTIONS: dict[str, Callable[[Settings], Section]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.parser(__doc__, "a task of each, to see that it runs")
     parser.add_argument("--tables-dir", type=Path, help="folder of the public table sets")
-    parser.add_argument("--out", type=Path, default=Path("bench"), help="folder for tiers.json")
-    parser.add_argument("--quick", action="store_true", help="a task of each, to see that it runs")
     parser.add_argument("--tasks", type=int, help="draws of tables, each with three shares of HBM [default: 12]")
     parser.add_argument("--seed", type=int, default=FIRST_SEED, help="of the first task")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
     parser.add_argument("--only", help=f"sections, of {', '.join(SECTIONS)}")
-    asked = parser.parse_args()
+    asked = page.asked(parser)
     restart_with({"PYTHONHASHSEED": "0"})  # as TorchRec's planner needs it (searching/peers_torchrec.py)
     sections = asked.only.split(",") if asked.only else list(SECTIONS)
     if unknown := set(sections) - SECTIONS.keys():
@@ -264,19 +258,10 @@ def main() -> None:
     if asked.tables_dir is None or not asked.tables_dir.is_dir():
         print("nothing is run: give --tables-dir, the folder of meta-production-1935.json")
         return
-    if asked.publish and asked.quick:
-        parser.error("--publish is for whole runs, not for --quick")
     settings = Settings(asked.tables_dir, asked.tasks or (1 if asked.quick else 12), asked.seed, asked.quick)
-    asked.out.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {}
     for name in sections:
         section = SECTIONS[name](settings)
-        print(f"\n### {name}\n\n{section.question}\n", flush=True)
-        print_table(section.columns, section.rows)
-        if asked.publish:
-            publish(f"search-tiers-{name}", section.question, section.columns, section.rows, "formula")
-        report[name] = section._asdict()
-        write_bytes(asked.out / "tiers.json", json.dumps(report, indent=1).encode())
+        page.show(f"search-tiers-{name}", *section, "formula", published=asked.publish)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ lookups drawn by the reuse bins counted on them, and with those of a Zipf distri
 one run, in turns.
 """
 
-import argparse
 import sys
 import tempfile
 from collections import defaultdict, deque
@@ -19,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import print_table, publish
+from bench.publishing import page
 from bench.trainer import neuroshard
 from neuroshard.core.access import access_exponent
 from neuroshard.core.case import Cases, ComputeCase
@@ -47,14 +46,10 @@ Set = tuple[tuple[str, int], ...]  # names and widths of tables
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.parser(__doc__, "two sets")
     parser.add_argument("--ratings", type=Path, help="u.data: user, film, rating, time a line")
     parser.add_argument("--sets", type=int, default=SETS, help=f"sets of several tables [{SETS}]")
-    parser.add_argument("--quick", action="store_true", help="two sets")
-    parser.add_argument("--publish", action="store_true", help="write the table into docs/benchmarks/, and the page")
-    options = parser.parse_args()
-    if options.publish and options.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    options = page.asked(parser)
     if options.ratings is None:
         print("nothing is run: give --ratings, the file of ratings")
         return
@@ -86,13 +81,11 @@ def main() -> None:
                 f"{off[np.abs(off).argmax()]:+.1%}",
             ]
         )
-    print_table(COLUMNS, rows)
-    if options.publish:
-        question = (
-            f"Do lookups drawn by reuse bins cost what real ones do? {len(lookups)} tables of MovieLens 100K's ratings in their "
-            f"order, alone and in sets, batch {BATCH_SIZE:,}."
-        )
-        publish("measure-traces", question, COLUMNS, rows, costs="measured")
+    question = (
+        f"Do lookups drawn by reuse bins cost what real ones do? {len(lookups)} tables of MovieLens 100K's ratings in their "
+        f"order, alone and in sets, batch {BATCH_SIZE:,}."
+    )
+    page.show("measure-traces", question, COLUMNS, rows, "measured", published=options.publish)
 
 
 def features(path: Path) -> dict[str, Lookups]:

@@ -28,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import print_table, publish
+from bench.publishing import page
 from helpers.gloo import on_ranks
 from helpers.restart import restart_with
 from neuroshard.core.table import Table
@@ -77,15 +77,11 @@ class Raced(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of it or so, to see that it runs")
+    parser = page.parser(__doc__, "a tenth of it or so, to see that it runs")
     parser.add_argument("--only", default="", help="nothing is done unless this is in the word trainer")
     parser.add_argument("--processes", type=int, default=2, help="ranks that train, each a gloo process [2]")
     parser.add_argument("--seed", type=int, default=0, help="of the table sets [0]")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
-    options = parser.parse_args()
-    if options.publish and options.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    options = page.asked(parser)
     if options.only not in "trainer":
         return
     # As `neuroshard measure` does, and as a GPU's allocator: by default half of a step on a CPU goes into new pages of memory.
@@ -116,7 +112,7 @@ def report(raced: Sequence[Raced], effort: Effort, processes: int, *, publishing
         f"Does the plan that is predicted to be faster train faster? Time over that of our plan, {where}, "
         f"{effort.rounds} rounds of {effort.steps} steps in turns; 95 % intervals by bootstrap."
     )
-    print_table(columns, rows)
+    page.show("trainer-steps", question, columns, rows, "measured", published=publishing)
     share = [float(np.median(one.trained.embeddings_ms[OURS]) / np.median(one.trained.step_ms[OURS])) for one in raced]
     ratios = {
         "predicted / embeddings": [
@@ -130,16 +126,9 @@ def report(raced: Sequence[Raced], effort: Effort, processes: int, *, publishing
         (name, f"{statistics.mean(each):.2f}", f"{min(each):.2f}", f"{max(each):.2f}") for name, each in ratios.items()
     ]
     seen.append(("embeddings / whole step", *(f"{of(share):.2f}" for of in (statistics.mean, min, max))))
-    print_table(["", "mean", "least", "most"], seen)
-    if publishing:
-        publish("trainer-steps", question, columns, rows, costs="measured")
-        publish(
-            "trainer-agreement",
-            f"Is what is predicted, and what `evaluate` runs, what the trainer sees? Our plans of {where}.",
-            ["ratio of the slowest ranks' ms", "mean", "least", "most"],
-            seen,
-            costs="measured",
-        )
+    question = f"Is what is predicted, and what `evaluate` runs, what the trainer sees? Our plans of {where}."
+    columns = ["ratio of the slowest ranks' ms", "mean", "least", "most"]
+    page.show("trainer-agreement", question, columns, seen, "measured", published=publishing)
 
 
 def planners(raced: Sequence[Raced]) -> list[str]:

@@ -9,7 +9,6 @@ anchor, not a label. Ratios are therefore shown twice: of embeddings alone, and 
 layers, which is no part of the product. HugeCTR ran those steps with fp16 all-to-alls, so their bytes are halved for them.
 """
 
-import argparse
 import csv
 import json
 import sys
@@ -24,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.publishing.page import publish
+from bench.publishing import page
 from helpers.parts import cut_to
 from neuroshard.core.clean import silent
 from neuroshard.core.part import Part
@@ -93,11 +92,9 @@ class Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.parser(__doc__, "for `make bench`: it takes a second either way")
     parser.add_argument("--figures", type=Path, default=FIGURES, help="folder of the figures [../shared/truth]")
-    parser.add_argument("--quick", action="store_true", help="for `make bench`: it takes a second either way")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/, and the pages")
-    options = parser.parse_args()
+    options = page.asked(parser)
     if not options.figures.is_dir():
         print(f"nothing is compared: {options.figures} is no folder; name the folder of the figures with --figures")
         return
@@ -240,10 +237,7 @@ def mapped_ms(step: "Step") -> tuple[float, tuple[float, float]]:
 
 
 def table(name: str, question: str, columns: list[str], rows: Sequence[tuple[str, ...]], published: bool) -> None:
-    print(f"\n{question}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
-    if published:
-        publish(f"truth-{name}", question, columns, rows, costs="others")
+    page.show(f"truth-{name}", question, columns, rows, "others", published=published)
 
 
 def operator(folder: Path) -> Iterator[Figure]:

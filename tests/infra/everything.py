@@ -63,7 +63,7 @@ SMALL = {
     "bench-release": Small("--quick"),
     # without `production`: a plan that others printed cannot be drawn; tests/infra/test_bench_search.py reads a small one
     "bench-search": Small(
-        "--quick --tasks 1 --tables-dir {drawn} --only compare,time,named,scale,measured,hosts,ablation,ablation-hosts"
+        "--quick --tasks 1 --tables-dir {drawn} --only compare,time,named,measured,hosts,ablation,ablation-hosts"
     ),
     "bench-rows": Small("--quick"),
     "bench-tiers": Small("--quick --tables-dir {drawn}"),
@@ -72,7 +72,6 @@ SMALL = {
     "bench-hosts": Small("--quick --only networks --budget 20s --steps 3", ("root", "ip")),
     "bench-traces": Small("--quick --ratings {drawn}/u.data"),
     "bench-truth": Small(f"--figures {ROOT.parent}/shared/truth"),
-    "bench-worlds": Small("--quick --tables-dir {drawn}"),
     "bench-page": Small(),
     "submit": Small("store=s3://bucket/prefix"),  # to a stub of Kubeflow Pipelines
     "lock": Small(needs=("a package index",)),

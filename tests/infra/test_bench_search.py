@@ -7,7 +7,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from bench.searching import methods, production, tables
+from bench.searching import methods, production, published
 from bench.searching.peers_hugectr import plans
 from bench.searching.peers_paper import Predictor, PublishedSearch
 from bench.searching.scoring import cost_ms, fault, rows_of
@@ -128,48 +128,8 @@ def test_a_printed_plan_is_read_with_its_fixed_and_its_repeated_tables(tmp_path)
 
 def test_the_time_to_a_cost_is_that_of_the_first_plan_as_good():
     figures = {"trace": [(0.1, 9.0), (0.2, 5.0), (0.9, 4.0)]}
-    assert tables.reached(figures, 5.0) == 0.2
-    assert tables.reached(figures, 3.0) == float("inf")
-
-
-def test_growth_is_the_exponent_of_a_power_law():
-    assert tables.growth([100, 200, 400], [1.0, 4.0, 16.0]) == pytest.approx(2.0)
-
-
-def test_a_miss_is_called_a_miss():
-    assert "MISS" in tables.verdict("cost", 1.02, 1.01, tables.percent)
-    assert "met" in tables.verdict("gain", 0.9, 0.8, tables.percent, least=True)
-    assert "not measured" in tables.verdict("gap", float("nan"), 0.04, tables.percent)
-
-
-def test_a_task_that_only_rows_fit_is_none_that_columns_missed():
-    def answer(method: str, ms: float | None) -> dict:
-        return {"task": "a", "method": method} | (
-            {} if ms is None else {"nets_ms": ms, "truth_ms": ms, "bound_ms": ms / 2}
-        )
-
-    answers = [answer(tables.OURS, None), answer(tables.ROWS_TOO, 2.0), answer(tables.ALL_TYPES, 4.0)]
-    columns, rows = (tables.cost_verdicts(answers, 8, ours) for ours in (tables.OURS, tables.ROWS_TOO))
-    assert columns[0] == "| 8 devices: feasible tasks not solved | 0 | at most 0 | met |"
-    assert rows[0] == "| 8 devices, rows too: feasible tasks not solved | 0 | at most 0 | met |"
-    beside = "worst task above TorchRec's planner with all types, nets (mean 50.00 % below) | -50.00 % | at most 0.00 % | met |"
-    assert f"| 8 devices, rows too: {beside}" in rows
-
-
-def test_what_a_part_of_the_search_earns_stands_beside_the_tasks_that_it_solves():
-    def figures(method: str, task: str, ms: float | None, cpu_s: float) -> dict:
-        costs = {} if ms is None else {"nets_ms": ms, "truth_ms": 2 * ms}
-        return {"task": task, "method": method, "cpu_s": cpu_s, **costs}
-
-    answers = [figures("all parts", "a", 1.0, 2.0), figures("without beam", "a", 1.01, 1.0)]
-    answers += [figures("all parts", "b", 3.0, 2.0), figures("without beam", "b", None, 1.0)]
-    assert tables.ablation_table(answers) == [
-        "With all parts 2 of 2 tasks are solved, in 4 s of CPU.",
-        "",
-        "| | true cost: mean, worst | nets: mean | tasks lost, won | CPU |",
-        "|---|---|---|---|---|",
-        "| without beam | +1.00%, +1.00% | +1.00% | 1, 0 | 50% |",
-    ]
+    assert published.reached(figures, 5.0) == 0.2
+    assert published.reached(figures, 3.0) == float("inf")
 
 
 def test_every_switch_of_the_tuning_is_a_search_that_the_ablation_runs(task):

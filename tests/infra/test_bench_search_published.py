@@ -6,7 +6,7 @@ import pytest
 
 from bench.publishing.page import TABLES
 from bench.searching import published
-from bench.searching.tables import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO
+from bench.searching.published import ALL_TYPES, OURS, PUBLISHED, ROWS_TOO
 
 
 def figures(method: str, ms: float | None, task: str = "a", **more: object) -> dict:

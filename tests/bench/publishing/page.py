@@ -7,6 +7,7 @@ search-plans; all others whose names begin with `search-` are named below as fil
 The benches write those files: `--publish` has each leave its tables there and render the page again.
 """
 
+import argparse
 import json
 import os
 import re
@@ -64,6 +65,38 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[s
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """For who runs a bench."""
     print("\n".join(markdown(columns, rows)), flush=True)
+
+
+def parser(doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """A bench's parser with the options of all: `quick` says what `--quick` leaves of it."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
+    return made
+
+
+def asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was asked of a bench; only whole runs are published."""
+    options = parser.parse_args()
+    if options.publish and options.quick:
+        parser.error("--publish is for whole runs, not for --quick")
+    return options
+
+
+def show(
+    name: str,
+    question: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    costs: CostsFrom,
+    *,
+    published: bool,
+) -> None:
+    """Print a table below its question, and publish it where that is asked."""
+    print(f"\n{question}\n")
+    print_table(columns, rows)
+    if published:
+        publish(name, question, columns, rows, costs)
 
 
 def publish(

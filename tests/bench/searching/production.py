@@ -17,7 +17,6 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.given import Given, GivenCosts, Narrow
 
 RANKS, PRINTED_SLOWEST_MS, PRINTED_MEAN_MS = 96, 1300.3, 1003.6
-TARGET_MS = 1014.0
 NARROW = (Narrow(below=64, factor=1.75), Narrow(below=128, factor=1.15))  # TorchRec's penalties
 GB = 10**9
 

@@ -2,31 +2,23 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean, median, quantiles
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.searching.methods import Figures
-from bench.searching.tables import (
-    ALL_TYPES,
-    HEURISTICS,
-    OURS,
-    PUBLISHED,
-    ROWS_TOO,
-    by_task,
-    change,
-    parts,
-    percent,
-    reached,
-    solved,
-)
 from neuroshard.gpu_day.stages import Gain
 
 if TYPE_CHECKING:  # torch, which a process that only searches should not load
     from bench.searching.measured import Measured
 
 Rows = list[list[str]]
+
+OURS, ROWS_TOO, PUBLISHED = "local-search", "local-search, row-wise too", "neuroshard-2023"
+ALL_TYPES = "torchrec, all types"
+HEURISTICS = ("random", "size", "dim", "lookup", "size-lookup")
 
 PLANS = ("devices", "ours, against", "column-wise: mean", "worst task", "row-wise too: mean", "worst task")
 SOLVED = (
@@ -55,6 +47,71 @@ PEERS = {
     "TorchRec's planner, all types": (ALL_TYPES,),
     "best heuristic": HEURISTICS,
 }
+
+
+def by_task(answers: Sequence[Figures]) -> dict[str, dict[str, Figures]]:
+    """Answers by task and method."""
+    found: dict[str, dict[str, Figures]] = {}
+    for figures in answers:
+        found.setdefault(figures["task"], {})[figures["method"]] = figures
+    return found
+
+
+def solved(figures: Figures | None) -> bool:
+    return figures is not None and "nets_ms" in figures
+
+
+def ratios(answers: Sequence[Figures], method: str, beside: str) -> list[float]:
+    """True cost of one method over another's, on the tasks that both solved."""
+    return [
+        of[method]["truth_ms"] / of[beside]["truth_ms"]
+        for of in by_task(answers).values()
+        if solved(of.get(method)) and solved(of.get(beside))
+    ]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def average(values: Sequence[float]) -> float:
+    return mean(values) if values else math.nan
+
+
+def reached(figures: Figures, cost_ms: float) -> float:
+    """CPU seconds until the search had a plan at most so dear; infinite where it never had."""
+    return next((seconds for seconds, ms in figures["trace"] if ms <= cost_ms * (1 + 1e-9)), math.inf)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a search without one of its parts loses, over the tasks that both solved; and tasks that only one of them solved."""
+
+    name: str
+    truth_mean: float  # share that the true cost rises by
+    truth_worst: float
+    lost: int
+    won: int
+    cpu: float  # share of the CPU time with all parts
+
+
+def parts(answers: Sequence[Figures]) -> list[Part]:
+    """Of each method but the first, which has all parts."""
+    tasks = by_task(answers)
+    everything, *names = dict.fromkeys(figures["method"] for figures in answers)
+    found = []
+    for name in names:
+        pairs = [(of[everything], of[name]) for of in tasks.values()]
+        truth = ratios(answers, name, everything)
+        lost, won = (sum(solved(pair[a]) > solved(pair[1 - a]) for pair in pairs) for a in (0, 1))
+        cpu = sum(one["cpu_s"] for _, one in pairs) / sum(one["cpu_s"] for one, _ in pairs)
+        worst = max(truth, default=math.nan)
+        found.append(Part(name, average(truth) - 1, worst - 1, lost, won, cpu))
+    return found
+
+
+def change(share: float) -> str:
+    return "-" if math.isnan(share) else f"{share:+.2%}"
 
 
 def plans(answers: Sequence[Figures], devices: int) -> Rows:

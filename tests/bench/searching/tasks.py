@@ -22,7 +22,6 @@ TIGHTNESS = (1.1, 1.6)
 LARGEST = (0.4, 1.2)
 PAPER_TABLES = {4: (10, 59), 8: (20, 119), 16: (40, 239)}  # by devices; 16 is ours
 ABLATION_SEED = 1_250_000  # a new one for each ablation that decides: tasks that have been looked at are not fresh
-WORLD_SEED = 24_000_000
 ABLATION_DEVICES = (4, 8, 16)
 ZOO = {"small": 8, "medium": 16, "large": 32, "jumbo": 64, "colossal": 128}  # NVIDIA's synthetic models, and devices
 
@@ -84,14 +83,6 @@ def ablation(devices: int, index: int, folder: Path) -> Task:
     seed = ABLATION_SEED + index
     count = int(np.random.default_rng([seed, devices]).integers(low, high + 1))
     return Task(f"{count} x {devices} #{seed}", "meta", _row_wise(drawn(count, devices, seed, folder), index))
-
-
-def of_world(world: int, devices: int, index: int, folder: Path) -> Task:
-    """A task of a world's own seeds, memory tight."""
-    low, high = PAPER_TABLES[devices]
-    seed = WORLD_SEED + 1000 * world + index
-    count = int(np.random.default_rng([seed, devices]).integers(low, high + 1))
-    return Task(f"world {world}, {count} x {devices} #{seed}", "meta", drawn(count, devices, seed, folder))
 
 
 def _row_wise(task: ShardingTask, index: int) -> ShardingTask:
