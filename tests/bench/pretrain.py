@@ -4,14 +4,12 @@
     python tests/bench/pretrain.py --quick
 
 Labels are the synthetic backend's formula with its noise, predictions are held against the formula without; with --costs also
-labels that were measured. Prints a table as it goes and writes bench/pretrain.json.
+labels that were measured.
 """
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,10 +24,9 @@ from scipy.stats import kendalltau
 from bench.pretraining import paper
 from bench.pretraining.curves import AIM, TESTS, Point, curve, needed, predicted
 from bench.pretraining.plans import errors_on_plans
-from bench.publishing.page import CostsFrom, publish
+from bench.publishing import page
 from bench.searching.tasks import pool
-from helpers.costs import BENCH, collective_cost, compute_cost, formula_costs
-from neuroshard.augment.draw import draw_all_to_all
+from helpers.costs import BENCH, collective_cost, compute_cost
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
 from neuroshard.core.case import Cases
@@ -56,11 +53,10 @@ def main() -> None:
     bench = Bench(options)
     for part in options.only:
         getattr(bench, part)()
-        bench.write()
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = page.parser(__doc__, "everything, but small")
     parser.add_argument("--tables", default="mlperf-dlrm-dcnv2", help="a file of tables, or a preset")
     parser.add_argument("--costs", type=Path, help="also compare on costs that `neuroshard measure` wrote")
     parser.add_argument(
@@ -68,16 +64,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plan-cases", type=int, default=2000, help="compute cases of the nets for these")
     parser.add_argument("--plan-tasks", type=int, default=6, help="tasks for each number of devices")
-    parser.add_argument("--quick", action="store_true", help="everything, but small")
-    parser.add_argument("--out", type=Path, default=Path("bench/pretrain.json"))
     parser.add_argument(
         "--only",
         nargs="+",
-        default=["compute", "measured", "few", "all_to_all", "speed", "curves", "transfer", "plans"],
+        default=["measured", "few", "curves", "transfer", "plans"],
     )
-    parser.add_argument("--samples", type=int, default=100_000, help="for the time to the paper's error")
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
-    parser.add_argument("--speed-epochs", type=int, default=20, help="of the paper's, measured and extrapolated")
     parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 1500, 2000, 4000])
     parser.add_argument(
         "--few", type=int, nargs="+", default=[50, 100, 200, 400, 800], help="cases of --costs, to learn from"
@@ -85,12 +77,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--acquired", type=int, nargs="*", default=[1500], help="acquired cases, in as many rounds")
     parser.add_argument("--draws", type=int, default=3, help="of tables, cases and seeds, for the curves")
     parser.add_argument("--curve-epochs", type=int, help="at most, for the curves")
-    parser.add_argument("--publish", action="store_true", help="write the tables into docs/benchmarks/, and the page")
-    options = parser.parse_args()
-    if options.publish and options.quick:
-        parser.error("--publish is for whole runs, not for --quick")
+    options = page.asked(parser)
     if options.quick:
-        options.samples, options.paper_epochs, options.speed_epochs = 2000, 50, 5
+        options.paper_epochs = 50
         options.sizes, options.acquired, options.few, options.draws = [100, 200, 400], [150], [50], 2
         options.plan_cases, options.plan_tasks = 400, 2
     return options
@@ -101,33 +90,16 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.found: dict[str, object] = {"command": " ".join(sys.argv), "date": time.strftime("%Y-%m-%d")}
         self.tables, _ = load_tables(options.tables)
 
     def say(self, name: str, **figures: Any) -> None:
-        self.found[name] = figures
         shown = "  ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
         )
         print(f"{name:<53} {shown}", flush=True)
 
-    def write(self) -> None:
-        self.options.out.parent.mkdir(parents=True, exist_ok=True)
-        self.options.out.write_text(json.dumps(self.found, indent=1))
-
-    def publish(self, name: str, question: str, columns: list[str], rows: list, costs: CostsFrom = "formula") -> None:
-        if self.options.publish:
-            publish(name, question, columns, rows, costs=costs)
-
-    def compute(self) -> None:
-        """Unseen tables, by the formula."""
-        cases = 600 if self.options.quick else 2500
-        self.side_by_side("formula", formula_costs(self.tables, cases, noise=NOISE, twice=200))
-
-    def measured(self) -> None:
-        """Unseen tables, of the costs that were given."""
-        if self.options.costs:
-            self.side_by_side("measured", read_costs(self.options.costs))
+    def show(self, name: str, question: str, columns: list[str], rows: list, costs: page.CostsFrom = "formula") -> None:
+        page.show(name, question, columns, rows, costs, published=self.options.publish)
 
     def few(self) -> None:
         """Unseen tables, of a few of the costs that were given: three ways to learn, and what `pretrain` takes of them."""
@@ -154,7 +126,7 @@ class Bench:
             self.say(f"few, {count} cases, mean", **means)
             shown.append([f"{count:,}", *(f"{means[name]:.1%}" for name in ("paper", "analytic", "net", "taken")),
                           f"{sum(one['analytic_taken'] for one in found):.0f} of {len(found)}"])  # fmt: skip
-        self.publish(
+        self.show(
             "cost-few",
             f"How much is learned from little? Error on {len(cases):,} measured sets of tables never seen, batch "
             f"{costs.bench.batch_size:,}, mean of {self.options.draws} draws; labels repeat to {noise:.1%}.",
@@ -173,8 +145,7 @@ class Bench:
     def learned(self, costs: Costs, cases: list, ms: np.ndarray) -> dict[str, float]:
         """Error on these cases, measured as `ms`: of the paper's net, of the scaled analytic model, of our net, and of what
         `pretrain` takes by held-out cases."""
-        torch.manual_seed(0)
-        said, _ = self.paper_compute(list(costs.compute), [(case, None) for case in cases], self.options.paper_epochs)
+        said = self.paper_says(list(costs.compute), cases)
         taken = pretrain(costs)
         analytic_taken = taken.report.compute_stands_in or any(
             "compute" in line for line in taken.report.datasheet_better
@@ -188,14 +159,16 @@ class Bench:
             "analytic_taken": float(analytic_taken),
         }
 
-    def side_by_side(self, name: str, costs: Costs) -> None:
-        """The paper's nets, ours, and ours in which a table may lower a cost, on the same cases."""
-        costs = costs.model_copy(update={"collective": ()})
+    def measured(self) -> None:
+        """Unseen tables, of the costs that were given: the paper's nets, ours, and ours in which a table may lower a cost."""
+        if not self.options.costs:
+            return
+        costs = read_costs(self.options.costs).model_copy(update={"collective": ()})
         rows = labels(rounds_of(costs.compute))
         test = [row for row in rows if row[0].split == "test_tables"]
         measured = np.array([cost.total_ms for _, cost in test])
-        mape, tau = scores(self.paper_compute(rows, test, self.options.paper_epochs)[0], measured)
-        self.say(f"compute, unseen tables, {name}, paper", mape=mape, tau=tau, epochs=self.options.paper_epochs)
+        mape, tau = scores(self.paper_says(rows, [case for case, _ in test]), measured)
+        self.say("compute, unseen tables, paper", mape=mape, tau=tau, epochs=self.options.paper_epochs)
         shown = [["neuroshard-2023", f"{mape:.1%}", f"{tau:.3f}", "-", "-"]]
         for kind, monotone in (("ours", True), ("ours, free", False)):
             began = time.process_time()
@@ -206,109 +179,31 @@ class Bench:
             if monotone:
                 shown.append(["ours", f"{errors.mape:.1%}", f"{errors.kendall_tau:.3f}", repeats, f"{share:.0%}"])
             self.say(
-                f"compute, unseen tables, {name}, {kind}", mape=errors.mape, tau=errors.kendall_tau, cpu_s=seconds,
+                f"compute, unseen tables, {kind}", mape=errors.mape, tau=errors.kendall_tau, cpu_s=seconds,
                 label_noise=noise.mape if noise else None, within_1_sigma=share,
                 unseen_sets=net.splits["test_sets"].mape, tested=errors.values,
             )  # fmt: skip
-        asked = f"{len(rows):,} {name} sets of {len(costs.tables) or len(self.tables):,} tables"
-        self.publish(
-            f"cost-{name}-{len(rows):04d}",
+        asked = f"{len(rows):,} measured sets of {len(costs.tables) or len(self.tables):,} tables"
+        self.show(
+            f"cost-measured-{len(rows):04d}",
             f"How far off is compute on tables never seen? {asked}, batch {costs.bench.batch_size:,}.",
             ["nets", "error", "Kendall τ", "noise of the labels", "within one deviation"],
             shown,
-            "measured" if name == "measured" else "formula",
+            "measured",
         )
 
-    def paper_compute(
-        self, rows: list, test: list, epochs: int, watch: Callable[[np.ndarray, paper.Trained], None] | None = None
-    ) -> tuple[np.ndarray, paper.Trained]:
-        """What the paper's net says of the test cases, in ms; `watch` is told meanwhile what it says so far."""
+    def paper_says(self, rows: list, cases: list) -> np.ndarray:
+        """What the paper's net, trained on these rows by its recipe, says of the cases, in ms."""
+        torch.manual_seed(0)
         kept = [row for row in rows if row[0].split in ("train", "valid")]
         inputs, scale = paper.padded([case for case, _ in kept])
         labels = torch.tensor([cost.total_ms for _, cost in kept])
         train, valid = (
             torch.tensor([i for i, row in enumerate(kept) if row[0].split == s]) for s in ("train", "valid")
         )
-        asked, _ = paper.padded([case for case, _ in test], scale)
-
-        def said(trained: paper.Trained) -> np.ndarray:
-            with torch.no_grad():
-                return trained.net(*asked).double().numpy()
-
-        seen = None if watch is None else lambda trained: watch(said(trained), trained)
-        trained = paper.train(paper.SumNet(), inputs, labels, train, valid, epochs, seen)
-        return said(trained), trained
-
-    def all_to_all(self) -> None:
-        """The forward all-to-all of 64 devices: the paper's net for 64 alone; ours that serves all, whether it saw 64 or not."""
-        count = 300 if self.options.quick else 3000
-        dims, rng = np.array([table.dim for table in self.tables]), np.random.default_rng(7)
-        drawn = [draw_all_to_all(dims, 64, 20.0, rng) for _ in range(300)]
-        test, delays = (np.array([e[i] for e in drawn], dtype=float) for i in (0, 1))
-        truth = formula.forward_collective_ms(test, delays, BENCH.batch_size)
-        transfer = formula.forward_collective_ms(test, delays * 0, BENCH.batch_size)
-
-        rows = formula_costs(self.tables, 1, count, devices=(64,), noise=NOISE, twice=0).collective
-        cases = [case for case, _ in rows]
-        train, valid = (torch.tensor([i for i, c in enumerate(cases) if c.split == s]) for s in ("train", "valid"))
-        labels = torch.tensor([cost.forward_ms for _, cost in rows], dtype=torch.float32)
-        net = paper.train(
-            paper.all_to_all_net(64), paper.all_to_all_inputs(cases), labels, train, valid, self.options.paper_epochs
-        ).net
-        asked = [
-            case.model_copy(update={"device_dims": e[0], "start_delays_ms": e[1]})
-            for case, e in zip(cases * 9, drawn, strict=False)
-        ]
+        net = paper.train(paper.SumNet(), inputs, labels, train, valid, self.options.paper_epochs)
         with torch.no_grad():
-            said = net(*paper.all_to_all_inputs(asked)).double().numpy()
-        self.say(f"forward all-to-all, 64 devices, paper, {count}", r2=r2(said, truth))
-        for name, devices in (("ours, saw 2 to 16", (2, 4, 8, 16)), ("ours, saw 4 and 64", (4, 64))):
-            costs = formula_costs(self.tables, 5, count, devices=devices, noise=NOISE, twice=0)
-            model = pretrain(costs, epochs=None if not self.options.quick else 60)
-            four = np.array([draw_all_to_all(dims, 4, 20.0, rng)[0] for _ in range(300)], dtype=float)
-            self.say(
-                f"forward all-to-all, 64 devices, {name}, {count}",
-                r2=r2(model.forward_collective_ms(test, delays), truth),
-                r2_transfer=r2(model.forward_collective_ms(test, delays * 0), transfer),
-                r2_transfer_of_4=r2(
-                    model.forward_collective_ms(four, four * 0),
-                    formula.forward_collective_ms(four, four * 0, BENCH.batch_size),
-                ),
-            )
-
-    def speed(self) -> None:
-        """CPU seconds to what the paper's recipe reaches: its time is extrapolated where fewer epochs ran, its error is not."""
-        costs = formula_costs(self.tables, self.options.samples, noise=NOISE, twice=0)
-        rows = list(costs.compute)
-        test = [row for row in rows if row[0].split == "test_sets"]
-        truth = np.array([formula.compute_ms(case.tables, BENCH.batch_size) for case, _ in test])
-        ours = {}
-        for monotone, epochs in (
-            (True, 2),
-            (True, 5),
-            (True, 10),
-            (True, None),
-            (False, 10),
-            (False, 20),
-            (False, None),
-        ):
-            name = f"{epochs or 'all'} epochs" + ", free" * (not monotone)
-            began = time.process_time()
-            model = pretrain(costs, epochs=epochs, monotone=monotone)
-            ours[name] = time.process_time() - began
-            mape, _ = scores(predicted(model, [case for case, _ in test]), truth)
-            self.say(f"speed, ours, {name}", mape=mape, cpu_s=ours[name], samples=len(rows))
-
-        def tell(said: np.ndarray, trained: paper.Trained) -> None:
-            spent = trained.epoch_seconds * trained.epochs
-            self.say(f"speed, paper, {trained.epochs} epochs", mape=scores(said, truth)[0], cpu_s=spent)
-
-        said, trained = self.paper_compute(rows, test, self.options.speed_epochs, tell)
-        tell(said, trained)
-        whole = trained.epoch_seconds * paper.EPOCHS
-        self.say("speed, paper, as recipe", epochs=paper.EPOCHS, cpu_s=whole, run=trained.epochs)
-        for name, seconds in ours.items():
-            self.say(f"speed, ours, {name}, times as fast", faster=whole / seconds)
+            return net(*paper.padded(cases, scale)[0]).double().numpy()
 
     def curves(self) -> None:
         """The target itself: cases to the error of 4,000 random ones, by our nets and by the paper's, on tables, cases and seeds
@@ -318,7 +213,13 @@ class Bench:
         points: list[Point] = []
         for draw in range(self.options.draws):
             for point in curve(
-                tables, draw, sizes, acquired, self.options.curve_epochs, self.labelled, self.paper_says
+                tables,
+                draw,
+                sizes,
+                acquired,
+                self.options.curve_epochs,
+                self.labelled,
+                lambda costs, test: self.paper_says([*costs.compute], test),
             ):
                 points.append(point)
                 name = f"curve, draw {draw}, {point.chosen}, {point.cases} cases"
@@ -330,7 +231,7 @@ class Bench:
                 errors = {test: float(np.mean([getattr(point, test) for point in those])) for test in TESTS}
                 self.say(f"curve, mean, {chosen}, {cases} cases", **errors)
                 shown.append([f"{cases:,}", chosen, *(f"{errors[test]:.2%}" for test in TESTS)])
-        self.publish(
+        self.show(
             "cost-cases",
             f"How many cases are enough? Error on devices of plans and on random sets, mean of {self.options.draws} draws.",
             ["cases", "drawn", "devices of plans", "random sets"],
@@ -342,11 +243,6 @@ class Bench:
                 found = [needed(points, draw, test, chosen, beside) for draw in range(self.options.draws)]
                 median = float(np.median([np.inf if cases is None else cases for cases in found]))
                 self.say(f"curve, {chosen} cases to the error of {beside}, {test}", median=median, each=found)
-
-    def paper_says(self, costs: Costs, test: list) -> np.ndarray:
-        """What the paper's net, trained on these costs by its recipe, says of the cases, in ms."""
-        torch.manual_seed(0)
-        return self.paper_compute(list(costs.compute), [(case, None) for case in test], self.options.paper_epochs)[0]
 
     def transfer(self) -> None:
         """A model of one hardware as the start on another: error by the number of its cases."""
@@ -364,7 +260,7 @@ class Bench:
                 begun, _ = scores(predicted(pretrain(costs, start=source), test), truth)
                 self.say(f"transfer, {size} cases", anew=anew, started=begun)
                 shown.append([f"{size:,}", f"{anew:.2%}", f"{begun:.2%}"])
-        self.publish(
+        self.show(
             "cost-transfer",
             "How many cases does new hardware need? Error by the number of its cases.",
             ["cases", "trained anew", "started from another hardware's model"],
@@ -405,7 +301,7 @@ class Bench:
                     if name == "as drawn":
                         signed = [f"{figures[key]:+.1%}" for key in ("slowest", "cost")]
                         shown.append([kind, str(devices), *signed, f"{figures['mape']:.1%}"])
-        self.publish(
+        self.show(
             "cost-plans",
             f"How far off is a plan's predicted cost? Nets of {self.options.plan_cases:,} cases of {len(tables):,} tables.",
             ["plans of", "devices", "slowest device", "plan's cost", "all devices, absolute"],
@@ -448,10 +344,6 @@ def labels_of(cases: Cases) -> Costs:
 
 def scores(said: np.ndarray, truth: np.ndarray) -> tuple[float, float]:
     return float(np.abs(said / truth - 1).mean()), float(kendalltau(said, truth).statistic)
-
-
-def r2(said: np.ndarray, truth: np.ndarray) -> float:
-    return float(1 - ((said - truth) ** 2).mean() / truth.var())
 
 
 @contextmanager

@@ -1,47 +1,27 @@
 """The paper's cost nets and recipe, to compare with.
 
-20 features as they are, 20-128-32, summed, 32-64-1; 128-64-32-16 for one number of devices; squared error in ms, Adam 1e-3,
-batches of 512, as many epochs as asked, the best by the held-back cases.
+20 features as they are, 20-128-32, summed, 32-64-1; squared error in ms, Adam 1e-3, batches of 512, as many epochs as asked,
+the best by the held-back cases.
 """
 
 import copy
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from neuroshard.core.case import CollectiveCase, ComputeCase
+from neuroshard.core.case import ComputeCase
 
 EPOCHS = 1000
 BATCH = 512
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A net, what an epoch took in CPU seconds, and the number of epochs that were run."""
-
-    net: nn.Module
-    epoch_seconds: float
-    epochs: int
-
-
-def train(
-    net: nn.Module,
-    inputs: list[Tensor],
-    labels: Tensor,
-    train: Tensor,
-    valid: Tensor,
-    epochs: int,
-    watch: Callable[[Trained], None] | None = None,
-) -> Trained:
-    """`inputs` are indexed by case. `watch` is shown the best net so far after 10, 20, 50, 100, … epochs."""
+def train(net: nn.Module, inputs: list[Tensor], labels: Tensor, train: Tensor, valid: Tensor, epochs: int) -> nn.Module:
+    """The net, trained; `inputs` are indexed by case."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    best, best_state, began = np.inf, copy.deepcopy(net.state_dict()), time.process_time()
-    for epoch in range(1, epochs + 1):
+    best, best_state = np.inf, copy.deepcopy(net.state_dict())
+    for _ in range(epochs):
         for chosen in torch.split(train[torch.randperm(len(train))], BATCH):
             loss = nn.functional.mse_loss(net(*(some[chosen] for some in inputs)), labels[chosen])
             optimizer.zero_grad()
@@ -51,13 +31,8 @@ def train(
             error = float(nn.functional.mse_loss(net(*(some[valid] for some in inputs)), labels[valid]))
         if error < best:
             best, best_state = error, copy.deepcopy(net.state_dict())
-        if watch is not None and str(epoch).rstrip("0") in ("1", "2", "5") and 10 <= epoch < epochs:
-            seconds = (time.process_time() - began) / epoch
-            shown = copy.deepcopy(net)
-            shown.load_state_dict(best_state)
-            watch(Trained(shown, seconds, epoch))
     net.load_state_dict(best_state)
-    return Trained(net, (time.process_time() - began) / epochs, epochs)
+    return net
 
 
 class SumNet(nn.Module):
@@ -85,15 +60,3 @@ def padded(
         flat = features[there > 0]
         like = flat.mean(dim=0), flat.std(dim=0).clamp(min=1e-6)
     return [(features - like[0]) / like[1] * there[..., None], there], like
-
-
-def all_to_all_net(devices: int) -> nn.Module:
-    widths = (2 * devices, 128, 64, 32, 16)
-    layers = [part for into, out in pairwise(widths) for part in (nn.Linear(into, out), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(16, devices))
-
-
-def all_to_all_inputs(cases: Sequence[CollectiveCase]) -> list[Tensor]:
-    """Dims and delays of every device, as they are numbered, in units of a thousand columns and 10 ms."""
-    rows = [[*(d / 1000 for d in c.device_dims), *(ms / 10 for ms in c.start_delays_ms)] for c in cases]
-    return [torch.tensor(rows, dtype=torch.float32)]
