@@ -146,7 +146,7 @@ def bytes_of(operator: Operator, plan: Plan) -> TierBytes:
     """What FBGEMM allocates for an operator on the meta device."""
     tables = {table.name: table for table in plan.task.tables}
     parts = [
-        (Part(tables[name], rows, columns).as_table(), BY_KERNEL[kernel])
+        (Part(tables[name], rows, columns).as_table(), BY_KERNEL[kernel].name)
         for name, rows, columns, kernel in operator.shards
     ]
     cache = None

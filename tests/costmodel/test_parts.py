@@ -157,7 +157,7 @@ def test_every_command_reads_a_plan_with_parts(tmp_path: Path, neuroshard: Any) 
         (tmp_path / name).with_suffix(".json").write_bytes(one.canonical_json())
     shown = " ".join(neuroshard("show", tmp_path / "parts.json").stdout.split())
     assert (
-        "2 tables in 5 shards (0 cuts, 1 table row-wise, 1 table data-parallel, 0 cached, 1 in host memory, 1 table in two"
+        "2 tables in 5 shards (0 cuts, 1 table row-wise, 1 table data-parallel, 1 in host memory, 1 table in two"
         in shown
     )
     assert "ads: in two parts, 20,000 of 1,000,000 rows hot, with" in shown

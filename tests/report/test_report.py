@@ -562,7 +562,7 @@ def test_a_page_shows_tiers():
     html = report(plan)
     data = data_of(html)
 
-    assert data["tables"]["tier"][:3] == ["HBM", "cached, 64 rows (6.4 %)", "host memory"]
+    assert data["tables"]["tier"][:3] == ["in HBM", "cached, 64 of 1,000 rows in HBM (6.4%)", "in host memory"]
     assert data["tables"]["host"][:3] == [0, 32_000, 32_000]
     assert sum(data["tables"]["host"]) == sum(plan.host_memory())
     caches = 64 * (32 + 16) + 4 * 1000  # rows with tags and times, and the map of the table

@@ -7,13 +7,13 @@ A `Table` may carry one. `{"access": "zipf:1.05"}` in tables.json states it in a
 import math
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.reuse import expected_bins, zipf_groups
-from neuroshard.core.value import Number, Source, Value, Whole, shown
+from neuroshard.core.value import Number, Source, SparseValue, Value, Whole, shown
 
 MOST_GROUPS = 4096
 MOST_POINTS = 4096
@@ -93,25 +93,20 @@ class StreamMisses(Value):
         return self.model_copy(update={**fields, **lists})
 
 
-class AccessCurve(Value):
+class AccessCurve(SparseValue):
     """How the rows of a table are read: groups of rows, hottest first, and what is known of their order in time.
 
     `group_rows[i]` rows (a fraction where they are estimated) are each looked up `lookups_per_row[i]` times in a batch of
     `batch_size` samples, on average. Rows in no group are never read. `stream` is counted at the same batch size.
     """
 
+    UNSAID: ClassVar = ("stream",)
+
     source: Source = ""
     batch_size: Annotated[Whole, Field(ge=1, le=2**31)]
     group_rows: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_GROUPS)]
     lookups_per_row: Annotated[tuple[Number, ...], Field(min_length=1, max_length=MOST_GROUPS)]
     stream: StreamMisses | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data: dict[str, Any] = fields(self)
-        if self.stream is None:
-            data.pop("stream", None)
-        return data
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

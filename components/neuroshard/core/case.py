@@ -3,11 +3,11 @@
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from neuroshard.core.table import Table
 from neuroshard.core.tiers import BeyondHbmTier
-from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
+from neuroshard.core.value import SparseValue, Value, canonical_json, sha256
 
 # train and valid: sets of training tables. test_sets: unseen sets of those. test_tables: only tables never in the others.
 Split = Literal["train", "valid", "test_sets", "test_tables"]
@@ -22,20 +22,18 @@ MOST_COLUMNS = 2**53  # of one device: columns are added up as floats
 MOST_DELAY_MS = 1e10  # more than any device is measured to take before it sends
 
 
-class ComputeCase(Value):
+class ComputeCase(SparseValue):
     """Tables (or column shards) that one device holds together. The same table may occur at several dims.
 
     `batch_size` is the global batch that looks them up; None means the bench's.
     """
 
+    UNSAID: ClassVar = ("batch_size",)
+
     kind: ClassVar[Literal["compute"]] = "compute"
     tables: Annotated[tuple[Table, ...], Field(min_length=1)]
     split: Split = "train"
     batch_size: Annotated[int, Field(gt=0, le=2**31)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"batch_size": None})
 
     @cached_property
     def case_id(self) -> str:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from neuroshard.core.errors import UsageError
 from neuroshard.core.holding import FIELDS, Holding
@@ -12,8 +12,9 @@ from neuroshard.core.parts import RowsByAccess, part_names
 from neuroshard.core.sharding import SHARDINGS, TABLE_ROW_WISE, ShardingName, ShardingTypeName
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.text import counted
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, Whole, explain, without_defaults
+from neuroshard.core.value import SparseValue, Whole, explain
 
 LeastDim = Annotated[Whole, Field(ge=DIM_STEP, le=2**31, multiple_of=DIM_STEP)]
 MostShards = Annotated[Whole, Field(ge=1, le=2**31)]
@@ -40,14 +41,12 @@ class TableRule(Holding):
     cut: every device has a copy. `cached_rows` are over all its row blocks. Of a table held in two parts, each may have a rule of
     its own, by the name of the part (core/parts.py), which comes before that of the table."""
 
+    UNSAID: ClassVar[Collection[str]] = ("row_wise", *FIELDS)
+
     devices: tuple[DeviceNumber, ...] | None = None
     min_dim: LeastDim | None = None
     max_shards: MostShards | None = None
     row_wise: bool | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), dict.fromkeys(("row_wise", *FIELDS)))
 
     def naming(self, holding: Holding) -> Self:
         """This rule, which says too what the holding does."""
@@ -74,11 +73,12 @@ class TableRule(Holding):
 
     @model_validator(mode="after")
     def _some_tier(self) -> Self:
-        if (self.tier == "cached") != (self.cached_rows is not None):
+        if self.in_tier.cached != (self.cached_rows is not None):
             said = "no tier" if self.tier is None else f"tier {self.tier!r}"
+            cached = " or ".join(repr(name) for name, tier in TIERS.items() if tier.cached)
             raise ValueError(
                 f"table {self.table!r} has {said} and "
-                f"{'no cached_rows' if self.cached_rows is None else f'{self.cached_rows:,} cached_rows'}; tier 'cached' and "
+                f"{'no cached_rows' if self.cached_rows is None else f'{self.cached_rows:,} cached_rows'}; tier {cached} and "
                 "cached_rows are said together"
             )
         if self.data_parallel and self.tier not in (None, "hbm"):
@@ -117,7 +117,7 @@ class TableRule(Holding):
 _OF_TABLES = {"table", "rows_by_access"}  # what no part takes over from its table
 
 
-class Constraints(Value):
+class Constraints(SparseValue):
     """Rules of a sharding task, table by table.
 
     `reserve_bytes` of every device, or `reserve_share` of its memory if that is more, are not for tables. `min_dim` and
@@ -127,6 +127,8 @@ class Constraints(Value):
     these two: other planners' plans are valid without.
     """
 
+    UNSAID: ClassVar[Collection[str]] = ("row_wise", "reserve_share", "sharding_types")
+
     reserve_bytes: Annotated[int, Field(ge=0, le=2**63)] = 0
     reserve_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     min_dim: LeastDim = DIM_STEP
@@ -135,10 +137,6 @@ class Constraints(Value):
     together: tuple[tuple[str, ...], ...] = ()
     row_wise: bool = False
     sharding_types: tuple[ShardingTypeName, ...] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"row_wise": False, "reserve_share": 0.0, "sharding_types": None})
 
     def may_use(self, sharding_type: ShardingName) -> bool:
         """Whether a search may make shards of this type."""
@@ -245,8 +243,8 @@ class Constraints(Value):
 
     @property
     def beyond_hbm(self) -> dict[str, TableRule]:
-        """The rules of the tables that are cached or in host memory, by table."""
-        return {rule.table: rule for rule in self.tables if rule.tier in ("cached", "host")}
+        """The rules of the tables in tiers beyond HBM, by table."""
+        return {rule.table: rule for rule in self.tables if rule.in_tier.beyond_hbm}
 
     @property
     def rows_by_access(self) -> dict[str, RowsByAccess]:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from neuroshard.core.case import Case, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.table import Table
-from neuroshard.core.value import Value, canonical_json, sha256, without_defaults
+from neuroshard.core.value import SparseValue, Value, canonical_json, sha256
 
 MOST_MS = 1e9  # eleven days: no measured step takes longer, and squares stay finite
 Milliseconds = Annotated[float, Field(ge=0, le=MOST_MS)]
@@ -67,8 +67,17 @@ class Hardware(Value):
         return sha256(canonical_json(facts))[:16]
 
 
-class Bench(Value):
+class Bench(SparseValue):
     """The conditions under which one cost set was measured. Costs of different benches are never mixed silently."""
+
+    UNSAID: ClassVar = (
+        "memory_limit_bytes",
+        "flush_bytes",
+        "facts",
+        "calm_all_to_all_ms",
+        "calm_compute_ms",
+        "reorder_ms",
+    )
 
     format_version: Literal[1] = 1
     backend: BackendName
@@ -103,20 +112,8 @@ class Bench(Value):
             )
         return calm_ms
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unsaid: dict[str, Any] = {
-            "memory_limit_bytes": None,
-            "flush_bytes": None,
-            "facts": {},
-            "calm_all_to_all_ms": {},
-            "calm_compute_ms": {},
-            "reorder_ms": None,
-        }
-        return without_defaults(fields(self), unsaid)
 
-
-class ComputeCost(Value):
+class ComputeCost(SparseValue):
     """ms of one ComputeCase, or the error that it met (out of memory, say). Exactly one.
 
     On a CPU the times are scaled to the bench's `calm_compute_ms`; on a GPU they are the fastest repeat's. Spreads are half
@@ -124,6 +121,8 @@ class ComputeCost(Value):
     measurement; later rounds are the same case measured again, for a label of several rounds (label.py) or its noise.
     `disturbed` says that the label is uncertain: its visits, or its fastest repeats, disagree.
     """
+
+    UNSAID: ClassVar = ("disturbed", "forward_median_ms", "backward_median_ms")
 
     case_id: str
     round: int = Field(0, ge=0)
@@ -135,12 +134,6 @@ class ComputeCost(Value):
     backward_median_ms: Milliseconds | None = None
     error: str | None = None
     disturbed: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(
-            fields(self), {"disturbed": False, "forward_median_ms": None, "backward_median_ms": None}
-        )
 
     @model_validator(mode="after")
     def _times_or_error(self) -> Self:
@@ -178,10 +171,6 @@ class CollectiveCost(Value):
     forward_median_ms: tuple[Milliseconds, ...] = ()
     backward_median_ms: tuple[Milliseconds, ...] = ()
     error: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"forward_median_ms": (), "backward_median_ms": ()})
 
     @model_validator(mode="after")
     def _times_or_error(self) -> Self:

@@ -1,22 +1,25 @@
 """How a plan holds a table: part of the answer, where rules (core/constraints.py) are part of the question."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from collections.abc import Collection, Mapping
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from neuroshard.core.parts import RowsByAccess
 from neuroshard.core.table import MAX_ROWS
-from neuroshard.core.tiers import Tier
-from neuroshard.core.value import Value, Whole, without_defaults
+from neuroshard.core.tiers import TIERS, Tier, TierFacts
+from neuroshard.core.value import SparseValue, Whole
 
+HOLDINGS_SINCE = 7  # the oldest format of plans that has any
 FIELDS = ("data_parallel", "tier", "cached_rows", "rows_by_access")
 
 
-class Holding(Value):
+class Holding(SparseValue):
     """What a plan holds of a `table`, or of a part of one, that its task does not ask for: copies on all devices, the tier and
     the rows that a cache has room for, what is made of its row order. None: as its rule says or, without one, sharded in HBM.
     The sharding type of other tables is that of their shards (`sharding_of` in core/plan.py)."""
+
+    UNSAID: ClassVar[Collection[str]] = FIELDS
 
     table: str
     data_parallel: bool | None = None
@@ -24,9 +27,15 @@ class Holding(Value):
     cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
     rows_by_access: RowsByAccess | None = None
 
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), dict.fromkeys(FIELDS))
+    @property
+    def in_tier(self) -> TierFacts:
+        """The tier that it names: HBM where it names none."""
+        return TIERS[self.tier or "hbm"]
+
+    @property
+    def since(self) -> int:
+        """The oldest format of plans that knows it."""
+        return max(HOLDINGS_SINCE, self.in_tier.since)
 
     def fault(self, rule: "Holding | None") -> str:
         """Why a table with this rule cannot be held so, as words after its name; empty if it can."""

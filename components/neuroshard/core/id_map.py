@@ -4,31 +4,29 @@ TorchRec holds such a table in one way only: row-wise over all ranks, where each
 rows of its own block. So its shards follow from the number of devices, and a search places the other tables around them.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from neuroshard.core.value import Value, Whole, without_defaults
+from neuroshard.core.value import SparseValue, Whole
 
 MapKind = Literal["mch", "mpzch"]
 SORTED: Literal["mch"] = "mch"  # MCHManagedCollisionModule: a sorted list of ids, with the row of each
 MOST_RANKS = 1024  # TorchRec's managed collisions have room for the bounds of so many row blocks
 
 
-class IdMap(Value):
+class IdMap(SparseValue):
     """What a rank keeps on its device for the ids of its rows: so many bytes for each row, for each lookup that it gets in a step
     (what it remembers until it evicts), and in all. Rows are in `buckets`, none of which is split over ranks; None where each
     rank has one bucket, however many ranks there are."""
+
+    UNSAID: ClassVar = ("bytes_per_lookup", "bytes_per_rank", "buckets")
 
     kind: MapKind
     bytes_per_row: Annotated[Whole, Field(ge=0, le=4096)]
     bytes_per_lookup: Annotated[float, Field(ge=0, le=2**32)] = 0.0
     bytes_per_rank: Annotated[Whole, Field(ge=0, le=2**32)] = 0
     buckets: Annotated[Whole, Field(ge=1, le=2**31)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"bytes_per_lookup": 0.0, "bytes_per_rank": 0, "buckets": None})
 
     def nbytes(self, rows: int, lookups: float) -> int:
         """Bytes of a rank with so many of the rows, that gets so many lookups in a step."""

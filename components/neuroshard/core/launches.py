@@ -48,8 +48,8 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
         table = tables[shard.table]
         kind = groups[shard.table], table.element_bytes, table.pooling
         kinds.add(kind)
-        is_cached = table.name in beyond and beyond[table.name].tier == "cached"
-        on_device[shard.device].add((*kind, table.name) if is_cached else kind)
+        has_cache = table.name in beyond and beyond[table.name].in_tier.cached
+        on_device[shard.device].add((*kind, table.name) if has_cache else kind)
     distinct = set(groups.values())
     return Launches(
         operators=tuple(map(len, on_device)),

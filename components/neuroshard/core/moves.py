@@ -12,7 +12,7 @@ all rows; by another order, hot rows are those of before by chance.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.tiers import operator_bytes
+from neuroshard.core.tiers import Resource, element_bytes
 from neuroshard.core.value import Value
 
 
@@ -201,19 +201,28 @@ def said_ids_lost(old: Plan, task: ShardingTask) -> str:
 
 
 def changed_tiers(old: Plan, new: Plan) -> dict[str, int]:
-    """Bytes of weights and of optimizer state of elements that lie in HBM by one plan and in host memory by the other, by table.
-    Those of caches are copies. Of a table in two parts, those of so many rows as the plans' differ in."""
-    before, found = {table.name: table for table in old.task.tables}, dict[str, int]()
-    beyond_old, beyond_new = (plan.parted.constraints.beyond_hbm for plan in (old, new))
-    parts, old_parts = plan_parts(new), plan_parts(old)
-    for table in new.task.tables:
-        if table.name not in before:
-            continue
-        was = sum(part.rows for part in old_parts[table.name] if part.name in beyond_old)
-        now = sum(part.rows for part in parts[table.name] if part.name in beyond_new)
-        rows = min(abs(now - was), table.rows) if was and now else max(now, min(was, table.rows))
-        if rows and was != now:
-            found[table.name] = operator_bytes([(Part(table, rows, table.dim), "host")]).host
+    """Bytes of weights and of optimizer state of elements that lie in other memory (HBM, that of hosts) by one plan than by the
+    other, by table. Those of caches are copies. Of a table in two parts, those of so many rows as the plans' differ in."""
+    known, found = {table.name for table in old.task.tables}, dict[str, int]()
+    before, after = (_rows_beyond_hbm(plan) for plan in (old, new))
+    for table in (table for table in new.task.tables if table.name in known):
+        changed = 0
+        for resource in before[table.name] | after[table.name]:
+            was, now = before[table.name][resource], after[table.name][resource]
+            rows = min(abs(now - was), table.rows) if was and now else max(now, min(was, table.rows))
+            changed = max(changed, rows)
+        if changed:
+            found[table.name] = element_bytes(Part(table, changed, table.dim))
+    return found
+
+
+def _rows_beyond_hbm(plan: Plan) -> dict[str, Counter[Resource]]:
+    """The rows of each table of a plan's task that are not in HBM, by where they are."""
+    beyond, found = plan.parted.constraints.beyond_hbm, defaultdict[str, Counter[Resource]](Counter)
+    for name, parts in plan_parts(plan).items():
+        for part in parts:
+            if part.name in beyond:
+                found[name][beyond[part.name].in_tier.elements] += part.rows
     return found
 
 

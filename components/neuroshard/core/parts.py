@@ -8,16 +8,16 @@ weighs and prices tables knows nothing of parts. How the lookups are shared out:
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from neuroshard.core.access import AccessCurve
 from neuroshard.core.part import Part
 from neuroshard.core.reuse import BIN_TOUCHES, REUSE_BINS, expected_touches
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import MAX_ROWS, Table
-from neuroshard.core.value import Value, Whole, without_defaults
+from neuroshard.core.value import SparseValue, Whole
 
 HOT, COLD = "hot", "cold"
 # Of a listed id on every rank: the id, in order, and its place in the list; of int32 up to so many rows (client/rows/map.py)
@@ -30,16 +30,14 @@ SINCE = "neuroshard 0.1.0"  # only hot rows of sequences are apart in new plans
 NEAR_IDS = 2**15  # of a list, so many of which a CPU's nearest caches hold: a search among more goes beyond them
 
 
-class RowsByAccess(Value):
+class RowsByAccess(SparseValue):
     """What a plan makes of a table's row order, one of two: `dealt`, its row blocks hold rows that were dealt out by the order,
     or `hot_rows`, so many of its hottest rows are a table of their own."""
 
+    UNSAID: ClassVar = ("dealt", "hot_rows")
+
     dealt: Literal[True] | None = None
     hot_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"dealt": None, "hot_rows": None})
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -24,7 +24,7 @@ from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, short_name, spanned
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import Value, canonical_json, check_format, decode_json, sha256, shown, without_defaults
+from neuroshard.core.value import SparseValue, Value, canonical_json, check_format, decode_json, sha256, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,12 +48,14 @@ MOST_PREDICTED_MS = 1e24  # given costs of a table may be 1e9 ms, times a factor
 PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
 
 
-class DeviceCost(Value):
+class DeviceCost(SparseValue):
     """Milliseconds of one device in a step, predicted or measured.
 
     `forward_collective_ms` includes waiting for the slowest device. `averaging_ms` is what averaging replicas takes, where ranks
     train in groups.
     """
+
+    UNSAID: ClassVar = ("averaging_ms",)
 
     compute_ms: PredictedMs
     forward_collective_ms: PredictedMs
@@ -63,10 +65,6 @@ class DeviceCost(Value):
     @property
     def total_ms(self) -> float:
         return self.compute_ms + self.forward_collective_ms + self.backward_collective_ms + self.averaging_ms
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(handler(self), {"averaging_ms": 0.0})
 
 
 class CostRanges(Value):
@@ -109,11 +107,13 @@ class Improvement(Value):
     cost_ms: PredictedMs
 
 
-class Provenance(Value):
+class Provenance(SparseValue):
     """Where a plan comes from. No clock: the same inputs give the same plan, byte for byte.
 
     A search was asked to improve its plan for `rounds` rounds, or for as many as fit into `time_budget_s` seconds.
     """
+
+    UNSAID: ClassVar = ("rounds", "time_budget_s", "cost_ranges", "cost_model_versions", "instead")
 
     neuroshard_version: str
     algorithm: str
@@ -132,17 +132,6 @@ class Provenance(Value):
     # why the plan is less certain than it could be: what answered in place of a cost model of its hardware
     instead: str = ""
     notes: tuple[str, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unsaid: dict[str, Any] = {
-            "rounds": None,
-            "time_budget_s": None,
-            "cost_ranges": None,
-            "cost_model_versions": {},
-            "instead": "",
-        }
-        return without_defaults(handler(self), unsaid)
 
 
 class Plan(Value):
@@ -175,7 +164,7 @@ class Plan(Value):
     @classmethod
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
-            known = PLAN_FORMAT if data.get("holdings") else data["task"].plan_format
+            known = max(data["task"].plan_format, *(one.since for one in data.get("holdings") or ()), 1)
             return {"format_version": known, **data, "task_digest": data["task"].digest()}
         return data
 
@@ -196,18 +185,13 @@ class Plan(Value):
     def _valid(self) -> Self:
         if self.task_digest != self.task.digest():
             raise ValueError(f"task_digest {shown(self.task_digest[:12])} does not match the plan's task")
-        if (known := self.task.least_plan_format) > self.format_version:
-            named = {
-                2: "tiers, host memory or access curves",
-                4: "groups of ranks",
-                5: "id maps",
-                6: "a step_ledger",
-            }.get(known, "row orders, lookups by id or rows by access")
+        known, named = self.task.least_plan_format
+        if known > self.format_version:
             raise ValueError(
                 f"the plan's task names {named}, which format_version {self.format_version} lacks; it is {known}"
             )
-        if self.holdings and self.format_version < PLAN_FORMAT:
-            raise ValueError(f"format_version {self.format_version} has no holdings; it is {PLAN_FORMAT}")
+        if self.holdings and self.format_version < (known := max(one.since for one in self.holdings)):
+            raise ValueError(f"format_version {self.format_version} has no such holdings; it is {known}")
         self._check_holdings()
         for name, values in (("predicted_ms", self.predicted_ms), ("predicted", self.predicted)):
             if values is not None and len(values) != self.task.devices:

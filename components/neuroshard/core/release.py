@@ -1,9 +1,9 @@
 """A release: the small pointer to what is live, a plan or a cost model; and what the gate found before it."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from neuroshard.core.clean import clean
 from neuroshard.core.errors import InvalidInput
@@ -14,12 +14,12 @@ from neuroshard.core.units import format_bytes
 from neuroshard.core.value import (
     Digest,
     Moment,
+    SparseValue,
     Value,
     canonical_json,
     check_format,
     decode_json,
     sha256,
-    without_defaults,
 )
 
 RELEASE_FORMAT: Literal[1] = 1
@@ -39,13 +39,15 @@ def in_the_future(time: str, now: datetime) -> bool:
     return datetime.fromisoformat(time).astimezone(UTC) > now.astimezone(UTC) + CLOCKS_DIFFER
 
 
-class Decision(Value):
+class Decision(SparseValue):
     """What the gate found about a plan, with the numbers that decided. Shares are of 1: 0.05 is 5 %.
 
     `refused`: a rule is broken (`faults` says which). `kept`: valid, but not predicted better than the live plan by more than
     `min_gain`. A plan that is `passed`, or `forced`, goes live. `comparison` says how the two plans were compared, or why
     they were not; then `gain` is None.
     """
+
+    UNSAID: ClassVar = ("changed_state", "ids_lost", "reordered", "drifted", "instead", "unserved", "deviation")
 
     verdict: Literal["passed", "kept", "refused"]
     forced: bool = False
@@ -70,15 +72,6 @@ class Decision(Value):
     drifted: tuple[str, ...] = ()  # lines on row orders of the live plan that access has drifted from
     instead: str = ""  # as in the plan's provenance: why the plan is less certain than it could be
     unserved: str = ""  # why the live plan, which stays, does not serve today's task
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        unsaid = {"changed_state": 0, "instead": "", "deviation": None, "ids_lost": "", "unserved": ""}
-        data = without_defaults(handler(self), unsaid)
-        for name in ("reordered", "drifted"):
-            if not data.get(name):
-                data.pop(name, None)
-        return data
 
     @property
     def goes_live(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from neuroshard.core.table import Table
-from neuroshard.core.tiers import TIERS
+from neuroshard.core.tiers import IN_HBM
 from neuroshard.core.topology import Topology
 
 ShardingTypeName = Literal["table-wise", "column-wise", "row-wise", "table-row-wise", "grid"]
@@ -37,7 +37,7 @@ class Sharding:
     on_hosts: str = ""  # where a plan of TorchRec, which says nothing of domains, has them
     collectives: tuple[Collective, ...] = ("all-to-all",)  # of its pooled outputs, forward and, the other way, backward
     divides_means: bool = False  # of its sums the collection makes means, and divides those of all its tables
-    kernel: str = TIERS["hbm"].kernel  # TorchRec's: the fused optimizer trains it, or as `dense` the trainer's own
+    kernel: str = IN_HBM.kernel  # TorchRec's: the fused optimizer trains it, or as `dense` the trainer's own
 
     def runs_as(self, *, sequences: bool) -> "Sharding":
         """The type whose operators and collectives its tables share: TorchRec runs whole tables as uncut column-wise ones, except

@@ -2,15 +2,13 @@
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BeforeValidator,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -20,7 +18,7 @@ from neuroshard.core.id_map import IdMap
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.skew import Largest, Loads, largest_block
-from neuroshard.core.value import Number, Switch, Value, Whole, shown, without_defaults
+from neuroshard.core.value import Number, SparseValue, Switch, Value, Whole, shown
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
 MAX_NAME = 500  # characters
@@ -76,7 +74,6 @@ AGREEING = 0.02  # how far the lookups of an access curve may be off the pooling
 VECTOR_STEPS = 256  # vectors a sample are counted in steps of 1/256, so that sums of columns are exact in any order
 
 Pooling = Literal["sum", "mean", "none"]
-_UNSAID = {"pooling": "sum", "weighted": False, "module": ""}  # left out of JSON where they have these values
 
 
 class Feature(Value):
@@ -91,7 +88,7 @@ class Feature(Value):
         return _of_one_line(name)
 
 
-class Table(Value):
+class Table(SparseValue):
     """One embedding table, or a shard of one (the same table with a smaller `dim`, or with fewer rows and lookups).
 
     `pooling_factor` is the mean number of lookups a sample. `reuse_bins` (see core/reuse.py) were counted on a batch of
@@ -106,6 +103,8 @@ class Table(Value):
     `row_order` says which rows are hottest (core/row_order.py); the table may have grown since it was made.
     A table with an `id_map` gives rows to ids as it trains (core/id_map.py), and is row-wise over all devices whatever else.
     """
+
+    UNSAID: ClassVar = ("pooling", "weighted", "module", "features", "access", "row_order", "lookups_by_id", "id_map")
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     rows: Whole
@@ -124,18 +123,6 @@ class Table(Value):
     row_order: RowOrder | None = None
     lookups_by_id: Annotated[tuple[Annotated[Number, Field(ge=0, le=2)], ...], Field(max_length=MOST_RANGES)] = ()
     id_map: IdMap | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data = without_defaults(fields(self), _UNSAID)
-        if not self.features:
-            data.pop("features", None)
-        for name in ("access", "row_order", "id_map"):
-            if getattr(self, name) is None:
-                data.pop(name, None)
-        if not self.lookups_by_id:
-            data.pop("lookups_by_id", None)
-        return data
 
     @model_validator(mode="before")
     @classmethod

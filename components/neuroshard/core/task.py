@@ -1,14 +1,12 @@
 """A sharding task: which tables, on which devices, under which constraints."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     Field,
     PrivateAttr,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -35,12 +33,13 @@ from neuroshard.core.table import DenseOptimizer, Table, Tables, check_distinct
 from neuroshard.core.tiers import Cache, Tier, load_factor, operator_bytes
 from neuroshard.core.topology import Topology
 from neuroshard.core.units import MOST_STEP_MS
-from neuroshard.core.value import Value, without_defaults
+from neuroshard.core.value import SparseValue
 
 MAX_DEVICES = MAX_RANKS
 MAX_MEMORY_BYTES = 2**60  # an exbibyte
 
 
+_OF_TRAINERS = ("collective_precision", "dense_optimizer", "host_memory_bytes", "dense_ms")
 _OF_LEDGER = ("dense_memory_bytes", "allocator_share", "index_dedup", "pipeline_options")
 
 
@@ -61,7 +60,7 @@ def dense_time_fault(dense_ms: float | None, host_memory_bytes: int | None, pipe
     return None
 
 
-class ShardingTask(Value):
+class ShardingTask(SparseValue):
     """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
 
     `pipeline` is the trainer's, with its `pipeline_options`; memory then counts what a step needs: with a `step_ledger` what was
@@ -81,6 +80,8 @@ class ShardingTask(Value):
     Where the constraints have tables in two parts, or dealt over their row blocks, `parted` is the task that is weighed and
     priced, whose tables a plan's shards are of.
     """
+
+    UNSAID: ClassVar = ("constraints", "pipeline", "step_ledger", *_OF_LEDGER, "topology", "groups", *_OF_TRAINERS)
 
     tables: Tables
     device_memory_bytes: tuple[Annotated[int, Field(gt=0, le=MAX_MEMORY_BYTES)], ...]
@@ -173,29 +174,10 @@ class ShardingTask(Value):
             return f"the topology is not that of {groups.numbering} groups of {self.devices} of {groups.ranks} ranks"
         if self.constraints.rows_by_access:
             return "groups of ranks cannot hold tables by access, whose hot rows all ranks would have to train alike"
-        if self.host_memory_bytes is not None:
+        if self.host_memory_bytes is not None or self.constraints.beyond_hbm:
             why = "TorchRec averages what lies in host memory, and not what caches hold"
             return f"groups of ranks cannot hold tables beyond HBM: {why}"
         return ""
-
-    @model_serializer(mode="wrap")
-    def _without_needless_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Constraints, and fields that are None by default, are written only if they are set."""
-        data: dict[str, Any] = handler(self)
-        if self.constraints == Constraints():
-            data.pop("constraints", None)
-        unsaid = (
-            "pipeline",
-            "step_ledger",
-            *_OF_LEDGER,
-            "topology",
-            "collective_precision",
-            "dense_optimizer",
-            "host_memory_bytes",
-            "dense_ms",
-            "groups",
-        )
-        return without_defaults(data, dict.fromkeys(unsaid))
 
     def _check_mapped(self) -> None:
         """Tables with an id map are row-wise over all devices: no rule can hold them otherwise."""
@@ -210,20 +192,20 @@ class ShardingTask(Value):
                     f"table {table.name!r} gives rows to ids as it trains (id_map), and TorchRec holds it row-wise over all "
                     "devices only; leave out its rules and what it is kept together with"
                 )
-            if rule is not None and rule.tier == "cached":
+            if rule is not None and rule.in_tier.cached:
                 raise ValueError(
                     f"table {table.name!r} gives rows to ids as it trains (id_map), and TorchRec sets the rows of new ids in "
                     "host memory, where a cache does not see it; say tier 'host' or 'hbm'"
                 )
 
     def _check_tiers(self) -> None:
-        """Tables beyond HBM need a host's memory, and a cache of fewer rows than the table has."""
+        """Tables in host memory need a host with some, and caches fewer rows than the table has."""
         beyond = self.constraints.beyond_hbm
         for table in self.tables if beyond else ():
             rule = beyond.get(table.name)
             if rule is None:
                 continue
-            if self.host_memory_bytes is None:
+            if rule.in_tier.elements == "host" and self.host_memory_bytes is None:
                 raise ValueError(
                     f"table {table.name!r} lies in tier {rule.tier!r}, but the task has no host memory; say what each host has "
                     "for tables (--host-memory 1TiB), or leave the tier out"
@@ -240,28 +222,34 @@ class ShardingTask(Value):
         return (self.dense_ms or 0.0) if self.pipeline == "prefetch" else 0.0
 
     @property
-    def plan_format(self) -> Literal[1, 2, 3, 4, 5, 6]:
+    def plan_format(self) -> int:
         """The format in which plans of it are written: the oldest whose every reader knows all of its keys. Readers of format 1
         that are as old as that know tables, devices and batch alone, and refuse as damaged what names more."""
         misses = (table.access and table.access.stream for table in self.tables)
         if self.dense_ms is not None or any(stream and stream.varies for stream in misses):
-            return max(3, self.least_plan_format)
-        return max(2, self.least_plan_format)
+            return max(3, self.least_plan_format[0])
+        return max(2, self.least_plan_format[0])
 
     @property
-    def least_plan_format(self) -> Literal[1, 2, 3, 4, 5, 6]:
-        """The oldest format of plans whose readers do not drop what it names: 2 has host memory, tiers and access curves, 3 row
-        orders, lookups by id, and rows by access, 4 groups of ranks, 5 id maps, 6 the ledger of a step's memory."""
-        if self.step_ledger is not None:
-            return 6
-        if self.mapped:
-            return 5
-        if self.groups is not None:
-            return 4
-        if self.constraints.rows_by_access or any(table.row_order or table.lookups_by_id for table in self.tables):
-            return 3
-        named = self.host_memory_bytes is not None or any(rule.tier is not None for rule in self.constraints.tables)
-        return 2 if named or any(table.access is not None for table in self.tables) else 1
+    def least_plan_format(self) -> tuple[int, str]:
+        """The oldest format of plans whose readers do not drop what it names, and what that is."""
+        tiers = [rule.in_tier for rule in self.constraints.tables if rule.tier is not None]
+        since = {
+            6: (self.step_ledger, "a step_ledger"),
+            5: (self.mapped, "id maps"),
+            4: (self.groups, "groups of ranks"),
+            3: (
+                self.constraints.rows_by_access or any(t.row_order or t.lookups_by_id for t in self.tables),
+                "row orders, lookups by id or rows by access",
+            ),
+            2: (
+                self.host_memory_bytes or tiers or any(table.access for table in self.tables),
+                "tiers, host memory or access curves",
+            ),
+        }
+        named = [(known, words) for known, (says, words) in since.items() if says]
+        named += [(tier.since, f"tier {tier.name!r}") for tier in tiers]
+        return max(named, default=(1, ""))
 
     @property
     def parted(self) -> Self:
@@ -444,11 +432,9 @@ class ShardingTask(Value):
                 if rule.cached_rows is not None:
                     factor = load_factor(rule.cached_rows, part.table.rows)
                     cache = Cache(factor, prefetch=self.pipeline == "prefetch")
-                held, by_row = (
-                    operator_bytes([(part, rule.tier)], cache),
-                    part.rows * part.table.optimizer_bytes_per_row,
-                )
-                memory = Memory(held.hbm - by_row, by_row, memory.step, held.host, memory.id_map)
+                held = operator_bytes([(part, rule.tier)], cache)
+                by_row = part.rows * part.table.optimizer_bytes_per_row
+                memory = memory._replace(weights=held.hbm - by_row, optimizer=by_row, **held.beyond_hbm)
             found.append(memory)
         return found
 

@@ -1,10 +1,13 @@
-"""The tiers that a table may lie in, and what an FBGEMM operator takes there: to the byte, of HBM and of host memory.
+"""The tiers that a table may lie in, each a record, and what an FBGEMM operator takes there: to the byte, of HBM and of host
+memory.
 
-A table lies in HBM, in host memory, or in host memory behind a cache in HBM. Counted is what grows with rows and cached rows, as
+A table lies in HBM, in host memory, or in host memory behind a cache in HBM. What others say of a tier follows from its record
+(docs/architecture.md). Counted is what grows with rows and cached rows, as
 FBGEMM 1.8 allocates it (seen on the meta device in tests/core/test_tiers.py); a few hundred bytes an operator, which do not, are
 left out. Row-wise state lies in HBM whatever the tier. State of elements lies where the weights do, and is never cached.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -12,25 +15,38 @@ from typing import Literal, NamedTuple
 from neuroshard.core.part import Part
 
 Tier = Literal["hbm", "cached", "host"]
-BeyondHbmTier = Literal["cached", "host"]
+BeyondHbmTier = Literal["cached", "host"]  # of which cases are measured
+Resource = Literal["hbm", "host"]  # where weights and state of elements are: bytes of HBM, or of the host's memory
 
 
-class TierFacts(NamedTuple):
-    """A tier as everybody names it."""
+@dataclass(frozen=True)
+class TierFacts:
+    """A tier as everybody names it. Without a cache of its rows in HBM, all are read where they are."""
 
+    name: Tier
     kernel: str  # TorchRec's compute kernel
     place: str  # FBGEMM's EmbeddingLocation, on a GPU
-    in_host: bool  # elements are in host memory
-    cached: bool  # behind a cache in HBM
     words: str
+    elements: Resource = "host"
+    cached: bool = False
+    since: int = 2  # the oldest format of plans that knows it
+
+    @property
+    def beyond_hbm(self) -> bool:
+        """Whether its elements are elsewhere than in HBM."""
+        return self.elements != "hbm"
+
+    def holds(self, rows: int, cached_rows: int | None) -> str:
+        """Where so many rows are, in words: `in host memory`, `cached, 96 of 1,000 rows in HBM (9.6%)`."""
+        some = "" if cached_rows is None else f", {cached_rows:,} of {rows:,} rows in HBM ({cached_rows / rows:.1%})"
+        return f"{self.words}{some}"
 
 
-TIERS: dict[Tier, TierFacts] = {
-    "hbm": TierFacts("fused", "DEVICE", in_host=False, cached=False, words="in HBM"),
-    "cached": TierFacts("fused_uvm_caching", "MANAGED_CACHING", in_host=True, cached=True, words="cached"),
-    "host": TierFacts("fused_uvm", "MANAGED", in_host=True, cached=False, words="in host memory"),
-}
-BY_KERNEL: dict[str, Tier] = {facts.kernel: tier for tier, facts in TIERS.items()}
+IN_HBM = TierFacts("hbm", "fused", "DEVICE", "in HBM", "hbm")
+CACHED = TierFacts("cached", "fused_uvm_caching", "MANAGED_CACHING", "cached", cached=True)
+IN_HOST = TierFacts("host", "fused_uvm", "MANAGED", "in host memory")
+TIERS: dict[Tier, TierFacts] = {tier.name: tier for tier in (IN_HBM, CACHED, IN_HOST)}
+BY_KERNEL: dict[str, TierFacts] = {tier.kernel: tier for tier in TIERS.values()}
 
 WAYS = 32  # rows of a set of the cache (CUDA; HIP has 64: there a cache may have a set of 32 more than counted)
 TAG_BYTES = 8  # of a cached row: which row it is
@@ -42,10 +58,15 @@ MAP_BYTES = 4  # of every row that may be cached: which table it is of
 
 
 class TierBytes(NamedTuple):
-    """Bytes of HBM on a device, and of memory on its host."""
+    """Bytes of each resource: of HBM on a device, and of memory on its host."""
 
-    hbm: int
-    host: int
+    hbm: int = 0
+    host: int = 0
+
+    @property
+    def beyond_hbm(self) -> dict[str, int]:
+        """Those of the others than HBM, by name."""
+        return {name: nbytes for name, nbytes in self._asdict().items() if name != "hbm"}
 
 
 @dataclass(frozen=True)
@@ -73,24 +94,29 @@ def load_factor(cached_rows: int, rows: int) -> float:
     return min((sets * WAYS + ABOVE_WHOLE) / rows, 1.0)
 
 
+def element_bytes(part: Part) -> int:
+    """Weights and state of elements: what lies where the tier says."""
+    weights, state, *_ = part.memory()
+    return weights + state - part.rows * part.table.optimizer_bytes_per_row
+
+
 def operator_bytes(parts: Sequence[tuple[Part, Tier]], cache: Cache | None = None) -> TierBytes:
     """Weights and optimizer state of one operator of these parts. A cached row is as wide as the widest cached part.
 
     Raises ValueError where some are cached and `cache` does not say how.
     """
-    hbm = host = 0
+    taken = Counter[str]()
     for part, tier in parts:
-        weights, state, *_ = part.memory()
-        beyond = weights + state - part.rows * part.table.optimizer_bytes_per_row if TIERS[tier].in_host else 0
-        hbm += weights + state - beyond
-        host += beyond
+        taken["hbm"] += part.rows * part.table.optimizer_bytes_per_row
+        taken[TIERS[tier].elements] += element_bytes(part)
     cached = [part for part, tier in parts if TIERS[tier].cached]
     if not cached:
-        return TierBytes(hbm, host)
+        return TierBytes(**taken)
     if cache is None:
         raise ValueError(f"table {cached[0].table.name!r} is cached, but nothing says how many of its rows are")
     rows = sum(part.rows for part in cached)
     slot = max(part.dim * part.table.element_bytes for part in cached)
     slot += slot_bytes(lfu=cache.lfu, prefetch=cache.prefetch)
     counts = (rows + 1) * COUNT_BYTES if cache.lfu else 0
-    return TierBytes(hbm + cache.slots(rows) * slot + rows * MAP_BYTES + counts, host)
+    taken["hbm"] += cache.slots(rows) * slot + rows * MAP_BYTES + counts
+    return TierBytes(**taken)

@@ -5,11 +5,21 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self, SupportsIndex
+from typing import Annotated, Any, ClassVar, Self, SupportsIndex
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    ValidationError,
+    model_serializer,
+)
 
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 
@@ -84,9 +94,18 @@ class Value(BaseModel):
         return sha256(self.canonical_json())
 
 
-def without_defaults(data: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Serialized fields without those that have their default value."""
-    return {name: value for name, value in data.items() if name not in defaults or value != defaults[name]}
+class SparseValue(Value):
+    """A value whose fields in `UNSAID` are written only where they have another value than their default."""
+
+    UNSAID: ClassVar[Collection[str]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        known, data = type(self).model_fields, dict[str, Any](fields(self))
+        for name in self.UNSAID:
+            if name in data and getattr(self, name) == known[name].get_default(call_default_factory=True):
+                del data[name]
+        return data
 
 
 def canonical_json(data: Any) -> bytes:

@@ -1,16 +1,16 @@
 """model.json: what a trained cost model was trained on, what it predicts, and how far it can be trusted."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from neuroshard.core.cost import Bench
 from neuroshard.core.table import MAX_DIM
 from neuroshard.core.task import MAX_DEVICES
-from neuroshard.core.value import Value, without_defaults
+from neuroshard.core.value import SparseValue, Value
 from neuroshard.costmodel.report import ModelReport
 
 MOST_RATE_MS = 1e6  # a lookup that takes longer was not measured
@@ -62,8 +62,10 @@ class TrainedFrom(Value):
     started_from: str | None = None  # digest of the cost model whose weights the training started from
 
 
-class Manifest(Value):
+class Manifest(SparseValue):
     """The fields of model.json."""
+
+    UNSAID: ClassVar = ("tiers",)
 
     format_version: Literal[1] = MODEL_FORMAT
     feature_version: int
@@ -78,10 +80,6 @@ class Manifest(Value):
     report: ModelReport
     provenance: TrainedFrom
     tiers: MeasuredTiers | None = None  # what tables beyond HBM take more; None where that was not measured
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"tiers": None})
 
     @property
     def main_batch_size(self) -> int:

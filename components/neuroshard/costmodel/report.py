@@ -1,14 +1,14 @@
 """How far a cost model can be trusted: its errors on held-out cases, and the noise of the labels, which no model can beat."""
 
 from textwrap import wrap
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from neuroshard.core.case import Split
 from neuroshard.core.text import counted
 from neuroshard.core.tiers import TIERS, BeyondHbmTier
-from neuroshard.core.value import Value, without_defaults
+from neuroshard.core.value import SparseValue, Value
 
 # Tables in a set, from and to: few, some, many, and beyond what the paper measured.
 SET_SIZES: Final[tuple[tuple[int, int | None], ...]] = ((1, 3), (4, 8), (9, 15), (16, None))
@@ -47,22 +47,20 @@ class SizeError(Value):
         return f"{self.fewest} or more tables" if self.most is None else f"{self.fewest}-{self.most} tables"
 
 
-class Coverage(Value):
+class Coverage(SparseValue):
     """How often the measured value was within one predicted deviation, which should hold 68 %, and within `two`, 95 %.
 
     Each case is tested with deviations scaled on cases that have none of its tables. Older versions did not predict `two`, and
     scaled one on cases of other splits.
     """
 
+    UNSAID: ClassVar = ("two_share", "two_spread")
+
     values: int
     share: float
     spread: float  # the median of what was predicted, as a share of the cost
     two_share: float | None = None
     two_spread: float | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"two_share": None, "two_spread": None})
 
 
 class Deviations(Value):
@@ -117,7 +115,7 @@ class TierErrors(Value):
     datasheet_mape: float | None = None
 
 
-class ModelReport(Value):
+class ModelReport(SparseValue):
     """Reports of all nets, the number of rows `left_out` of training (an error, or 0 ms), and the `gaps`: what is missing.
 
     `stand_ins` has a sentence for each part of which too little was measured; the fitted analytic model answers for it.
@@ -125,6 +123,8 @@ class ModelReport(Value):
     it predicts cases held back better than the net. `tiers` are empty where nothing beyond HBM was learned.
     `deviations` is None of a model by an older version, whose own were scaled without tables that training never saw.
     """
+
+    UNSAID: ClassVar = ("datasheet_better", "tiers", "deviations")
 
     nets: tuple[NetReport, ...]
     left_out: int = 0
@@ -134,13 +134,6 @@ class ModelReport(Value):
     datasheet_better: tuple[str, ...] = ()
     tiers: dict[BeyondHbmTier, TierErrors] = Field(default_factory=dict)
     deviations: Deviations | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        data = without_defaults(fields(self), {"tiers": {}, "deviations": None})
-        if not self.datasheet_better:
-            del data["datasheet_better"]
-        return data
 
     @property
     def unseen_tables_error(self) -> float | None:

@@ -197,7 +197,7 @@ class InTiers(MoreTerms):
         self.caches = {
             name: CacheSizes.of(table, task.batch_size, prefetch=prefetch)
             for name, table in self.tables.items()
-            if self.rules[name].tier == "cached"
+            if self.rules[name].in_tier.cached
         }
 
     def of_parts(self, parts: Sequence[Part]) -> Floats:

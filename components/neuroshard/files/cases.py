@@ -6,16 +6,16 @@ pooling) is that of the base table of this name in cases.json. cases.json is wri
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, ValidationError
 
 from neuroshard.core.case import Case, Cases, CollectiveCase, ComputeCase, TierCase
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.table import DIM_STEP, MAX_DIM, MAX_ROWS, MOST_LOOKUPS, Table
-from neuroshard.core.value import Value, check_format, decode_json, explain, shown, without_defaults
+from neuroshard.core.value import SparseValue, check_format, decode_json, explain, shown
 from neuroshard.files import parquet
 from neuroshard.files.disk import disk_errors, only_writer, read_bytes, write_bytes, writing
 
@@ -44,8 +44,10 @@ CASE_FIELDS: dict[str, Fields] = {
 }
 
 
-class CasesManifest(Value):
+class CasesManifest(SparseValue):
     """cases.json: the base tables, and the numbers of cases in the Parquet files."""
+
+    UNSAID: ClassVar = ("tier_cases",)
 
     format_version: Literal[1] = 1
     tables: tuple[Table, ...]
@@ -54,10 +56,6 @@ class CasesManifest(Value):
     tier_cases: int = 0
     max_dim: Annotated[int, Field(gt=0, le=MAX_DIM)]
     seed: int
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(fields(self), {"tier_cases": 0})
 
 
 def write_cases(folder: Path, cases: Cases) -> None:

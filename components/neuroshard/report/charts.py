@@ -13,11 +13,10 @@ import numpy as np
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.cost import Costs
 from neuroshard.core.plan import Plan, shard_memory
-from neuroshard.core.table import Table
 from neuroshard.costmodel.pricing import Prices
 from neuroshard.costmodel.protocol import CostModel, Ints
 from neuroshard.report.live import PlanChange
-from neuroshard.report.numbers import Columns, measured, percent, row_wise_tables, short
+from neuroshard.report.numbers import Columns, measured, row_wise_tables, short
 from neuroshard.report.page import charts
 from neuroshard.report.trust import Evaluated, curves, error_columns, points
 
@@ -201,7 +200,8 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
         "firstText": [_listed(some) for some in devices],
     }
     if beyond := plan.parted.constraints.beyond_hbm:
-        columns["tier"] = [_tier(table, beyond.get(table.name)) for table in tables]
+        rules = [beyond.get(table.name, TableRule(table=table.name)) for table in tables]
+        columns["tier"] = [r.in_tier.holds(t.rows, r.cached_rows) for t, r in zip(tables, rules, strict=True)]
         columns["host"] = list(of_hosts.values())
     if prices is not None:
         columns["adds"] = short(np.bincount(_places(plan), weights=prices.adds_ms, minlength=len(tables)))
@@ -211,14 +211,6 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
 def _listed(devices: Sequence[int]) -> str:
     some = ", ".join(map(str, devices[:DEVICES_NAMED]))
     return f"{some}, … ({len(devices)})" if len(devices) > DEVICES_NAMED else some
-
-
-def _tier(table: Table, rule: TableRule | None) -> str:
-    if rule is None or rule.tier is None:
-        return "HBM"
-    if rule.cached_rows is None:
-        return "host memory"
-    return f"cached, {rule.cached_rows:,} rows ({percent(rule.cached_rows / table.rows)})"
 
 
 def shard_columns(plan: Plan, prices: Prices | None) -> tuple[Columns, Columns | None]:

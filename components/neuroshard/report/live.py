@@ -14,6 +14,7 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.shapes import shape_fault, shapes_of
 from neuroshard.core.sharding import SHARDINGS
 from neuroshard.core.text import counted, short_name
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
@@ -184,6 +185,7 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     used, limits = plan.memory_bytes(), plan.task.usable_bytes
     fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
     topology, beyond = plan.task.topology, plan.parted.constraints.beyond_hbm
+    tiers = Counter(rule.in_tier for rule in beyond.values())
     return {
         "slowest device": f"{max(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
         "mean device": f"{sum(ms) / len(ms):.3f} ms, predicted" if ms else NOT_KNOWN,
@@ -191,8 +193,7 @@ def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
         "tables": f"{len(plan.task.tables):,}",
         "shards": f"{len(plan.shards):,}",
         **{f"tables {sharding.words}": f"{counted[sharding]:,}" for sharding in SHARDINGS},
-        "tables cached": f"{sum(rule.tier == 'cached' for rule in beyond.values()):,}",
-        "tables in host memory": f"{sum(rule.tier == 'host' for rule in beyond.values()):,}",
+        **{f"tables {tier.words}": f"{tiers[tier]:,}" for tier in TIERS.values() if tier.beyond_hbm},
         "fullest host": NOT_KNOWN if not beyond else format_bytes(max(plan.host_memory())),
         "devices": f"{plan.task.devices:,}",
         "hosts": NOT_KNOWN if topology is None else topology.text(plan.task.devices),

@@ -1,5 +1,6 @@
 """Numbers for the page and the terminal: columns of rounded floats, shares, bars, and the source of a cost model's ms."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -9,6 +10,7 @@ from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.units import format_bytes
 
 Columns = dict[str, list[Any]]
@@ -39,9 +41,8 @@ def cut_tables(plan: Plan) -> str:
     copied = sum(kind.copied for kind in kinds.values())
     split = f", {counted(row_wise, 'table')} row-wise" if row_wise else ""
     split += f", {counted(copied, 'table')} data-parallel" if copied else ""
-    if beyond := plan.parted.constraints.beyond_hbm:
-        cached = sum(rule.tier == "cached" for rule in beyond.values())
-        split += f", {cached} cached, {len(beyond) - cached} in host memory"
+    tiers = Counter(rule.in_tier for rule in plan.parted.constraints.beyond_hbm.values())
+    split += "".join(f", {tiers[tier]} {tier.words}" for tier in TIERS.values() if tier in tiers)
     held = plan.held.constraints.rows_by_access
     in_two = sum(one.hot_rows is not None for one in held.values())
     split += f", {counted(in_two, 'table')} in two parts" if in_two else ""

@@ -189,15 +189,10 @@ def _by_access_lines(plan: Plan) -> list[str]:
 
 def _tier_lines(plan: Plan) -> list[str]:
     """What hosts hold, and the tables beyond HBM, those with the largest caches first."""
-    beyond = plan.parted.constraints.beyond_hbm
-    if not beyond or plan.task.host_memory_bytes is None:
-        return []
-    rows, said = {table.name: table.rows for table in plan.parted.tables}, []
-    for rule in sorted(beyond.values(), key=lambda rule: -(rule.cached_rows or 0)):
-        some, of = rule.cached_rows or 0, rows[rule.table]
-        cached = f"cached, {some:,} of {of:,} rows in HBM ({some / of:.1%})"
-        said.append(f"{rule.table}: {'in host memory' if rule.cached_rows is None else cached}")
-    return [*wrapped(f"host memory: {hosts_memory(plan)}"), *_first_of(said, "beyond HBM")]
+    rows, said, hosts = {table.name: table.rows for table in plan.parted.tables}, [], hosts_memory(plan)
+    for rule in sorted(plan.parted.constraints.beyond_hbm.values(), key=lambda rule: -(rule.cached_rows or 0)):
+        said.append(f"{rule.table}: {rule.in_tier.holds(rows[rule.table], rule.cached_rows)}")
+    return [*(wrapped(f"host memory: {hosts}") if hosts else []), *(_first_of(said, "beyond HBM") if said else [])]
 
 
 def _origin(plan: Plan) -> str:

@@ -25,7 +25,7 @@ from neuroshard.core.plan import Plan, Shard, device_memory, host_memory, shard_
 from neuroshard.core.table import OPTIMIZER_BYTES, DenseOptimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
-from neuroshard.core.tiers import TIERS
+from neuroshard.core.tiers import BY_KERNEL, IN_HBM
 from neuroshard.core.units import format_bytes
 from neuroshard.files.importers.torchrec_collections import NAMES, name_of, weight_of
 from neuroshard.files.importers.torchrec_collections import in_backward as applied_in_backward
@@ -230,7 +230,7 @@ def _check_id_maps(priced: Priced, compute_kernel: str | None) -> None:
         if (known := id_map(priced.collections[place.path], place.config)) is None:
             continue
         where = f"{place.where} gives rows to ids as it trains"
-        if compute_kernel == TIERS["cached"].kernel:
+        if BY_KERNEL.get(compute_kernel or "", IN_HBM).cached:
             raise UsageError(
                 f"{where}, and TorchRec sets the rows of new ids in host memory, where the cache of compute_kernel "
                 f"{compute_kernel!r} does not see it; leave it out"

@@ -43,7 +43,7 @@ from neuroshard.client.torchrec.shards import (
     GEOMETRY,
     check_held,
     check_widths,
-    is_in_host,
+    is_beyond_hbm,
     on_gpus,
     parameter_sharding,
     ranks_of_host,
@@ -79,7 +79,7 @@ from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing
-from neuroshard.core.tiers import TIERS
+from neuroshard.core.tiers import IN_HBM
 from neuroshard.core.topology import topology_of
 from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.imported import with_modules_in_repeated_names
@@ -192,7 +192,7 @@ def to_torchrec(
         what, or_else = wrong
         raise InvalidInput(f"{what}; {whose} must not split its rows{or_else}")
 
-    held = kernels(trained, compute_kernel or TIERS["hbm"].kernel, device_type)
+    held = kernels(trained, compute_kernel or IN_HBM.kernel, device_type)
     local = gpus_of_host(plan, local_world_size) if device_type == "cuda" else 1
     modules: dict[str, EmbeddingModuleShardingPlan] = {}
     for name, kind in kinds.items():
@@ -316,7 +316,7 @@ def from_torchrec(
         if config.name not in parameters:
             raise InvalidInput(f"the sharding plan lacks table {config.name!r} of module {path!r}")
         parameter = parameters[config.name]
-        beyond_hbm = host_memory_bytes is not None and is_in_host(parameter)
+        beyond_hbm = is_beyond_hbm(parameter, host_memory_bytes)
         for field in check_held(table.name, parameter, beyond_hbm=beyond_hbm):
             left_out.setdefault(field, []).append(table.name)
         shards += shards_of(table, parameter, len(device_memory_bytes))

@@ -12,12 +12,11 @@ from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Shard
 from neuroshard.core.sharding import Sharding
 from neuroshard.core.table import Table
-from neuroshard.core.tiers import TIERS
 
 
 def cached(plan: Plan) -> list[str]:
     """The tables of a plan that are cached."""
-    return [name for name, rule in plan.held.constraints.beyond_hbm.items() if rule.tier and TIERS[rule.tier].cached]
+    return [name for name, rule in plan.held.constraints.beyond_hbm.items() if rule.in_tier.cached]
 
 
 class InBackward(NamedTuple):

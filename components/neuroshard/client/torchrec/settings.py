@@ -6,7 +6,7 @@ Tried with torchrec 1.8 and 1.9 on gloo. client/torchrec/trainer.py is what give
 from typing import NamedTuple
 
 from neuroshard.core.sharding import DATA_PARALLEL
-from neuroshard.core.tiers import BY_KERNEL, TIERS
+from neuroshard.core.tiers import BY_KERNEL, IN_HBM
 
 # Bytes more of state that row-wise Adagrad (of the last one Adam) keeps for each row of a shard: counted on the operator
 STATE_OF_A_ROW = {
@@ -42,7 +42,6 @@ class Setting(NamedTuple):
 
 FUSED, SHARDER, CONFIG = "`fused_params`", "a sharder", "a collection"
 HELD, TRAINER = "a plan for `from_torchrec`", "the trainer"
-IN_HBM = TIERS["hbm"].kernel
 NO_EFFECT = "no effect on a plan"
 _ROWS = {
     FUSED: (
@@ -182,8 +181,8 @@ _ROWS = {
         (
             "compute_kernel",
             "where a table lies, and who trains it",
-            f"`{IN_HBM}` and, of data-parallel tables, `{DATA_PARALLEL.kernel}` are kept; with `host_memory_bytes=` also "
-            f"{' and '.join(f'`{kernel}`' for kernel in BY_KERNEL if kernel != IN_HBM)}; all others refused",
+            f"`{IN_HBM.kernel}` and, of data-parallel tables, `{DATA_PARALLEL.kernel}` are kept; with `host_memory_bytes=` also "
+            f"{' and '.join(f'`{kernel}`' for kernel in BY_KERNEL if kernel != IN_HBM.kernel)}; all others refused",
         ),
         (
             "cache_params, enforce_hbm",

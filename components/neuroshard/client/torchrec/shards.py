@@ -27,7 +27,7 @@ from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.text import spanned
-from neuroshard.core.tiers import BY_KERNEL, TIERS
+from neuroshard.core.tiers import BY_KERNEL, IN_HBM
 from neuroshard.core.value import shown
 
 # fields of a ParameterSharding: the ones that shards are made of, of caches over host memory, and of the operator
@@ -255,10 +255,10 @@ def shards_of(table: Table, parameter: ParameterSharding, devices: int) -> list[
     return shards
 
 
-def is_in_host(parameter: ParameterSharding) -> bool:
-    """Whether a TorchRec plan keeps a table's elements in host memory."""
-    tier = BY_KERNEL.get(parameter.compute_kernel)
-    return tier is not None and TIERS[tier].in_host
+def is_beyond_hbm(parameter: ParameterSharding, host_memory_bytes: int | None) -> bool:
+    """Whether a TorchRec plan keeps a table in a tier beyond HBM, for hosts with so much memory for tables; None for none."""
+    tier = BY_KERNEL.get(parameter.compute_kernel, IN_HBM)
+    return tier.beyond_hbm and (tier.elements != "host" or host_memory_bytes is not None)
 
 
 def check_held(table: str, parameter: ParameterSharding, *, beyond_hbm: bool) -> list[str]:
@@ -271,7 +271,7 @@ def check_held(table: str, parameter: ParameterSharding, *, beyond_hbm: bool) ->
             f"tables in device memory with {kept} only; set its compute_kernel to {kept!r} to count and train it so, or let "
             "TorchRec's planner choose it (ParameterConstraints, or apply_optimizer_in_backward for fused instead of dense)"
             + "; or say what a host has for tables (host_memory_bytes=)"
-            * is_in_host(parameter)
+            * BY_KERNEL.get(parameter.compute_kernel, IN_HBM).beyond_hbm
         )
     left_out = []
     for field in dataclasses.fields(parameter):

@@ -22,7 +22,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.tiers import BY_KERNEL, TIERS, Cache, load_factor
+from neuroshard.core.tiers import BY_KERNEL, IN_HBM, Cache, load_factor
 from neuroshard.core.value import shown
 
 DEFAULT_LOAD_FACTOR = 0.2  # of FBGEMM's caches (`cache_load_factor` of SplitTableBatchedEmbeddingBagsCodegen, 1.8)
@@ -30,7 +30,7 @@ DEFAULT_LOAD_FACTOR = 0.2  # of FBGEMM's caches (`cache_load_factor` of SplitTab
 
 def check_kernel(plan: Plan, kernel: str | None) -> None:
     """Raise UsageError for a `compute_kernel` that does not train as planned, and warn of one that does, at another cost."""
-    rules, in_hbm = plan.held.constraints.beyond_hbm, TIERS["hbm"].kernel
+    rules, in_hbm = plan.held.constraints.beyond_hbm, IN_HBM.kernel
     if kernel is None:
         return
     if rules:
@@ -77,7 +77,7 @@ def kernels(plan: Plan, compute_kernel: str, device_type: str) -> dict[str, tupl
                 reserved_memory=float(number + 1),
                 prefetch_pipeline=True if _prefetches_rows(plan) else None,
             )
-        found[table.name] = compute_kernel if rule is None or rule.tier is None else TIERS[rule.tier].kernel, params
+        found[table.name] = compute_kernel if rule is None else rule.in_tier.kernel, params
     return found
 
 
@@ -124,10 +124,10 @@ def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) ->
     if parameter.enforce_hbm:
         raise InvalidInput(
             f"table {table.name!r} has kernel {parameter.compute_kernel} and enforce_hbm, which puts it into HBM all the same; "
-            f"set enforce_hbm to None, or compute_kernel to {TIERS['hbm'].kernel!r}"
+            f"set enforce_hbm to None, or compute_kernel to {IN_HBM.kernel!r}"
         )
-    if not TIERS[tier].cached:
-        return {"tier": tier}
+    if not tier.cached:
+        return {"tier": tier.name}
     params = parameter.cache_params or CacheParams()
     # TorchRec checks no types
     factor: object = DEFAULT_LOAD_FACTOR if params.load_factor is None else params.load_factor
@@ -149,7 +149,7 @@ def tier_of(table: Table, parameter: ParameterSharding, pipeline: str | None) ->
             f"table {table.name!r} has prefetch_pipeline {params.prefetch_pipeline} in its cache_params, and the pipeline is "
             f"{pipeline}; say pipeline='prefetch' where the trainer prefetches, and set prefetch_pipeline accordingly"
         )
-    return {"tier": tier, "cached_rows": min(Cache(factor).slots(table.rows), table.rows)}
+    return {"tier": tier.name, "cached_rows": min(Cache(factor).slots(table.rows), table.rows)}
 
 
 def same_precision(said: object, element_bytes: int) -> bool:
@@ -176,8 +176,8 @@ def without_load_factor(parameters: Mapping[str, tuple[object, ParameterSharding
     found = [name for name in operators if said[name] is None]
     if mixed := next((name for name in found if operators[name] in stating), None):
         raise InvalidInput(
-            f"table {mixed!r} has kernel {TIERS['cached'].kernel} and no load factor: TorchRec gives it the one of other tables "
-            f"of its operator, as of {stating[operators[mixed]]!r}; set CacheParams(load_factor=…)"
+            f"table {mixed!r} has kernel {parameters[mixed][1].compute_kernel} and no load factor: TorchRec gives it the one of "
+            f"other tables of its operator, as of {stating[operators[mixed]]!r}; set CacheParams(load_factor=…)"
         )
     return found
 
@@ -185,9 +185,9 @@ def without_load_factor(parameters: Mapping[str, tuple[object, ParameterSharding
 def _operators(parameters: Mapping[str, tuple[object, ParameterSharding]]) -> dict[str, object]:
     """The operator of each cached table."""
     return {
-        name: (kind, *_of_the_group(parameter.cache_params))
+        name: (kind, parameter.compute_kernel, *_of_the_group(parameter.cache_params))
         for name, (kind, parameter) in parameters.items()
-        if TIERS[BY_KERNEL[parameter.compute_kernel]].cached
+        if BY_KERNEL[parameter.compute_kernel].cached
     }
 
 

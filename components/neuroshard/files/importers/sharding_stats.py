@@ -24,14 +24,14 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.task import MAX_DEVICES
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.tiers import TIERS
+from neuroshard.core.tiers import IN_HBM
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
 from neuroshard.files.importers.imported import TableEntry, equal_features
 from neuroshard.files.importers.planner_log import FRAME, Printout, last_printout
 
 GIB = 2**30  # its "GB"
-KERNELS = (TIERS["hbm"].kernel, DATA_PARALLEL.kernel, "quant")
+KERNELS = (IN_HBM.kernel, DATA_PARALLEL.kernel, "quant")
 IN_DEVICE_MEMORY = (*KERNELS, *(f"batched_{kernel}" for kernel in KERNELS))  # of all versions
 _MEMORY = re.compile(r"HBM: ([0-9]+(?:\.[0-9]+)?) GB, DDR: ([0-9]+(?:\.[0-9]+)?) GB")
 _COUNT = re.compile(r"[a-z_]+: ([0-9]{1,9})")
