@@ -12,15 +12,16 @@ import pytest
 import yaml
 
 from helpers.refusals import refused
+from neuroshard.cli.cluster import RunOptions
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.orders.nightly import ModelSpec, read_specs
+from neuroshard.orders.options import settings_of
 from neuroshard.submit.package import (
     PACKAGE,
     RunSettings,
     known_parameters,
     packaged,
     read_parameters,
-    take_parallelism,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -109,15 +110,19 @@ def test_the_limit_that_kfp_compiles_is_the_one_that_is_set() -> None:
 
 
 def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Path) -> None:
-    file = written(tmp_path, "store: s3://bucket/p\nparallelism: 4\n")
-    for asked, limit in ((None, 4), (2, 2), (0, 0)):
-        given = read_parameters(file, None)
-        assert (take_parallelism(given, asked), given) == (limit, {"store": "s3://bucket/p"})
-    assert take_parallelism(read_parameters(file, None, ["parallelism=7"]), None) == 7
-    assert take_parallelism({}, None) == 0
+    given = {"endpoint": "http://x", "parameters": written(tmp_path, "store: s3://bucket/p\nparallelism: 4\n")}
+    for asked, limit in (
+        ({}, 4),
+        ({"parallelism": 2}, 2),
+        ({"parallelism": 0}, 0),
+        ({"settings": ["parallelism=7"]}, 7),
+    ):
+        _, settings = settings_of(RunOptions, {**given, **asked}).read()
+        assert (settings.parallelism, settings.parameters) == (limit, {"store": "s3://bucket/p"})
+    assert settings_of(RunOptions, {"endpoint": "http://x"}).read()[1].parallelism == 0
     for wrong in (-1, 10_001):
-        with refused(UsageError, "parallelism", "10,000", f"{wrong:,}"):
-            take_parallelism({}, wrong)
+        with refused(UsageError, "--parallelism", 10000, wrong):
+            settings_of(RunOptions, {**given, "parallelism": wrong})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,7 @@ def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Pat
         ("", ["not None"]),
         ("batchsize: 8", ["'batchsize'", "algorithm"]),
         ("2: 8", ["2 is no parameter"]),
-        ("measure_cpus: 8", ["not 8", 'measure_cpus: "8"']),
+        ("measure_cpus: 8", ["measure_cpus", "not 8", "quote"]),
         ("batch_size: '8'", ["batch_size", "not '8'"]),
         ("batch_size: true", ["batch_size", "not True"]),
         ("single_writer: 1", ["single_writer", "not 1"]),
@@ -138,6 +143,8 @@ def test_the_parallelism_of_the_command_goes_over_that_of_the_file(tmp_path: Pat
         ("a: &a [*a]", ["is no parameter"]),
         ("store: x\nbackend: cpu\nstore: y", ["'store'", "twice"]),
         ("min_gain: .inf", ["min_gain", "not inf"]),
+        ("parallelism: 10001", ["parallelism", "not 10001"]),
+        ("models: [a]", ["models", "--models", "not ['a']"]),
         ("pods: 2\n---\nbatch_size: 8", ["2 YAML documents"]),
     ],
 )
@@ -224,7 +231,7 @@ def test_models_that_cannot_be_are_one_line(tmp_path: Path, text: str, facts: li
 
 
 def test_a_parameter_that_models_are_checked_by_is_blamed_itself(tmp_path: Path, models: Path) -> None:
-    with refused(UsageError, "batch_size", "not 0") as caught:
+    with refused(InvalidInput, "parameters.yaml", "batch_size", "not 0") as caught:
         read_parameters(written(tmp_path, "batch_size: 0", "parameters.yaml"), models)
     assert "models.yaml" not in str(caught.value)
 

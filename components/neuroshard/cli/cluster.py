@@ -10,6 +10,7 @@ from neuroshard.cli.app import command, say
 from neuroshard.cli.options import option, takes
 from neuroshard.orders import values as take
 from neuroshard.orders.options import Option, settings_of
+from neuroshard.orders.parameters import MAX_PARALLELISM, PARALLELISM
 
 if TYPE_CHECKING:
     from neuroshard.submit.kubeflow import Server
@@ -46,16 +47,17 @@ class RunOptions(NamedTuple):
     parallelism: Annotated[
         int | None,
         "Most models, and most measuring pods, at once; 0 for all [default: what the file says, else 0].",
-        Option(int, least=0),
+        Option(int, least=0, most=MAX_PARALLELISM),
     ] = None
 
     def read(self) -> "tuple[Server, RunSettings]":
         """Raises InvalidInput and UsageError."""
         from neuroshard.submit.kubeflow import Server
-        from neuroshard.submit.package import RunSettings, read_parameters, take_parallelism
+        from neuroshard.submit.package import RunSettings, read_parameters
 
         given = read_parameters(self.parameters, self.models_yaml, self.settings)
-        limit = take_parallelism(given, self.parallelism)
+        limit = given.pop(PARALLELISM, 0)
+        limit = limit if self.parallelism is None else self.parallelism
         server = Server(self.endpoint, self.experiment, self.namespace)
         return server, RunSettings(given, self.service_account, self.deadline, limit)
 

@@ -17,6 +17,8 @@ from neuroshard.orders import values as take
 from neuroshard.orders.nightly import MAX_BATCH_SIZE, MAX_CASES, MAX_PODS, MAX_SEED, read_specs
 from neuroshard.orders.options import LOCAL_SEARCH, OPTIONS
 
+PARALLELISM = "parallelism"  # a setting of the package; KFP fixes it when compiling, so it is no parameter of a run
+MAX_PARALLELISM = 10_000
 MAX_LABEL = 63  # of a name in Kubernetes
 FINGERPRINT_LENGTH = 17  # with the dash before it
 QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]+)?")
@@ -60,7 +62,8 @@ def faults(given: Mapping[str, Any]) -> tuple[str, ...]:
             text = str(error)
             lines.append(text if text.startswith(name) else f"{name}: {text}")
         except KeyError:
-            lines.append(f"{shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(CHECKS))}")
+            known = ", ".join(sorted([*CHECKS, PARALLELISM]))
+            lines.append(f"{shown(name)} is no parameter of the pipeline; there are {known}")
     return tuple(lines) or _contradictions(given)
 
 
@@ -89,7 +92,7 @@ def _models(_: str, value: Any) -> None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"must be text, not {shown(value)}")
+        raise UsageError(f"must be text, not {shown(value)}; quote it where it is YAML")
     return value
 
 

@@ -19,8 +19,9 @@ from neuroshard.core.value import Value, canonical_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile, MatchedRule, resolve
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.presets import PRESETS
+from neuroshard.orders import values as take
 from neuroshard.orders.nightly import ModelSpec, read_specs
-from neuroshard.orders.parameters import check_parameters
+from neuroshard.orders.parameters import MAX_PARALLELISM, PARALLELISM, check_parameters
 from neuroshard.orders.sizes import NightlySizes
 from neuroshard.size.rows import check_order
 from neuroshard.store.tables import load_tables
@@ -30,15 +31,6 @@ DEADLINE_SECONDS = 24 * 3600.0  # as long as a run may take; the next night begi
 MAX_BYTES = 2**20  # as much as a ConfigMap holds
 # Kubeflow gives a step its inputs as one argument, of which Linux takes 2^17 bytes; what a survey adds to the models is left free
 MOST_CARRIED = 96 * 2**10
-PARALLELISM = "parallelism"  # a setting of the package; KFP fixes it when compiling, so it is no parameter of a run
-MAX_PARALLELISM = 10_000
-# KFP's name of a type, how it is called here, and what YAML makes of it
-TYPES: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
-    "STRING": ("text", str),
-    "NUMBER_INTEGER": ("a whole number", int),
-    "NUMBER_DOUBLE": ("a number", (int, float)),
-    "BOOLEAN": ("true or false", bool),
-}
 
 
 class RunSettings(NamedTuple):
@@ -104,18 +96,6 @@ def limit_loops(spec: Mapping[str, Any], parallelism: int) -> None:
             task["iteratorPolicy"] = {"parallelismLimit": parallelism}
 
 
-def take_parallelism(given: dict[str, Any], asked: int | None) -> int:
-    """The parallelism that is `asked` for, else that among `given`, from which it is removed; 0 where neither says.
-
-    Raises UsageError.
-    """
-    read = given.pop(PARALLELISM, 0)
-    limit = read if asked is None else asked
-    if not 0 <= limit <= MAX_PARALLELISM:
-        raise UsageError(f"parallelism must be from 1 to {MAX_PARALLELISM:,}, or 0 for no limit, not {limit:,}")
-    return int(limit)
-
-
 def read_parameters(file: Path | None, models: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
     """The parameters of a run: a YAML mapping, overridden by a YAML list of models, overridden by settings (`store=s3://b/p`).
 
@@ -127,8 +107,7 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
         read = _read(file)
         if not isinstance(read, dict):
             raise InvalidInput(f"{file}: must be a mapping of the pipeline's parameters, not {shown(read)}")
-        for name, value in read.items():
-            _check(name, value, str(file))
+        _check(read, str(file))
         given |= read
     if models is not None:
         try:
@@ -142,24 +121,26 @@ def read_parameters(file: Path | None, models: Path | None, settings: Sequence[s
             raise UsageError(f"--set {shown(setting)} must be NAME=VALUE")
         # text stays as it is: "8" CPUs are text to Kubernetes, but a number to YAML
         value = text if known_parameters().get(name) == "STRING" else _decoded(text, f"--set {name}")
-        _check(name, value, "--set")
+        _check({name: value}, "--set")
         given[name] = value
         if name == "models":
             where = "--set models"
-    others = {name: value for name, value in given.items() if name not in (PARALLELISM, "models")}
-    check_parameters(others)  # before the models, which are checked by them
     if "models" in given:
         try:
             _check_models(given)
         except NeuroshardError as error:
             raise InvalidInput(f"{where}: {error}") from None
-        check_parameters({**others, "models": given["models"]})
+        check_parameters({name: value for name, value in given.items() if name != PARALLELISM})
     return given
 
 
 def _check_models(given: Mapping[str, Any]) -> None:
     """Raise what the night would raise of the models after it has measured: constraints that contradict each other or name absent
     devices, a sweep of sizes that no night can make; for unknown keys; and for models that no step could be given."""
+    if not isinstance(given["models"], str):
+        raise UsageError(
+            f"models must be text with JSON, as --models makes of a YAML list, not {shown(given['models'])}"
+        )
     specs = read_specs(given["models"])
     carried = len(json.dumps(canonical_json([spec.model_dump(mode="json") for spec in specs]).decode()))
     if carried > MOST_CARRIED:
@@ -202,17 +183,15 @@ def _no_others(written: Mapping[str, Any], kind: type[Value], where: str) -> Non
         raise InvalidInput(f"{where}: {', '.join(unknown)} is no key of it; there are {', '.join(kind.model_fields)}")
 
 
-def _check(name: object, value: object, where: str) -> None:
-    known = {**known_parameters(), PARALLELISM: "NUMBER_INTEGER"}
-    if name not in known:
-        raise InvalidInput(
-            f"{where}: {shown(name)} is no parameter of the pipeline; there are {', '.join(sorted(known))}"
-        )
-    noun, kind = TYPES[known[str(name)]]
-    endless = isinstance(value, float) and not math.isfinite(value)
-    if endless or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        quoted = f'; quote it: {name}: "{value}"' if kind is str and not isinstance(value, dict | list) else ""
-        raise InvalidInput(f"{where}: {name} must be {noun}, not {shown(value)}{quoted}")
+def _check(given: Mapping[str, Any], where: str) -> None:
+    """Check what is given but the models, which are checked by the rest."""
+    others = {name: value for name, value in given.items() if name not in (PARALLELISM, "models")}
+    try:
+        if PARALLELISM in given:
+            take.whole(f"{PARALLELISM} (0 for no limit)", given[PARALLELISM], 0, MAX_PARALLELISM)
+        check_parameters(others)
+    except NeuroshardError as error:
+        raise InvalidInput(f"{where}: {error}") from None
 
 
 def _read(path: Path) -> Any:
