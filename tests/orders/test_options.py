@@ -25,9 +25,9 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.network import NetworkSettings
-from neuroshard.orders.deploy import DeployOptions
 from neuroshard.orders.nightly import read_specs
 from neuroshard.orders.options import OPTIONS, checked, declared, settings_of
+from neuroshard.orders.plans import DeployOptions, ReportOptions
 from neuroshard.orders.search import SearchOrder
 from neuroshard.orders.sizes import SizeOptions
 from neuroshard.search import run as searching
@@ -339,7 +339,7 @@ def test_the_default_that_help_shows_of_a_setting_is_the_one_that_it_has(kind: t
 
 
 @pytest.mark.parametrize(
-    "kind", [AugmentSettings, MeasureSettings, NetworkSettings, RunOptions, SizeOptions, DeployOptions]
+    "kind", [AugmentSettings, MeasureSettings, NetworkSettings, RunOptions, SizeOptions, DeployOptions, ReportOptions]
 )
 def test_every_declared_option_says_what_it_is_for(kind: type) -> None:
     for name, option in declared(kind).items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -17,8 +17,8 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
-from neuroshard.orders.deploy import DeployOptions
 from neuroshard.orders.options import SearchOptions, checked
+from neuroshard.orders.plans import DeployOptions, ReportOptions
 from neuroshard.orders.values import FilePath
 
 if TYPE_CHECKING:
@@ -126,20 +126,13 @@ def diff(old: Plan | FilePath, new: Plan | FilePath, model: FilePath | None = No
 
 
 @public
-def report(
-    plan: Plan | FilePath,
-    *,
-    model: FilePath | None = None,
-    live: str | None = None,
-    costs: Sequence[FilePath] = (),
-    fleet: FilePath | None = None,
-    evaluation: FilePath | None = None,
-) -> Report:
+@takes(ReportOptions)
+def report(plan: Plan | FilePath, **options: Unpack[ReportOptions]) -> Report:
     """The report of a plan, one HTML page, as `neuroshard report`. In a notebook it shows itself; `.save(path)` writes it.
 
-    `model` is the plan's cost model, `live` the plan to compare with (a plan.json, or STORE#MODEL), `costs` the folders that
-    the cost model learned from, `fleet` what `neuroshard fleet --json` printed, `evaluation` what `neuroshard evaluate -o` wrote
-    of this plan. Raises NeuroshardError in one line, InvalidInput where the cost model is not the plan's.
+    OPTIONS
+
+    Raises NeuroshardError in one line, InvalidInput where the cost model is not the plan's.
 
     >>> import neuroshard as ns
     >>> tables = [{"name": f"t{i}", "rows": 100_000, "dim": 64, "pooling_factor": 10.0} for i in range(8)]
@@ -150,16 +143,7 @@ def report(
     from neuroshard.report.run import read_for_report, report_of
 
     read, files = (plan, {}) if isinstance(plan, Plan) else read_for_report(take.plan_file("plan", plan))
-    html = report_of(
-        read,
-        model=None if model is None else _model(model),
-        live=take.maybe(take.name, "live", live, "a plan.json, or STORE#MODEL"),
-        costs=[*map(Path, take.several("costs", costs))],
-        fleet=take.maybe(take.path, "fleet", fleet),
-        evaluation=take.maybe(take.path, "evaluation", evaluation),
-        files=files,
-        lists=_lists(plan),
-    )
+    html = report_of(read, files=files, lists=_lists(plan), **options)
     return Report(html, read.digest()[:12])
 
 

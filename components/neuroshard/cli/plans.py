@@ -16,6 +16,7 @@ from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.orders.options import SearchOptions, settings_of
+from neuroshard.orders.plans import ReportOptions
 from neuroshard.orders.sizes import MOST_PROCESSES, SizeOptions
 
 
@@ -122,25 +123,14 @@ def show(
     "plan",
     "neuroshard report plan.json --model model/ --costs costs/ --live s3://bucket/prefix#ads-ranker -o report.html",
 )
+@takes(ReportOptions)
 def report(
-    plan: PlanFile,
-    out: Annotated[Path, out_file("HTML page")],
-    model: Annotated[
-        str | None, option("MODEL", "The plan's cost model, as for search.", choices=completion.models)
-    ] = None,
-    live: Annotated[str | None, option("PLAN", "The plan to compare with: a plan.json, or STORE#MODEL.")] = None,
-    costs: Annotated[
-        list[Path] | None, option("FOLDER", "Costs that the cost model learned from; may be repeated.")
-    ] = None,
-    fleet: Annotated[Path | None, option("FILE", "What `neuroshard fleet --json` printed.")] = None,
-    evaluation: Annotated[Path | None, option("FILE", "What `neuroshard evaluate -o` wrote of this plan.")] = None,
-    as_json: AsJson = False,
+    plan: PlanFile, *, out: Annotated[Path, out_file("HTML page")], as_json: AsJson = False, **options: Any
 ) -> None:
     """Turn a plan and its run into one HTML page."""
     from neuroshard import api
 
-    made = api.report(plan, model=model, live=live, costs=costs or (), fleet=fleet, evaluation=evaluation)
-    size = made.save(out)
+    size = api.report(plan, **options).save(out)
     say_json({"out": str(out), "bytes": size}) if as_json else say(f"{out}: {format_bytes(size)}")
 
 

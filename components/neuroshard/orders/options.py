@@ -430,6 +430,6 @@ def with_options(
     needed = sum(one.default is Parameter.empty for one in more)
     *others, _ = own.parameters.values()
     placed = sum(one.kind is Parameter.POSITIONAL_OR_KEYWORD for one in others)
-    keywords = [more[needed:], others[placed:-1]] if first else [others[placed:-1], more[needed:]]
-    places = [*others[:placed], *more[:needed], *keywords[0], *keywords[1], others[-1]]
-    return own.replace(parameters=places)
+    keywords, last = others[placed:-1], others[placed:][-1:]
+    keywords = [*more[needed:], *keywords] if first else [*keywords, *more[needed:]]
+    return own.replace(parameters=[*others[:placed], *more[:needed], *keywords, *last])

@@ -3,9 +3,9 @@
 neuroshard report plan.json --model model/ --live s3://bucket/prefix#ads-ranker --costs costs/ -o report.html
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 from neuroshard.core.cost import Costs
 from neuroshard.core.errors import InvalidInput
@@ -23,6 +23,8 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.files.costs import read_costs
 from neuroshard.files.disk import read_bytes
 from neuroshard.models.open import open_cost_model
+from neuroshard.orders.options import checked
+from neuroshard.orders.plans import ReportOptions
 from neuroshard.report.charts import chart_data
 from neuroshard.report.facts import cards, fleet_rows, model_facts, plan_facts, size
 from neuroshard.report.live import LivePlan, PlanChange, change, open_live, sides
@@ -110,23 +112,10 @@ def _change_fields(plan: Plan, changed: PlanChange) -> dict[str, Any]:
     }
 
 
-class Beside(TypedDict, total=False):
-    """What is read beside a plan. `model` names the cost model as for a search. `live` is a plan.json or STORE#MODEL, which may
-    have nothing live. `costs` are the folders that the cost model learned from. `fleet` is a file with the output of `neuroshard
-    fleet --json`, `evaluation` a file that `neuroshard evaluate -o` wrote."""
-
-    model: str | None
-    live: str | None
-    costs: Sequence[Path]
-    fleet: Path | None
-    evaluation: Path | None
-
-
-def run(plan_path: Path, out: Path, **beside: Unpack[Beside]) -> int:
+def run(plan_path: Path, out: Path, **beside: Unpack[ReportOptions]) -> int:
     """Read a plan.json and what goes with it, and write the page to `out`. Returns its size in bytes.
 
-    Raises NeuroshardError in one line; then nothing is written.
-    """
+    Raises NeuroshardError in one line; then nothing is written."""
     plan, files = read_for_report(plan_path)
     return write_page(out, report_of(plan, files=files, lists=plan_path.parent / LISTS_FOLDER, **beside))
 
@@ -138,12 +127,12 @@ def read_for_report(path: Path) -> tuple[Plan, dict[str, str]]:
 
 
 def report_of(
-    plan: Plan, *, files: Mapping[str, str] | None = None, lists: Path | None = None, **beside: Unpack[Beside]
+    plan: Plan, *, files: Mapping[str, str] | None = None, lists: Path | None = None, **beside: Unpack[ReportOptions]
 ) -> str:
     """The page of a plan as HTML, with what else `run` reads. `files` maps names of files already read to their sha256. The
     folder `lists` may have the lists of hot rows that the plan names."""
-    read, model, live = dict(files or {}), beside.get("model"), beside.get("live")
-    costs, fleet, evaluation = beside.get("costs", ()), beside.get("fleet"), beside.get("evaluation")
+    read, asked = dict(files or {}), checked(ReportOptions, beside, "report")
+    model, live, costs, fleet, evaluation = (asked[name] for name in ("model", "live", "costs", "fleet", "evaluation"))
     opened = None if model is None else open_cost_model(model, plan.task.batch_size)
     if model is not None and (Path(model) / MANIFEST).is_file():
         read[f"{Path(model).name}/{MANIFEST}"] = sha256(read_bytes(Path(model) / MANIFEST))
