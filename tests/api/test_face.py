@@ -52,6 +52,14 @@ def test_the_verbs_load_no_heavy_package_before_they_are_called() -> None:
     assert python(code) == ""
 
 
+def test_figures_as_text_need_nothing_that_pages_are_made_with() -> None:
+    code = "import sys; sys.modules['jinja2'] = sys.modules['vl_convert'] = None; import neuroshard as ns; "
+    code += f"of = {{'batch_size': 64, 'quiet': True}}; print(ns.cache({TABLES}, **of)); "
+    code += f"print(ns.size({TABLES}, 'analytic:h100', devices='1', rounds=0, **of))"
+
+    assert "devices" in python(code)
+
+
 def test_what_is_public_is_listed_once() -> None:
     assert set(ns.__all__) == {*api.__all__, "__version__"}
     assert set(ns.__all__) <= set(dir(ns))

@@ -25,11 +25,12 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.files.constraints import ConstraintsFile
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.network import NetworkSettings
+from neuroshard.orders.deploy import DeployOptions
 from neuroshard.orders.nightly import read_specs
 from neuroshard.orders.options import OPTIONS, checked, declared, settings_of
-from neuroshard.orders.plans import DeployOptions, ReportOptions
 from neuroshard.orders.search import SearchOrder
 from neuroshard.orders.sizes import SizeOptions
+from neuroshard.report.options import ReportOptions
 from neuroshard.search import run as searching
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.watch import Watch

@@ -48,7 +48,7 @@ class Cache:
 
         Raises NeuroshardError for a path that cannot be written.
         """
-        from neuroshard.report.cache_page import cache_page
+        from neuroshard.report.cache import cache_page
         from neuroshard.report.page import write_page
 
         return write_page(Path(path), cache_page(self.misses))

@@ -17,9 +17,10 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
 from neuroshard.core.value import shown
 from neuroshard.orders import values as take
+from neuroshard.orders.deploy import DeployOptions
 from neuroshard.orders.options import SearchOptions, checked
-from neuroshard.orders.plans import DeployOptions, ReportOptions
 from neuroshard.orders.values import FilePath
+from neuroshard.report.options import ReportOptions
 
 if TYPE_CHECKING:
     import pandas as pd

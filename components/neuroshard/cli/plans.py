@@ -16,8 +16,8 @@ from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.orders.options import SearchOptions, settings_of
-from neuroshard.orders.plans import ReportOptions
 from neuroshard.orders.sizes import MOST_PROCESSES, SizeOptions
+from neuroshard.report.options import ReportOptions
 
 
 @command("plan", "neuroshard cache tables.json --batch-size 65536 --load-factor 5% --load-factor 20%")

@@ -10,7 +10,7 @@ from neuroshard.cli.app import command, say, say_json, say_text
 from neuroshard.cli.options import AsJson, PlanFile, SingleWriter, StoreUrl, option, takes, was_typed
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
 from neuroshard.core.units import format_bytes, parse_duration
-from neuroshard.orders.plans import DeployOptions
+from neuroshard.orders.deploy import DeployOptions
 
 if TYPE_CHECKING:
     from neuroshard.core.release import Pointer

@@ -4,7 +4,7 @@ options.py      how an option is declared, once for the command line, Python and
 search.py       SearchOrder: one search, its options checked
 values.py       arguments of any type, taken or refused in a line
 sizes.py        SizeOrder: kinds of hardware, numbers of devices, prices
-plans.py        what is read beside a plan for its page, and what the gate is given
+deploy.py       what the gate is given
 nightly.py      models.yaml, and the messages between the steps of a nightly run
 parameters.py   what each parameter of the nightly pipeline may be
 """

@@ -115,11 +115,6 @@ def _matches(pattern: re.Pattern[str], what: str, *, longest: int = 1000, may_be
     return check
 
 
-def _max_age(_: str, value: Any) -> None:
-    if _text(value):
-        parse_duration(value)
-
-
 def _node_selector(_: str, value: Any) -> None:
     labels = _json(value)
     if not isinstance(labels, dict) or not all(isinstance(label, str) for label in labels.values()):
@@ -159,7 +154,7 @@ CHECKS: Mapping[str, Check] = {
     "compute_cases": partial(take.whole, least=1, most=MAX_CASES),
     "collective_cases": partial(take.whole, least=0, most=MAX_CASES),
     "measure_budget": lambda _, value: parse_duration(_text(value)),
-    "max_age": _max_age,
+    "max_age": lambda _, value: _text(value) and parse_duration(value),
     "max_error": _number("0 for any, or a share above it (0.2 is 20 %)", lambda number: number >= 0),
     "min_gain": _number(
         "below 0 for what predictions are off by, at least 30 % for a datasheet or a fallback; or a share below 1 (0.02 is 2 %)",

@@ -15,8 +15,6 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
-
 from neuroshard.core.clean import cleaned
 from neuroshard.files.disk import write_bytes
 
@@ -65,6 +63,8 @@ def _piece(name: str) -> str:
 
 
 def _rendered(name: str, fields: Mapping[str, Any], *, scripts: list[str], **more: str) -> str:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # of the extra `report`, which text has no need of
+
     pieces = Environment(
         loader=FunctionLoader(_piece), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

@@ -1,8 +1,6 @@
-"""The options of `neuroshard report` and `neuroshard deploy`, declared once."""
+"""The options of `neuroshard deploy`, declared once."""
 
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, TypedDict
 
 from neuroshard.orders import values as take
@@ -10,29 +8,6 @@ from neuroshard.orders.options import Option
 from neuroshard.orders.values import FilePath
 
 _share = partial(Option, take.portion, "SHARE")
-_name_of_model = partial(take.name, what="the name of a cost model, as in 'analytic:h100'")
-
-
-def _folders(name: str, value: object) -> list[Path]:
-    return [*map(Path, take.several(name, value))]
-
-
-class ReportOptions(TypedDict, total=False):
-    """What is read beside a plan for its page, as keyword arguments."""
-
-    model: Annotated[FilePath | None, "The plan's cost model, as for search.", Option(_name_of_model, "MODEL")]
-    live: Annotated[
-        str | None,
-        "The plan to compare with: a plan.json, or STORE#MODEL, which may have nothing live.",
-        Option(partial(take.name, what="a plan.json, or STORE#MODEL"), "PLAN"),
-    ]
-    costs: Annotated[
-        Sequence[FilePath],
-        "Costs that the cost model learned from; may be repeated.",
-        Option(_folders, "FOLDER", (), kind=list[Path]),
-    ]
-    fleet: Annotated[FilePath | None, "What `neuroshard fleet --json` printed.", Option(Path, "FILE")]
-    evaluation: Annotated[FilePath | None, "What `neuroshard evaluate -o` wrote of this plan.", Option(Path, "FILE")]
 
 
 class DeployOptions(TypedDict, total=False):
@@ -41,7 +16,7 @@ class DeployOptions(TypedDict, total=False):
     model: Annotated[
         FilePath | None,
         "The plan's cost model, as for search, to price the live plan on the plan's own tables.",
-        Option(_name_of_model, "MODEL", field="cost_model"),
+        Option(partial(take.name, what="the name of a cost model, as in 'analytic:h100'"), "MODEL", field="cost_model"),
     ]
     memory_margin: Annotated[str | float, "Share of a device's memory to leave free.", _share(0.0)]
     max_error: Annotated[str | float | None, "Largest error of its cost model on unseen tables: 0.1 is 10 %.", _share()]
