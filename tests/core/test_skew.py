@@ -94,9 +94,8 @@ def test_a_block_has_the_share_of_the_largest_only_where_the_shape_of_access_is_
     known = table.model_copy(update={"lookups_by_id": (0.7, 0.1, 0.1, 0.1)})
     task = ShardingTask(tables=(table,), device_memory_bytes=(2**30,) * 4, batch_size=8, step_ledger=1)
     old = task.model_copy(update={"step_ledger": None})
-    largest = table.largest_block(4)
-    assert largest is not None
-    assert task.lookup_share(table, 250, 250, 4) == largest.expected > 0.3
+    assert table.loads is not None
+    assert task.lookup_share(table, 250, 250, 4) == largest_block((table.loads,), 4).expected > 0.3
     assert task.lookup_share(table, 0, 1000, 1) is None
     assert task.lookup_share(known, 0, 250, 4) == pytest.approx(0.7)
     assert old.lookup_share(table, 250, 250, 4) is None

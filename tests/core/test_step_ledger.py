@@ -8,9 +8,11 @@ import pytest
 from helpers.refusals import refused
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Provenance, Shard, parts_of, peaks_of
+from neuroshard.core.skew import largest_block
 from neuroshard.core.step_memory import Pipeline, PipelineOption
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.search.copies import may_be_copied
 
 SAMPLES, RANKS, LOOKUPS, ROWS, DIM = 8, 2, 2, 100, 16  # samples of a rank
 X = 4 * DIM * SAMPLES  # outputs of a table for a rank's samples
@@ -28,9 +30,9 @@ def whole(of: Table, device: int) -> Shard:
     return Shard(table=of.name, rows=of.rows, dim=of.dim, device=device)
 
 
-def blocks(of: Table) -> list[Shard]:
+def blocks(of: Table, first: int = 0) -> list[Shard]:
     half = of.rows // 2
-    return [Shard(table=of.name, row_offset=n * half, rows=half, dim=of.dim, device=n) for n in range(RANKS)]
+    return [Shard(table=of.name, row_offset=n * half, rows=half, dim=of.dim, device=first + n) for n in range(RANKS)]
 
 
 def task(*tables: Table, memory: int = 2**30, **more: Any) -> ShardingTask:
@@ -104,12 +106,6 @@ def test_gloo_gathers_two_at_a_time() -> None:
         assert gloo.moment == "backward exchange"
         more.append(gloo.nbytes - nccl.nbytes)
     assert 0 < max(more) <= 2 * RANKS * X
-
-
-def test_gloo_copies_what_it_adds_up() -> None:
-    one = table()
-    nccl, gloo = (peaks_of(task(one), blocks(one), gloo=on)[0].nbytes for on in (False, True))
-    assert gloo > nccl
 
 
 def test_a_sequence_is_copied_into_the_order_in_which_it_is_sent() -> None:
@@ -256,6 +252,18 @@ def test_inputs_that_sequences_read_again_cannot_be_cleared() -> None:
     assert task(table(pooling="none"), index_dedup=True, **how).pipeline_options
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "options", "why"),
+    [("semi-sync", None, "--pipeline"), ("sparse-dist", ("clear_data_dist_inputs",), "--pipeline-options")],
+)
+def test_pipelines_that_cannot_train_copies_have_none(pipeline: Pipeline, options: Any, why: str) -> None:
+    both = task(table(), table("o"), pipeline=pipeline, pipeline_options=options)
+    with refused(ValueError, "'o'", "data-parallel", why):
+        ShardingTask.model_validate(dict(both.with_copies(["o"])))
+    assert not may_be_copied(both, [], "cuda")
+    assert may_be_copied(task(table(), table("o"), pipeline="sparse-dist"), [], "cuda") == {"t", "o"}
+
+
 @pytest.mark.parametrize("pipeline", ["none", "base", "sparse-dist-lite", "fused-sparse-dist", "semi-sync", "prefetch"])
 def test_options_of_other_pipelines_are_refused(pipeline: Pipeline) -> None:
     with refused(ValueError, "--pipeline-options", "clear_data_dist_inputs", pipeline):
@@ -271,6 +279,31 @@ def test_what_only_the_ledger_knows_is_refused_without_it(key: str, value: Any) 
         task(table(), step_ledger=None, **{key: value})
 
 
+def test_the_ids_of_a_domains_row_blocks_are_dealt_out_twice() -> None:
+    one = table(pooling_factor=500, features=[{"name": name, "pooling_factor": 250} for name in "ab"])
+    hosts: dict[str, Any] = {"device_memory_bytes": (2**30,) * 4, "topology": {"domain": 2, "local_world_size": 2}}
+    idle = peaks_of(task(one, batch_size=4 * SAMPLES, **hosts), blocks(one), gloo=True)[2]  # it only sends
+    sent = (8 * 500 + 4 * 2 * 2) * SAMPLES
+    assert (idle.moment, idle.causes) == ("input exchange", {"inputs": (8 * 500 + 4 * 2) * SAMPLES + 2 * sent})
+
+
+def test_ids_of_the_last_batch_are_there_until_those_of_this_one_are_looked_up() -> None:
+    one, other, many = table(dim=1024), table("o", pooling_factor=100), 100
+    half = {"forward": "fp16", "backward": "fp32"}
+    peak = peaks_of(task(one, other, collective_precision=half), [*blocks(one), whole(other, 0)])[0]
+    of_block, of_other = (8 * lookups * SAMPLES * RANKS for lookups in (LOOKUPS / RANKS, many))
+    own = (8 * (LOOKUPS + many) + 4 * 2) * SAMPLES
+    kept = of_block + of_other + 8 * 2 * LENGTHS
+    assert (peak.moment, peak.causes["lookup outputs"]) == ("forward encode", 64 * RANKS * X)  # of row blocks
+    assert peak.causes["inputs"] == own + kept + (4 + 4) * 2 * LENGTHS + of_other
+
+
+def test_semi_sync_looks_up_the_next_batch_beside_the_outputs_of_this_one() -> None:
+    one, half = table(pooling="none"), {"forward": "fp16", "backward": "fp16"}
+    ahead = peaks_of(task(one, pipeline="semi-sync", collective_precision=half), [whole(one, 0)])[0]
+    assert (ahead.moment, ahead.causes["outputs"]) == ("forward encode", LOOKUPS * X)
+
+
 def sequence(name: str = "t", **more: object) -> Table:
     return table(name, pooling="none", **more)
 
@@ -278,8 +311,8 @@ def sequence(name: str = "t", **more: object) -> Table:
 @pytest.mark.parametrize("access", ["zipf:1", "zipf:2"])
 def test_any_rank_may_hold_the_hot_block_of_a_sequence(access: str) -> None:
     even, hot = sequence(), sequence(access=access)
-    largest = hot.largest_block(RANKS)
-    assert largest is not None
+    assert hot.loads is not None
+    largest = largest_block((hot.loads,), RANKS)
     for peak in peaks_of(task(hot), blocks(hot)):
         assert peak.causes["lookup outputs"] == pytest.approx(largest.high * LOOKUPS * RANKS * X, abs=1)
         assert peak.nbytes > peaks_of(task(even), blocks(even))[0].nbytes

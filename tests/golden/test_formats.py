@@ -53,7 +53,7 @@ def test_a_plan_with_holdings(tmp_path: Path) -> None:
     assert plan.task.constraints.tables == ()
     held = plan.held.constraints
     assert (held.beyond_hbm.keys(), len(held.data_parallel)) == ({"user"}, 8)
-    assert max(plan.memory_bytes()) == 2_308_160
+    assert max(plan.memory_bytes()) == 2_265_152
 
 
 def test_a_plan_of_pooled_parts_and_dealt_rows_is_shown_priced_and_replaced(tmp_path: Path) -> None:

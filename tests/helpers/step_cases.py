@@ -25,6 +25,7 @@ from helpers.gloo import on_ranks
 from helpers.torchrec_models import module_of
 from neuroshard.client.peak_memory import peak_memory
 from neuroshard.client.torchrec import qcomms, to_torchrec
+from neuroshard.core.access import AccessCurve
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.sharding import GRID, TABLE_ROW_WISE
 from neuroshard.core.step_memory import Pipeline, PipelineOption
@@ -95,6 +96,7 @@ def drawn_case(
             pooling = rng.choice(["mean", "sum"]) if kind == "means of sums" and place else kind
             table = _table(rng, f"m{module}", place, pooling, width, exponent)
             way = _way(rng.choice(here), kind, ranks > local)
+            way = "whole" if way == "copies" and "clear_data_dist_inputs" in options else way  # TorchRec fails
             tables.append(table)
             shards += held(table, way, rng.randrange(ranks), ranks, local)
             copied += [table.name] if way == "copies" else []
@@ -127,6 +129,9 @@ def _table(rng: random.Random, module: str, place: int, kind: str, width: int, e
         rng.shuffle(loads)
     each = rows // RANGES
     shares = [math.fsum(loads[first : first + each]) / math.fsum(loads) for first in range(0, rows, each)]
+    lookups = sum(int(str(feature["pooling_factor"])) for feature in features)
+    each_row = tuple(share * lookups / each for share in sorted(shares, reverse=True))
+    access = AccessCurve(batch_size=1, group_rows=(each,) * RANGES, lookups_per_row=each_row)
     return Table.model_validate(
         {
             "name": name,
@@ -136,8 +141,9 @@ def _table(rng: random.Random, module: str, place: int, kind: str, width: int, e
             "pooling": {"weighted": "sum", "means of sums": "mean"}.get(kind, kind),
             "weighted": kind == "weighted",
             "features": features,
-            "pooling_factor": sum(int(str(feature["pooling_factor"])) for feature in features),
+            "pooling_factor": lookups,
             "lookups_by_id": shares if exponent else (),
+            "access": access if exponent else None,
             "optimizer_bytes_per_row": 0,
             "optimizer_bytes_per_element": 0,
         }

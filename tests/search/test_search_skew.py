@@ -9,6 +9,7 @@ from helpers.refusals import names
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.plan import Plan, shardings_of
 from neuroshard.core.reuse import uniform_bins
+from neuroshard.core.skew import largest_block
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -77,10 +78,8 @@ def test_a_plan_with_hot_blocks_costs_what_the_search_saw(pooling: str, domain: 
 def test_every_block_has_the_vector_of_the_largest() -> None:
     of = task("zipf:1.2")
     large, options = of.tables[0], Problem(of, MODEL).options
-    largest = large.largest_block(DEVICES)
-    assert largest is not None
     at = [table.name for table in options.tables].index("large")
-    assert [part.lookup_share for part in options.parts[at][0]] == [largest.expected] * 2
+    assert [part.lookup_share for part in options.parts[at][0]] == [of.lookup_share(large, 0, 1, DEVICES)] * 2
     load = options.load(options.groups[at : at + 1], np.array([options.place_of(0)]))
     assert load.vectors[0] == pytest.approx(load.vectors[1])
 
@@ -141,8 +140,9 @@ def test_pooled_row_blocks_are_a_bet_only_where_that_matters() -> None:
 @pytest.mark.parametrize(("access", "notable"), [("zipf:1.2", True), ("uniform", False)])
 def test_a_plan_says_how_hot_a_block_is_taken_to_be_where_that_is_notable(access: str, notable: bool) -> None:
     plan = found(task(access))
-    largest = plan.task.tables[0].largest_block(DEVICES)
-    assert largest is not None
+    loads = plan.task.tables[0].loads
+    assert loads is not None
+    largest = largest_block((loads,), DEVICES)
     notes = said(plan, "hot row blocks", "large")
     assert bool(notes) == notable
     assert all(names(note, f"{of * DEVICES:.2f}") for of in largest for note in notes)

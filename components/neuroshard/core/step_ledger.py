@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 from neuroshard.core.part import Part
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
 from neuroshard.core.sharding import ROW_WISE, TABLE_WISE, Group, Sharding
-from neuroshard.core.skew import largest_block
+from neuroshard.core.skew import Loads, largest_block
 from neuroshard.core.step_memory import (
     LENGTH_BYTES,
     LOOKUP_BYTES,
@@ -31,7 +31,6 @@ from neuroshard.core.step_memory import (
     output_bytes,
     own_input_bytes,
 )
-from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 
 GLOO_THREADS = 2  # of a process group, by default: so many collectives run at once
@@ -95,6 +94,11 @@ class Traffic:
     @property
     def sequences(self) -> bool:
         return self.group.sequences
+
+    @property
+    def ids(self) -> float:
+        """The ids that it received, in the order in which they are looked up."""
+        return 0.0 if self.group.sharding.copied else self.kept - OFFSET_BYTES * self.lengths
 
     @property
     def lengths_in_order(self) -> float:
@@ -184,7 +188,7 @@ def searched_bytes(task: ShardingTask, parts: Sequence[Part]) -> list[int]:
     for part, nbytes in zip(parts, counted, strict=True):
         sequences, share = part.table.pooling == "none", SHARE_OF_FP32[way]
         copies = (sequences + 2 * (share < 1) or 1.0) * (sequences or part.row_blocks == 1) * (not part.copies)
-        copies *= (1 + (task.allocator_share or 0)) * (not (sequences and task.index_dedup))  # then fewer are sent
+        copies *= task.with_allocator * (not (sequences and task.index_dedup))  # then fewer are sent
         found.append(nbytes + int(copies * OUTPUT_BYTES * part.sent_columns * task.batch_size))
     return found
 
@@ -203,7 +207,7 @@ def step_peaks(
         buckets = 0.0 if gloo else sum(one.sum("buckets") for one in collections)
         step = _Step(collections, flight, precision, gloo, task.dense_memory_bytes or 0)
         moment, causes = max(step.moments(), key=lambda one: sum(one[1].values()))
-        held = 0.0 if gloo else (task.allocator_share or 0) * sum(causes.values())
+        held = 0.0 if gloo else (task.with_allocator - 1) * sum(causes.values())
         causes += Counter[Cause]({"gradient buckets": buckets, "allocator": held})
         whole: dict[Cause, int] = {cause: round(nbytes) for cause, nbytes in causes.items() if nbytes >= 1}
         found.append(StepPeak(sum(whole.values()), moment, whole))
@@ -315,27 +319,23 @@ def _hot_shares(task: ShardingTask, of_table: Mapping[str, Sequence[Piece]]) -> 
     """The share of a table's lookups that any of its row blocks may have, by its first column, where only the shape of access is
     known. Hot rows of several tables rarely come together: the bytes of all sequences, or of all pooled tables, with blocks on
     the same ranks are thrown together, and each block has so many times an even one as the fullest rank has (`skew.HIGH`)."""
-    together: dict[tuple[bool, tuple[int, ...]], list[tuple[Table, int]]] = {}
+    together: dict[tuple[bool, tuple[int, ...]], dict[tuple[str, int], Loads]] = {}
     for held in filter(None, of_table.values()):
         table, devices = held[0].part.table, dict[int, list[int]]()
-        for piece in held if held[0].sharding.splits_rows and task.counts_skew(table) else ():
+        loads, sequence = task.skewed(table), table.pooling == "none"
+        if loads is None or not held[0].sharding.splits_rows:
+            continue
+        of_id = LOOKUP_BYTES + (OUTPUT_BYTES * table.dim if sequence else WEIGHT_BYTES * table.weighted)
+        for piece in held:
             devices.setdefault(piece.column_offset, []).append(piece.device)
         for column_offset, on in devices.items():
-            together.setdefault((table.pooling == "none", tuple(on)), []).append((table, column_offset))
+            some = together.setdefault((sequence, tuple(on)), {})
+            some[table.name, column_offset] = loads.times(table.pooling_factor * of_id)
     found = dict[tuple[str, int], float]()
-    for (sequences, ranks), some in together.items():
-        loads = [
-            table.loads.times(
-                table.pooling_factor
-                * (LOOKUP_BYTES + (OUTPUT_BYTES * table.dim if sequences else WEIGHT_BYTES * table.weighted))
-            )
-            for table, _ in some
-            if table.loads is not None
-        ]
-        blocks = len(ranks)
-        even = sum(load.total for load in loads) / blocks
-        times = largest_block(tuple(loads), blocks).high / (even or 1.0)
-        found |= {(table.name, column_offset): min(times / blocks, 1.0) for table, column_offset in some}
+    for (_, ranks), some in together.items():
+        even = sum(load.total for load in some.values()) / len(ranks)
+        times = largest_block(tuple(some.values()), len(ranks)).high / (even or 1.0)
+        found |= dict.fromkeys(some, min(times / len(ranks), 1.0))
     return found
 
 
@@ -393,21 +393,21 @@ class _Step:
             nbytes += self._contexts(when) * one.context
             if self.pipelined or number == position:
                 nbytes += there.sent * one.sent + there.received * one.sum("received")
+            if self.pipelined or (number <= position and when != "backward"):
                 nbytes += max(there.sent + self.flight.clears_sent, 1) * one.sum("order")
             if self.pipelined or number <= position or when == "backward":  # made with the input that is sent
                 sent = max(batches.sent, self.flight.forward.sent) + self.flight.clears_sent
                 nbytes += max(sent, 1) * one.divisor
-                if when in ("forward", "outputs"):
-                    nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights")
+            if when != "backward" and number < position + (when != "input"):  # its input is in order
+                nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights")
+                nbytes += one.kept_for_lookups * (not self.pipelined)
         now = self.collections[position]
         if when == "input":
             nbytes += now.sum("received") + max((8 * group.lengths for group in now.groups), default=0.0)
         elif when == "forward":
             nbytes += LENGTH_BYTES * now.sum("lengths")
-        if when in ("forward", "outputs") and not self.pipelined:
-            nbytes += sum(one.kept_for_lookups for one in self.collections)
-        if when == "backward" and self.flight.ahead:
-            nbytes += self.kept + sum(one.sum("weights") + one.sent_as_it_is for one in self.collections)
+        if self.flight.ahead and when != "outputs":  # the next batch's ids, beside those of this one
+            nbytes += sum(one.sum("kept") for one in self.collections[: None if when == "backward" else position])
         return Counter({"inputs": nbytes})
 
     def _contexts(self, when: str) -> int:
@@ -417,27 +417,36 @@ class _Step:
             return later + (when == "outputs" and not self._keeps_batch)
         return max(self.flight.forward.sent + self.flight.clears_sent, 1)
 
-    def _ahead(self) -> Counter[Cause]:
-        """What is kept of the next batch where its lookups run before this one's backward pass, and of this one meanwhile."""
+    def _held(self) -> Counter[Cause]:
+        """What is kept of a batch while the next one's lookups run, where they do before its backward pass."""
         if not self.flight.ahead:
             return Counter()
-        flying = sum((self._flying(group) for one in self.collections for group in one.groups), Counter[Cause]())
-        lengths = sum(one.sum("lengths_in_order") for one in self.collections)
-        return flying + Counter[Cause]({"outputs": self.outputs, "inputs": lengths})
+        inputs = sum(one.sent_as_it_is + one.sum("lengths_in_order") + one.sum("weights") for one in self.collections)
+        return Counter[Cause]({"outputs": self.outputs, "inputs": inputs})
+
+    def _ahead(self) -> Counter[Cause]:
+        """The same, and what flies of the next batch when its lookups have run."""
+        groups = [group for one in self.collections for group in one.groups] if self.flight.ahead else []
+        return sum(map(self._flying, groups), self._held())
 
     def _forward(self) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """All collections send their outputs before the first is waited for."""
-        before = Counter[Cause]()
+        before = self._held()
         for position, now in enumerate(self.collections):
             yield "input exchange", self._inputs("input", position) + before
-            base, last = self._inputs("forward", position), 0.0
-            for group in now.groups:  # the last one's output is still there while the next one's is looked up
-                yield "lookup", base + before + Counter[Cause]({"lookup outputs": last + group.lookup})
+            yield "input exchange", self._dealt(position) + before
+            last = 0.0
+            for place, group in enumerate(now.groups):
+                # the last group's output is still there; FBGEMM keeps the ids of the last batch until it has those of this one
+                ids = sum(other.ids for other in now.groups[place + 1 :])
+                ids += self.flight.ahead * sum(other.kept for other in now.groups[: place + 1])
+                base = self._inputs("forward", position) + before + Counter[Cause]({"inputs": ids})
+                yield "lookup", base + Counter[Cause]({"lookup outputs": last + group.lookup})
                 last = group.lookup
                 for moment, more in self._sent(group):
-                    yield moment, base + before + more
+                    yield moment, base + more
                 before += self._flying(group) + Counter[Cause]({"inputs": group.lengths_in_order})
-            before += Counter[Cause]({"inputs": now.sum("weights")})
+        before -= self._held()
         base = self._inputs("outputs", len(self.collections) - 1)
         for now in self.collections:
             for group in now.groups:
@@ -445,9 +454,15 @@ class _Step:
                 for more in self._got(group):
                     yield "outputs put together", base + before + more
                 before += Counter[Cause]({"outputs": group.output})
-            if len(now.groups) > 1 and not now.groups[0].sequences:
-                yield "outputs put together", base + before + Counter({"outputs": now.sum("output")})
-            yield "outputs put together", base + before + Counter[Cause]({"outputs": now.divisor})
+
+    def _dealt(self, position: int) -> Counter[Cause]:
+        """What is there while the input of a domain's row blocks is dealt out by rank: by row, and then again by host."""
+        now, nbytes = self.collections[position], 0.0
+        if twice := [group.sent for group in now.groups if group.group.sharding.over_domains]:
+            order = now.permuted * (len(now.groups) == now._of_blocks)  # else among what is sent
+            nbytes = max(twice) + order - now.sum("received") * (1 if self.pipelined else 2)
+            nbytes += (self.flight.freed > 0) * sum(one.sum("own") for one in self.collections if one.permuted)
+        return self._inputs("input", position) + Counter[Cause]({"inputs": nbytes})
 
     def _share(self, group: Traffic, way: Precision) -> float:
         """Bytes on the way, as a share of fp32's."""
@@ -527,14 +542,12 @@ class _Step:
             for now in reversed(at_once):
                 own, several = now.sum("output"), len(now.groups) > 1
                 if now.divisor:
-                    yield "backward order", base + Counter[Cause]({"gradients": own})
                     base += Counter[Cause]({"gradients": own * ahead, "inputs": -now.divisor * (not self._keeps_batch)})
                 for group in reversed(now.groups):
                     running = Counter[Cause]({"exchange": sum(copies[-1:])})
                     copies += filter(None, [self._gathered(group)])
                     if group.reordered and group is now.groups[0] and not ahead and not now.copied:
                         # all other groups have sent theirs, so what is in order takes the place of what came
-                        yield "backward order", base + running + Counter[Cause]({"gradients": group.output})
                         base -= Counter[Cause]({"gradients": own})
                         own = 0.0
                     for moment, more in self._returned(group, several):

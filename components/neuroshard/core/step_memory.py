@@ -67,7 +67,7 @@ IN_FLIGHT: Mapping[Pipeline, InFlight] = {
     "sparse-dist": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 1, 1)),
     "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
     "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(3, 2, 1), Batches(3, 2, 2)),
-    "semi-sync": InFlight(Batches(3, 2, 1), Batches(3, 2, 1), Batches(3, 1, 0), Batches(3, 3, 3), ahead=True),
+    "semi-sync": InFlight(Batches(3, 3, 2), Batches(3, 3, 2), Batches(3, 3, 2), Batches(3, 3, 3), ahead=True),
     # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
     "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
 }

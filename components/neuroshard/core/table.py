@@ -17,7 +17,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
 from neuroshard.core.row_order import RowOrder
-from neuroshard.core.skew import Largest, Loads, largest_block
+from neuroshard.core.skew import Loads
 from neuroshard.core.value import Number, SparseValue, Switch, Value, Whole, shown
 
 DIM_STEP = 4  # FBGEMM's fused kernels need widths divisible by 4
@@ -329,13 +329,6 @@ class Table(SparseValue):
         lookups = self.access.lookups
         groups = zip(self.access.group_rows, self.access.lookups_per_row, strict=True)
         return Loads(self.rows, tuple((rows, each / lookups) for rows, each in groups))
-
-    def largest_block(self, blocks: int) -> Largest | None:
-        """The share of the lookups that the largest of so many row blocks has, if ids are hashed; None where it is not known how
-        often rows are read, or where a block's ids are (`lookup_share`). If the hottest rows are side by side it is the
-        `hottest_share` of a block's rows."""
-        loads = self.loads
-        return None if loads is None or self.knows_ids else largest_block((loads,), blocks)
 
     def _share_below(self, id_: int) -> float:
         """The share of lookups of the ids below, where the first are listed by a row order as they are: others are alike."""

@@ -17,6 +17,7 @@ from neuroshard.core.part import Memory, Part
 from neuroshard.core.parts import ByAccess, RowsByAccess, hot_and_cold, part_names
 from neuroshard.core.precision import SHARE_OF_FP32, CollectivePrecision
 from neuroshard.core.row_order import RowOrder
+from neuroshard.core.skew import Loads, largest_block
 from neuroshard.core.step_memory import (
     BATCHES,
     MOST_ALLOCATOR_SHARE,
@@ -138,10 +139,11 @@ class ShardingTask(SparseValue):
                 "has freed, and every rank fails (`setStorage: … out of bounds`) unless it is row-wise; leave the option out of "
                 "--pipeline-options, or train with use_index_dedup (--index-dedup)"
             )
-        if self.pipeline == "semi-sync" and (copied := self.constraints.data_parallel):
+        if (copied := self.constraints.data_parallel) and not self.trains_copies:
             raise ValueError(
-                f"table {min(copied)!r} is data-parallel, which TorchRec's SemiSync pipeline cannot train: it looks up the next "
-                "batch before the dense optimizer changes the rows; leave out the copies, or take another --pipeline"
+                f"table {min(copied)!r} is data-parallel, which TorchRec trains neither in its SemiSync pipeline, where the next "
+                "batch is looked up before the dense optimizer changes the rows, nor with clear_data_dist_inputs, which frees "
+                "its ids with those that are sent; leave out the copies, or take another --pipeline, or other --pipeline-options"
             )
         precision = self.collective_precision
         if precision is not None and (fault := precision.fault(self.tables, self.batch_size, self.devices)):
@@ -323,18 +325,23 @@ class ShardingTask(SparseValue):
         held = self.constraints.rows_by_access
         return ByAccess.of(self.tables, held) if held else self._by_access
 
+    @property
+    def trains_copies(self) -> bool:
+        """Whether TorchRec can train data-parallel tables by the pipeline."""
+        return self.pipeline != "semi-sync" and "clear_data_dist_inputs" not in (self.pipeline_options or ())
+
     def lookup_share(self, table: Table, first: int, rows: int, blocks: int) -> float | None:
         """The share of a table's lookups that `rows` ids from `first` on are taken to have, one of so many row blocks. Where only
         the shape of access is known, each block has what the largest is expected to have: any may be that. None where all rows
         are taken to be looked up alike."""
-        largest = table.largest_block(blocks) if rows < table.rows and self.counts_skew(table) else None
-        return table.lookup_share(first, rows) if largest is None else largest.expected
+        loads = self.skewed(table) if rows < table.rows else None
+        return table.lookup_share(first, rows) if loads is None else largest_block((loads,), blocks).expected
 
-    def counts_skew(self, table: Table) -> bool:
-        """Whether row blocks of a table have what the largest of them may have of its lookups. Plans of formats 1 to 5 took rows
-        to be looked up alike."""
-        dealt = table.name in self.by_access.dealt
-        return self.step_ledger is not None and not dealt and not table.knows_ids and table.loads is not None
+    def skewed(self, table: Table) -> Loads | None:
+        """The loads of a table's rows, where any of its row blocks may be the hot one; None where it is known what each has, or
+        taken to be alike, as plans of formats 1 to 5 did."""
+        known = self.step_ledger is None or table.name in self.by_access.dealt or table.knows_ids
+        return None if known else table.loads
 
     @property
     def devices(self) -> int:
@@ -421,17 +428,14 @@ class ShardingTask(SparseValue):
             of_step = part
             if self.index_dedup and part.table.pooling == "none" and not part.copies:
                 of_step = part._replace(lookup_share=self._distinct_share(part))
-            sent = OUTPUT_BYTES if part.copies else sent_bytes
-            counted = sent if self.step_ledger else 0.0
+            counted = (OUTPUT_BYTES if part.copies else sent_bytes) * bool(self.step_ledger)
             memory = of_step.memory(self.batch_size, self.pipeline, dense_optimizer, sent_bytes=counted)
             if self.allocator_share and not part.copies:  # gradients of copies are few and large
-                memory = memory._replace(step=int(memory.step * (1 + self.allocator_share)))
+                memory = memory._replace(step=int(memory.step * self.with_allocator))
             rule = beyond.get(part.table.name)
             if rule is not None and rule.tier is not None:
-                cache = None
-                if rule.cached_rows is not None:
-                    factor = load_factor(rule.cached_rows, part.table.rows)
-                    cache = Cache(factor, prefetch=self.pipeline == "prefetch")
+                factor = load_factor(rule.cached_rows or 0, part.table.rows)
+                cache = Cache(factor, prefetch=self.pipeline == "prefetch") if rule.cached_rows else None
                 held = operator_bytes([(part, rule.tier)], cache)
                 by_row = part.rows * part.table.optimizer_bytes_per_row
                 memory = memory._replace(weights=held.hbm - by_row, optimizer=by_row, **held.beyond_hbm)
@@ -527,13 +531,9 @@ class ShardingTask(SparseValue):
         taken = [0] * self.devices
         for table in self.mapped:
             blocks = [rows for _, rows in table.row_blocks(self.devices)]
-            of_rows = {
-                rows: self.memory(
-                    Part(table, rows, table.dim, self.devices, 0, self.lookup_share(table, 0, rows, self.devices))
-                ).total
-                for rows in set(blocks)
-            }
-            taken = [so_far + of_rows[rows] for so_far, rows in zip(taken, blocks, strict=True)]
+            share = self.lookup_share(table, 0, blocks[0], self.devices)
+            of_rows = {rows: self.memory(Part(table, rows, table.dim, self.devices, 0, share)) for rows in set(blocks)}
+            taken = [so_far + of_rows[rows].total for so_far, rows in zip(taken, blocks, strict=True)]
         return tuple(taken)
 
     @property
@@ -582,6 +582,11 @@ class ShardingTask(SparseValue):
         """Whether memory counts the whole of a step, by the ledger."""
         return self.step_ledger is not None and self.pipeline is not None
 
+    @property
+    def with_allocator(self) -> float:
+        """What CUDA's caching allocator holds for a step, in times what tensors take."""
+        return 1 + (self.allocator_share or 0.0)
+
     def _distinct_share(self, part: Part) -> float:
         """Of the lookups of a rank's own batch in the part's table, those that read another row of the part."""
         lookups = part.table.pooling_factor * self.batch_size / self.devices
@@ -607,7 +612,7 @@ class ShardingTask(SparseValue):
             for table in self.tables
             if table.name not in copied
         )
-        return int((own + outputs * self._sent_bytes / OUTPUT_BYTES) * (1 + (self.allocator_share or 0)))
+        return int((own + outputs * self._sent_bytes / OUTPUT_BYTES) * self.with_allocator)
 
     @property
     def keeps_free(self) -> bool:
@@ -624,11 +629,6 @@ class ShardingTask(SparseValue):
         task = self.model_copy()
         task._kept_free, task._counts_sent = tuple(nbytes), counts_sent
         return task
-
-    @property
-    def uncut_step_bytes(self) -> int:
-        """What a step needs for all placed tables uncut."""
-        return sum(memory.step for memory in self.memories(list(map(Part.of, self.placed))))
 
     @property
     def need_bytes(self) -> int:

@@ -52,7 +52,7 @@ def _memory_as(task: ShardingTask, *, assumed: bool) -> str:
 def may_be_copied(task: ShardingTask, stay: Collection[str], device: Device) -> frozenset[str]:
     """Names of tables without a rule that are no sequences, need not `stay` sharded and are not too wide; none where the pipeline
     cannot train copies."""
-    if task.pipeline == "semi-sync":
+    if not task.trains_copies:
         return frozenset()
     constraints = task.constraints
     ruled = {*stay, *constraints.rules(), *(name for group in constraints.together for name in group)}

@@ -12,6 +12,7 @@ from neuroshard.core.operator_limits import widest_shard
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, device_memory, host_memory, parts_of, shardings_of
 from neuroshard.core.sharding import COLUMN_WISE, GRID
+from neuroshard.core.skew import largest_block
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
@@ -101,7 +102,7 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
         split = [table for table in task.tables if kinds[table.name].splits_rows]
         pooled = any(table.pooling != "none" for table in split)
         known = sum(table.knows_ids for table in split)
-        skewed = sum(task.counts_skew(table) for table in split)
+        skewed = sum(task.skewed(table) is not None for table in split)
         others = (
             (known, "by their lookups by id"),
             (skewed, "by their access, each block as the largest is expected to be"),
@@ -122,9 +123,9 @@ def skew(plan: Plan) -> list[str]:
     """A line about row blocks that are taken to be hot, where only the shape of access is known."""
     task, hot = plan.parted, dict[str, tuple[float, str]]()
     for part in parts_of(task, plan.shards):
-        if part.rows < part.table.rows and task.counts_skew(part.table) and part.table.name not in hot:
-            largest = part.table.largest_block(part.row_blocks)
-            assert largest is not None
+        loads = task.skewed(part.table) if part.rows < part.table.rows and part.table.name not in hot else None
+        if loads is not None:
+            largest = largest_block((loads,), part.row_blocks)
             even = part.table.block_rows(part.row_blocks) / part.table.rows
             in_runs = part.table.hottest_share(part.table.block_rows(part.row_blocks))
             high, most = largest.high / even, in_runs / even

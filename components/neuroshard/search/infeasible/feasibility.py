@@ -81,7 +81,7 @@ def _beyond(task: ShardingTask) -> str:
 
 def _of_step(task: ShardingTask) -> str:
     """How much of it a step needs, in words; empty where that is not counted."""
-    step = task.uncut_step_bytes
+    step = sum(memory.step for memory in task.memories(list(map(Part.of, task.placed))))
     return f" ({format_bytes(step)} of it in a step, pipeline {task.pipeline})" if step else ""
 
 
