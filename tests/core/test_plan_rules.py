@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from helpers.plans import TABLES, make_plan
 from helpers.refusals import refused
 from neuroshard.core.access import AccessCurve, StreamMisses, stated_curve
+from neuroshard.core.constraints import Constraints
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.part import Part
 from neuroshard.core.plan import DeviceCost, Plan, Provenance, Shard, check_tiles
@@ -60,6 +61,11 @@ def plans(draw):
 
 def rebuilt(plan: Plan, shards) -> Plan:
     return Plan(task=plan.task, shards=tuple(shards), provenance=BY_HAND)
+
+
+def test_the_larger_of_two_reserves_counts():
+    both = Constraints(reserve_bytes=4, reserve_share=0.5)
+    assert [both.reserved(nbytes) for nbytes in (6, 9)] == [4, 5]
 
 
 @given(plans())

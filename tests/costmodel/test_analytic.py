@@ -6,13 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from helpers.costs import random_model
 from helpers.parts import cut_to, wholes
 from helpers.refusals import refused
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.costmodel.analytic import DATASHEETS, SPREAD, UNKNOWN_GPU, Analytic, analytic_for, analytic_model
+from neuroshard.costmodel.analytic import (
+    DATASHEETS,
+    SPREAD,
+    UNKNOWN_GPU,
+    Analytic,
+    analytic_for,
+    analytic_model,
+    memory_of,
+)
 from neuroshard.measure.formula import Formula
 from neuroshard.search.run import search
 
@@ -149,6 +158,13 @@ def test_a_plan_without_any_measurement() -> None:
     assert plan.provenance.cost_model == "analytic:h100"
     costs = [cost.compute_ms for cost in plan.predicted]
     assert max(costs) < 1.3 * min(costs)
+
+
+def test_memory_is_that_of_the_device_which_was_measured_or_of_its_datasheet() -> None:
+    trained = random_model(2)
+    assert memory_of(trained) == trained.manifest.bench.hardware.memory_bytes
+    assert memory_of(analytic_model("h100", BATCH)) == DATASHEETS["h100"].memory_mib * 2**20 > 79 * 2**30
+    assert memory_of(analytic_model("cpu", BATCH)) is None
 
 
 def test_an_unknown_name_lists_the_known() -> None:

@@ -49,6 +49,9 @@ def test_a_slow_network_decides_between_domains_and_not_inside_one() -> None:
 
     assert ms(2) == pytest.approx([50_000 + 128 * BATCH * 4 / 2 / 1e3] * 4)
     assert ms(4) == pytest.approx(model.backward_collective_ms(dims).tolist())
+    topology = Topology(domain=2, local_world_size=2, network_bytes_per_s=1e6)
+    assert model.for_task(task_of((table,), topology), waiting=False).network_bytes_per_ms == 1e3
+    assert model.network_bytes_per_ms == 0
 
 
 def test_a_copy_looks_its_own_samples_up_and_sends_all_its_gradients_around_twice() -> None:

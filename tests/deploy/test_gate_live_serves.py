@@ -192,7 +192,7 @@ def test_no_night_takes_a_plan_of_groups_from_its_trainers(store):
     """They would refuse the night's plan, which is of none. A person may leave groups, and so do other ranks or tables."""
     live, new = planned(COLUMNS, **in_groups(1)), make_plan(devices=4)
     decision = decided(new, live, store)
-    assert decision.verdict == "kept"
+    assert (decision.verdict, decision.moved_bytes) == ("kept", None)
     assert decision.comparison.startswith(
         "the live plan is for 2 groups of 2 of 4 ranks (strided), averaged every step, whose "
     )

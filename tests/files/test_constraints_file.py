@@ -55,7 +55,7 @@ def test_a_pin_names_devices_or_whole_hosts() -> None:
     assert [rule.devices for rule in given.tables] == [(4, 5, 6, 7), (0, 8, 9, 10, 11)]
     with refused(UsageError, "--local-world-size", "'a=host:1'"):
         with_flags(ConstraintsFile(), pin=["a=host:1"])
-    for wrong in ("a=host:", "a=host:x", "a=hosts:1", "host:1"):
+    for wrong in ("a=host:", "a=host:x", "a=hosts:1", "host:1", "=0"):
         with refused(UsageError, wrong):
             with_flags(ConstraintsFile(), 4, pin=[wrong])
 

@@ -13,7 +13,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
 from neuroshard.costmodel.cache import miss_curve
-from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter
+from neuroshard.files.count_access import TRACKED_ROWS, AccessCounter, _as_hot
 
 ROWS, LOOKUPS = 6000, 400
 STREAMS = {
@@ -191,6 +191,23 @@ def test_a_few_batches_are_a_distribution_without_a_stream_and_none_is_read_is_n
     unread = counted([np.empty(0, dtype=np.int64)] * 5)
     assert unread.fields("time")["access"] is None
     assert unread.fields("time")["pooling_factor"] == 0
+
+
+@pytest.mark.parametrize(
+    ("lookups", "rows", "each"),
+    [
+        (150.0, [1, 10, 100], [50, 5, 0.5]),  # one row that is not in the sample has what is lacking
+        (103.0, [10, 100], [5, 0.5]),
+        (80.0, [6, 100], [5, 0.5]),  # 4 of the rows that the 5 in the sample stand for
+        (70.0, [5, 90], [5, 0.5]),
+    ],
+)
+def test_hot_rows_make_up_for_what_a_sample_lacks_or_has_too_much(
+    lookups: float, rows: list[float], each: list[float]
+) -> None:
+    """10 rows that are read 5 times a batch and 100 read every second one, of a sample of half the rows: 100 lookups."""
+    found = _as_hot(np.array([10.0, 100.0]), np.array([5.0, 0.5]), 0.5, lookups)
+    assert [one.tolist() for one in found] == [rows, each]
 
 
 def test_lookups_that_cannot_be_are_refused() -> None:

@@ -36,6 +36,13 @@ def published(digest: str, error: float) -> Listed:
             },
         ),
         (
+            0.3,  # what is just as far off as may be goes live
+            {
+                "a": "another cost model of its hardware, 30.0% off on unseen tables",
+                "b": "another cost model of its hardware, 4.0% off on unseen tables",
+            },
+        ),
+        (
             None,
             {
                 "a": "another cost model of its hardware, 30.0% off on unseen tables",

@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+import pytest
+
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import (
     FAILED,
     Share,
     cases_of,
+    left_of_share,
     measuring,
     note_failure,
     read_record,
     set_aside,
     set_aside_share,
+    write_record,
 )
 from neuroshard.store.protocol import MAX_BYTES
 
@@ -29,6 +33,20 @@ def test_of_a_draw_whose_costs_are_set_aside_no_share_counts_as_ended(tmp_path: 
     assert not now.shares
     assert now.ended == (Share(2, 1, 2),)
     assert store.read("work/aside/draw-0001/costs-1-of-1/costs.json") == b"{}"
+
+
+def test_draws_are_in_their_order(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path / "store")
+    for draw in (8, 1, 16):
+        store.create(f"work/{cases_of(draw)}/cases.json", b"{}")
+    assert measuring(store, "work").draws == (1, 8, 16)
+
+
+@pytest.mark.parametrize(("record", "left"), [(3, 3), (0, 0), (-1, None), (True, None), ("3", None), (None, None)])
+def test_only_a_count_says_what_is_left_of_a_share(tmp_path: Path, record: object, left: int | None) -> None:
+    store = FolderStore(tmp_path / "store")
+    write_record(store, f"work/{Share(1, 1, 1).ended}", {"left": record})
+    assert left_of_share(store, "work", Share(1, 1, 1)) == left
 
 
 def test_of_a_draw_that_is_set_aside_a_copy_is_kept_however_large_it_is(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from neuroshard.core.versions import CPU_BUILD, GPU_BUILD, PAIRS, Installed, Pair, minor, released
+from neuroshard.core.versions import CPU_BUILD, GPU_BUILD, Installed, Pair, minor, released
 
 SOURCE_TREE = Path(__file__).resolve().parents[3]
 
@@ -27,7 +27,7 @@ def install_command(extra: str, tree: Path = SOURCE_TREE) -> str:
     """
     pair, packages = Installed.here().pair, required(extra)
     of_pair = [_of_pair(package, pair) for package in packages]
-    if pair != PAIRS[0] and of_pair != packages:
+    if of_pair != packages:
         what = " ".join(map(shlex.quote, of_pair))
     elif (tree / "pyproject.toml").is_file():
         what = "-e " + shlex.quote(f"{'.' if tree == _working_directory() else tree}[{extra}]")

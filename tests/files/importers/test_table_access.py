@@ -19,7 +19,7 @@ from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.files.count_access import AccessCounter
 from neuroshard.files.importers.imported import Imported
-from neuroshard.files.importers.table_access import access_options, with_access, with_traces
+from neuroshard.files.importers.table_access import access_options, with_access, with_traces, with_words
 from neuroshard.files.tables import read_tables, write_tables
 from neuroshard.files.traces import Lookups, Traces, write_traces
 from neuroshard.store.open import open_store
@@ -59,7 +59,9 @@ def test_words_hold_for_tables_that_say_none_and_patterns_for_all() -> None:
     assert [table.access and table.access.source for table in found.tables] == ["zipf:1.2", None, "uniform"]
     assert found.tables[0].reuse_bins != USER.reuse_bins
     assert found.notes == ()
-    assert "changes nothing: every table says" in with_access(said, ["zipf:1.1"]).notes[0]
+    for before in (said, Imported(with_words(said.tables, {"*": "zipf:1.2"}))):
+        assert "changes nothing: every table says" in with_access(before, ["zipf:1.1"]).notes[0]
+    assert with_access(Imported(with_words(said.tables, {"user": "zipf:1.1"})), ["zipf:1.1"]).notes == ()
 
 
 @pytest.mark.parametrize(
