@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -77,6 +77,9 @@ extras-check: .venv/run.done ## install every extra alone in a fresh venv, and r
 
 everything: .venv/dev.done ## run each target and bench in a small form; what of them, commands on pages and examples is not run, and why
 	@$(BIN)/python tests/infra/everything.py $(ARGS)
+
+nightly: .venv/dev.done ## what .ci/run leaves out while its inputs stay: simulated machines and the newer versions, whole; notes what passes
+	@$(BIN)/python tests/infra/tried.py --note $(ARGS)
 
 findings: .venv/bin/python ## do the surprises of other libraries in findings/ still hold? Each is tried in a fresh venv; ARGS="findings/pyarrow*" for some
 	@export PYTHON="$(CURDIR)/$(BIN)/python"; said=; failed=0; \

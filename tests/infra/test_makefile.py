@@ -3,7 +3,13 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
+
+import pytest
+
+import infra.tried
+from infra.tried import OF_VERSIONS, STEPS, Step, noting, tried
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -40,23 +46,63 @@ def test_no_python_is_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_ci_runs_tests_of_every_kind_under_the_newer_versions_and_names_files_that_are_there() -> None:
-    code = (ROOT / ".ci" / "run").read_text()
-    begin, end = code.index("next="), code.index("# The tests run")
-    named = subprocess.run(
-        ["bash", "-c", f'{code[begin:end]}\necho "$next"'], capture_output=True, text=True
-    ).stdout.split()
-
-    assert [name for name in named if not (ROOT / name).exists()] == []
-    assert {Path(name).parts[1] for name in named} == {"client", "doctor", "examples", "measure"}
+    assert [name for step in STEPS.values() for name in step.inputs if not (ROOT / name).exists()] == []
+    assert {Path(name).parts[1] for name in OF_VERSIONS} == {"client", "doctor", "examples", "measure"}
 
 
-def test_ci_checks_tries_the_simulated_machines_and_runs_all_tests() -> None:
+def test_ci_checks_tries_what_changed_and_runs_all_tests() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert subprocess.run(["bash", "-n", script]).returncode == 0
-    assert [line for line in script.read_text().splitlines() if line.startswith("make ")] == [
-        "make check",
-        "make bench-machines ARGS=--quick || failed=$?",
-        'make test-next ARGS="$next" || failed=$?',
-        "make test",
+    lines = [line for line in script.read_text().splitlines() if line.startswith(("make ", '"$python" '))]
+    assert lines == [
+        "make .venv/dev.done",
+        'make check >"$checked" 2>&1 &',
+        '"$python" tests/infra/tried.py || failed=$?',
+        "make test || failed=$?",
     ]
+
+
+@pytest.mark.parametrize("check", [0, 3])
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("tests", [0, 2])
+def test_ci_fails_where_any_of_them_does_and_runs_all(tmp_path: Path, check: int, steps: int, tests: int) -> None:
+    """With a make and a step that only end as said."""
+    script = (ROOT / ".ci" / "run").read_text()
+    last = script[script.index("# What only needs the packages") :].replace(
+        "tests/infra/tried.py", f"-c 'exit({steps})'"
+    )
+    ends = f"make() {{ case $1 in check) echo is checked; return {check};; test) echo tested; return {tests};; esac; }}"
+    told = f"set -euo pipefail; python={sys.executable}; {ends}\n{last}"
+    ended = subprocess.run(["bash", "-c", told], capture_output=True, text=True, cwd=tmp_path)
+    assert ended.stdout == "tested\n"
+    assert bool(ended.returncode) == any((check, steps, tests))
+    assert ("is checked" in ended.stderr) == bool(check)
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree in which `one` is a step."""
+    (tmp_path / "input").write_text("1")
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "Makefile").write_text("one:\n\t@echo run $(ARGS) >> ran; grep -qv 3 input\n")
+    monkeypatch.setattr(infra.tried, "ROOT", tmp_path)
+    monkeypatch.setattr(infra.tried, "NOTED", tmp_path / ".ci" / "tried.json")
+    monkeypatch.setattr(infra.tried, "STEPS", {"one": Step("small", ("input",))})
+    return tmp_path
+
+
+def test_a_step_that_passed_is_not_tried_again_until_its_inputs_change(steps: Path) -> None:
+    ran = steps / "ran"
+    assert tried(["one"])
+    assert noting(["one"], small=False)
+    assert tried(["one"])
+    assert ran.read_text().splitlines() == ["run small", "run"]
+    (steps / "input").write_text("2")
+    assert tried(["one"])
+    assert ran.read_text().splitlines()[2:] == ["run small"]
+    (steps / "input").write_text("3")
+    assert not tried(["one"])
+    assert not noting(["one"], small=True)
+    assert not tried(["one"])
+    assert len(ran.read_text().splitlines()) == 6
