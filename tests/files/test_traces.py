@@ -214,26 +214,25 @@ def test_batches_of_a_trace_whose_lengths_do_not_add_up_are_refused(tmp_path, le
             list(trace_batches(path, "a", batch_size))
 
 
-def test_other_safetensors_files_are_no_traces(tmp_path):
+SAID = {"format_version": "1"}
+
+
+@pytest.mark.parametrize(
+    ("names", "metadata", "kind", "facts"),
+    [
+        (["indices", "lengths"], {}, None, ["format_version"]),
+        (["indices"], SAID, None, ["NAME.indices", "NAME.lengths"]),
+        (["indices", "lengths"], SAID, "I32", ["int64", "int32"]),
+        (["indices"], {"format_version": "9" * 5000}, None, ["format_version"]),
+        (["indices"], SAID, "F8_E8M0", ["int64"]),
+        ([], {"format_version": "2"}, None, [2]),
+    ],
+)
+def test_other_safetensors_files_are_no_traces(tmp_path, names, metadata, kind, facts):
     path = tmp_path / "t.safetensors"
-    one = np.zeros(1, dtype=np.int64)
-    save(path, {"a.indices": one, "a.lengths": one}, {})
-    with refused(InvalidInput, "format_version"):
-        read_traces(path)
-    save(path, {"a.indices": one}, {"format_version": "1"})
-    with refused(InvalidInput, "NAME.indices", "NAME.lengths"):
-        read_traces(path)
-    save(path, {"a.indices": one.astype(np.int32), "a.lengths": one}, {"format_version": "1"})
-    with refused(InvalidInput, "int64", "int32"):
-        read_traces(path)
-    save(path, {"a.indices": one}, {"format_version": "9" * 5000})
-    with refused(InvalidInput, "format_version"):
-        read_traces(path)
-    save(path, {"a.indices": one}, {"format_version": "1"}, kind="F8_E8M0")
-    with refused(InvalidInput, "t.safetensors", "int64"):
-        read_traces(path)
-    save(path, {}, {"format_version": "2"})
-    with refused(NewerFormat, path, 2):
+    arrays = {f"a.{name}": np.zeros(1, dtype=np.int32 if kind == "I32" else np.int64) for name in names}
+    save(path, arrays, metadata, kind=None if kind == "I32" else kind)
+    with refused(NewerFormat if facts == [2] else InvalidInput, path, *facts):
         read_traces(path)
     with refused(InvalidInput, tmp_path / "ghost"):
         read_traces(tmp_path / "ghost")
