@@ -1,7 +1,8 @@
 """The folder of cases: read back whole, and every fault named by file and row."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -178,12 +179,13 @@ def become_a_folder(path: Path) -> None:
     path.mkdir()
 
 
+def shorten(kept: int, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:kept])
+
+
 OF_TOMORROW = {"format_version": 2}
-SPOILED: list[tuple[str, Callable[[Path], object], list[object]]] = [
-    *(
-        ("compute.parquet", lambda path, kept=kept: path.write_bytes(path.read_bytes()[:kept]), ["Parquet"])
-        for kept in (0, 3, 100, -1)
-    ),
+SPOILED: list[tuple[str, Callable[[Path], object], Sequence[object]]] = [
+    *[("compute.parquet", partial(shorten, kept), ["Parquet"]) for kept in (0, 3, 100, -1)],
     ("collective.parquet", Path.unlink, []),
     ("compute.parquet", become_a_folder, []),
     ("cases.json", lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **OF_TOMORROW})), [2]),

@@ -63,7 +63,7 @@ SMALL = {
     "bench-measure": Small("--quick"),
     "bench-pretrain": Small("--quick"),
     "bench-release": Small("--quick"),
-    # without `production`: a plan that others printed cannot be drawn; tests/infra/test_bench_search.py reads a small one
+    # without `production`: a plan that others printed cannot be drawn; tests/bench/searching/test_peers.py reads a small one
     "bench-search": Small(
         "--quick --tasks 1 --tables-dir {drawn} --only compare,time,named,measured,hosts,ablation,ablation-hosts"
     ),

@@ -87,7 +87,7 @@ def test_an_option_that_a_tree_does_not_have_is_refused_and_a_process_that_dies_
 
 
 def test_the_other_tree_is_that_of_the_commit(tmp_path: Path) -> None:
-    if not (Path(__file__).parents[2] / ".git").exists():
+    if not (Path(__file__).parents[3] / ".git").exists():
         pytest.skip("this tree is not of git")
     with checked_out("HEAD") as tree:
         assert (tree / "components" / "neuroshard" / "__init__.py").is_file()
