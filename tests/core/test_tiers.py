@@ -6,10 +6,14 @@ import random
 import pytest
 
 from helpers.fbgemm_bytes import OPTIMIZERS, allocated
+from neuroshard.core.launches import launches
+from neuroshard.core.moves import changed_tiers
 from neuroshard.core.part import Part
+from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import OPTIMIZER_BYTES, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.tiers import WAYS, Cache, Tier, load_factor, operator_bytes
+from neuroshard.core.tiers import BY_KERNEL, TIERS, WAYS, Cache, Tier, TierFacts, load_factor, operator_bytes
+from neuroshard.report.text import plan_text
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -82,3 +86,30 @@ def test_a_cached_table_without_a_cache_is_refused() -> None:
     with pytest.raises(ValueError, match="'clicks' is cached, but nothing says how many"):
         operator_bytes([(Part.of(table), "cached")])
     assert math.isclose(Cache(0.5).slots(100), 64)
+
+
+@pytest.mark.parametrize("tier", [tier for tier in TIERS.values() if tier.beyond_hbm], ids=lambda tier: tier.name)
+def test_what_is_said_of_a_tier_is_what_its_record_says(tier: TierFacts) -> None:
+    """Bytes, formats, launches, moves and words: whoever adds a tier adds no test here."""
+    rows, dim, cached_rows = 10_000, 8, WAYS if tier.cached else None
+    table = Table(name="clicks", rows=rows, dim=dim, pooling_factor=1.0, optimizer_bytes_per_row=4)
+    other = table.model_copy(update={"name": "ads"})
+    task = ShardingTask(
+        tables=(table, other), device_memory_bytes=(2**30,), batch_size=4, host_memory_bytes=2**30, pipeline="none"
+    )
+    shards = tuple(Shard(table=one.name, rows=rows, dim=dim, device=0) for one in (table, other))
+    said = Provenance(neuroshard_version="0", algorithm="by hand")
+    in_hbm = Plan(task=task, shards=shards, provenance=said)
+    plan = Plan(task=task.with_tiers({"clicks": (tier.name, cached_rows)}), shards=shards, provenance=said)
+
+    elements = rows * dim * 4
+    assert plan.host_memory(tier.elements) == (elements,)
+    cache = 0 if cached_rows is None else WAYS * (dim * 4 + 8 + 8) + rows * 4
+    assert in_hbm.memory_bytes()[0] - plan.memory_bytes()[0] == elements - cache
+    assert plan.format_version == max(2, tier.since)
+    assert launches(plan.task, shards).operators == (1 + tier.cached,)
+    assert changed_tiers(in_hbm, plan) == changed_tiers(plan, in_hbm) == {"clicks": elements}
+    assert changed_tiers(plan, plan) == {}
+    assert f"clicks: {tier.words}" in plan_text(plan)
+    assert f"1 {tier.words}" in plan_text(plan)
+    assert BY_KERNEL[tier.kernel] is tier

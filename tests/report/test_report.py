@@ -582,9 +582,9 @@ def test_a_page_of_a_plan_in_hbm_says_nothing_of_tiers(html):
 
 
 def test_hosts_are_listed_up_to_a_few():
-    assert hosts_memory(make_plan()) is None
-    assert hosts_memory(tiered_plan(1)) == "125.0 KiB of 1.0 GiB"
-    said = hosts_memory(tiered_plan(10)) or ""
+    assert hosts_memory(make_plan()) == []
+    assert hosts_memory(tiered_plan(1)) == ["host memory: 125.0 KiB of 1.0 GiB"]
+    [said] = hosts_memory(tiered_plan(10))
     assert said.endswith("on host 7, at most as much on 2 more hosts, of 1.0 GiB each")
     assert "host memory: 125.0 KiB on host 0, " in plan_text(tiered_plan(3))
 

@@ -23,6 +23,7 @@ from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, short_name, spanned
+from neuroshard.core.tiers import Resource
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import SparseValue, Value, canonical_json, check_format, decode_json, sha256, shown
 
@@ -356,9 +357,9 @@ class Plan(Value):
         """What lives on each device at the peak of a step, beside weights and optimizer state, by moment and cause."""
         return peaks_of(self.held, self.shards)
 
-    def host_memory(self) -> tuple[int, ...]:
-        """Bytes of host memory on each host, for tables that are cached or in host memory."""
-        return host_memory(self.held, self.shards)
+    def host_memory(self, of: Resource = "host") -> tuple[int, ...]:
+        """Bytes of host memory, or `of` another resource, on each host, for the tables that are in it."""
+        return host_memory(self.held, self.shards, of)
 
     @property
     def cost_ms(self) -> float | None:
@@ -569,11 +570,11 @@ def peaks_of(
     return step_peaks(task, pieces, pipeline, gloo=gloo)
 
 
-def host_memory(task: ShardingTask, shards: Sequence[Shard]) -> tuple[int, ...]:
-    """Bytes that these shards take of the memory of each host."""
+def host_memory(task: ShardingTask, shards: Sequence[Shard], of: Resource = "host") -> tuple[int, ...]:
+    """Bytes that these shards take of the memory, or `of` another resource, of each host."""
     used = [0] * (task.devices // task.devices_of_host)
     for shard, memory in zip(shards, shard_memory(task, shards), strict=True):
-        used[shard.device // task.devices_of_host] += memory.host
+        used[shard.device // task.devices_of_host] += getattr(memory, of)
     return tuple(used)
 
 

@@ -16,7 +16,8 @@ from neuroshard.core.part import Part
 
 Tier = Literal["hbm", "cached", "host"]
 BeyondHbmTier = Literal["cached", "host"]  # of which cases are measured
-Resource = Literal["hbm", "host"]  # where weights and state of elements are: bytes of HBM, or of the host's memory
+Resource = Literal["hbm", "host"]  # where weights and state of elements are
+RESOURCES: dict[Resource, str] = {"hbm": "HBM", "host": "host memory"}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from neuroshard.core.plan import Plan, Shard, shardings_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted
-from neuroshard.core.tiers import TIERS
+from neuroshard.core.tiers import RESOURCES, TIERS, Resource
 from neuroshard.core.units import format_bytes
 
 Columns = dict[str, list[Any]]
@@ -92,21 +92,24 @@ def fullest_step(plan: Plan) -> str | None:
 HOSTS_SHOWN = 8
 
 
-def hosts_memory(plan: Plan) -> str | None:
-    """`2.0 GiB on host 0, 4.2 GiB on host 1, of 1.0 TiB each`; None where all tables are in HBM. Of more than HOSTS_SHOWN hosts,
-    the fullest.
+def hosts_memory(plan: Plan) -> list[str]:
+    """`host memory: 2.0 GiB on host 0, 4.2 GiB on host 1, of 1.0 TiB each`, for each resource in which tables beyond HBM are. Of
+    more than HOSTS_SHOWN hosts, the fullest.
     """
-    limit = plan.task.host_memory_bytes
-    if limit is None or not plan.parted.constraints.beyond_hbm:
-        return None
-    used = plan.host_memory()
+    in_use = {rule.in_tier.elements for rule in plan.parted.constraints.beyond_hbm.values()}
+    return [f"{words}: {_of_hosts(plan, resource)}" for resource, words in RESOURCES.items() if resource in in_use]
+
+
+def _of_hosts(plan: Plan, resource: Resource) -> str:
+    used, limit = plan.host_memory(resource), plan.task.host_memory_bytes if resource == "host" else None
+    of = "" if limit is None else f" of {format_bytes(limit)}"
     if len(used) == 1:
-        return f"{format_bytes(used[0])} of {format_bytes(limit)}"
+        return f"{format_bytes(used[0])}{of}"
     hosts = sorted(sorted(range(len(used)), key=lambda host: -used[host])[:HOSTS_SHOWN])
     each = [f"{format_bytes(used[host])} on host {host}" for host in hosts]
     left = len(used) - len(hosts)
     more = f", at most as much on {counted(left, 'more host')}" if left else ""
-    return f"{', '.join(each)}{more}, of {format_bytes(limit)} each"
+    return f"{', '.join(each)}{more}{of and f',{of} each'}"
 
 
 def _copies_counted(task: ShardingTask) -> str:

@@ -68,7 +68,7 @@ def report(
         "assumptions": plan.bound_assumptions if plan.gap is not None else (),
         "costed": plan.cost_ms is not None,
         "memory_counts": memory_counts(plan),
-        "hosts_memory": hosts_memory(plan),
+        "hosts_memory": "; ".join(hosts_memory(plan)),
         "priced": prices is not None,
         "row_wise": bool(row_wise_tables(plan)),
         "evaluated": None if evaluated is None else evaluated.what,

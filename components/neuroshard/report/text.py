@@ -189,10 +189,11 @@ def _by_access_lines(plan: Plan) -> list[str]:
 
 def _tier_lines(plan: Plan) -> list[str]:
     """What hosts hold, and the tables beyond HBM, those with the largest caches first."""
-    rows, said, hosts = {table.name: table.rows for table in plan.parted.tables}, [], hosts_memory(plan)
+    rows, said = {table.name: table.rows for table in plan.parted.tables}, []
     for rule in sorted(plan.parted.constraints.beyond_hbm.values(), key=lambda rule: -(rule.cached_rows or 0)):
         said.append(f"{rule.table}: {rule.in_tier.holds(rows[rule.table], rule.cached_rows)}")
-    return [*(wrapped(f"host memory: {hosts}") if hosts else []), *(_first_of(said, "beyond HBM") if said else [])]
+    lines = [line for resource in hosts_memory(plan) for line in wrapped(resource)]
+    return [*lines, *_first_of(said, "beyond HBM")] if said else []
 
 
 def _origin(plan: Plan) -> str:

@@ -22,7 +22,7 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.step_memory import Pipeline
 from neuroshard.core.table import Table
 from neuroshard.core.text import counted, first_few
-from neuroshard.core.tiers import BY_KERNEL, IN_HBM, Cache, load_factor
+from neuroshard.core.tiers import BY_KERNEL, IN_HBM, RESOURCES, Cache, load_factor
 from neuroshard.core.value import shown
 
 DEFAULT_LOAD_FACTOR = 0.2  # of FBGEMM's caches (`cache_load_factor` of SplitTableBatchedEmbeddingBagsCodegen, 1.8)
@@ -44,16 +44,14 @@ def check_kernel(plan: Plan, kernel: str | None) -> None:
         raise UsageError(
             f"compute_kernel {kernel!r} is none of {', '.join(BY_KERNEL)}, which train a plan's tables with a fused optimizer"
         )
+    keeps = f"compute_kernel {kernel!r} keeps tables in {RESOURCES[BY_KERNEL[kernel].elements]}"
     if kernel != in_hbm and plan.task.groups is not None:
         raise UsageError(
-            f"compute_kernel {kernel!r} keeps tables in host memory, and the plan is for groups of ranks: DMPCollection averages "
+            f"{keeps}, and the plan is for groups of ranks: DMPCollection averages "
             "replicas without writing back what caches hold; leave it out"
         )
     if kernel != in_hbm:
-        warn(
-            f"compute_kernel {kernel!r} keeps tables in host memory, but the plan's costs and memory are those of device memory "
-            f"({in_hbm})"
-        )
+        warn(f"{keeps}, but the plan's costs and memory are those of device memory ({in_hbm})")
 
 
 def kernels(plan: Plan, compute_kernel: str, device_type: str) -> dict[str, tuple[str, CacheParams | None]]:
