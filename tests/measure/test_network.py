@@ -18,8 +18,7 @@ from neuroshard.core.errors import MeasureError, UsageError
 from neuroshard.core.topology import topology_of
 from neuroshard.core.units import parse_network
 from neuroshard.measure import network
-from neuroshard.measure.network import NetworkFigures, NetworkSettings, fitted, run
-from neuroshard.measure.timing.network import Pattern, Place
+from neuroshard.measure.network import NetworkFigures, NetworkSettings, Pattern, Place, fitted, run
 
 
 def settings(**more: object) -> NetworkSettings:
