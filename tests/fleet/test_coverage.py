@@ -100,11 +100,6 @@ def test_a_kind_is_covered_by_its_own_live_model_whatever_node_it_was_measured_o
     assert one.why == f"cost model {digest[:12]}, 1.0 days old, error on unseen tables 8.0%"
 
 
-def test_a_model_of_a_format_that_cannot_be_read_does_not_serve(store: FolderStore) -> None:
-    make_live(store, kind().hardware, format_version=MODEL_FORMAT + 1)
-    assert stands(store, kind()).state == "unreadable"
-
-
 def test_an_empty_store_and_a_kind_that_was_never_seen(store: FolderStore) -> None:
     assert stands(store, kind()).state == "new"
     make_live(store, kind(product="NVIDIA-L40S", memory_mib=46068).hardware)
@@ -112,77 +107,69 @@ def test_an_empty_store_and_a_kind_that_was_never_seen(store: FolderStore) -> No
     assert (one.state, one.why, one.to_measure) == ("new", "no cost model of this kind is live", True)
 
 
-def test_a_new_driver_is_reported_as_such(store: FolderStore) -> None:
-    make_live(store, kind(driver="570.86.15").hardware)
-    one = stands(store, kind(driver="580.65.06"))
-    assert (one.state, one.to_measure) == ("driver changed", True)
-    assert one.why == "its cost model is of driver 570.86.15, and the nodes have 580.65.06"
-
-
-def test_a_model_that_is_too_old(store: FolderStore) -> None:
-    make_live(store, kind().hardware, days_old=31)
-    one = stands(store, kind(), max_age_seconds=30 * DAY)
-    assert (one.state, one.to_measure) == ("model too old", True)
-    assert one.why.endswith(": it is 31.0 days old, and 30.0 are allowed")
-    assert stands(store, kind()).state == "covered"
-
-
-@pytest.mark.parametrize(("error", "reason"), [(0.2, "is 20.0%"), (None, "was not measured")])
-def test_a_model_whose_error_is_too_high_or_unknown(store: FolderStore, error: float | None, reason: str) -> None:
-    make_live(store, kind().hardware, error=error)
-    one = stands(store, kind(), max_error=0.1)
-    assert (one.state, one.to_measure) == ("error too high", True)
-    assert one.why.endswith(f": its error on unseen tables {reason}, and 10.0% is allowed")
-    assert stands(store, kind()).state == "covered"
-
-
-def test_a_model_for_another_batch_size(store: FolderStore) -> None:
-    make_live(store, kind().hardware)
-    one = stands(store, kind(), batch_size=512)
-    assert (one.state, one.to_measure) == ("batch size changed", True)
-    assert one.why == "cost models are live for 65,536 samples a step, and 512 are asked for"
-    assert stands(store, kind(), batch_size=65536).state == "covered"
-    make_live(store, kind().hardware, batch_size=512)
-    assert {stands(store, kind(), batch_size=size).state for size in (512, 65536)} == {"covered"}
-
-
-def test_a_model_of_the_future_does_not_serve(store: FolderStore) -> None:
-    make_live(store, kind().hardware, days_old=-365)
-    one = stands(store, kind())
-    assert (one.state, one.to_measure) == ("dated in the future", True)
-    assert one.why.endswith("it is dated 2026-11-20T12:00:00Z, which is in the future, so its age is not known")
-
-
 @pytest.mark.parametrize(
-    ("wanted", "state"),
+    ("live", "wanted", "state", "why"),
     [
-        ({"ranks": (4,), "measurable": (4,)}, "covered"),
-        ({"ranks": (64,), "measurable": (2, 4)}, "covered"),  # extrapolated, as nothing here measures it
-        ({"ranks": (8,), "measurable": (8,)}, "ranks missing"),
-        ({"columns": 128}, "covered"),
-        ({"columns": 132}, "too narrow"),
-        ({"tables": (TABLE,)}, "covered"),
-        ({"tables": (TABLE, TABLE.model_copy(update={"pooling": "none"}))}, "other kinds of tables"),
+        ({"days_old": 31}, {"max_age_seconds": 31 * DAY}, "covered", ""),
+        (
+            {"days_old": 31},
+            {"max_age_seconds": 30 * DAY},
+            "model too old",
+            ": it is 31.0 days old, and 30.0 are allowed",
+        ),
+        ({"error": 0.2}, {}, "covered", ""),
+        (
+            *({"error": 0.2}, {"max_error": 0.1}, "error too high"),
+            ": its error on unseen tables is 20.0%, and 10.0% is allowed",
+        ),
+        (
+            *({"error": None}, {"max_error": 0.1}, "error too high"),
+            ": its error on unseen tables was not measured, and 10.0% is allowed",
+        ),
+        ({}, {"batch_size": 65536}, "covered", ""),
+        (
+            *({}, {"batch_size": 512}, "batch size changed"),
+            "cost models are live for 65,536 samples a step, and 512 are asked for",
+        ),
+        (
+            *({"days_old": -365}, {}, "dated in the future"),
+            "it is dated 2026-11-20T12:00:00Z, which is in the future, so its age is not known",
+        ),
+        (
+            *({"hardware": kind(driver="570.86.15").hardware}, {}, "driver changed"),
+            "its cost model is of driver 570.86.15, and the nodes have 580.65.06",
+        ),
+        ({"format_version": MODEL_FORMAT + 1}, {}, "unreadable", ""),
+        ({"features": ["rows", "dim"]}, {}, "unreadable", "trained on other features"),
+        ({}, {"ranks": (4,), "measurable": (4,)}, "covered", ""),
+        ({}, {"ranks": (64,), "measurable": (2, 4)}, "covered", ""),  # extrapolated, as nothing here measures it
+        ({}, {"ranks": (8,), "measurable": (8,)}, "ranks missing", ""),
+        ({}, {"columns": 128}, "covered", ""),
+        ({}, {"columns": 132}, "too narrow", ""),
+        ({}, {"tables": (TABLE,)}, "covered", ""),
+        ({}, {"tables": (TABLE, TABLE.model_copy(update={"pooling": "none"}))}, "other kinds of tables", ""),
     ],
 )
-def test_a_model_serves_the_devices_and_widths_that_plans_need(
-    store: FolderStore, wanted: dict[str, Any], state: str
+def test_a_live_model_covers_its_kind_unless_it_lacks_what_is_wanted(
+    store: FolderStore, live: dict[str, Any], wanted: dict[str, Any], state: str, why: str
 ) -> None:
-    make_live(store, kind().hardware)
-    assert stands(store, kind(), **wanted).state == state
+    here = kind(driver="580.65.06")
+    make_live(store, **{"hardware": here.hardware, **live})
+    one = stands(store, here, **wanted)
+    assert (one.state, one.to_measure) == (state, state != "covered")
+    assert why in one.why
+
+
+def test_models_of_two_batch_sizes_are_live_beside_each_other(store: FolderStore) -> None:
+    for size in (512, 65536):
+        make_live(store, kind().hardware, batch_size=size)
+    assert {stands(store, kind(), batch_size=size).state for size in (512, 65536)} == {"covered"}
 
 
 def test_everything_in_which_a_model_falls_short_is_said(store: FolderStore) -> None:
     make_live(store, kind().hardware, days_old=3)
     one = stands(store, kind(), ranks=(8,), measurable=(8,), max_age_seconds=DAY, max_error=0.01)
     assert one.lacks == ("ranks missing", "model too old", "error too high")
-
-
-def test_a_model_of_other_features_covers_nothing_any_more(store: FolderStore) -> None:
-    make_live(store, kind().hardware, features=["rows", "dim"])
-    one = stands(store, kind())
-    assert (one.state, one.to_measure) == ("unreadable", True)
-    assert "trained on other features" in one.why
 
 
 def test_what_cannot_be_had_tonight_or_is_shared_is_not_measured(store: FolderStore) -> None:
