@@ -28,7 +28,7 @@ HEAD = " {:3} {:>7} {:>9} {:>9} {:>15} {:>8} {:>7} {:>9}"
 def sizes_text(sizes: Sizes) -> str:
     """All rows, by kind, with the frontiers."""
     lines = [*wrapped(sizes.what), *_kinds(sizes), "", *_marks(sizes), *_of_memory(sizes)]
-    lines += [line for note in (*sizes.plan_notes, *sizes.notes) for line in wrapped(f"note: {note}")]
+    lines += [line for note in (*sizes.notes, *sizes.plan_notes) for line in wrapped(f"note: {note}")]
     return "\n".join(lines)
 
 
@@ -137,19 +137,25 @@ def sizes_page(sizes: Sizes) -> str:
     pictures = [{"title": "Ms a step by the number of devices", "svg": _by_devices(sizes, best), "note": ""}]
     pictures += [{"title": "Ms a step by HBM kept for tables", "svg": _by_memory(swept), "note": ""}] if swept else []
     second = "money" if sizes.order.priced else "devices"
+    rows = [
+        _cells(row, sizes.order.currency, place in best, place in uncertain) for place, row in enumerate(sizes.rows)
+    ]
+    columns = [column for column in zip((*COLUMNS, ""), *rows, strict=True) if any(column[1:])]
     fields = {
         "title": "How many devices, and which",
         "what": sizes.what,
         "legend": "Predicted. Shaded: between a plan's ms and the bound that no plan goes below. Crosses, and the grey ground: "
         f"does not fit. Rings: no other size is better in both time and {second}.",
         "cards": list(_cards(sizes)),
-        "notes": [*sizes.plan_notes, *sizes.notes, *(f"beyond what was measured: {line}" for line in sizes.caveats)],
+        "notes": [
+            *sizes.notes,
+            *(f"beyond what was measured: {line}" for line in sizes.caveats),
+            *sizes.plan_notes,
+        ],
         "pictures": pictures,
         "heading": "Sizes",
-        "columns": (*COLUMNS, ""),
-        "rows": [
-            _cells(row, sizes.order.currency, place in best, place in uncertain) for place, row in enumerate(sizes.rows)
-        ],
+        "columns": [column[0] for column in columns],
+        "rows": list(zip(*(column[1:] for column in columns), strict=True)),
         "under_table": "~: within the errors of the models it may be otherwise, beside sizes of another kind."
         + (" !: beyond what was measured, as the notes say." if sizes.caveats else ""),
     }
