@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from neuroshard.core.cost import Hardware
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
-from neuroshard.core.text import counted
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import Value, decode_json
 from neuroshard.costmodel.protocol import CostModel
@@ -16,7 +15,7 @@ from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.costmodel.uncertainty import off_by
 from neuroshard.files.disk import read_bytes
 from neuroshard.report.live import PlanChange
-from neuroshard.report.numbers import against, cut_tables, measured, percent, ranges_text, source
+from neuroshard.report.numbers import against, measured, percent, ranges_text, source
 from neuroshard.report.trust import Evaluated
 
 LIVE = "Against live plan"
@@ -35,14 +34,6 @@ def cards(
 ) -> list[Card]:
     live = Card(LIVE, "–", "nothing was live before") if nothing_live else _live(plan, change)
     return [_cost(plan, evaluated), live, _baselines(plan), _bound(plan), _memory(plan), _trust(plan, model)]
-
-
-def size(plan: Plan) -> str:
-    """`26 tables in 31 shards (5 cuts) on 8 devices, batch 65,536`."""
-    groups = "" if plan.task.groups is None else f" in {plan.task.groups.text(plan.task.devices)}"
-    return (
-        f"{cut_tables(plan)} on {counted(plan.task.devices, 'device')}{groups}, batch {plan.task.global_batch_size:,}"
-    )
 
 
 def _cost(plan: Plan, evaluated: Evaluated | None) -> Card:

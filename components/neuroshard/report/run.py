@@ -25,11 +25,12 @@ from neuroshard.files.disk import read_bytes
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import checked
 from neuroshard.report.charts import chart_data
-from neuroshard.report.facts import cards, fleet_rows, model_facts, plan_facts, size
+from neuroshard.report.facts import cards, fleet_rows, model_facts, plan_facts
 from neuroshard.report.live import LivePlan, PlanChange, change, open_live, sides
 from neuroshard.report.numbers import hosts_memory, measured, memory_counts, row_wise_tables, source
 from neuroshard.report.options import ReportOptions
 from neuroshard.report.page import scripted_page, write_page
+from neuroshard.report.text import size
 from neuroshard.report.trust import Evaluated, read_evaluation
 
 
