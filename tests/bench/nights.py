@@ -1,4 +1,4 @@
-"""Nights: states that once stopped every later one, two simulated months of faults, damaged files, and runs of the pipeline.
+"""Nights: mishaps of store, disk and clock, two simulated months of faults, damaged files, and runs of the pipeline.
 
     make bench-nights                        an hour and a half
     make bench-nights ARGS=--quick           a quarter of an hour: two simulated weeks, a tenth of the files, and few kills

@@ -1,33 +1,29 @@
-"""States that once stopped every later night, one after another: how the night ends, and how the ones after it do.
+"""Mishaps of stores, disks, clocks and names, one after another: how the night ends, and how the ones after it do. States of what
+nights leave for one another are tests (tests/nightly/test_nightly_runs.py).
 
 Nights in this process, on the synthetic backend, with few cases and epochs: it is about who goes on, not how good a model is.
 """
 
 import errno
-import json
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from bench.nightly.buckets import bucket
 from helpers.faults import faulty
-from helpers.nightly import NightlyRun, Place, at_write, clocks_at, killed_after, lost_on_h100, spec, tables
+from helpers.nightly import NightlyRun, Place, at_write, clocks_at, spec, tables
 from helpers.nodes import node
 from neuroshard.deploy.gc import run as gc
-from neuroshard.deploy.golive import roll_back
 from neuroshard.files.tables import write_tables
-from neuroshard.measure.shares import job as job_module
 from neuroshard.nightly.search import run as search_run
 from neuroshard.orders.nightly import Request
 from neuroshard.store import folder as folder_module
-from neuroshard.store.folder import FolderStore
-from neuroshard.store.releases import plans_of
 
 Case = Callable[[Place], list[NightlyRun]]
 H200, H100 = node("a"), node("b", product="NVIDIA-H100")
@@ -39,158 +35,6 @@ def new_place(folder: Path) -> Place:
     write_tables(folder / "six.json", tables(6))
     place.models = [spec(place)]
     return place
-
-
-def more_devices(place: Place) -> list[NightlyRun]:
-    first = place.nightly_run()
-    place.models = [spec(place, devices=8)]
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def few_all_to_alls(place: Place) -> list[NightlyRun]:
-    return [place.nightly_run(collective_cases=20), place.nightly_run(collective_cases=20)]
-
-
-def no_budget(place: Place) -> list[NightlyRun]:
-    place.budget_seconds = 0.0
-    first = place.nightly_run()
-    place.budget_seconds = 300.0
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def two_tables(place: Place) -> list[NightlyRun]:
-    place.models = [spec(place, file="two.json")]
-    first = place.nightly_run()
-    place.models = [spec(place)]
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def batch_sizes(place: Place) -> list[NightlyRun]:
-    return [place.nightly_run(batch_size=size) for size in (512, 1024, 512, 1024)]
-
-
-def spoil(place: Place, ending: str, data: bytes) -> None:
-    next(one for one in sorted(Path(place.store).rglob(ending)) if "aside" not in one.parts).write_bytes(data)
-
-
-def other_bench(place: Place) -> list[NightlyRun]:
-    place.nodes = [node("a"), node("c")]
-    first = place.nightly_run()
-    path = next(Path(place.store).rglob("costs-2-of-2/costs.json"))
-    other = json.loads(path.read_text())
-    other["bench"]["versions"]["torch"] = "1.0"
-    path.write_text(json.dumps(other))
-    place.models = [spec(place, devices=8)]
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def truncated(place: Place) -> list[NightlyRun]:
-    place.nodes = [node("a"), node("c")]
-    first = place.nightly_run()
-    spoil(place, "costs-2-of-2/costs.json", b'{"bench": ')
-    place.pods = 1
-    place.models = [spec(place, devices=8)]
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def damaged_cases(place: Place) -> list[NightlyRun]:
-    place.budget_seconds = 0.0
-    first = place.nightly_run()
-    spoil(place, "cases/compute.parquet", b"damaged")
-    place.budget_seconds = None
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def of_2040(place: Place) -> list[NightlyRun]:
-    today, place.now = place.now, datetime(2040, 1, 1, tzinfo=UTC)
-    first = place.nightly_run()
-    place.now = today
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def broken_kind(place: Place) -> list[NightlyRun]:
-    first = place.nightly_run()
-    place.nodes = [H200, H100]
-    place.models = [spec(place), spec(place, "old", hardware="h100")]
-    with patch.object(job_module, "measure", lost_on_h100):
-        second = place.nightly_run()
-    return [first, second, place.nightly_run(), place.nightly_run()]
-
-
-def missing_tables(place: Place) -> list[NightlyRun]:
-    first = place.nightly_run()
-    place.models = [spec(place), spec(place, "feed", "not-there.json")]
-    second = place.nightly_run()
-    place.models = [spec(place), spec(place, "feed")]
-    return [first, second, place.nightly_run(), place.nightly_run()]
-
-
-def refused(place: Place) -> list[NightlyRun]:
-    place.max_error = 1e-4
-    nights = [place.nightly_run() for _ in range(3)]
-    place.max_error = 10.0
-    return [*nights, place.nightly_run(), place.nightly_run()]
-
-
-def foreign(data: bytes, whose: str) -> Case:
-    def case(place: Place) -> list[NightlyRun]:
-        place.nodes = [H200, H100]
-        place.models = [spec(place), spec(place, "old", hardware="h100")]
-        first = place.nightly_run()
-        pointers = sorted(Path(place.store, "hardware").rglob("live.json"))
-        hardware = next(one for one in pointers if "H100" in json.loads(one.read_text())["device_name"])
-        {"hardware": hardware, "model": Path(place.store, "old", "live.json")}[whose].write_bytes(data)
-        return [first, place.nightly_run(), place.nightly_run(), place.nightly_run()]
-
-    return case
-
-
-def rolled_back(place: Place) -> list[NightlyRun]:
-    first = place.nightly_run()
-    place.models = [spec(place, memory="7GiB")]
-    second = place.nightly_run()
-    roll_back(FolderStore(Path(place.store)), plans_of("ads"), now=datetime.now(UTC))
-    return [first, second, place.nightly_run(), place.nightly_run()]
-
-
-def rolled_back_and_damaged(place: Place) -> list[NightlyRun]:
-    nights = rolled_back(place)
-    live = json.loads(Path(place.store, "ads", "live.json").read_text())["plan_digest"]
-    Path(place.store, "ads", "plans", f"{live}.json").write_bytes(b"damaged")
-    return [*nights, place.nightly_run(), place.nightly_run()]
-
-
-def two_seeds(place: Place) -> list[NightlyRun]:
-    return [place.nightly_run(seed=0), place.nightly_run(seed=1), place.nightly_run(seed=0)]
-
-
-def killed(place: Place) -> list[NightlyRun]:
-    with killed_after(12):
-        first = place.nightly_run()
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def misspelt(place: Place) -> list[NightlyRun]:
-    place.models = [spec(place, hardware="h20O")]
-    first = place.nightly_run()
-    place.models = [spec(place)]
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def damaged_plan(place: Place) -> list[NightlyRun]:
-    first = place.nightly_run()
-    spoil(place, "ads/plans/*.json", b"damaged")
-    return [first, place.nightly_run(), place.nightly_run()]
-
-
-def lease_of_2033(place: Place) -> list[NightlyRun]:
-    place.budget_seconds = 0.0
-    first = place.nightly_run()
-    place.budget_seconds = None
-    lease = next(Path(place.store, "_measuring").rglob("draw-0001")) / "lease-1-of-1.json"
-    lease.write_text('{"owner": "dead", "nonce": "1"}')
-    os.utime(lease, (2e9, 2e9))
-    return [first, place.nightly_run(), place.nightly_run()]
 
 
 def collected(place: Place) -> list[NightlyRun]:
@@ -311,29 +155,6 @@ def slow_down() -> Callable[[bytes], Any]:
 
 
 CASES: dict[str, Case] = {
-    "4 devices, then 8": more_devices,
-    "20 all-to-alls asked for": few_all_to_alls,
-    "a budget that buys nothing, then 5 min": no_budget,
-    "two tables, refused; then six": two_tables,
-    "batches of 512 and 1,024 in turns": batch_sizes,
-    "shares of different benches": other_bench,
-    "a truncated costs.json of an abandoned share": truncated,
-    "damaged cases": damaged_cases,
-    "a live cost model dated 2040": of_2040,
-    "an h100 joins, its measuring fails": broken_kind,
-    "one model's tables are missing": missing_tables,
-    "a cost model is refused, then more error is allowed": refused,
-    "another hardware's live.json is garbage": foreign(b"garbage", "hardware"),
-    "another hardware's live.json is of a newer version": foreign(b'{"format_version": 999}', "hardware"),
-    "a model's live.json is garbage": foreign(b"garbage", "model"),
-    "a model's live.json is of a newer version": foreign(b'{"format_version": 999}', "model"),
-    "a rolled back plan": rolled_back,
-    "a rolled back plan, and the live one is damaged": rolled_back_and_damaged,
-    "seeds 0 and 1 on one store": two_seeds,
-    "killed while it measures": killed,
-    "hardware is misspelt, then not": misspelt,
-    "the live plan is damaged": damaged_plan,
-    "a dead night's lease dated 2033": lease_of_2033,
     "gc takes the measuring, then 8 devices": collected,
     "models leave the list and come back": comes_and_goes,
     "the hardware is renamed": renamed,
