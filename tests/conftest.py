@@ -15,7 +15,14 @@ import typer.main
 import yaml
 from hypothesis import HealthCheck, settings
 
-from helpers import commands, servers, skipped
+# No process of a test takes more: where a kernel refuses nothing (vm.overcommit_memory=1), one that did would end others.
+# Before what reads the limit as it is imported (neuroshard/system.py).
+MOST_BYTES = 8 * 2**30
+_, most = resource.getrlimit(resource.RLIMIT_DATA)
+if most == resource.RLIM_INFINITY or most > MOST_BYTES:
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
+
+from helpers import commands, servers, skipped  # noqa: E402
 
 if TYPE_CHECKING:
     from neuroshard.store.folder import FolderStore
@@ -28,12 +35,6 @@ settings.register_profile(
 )
 settings.load_profile("facts")
 
-
-# No process of a test takes more: where a kernel refuses nothing (vm.overcommit_memory=1), one that did would end others.
-MOST_BYTES = 8 * 2**30
-_, most = resource.getrlimit(resource.RLIMIT_DATA)
-if most == resource.RLIM_INFINITY or most > MOST_BYTES:
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
 
 # What is imported stays: looking through torch and kfp for garbage, again and again, takes a quarter of the collection.
 gc.disable()
