@@ -25,7 +25,6 @@ from neuroshard.core.table import ELEMENT_BYTES, Table
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.features import distinct_rows, facts_of, rounded_up, widths_of
 from neuroshard.costmodel.protocol import Floats, Unlearned, slope_by_differences
-from neuroshard.measure import formula
 from neuroshard.measure.backends import MeasureSettings, of_bench
 from neuroshard.measure.timing.harness import Timing, collective_cost, compute_cost, timing
 
@@ -236,10 +235,10 @@ class Synthetic:
 
     def __init__(self, cases: Cases, settings: MeasureSettings, begun: Bench | None) -> None:
         self.settings, self.repeats = settings, settings.repeats
-        memory_bytes = settings.memory_limit_bytes or formula.MEMORY_BYTES
+        memory_bytes = settings.memory_limit_bytes or MEMORY_BYTES
         if settings.traces is not None:
             raise UsageError(f"the formula uses no lookups: leave out --traces {settings.traces}")
-        nameless = Hardware(kind="synthetic", name=formula.DEVICE_NAME, memory_bytes=memory_bytes)
+        nameless = Hardware(kind="synthetic", name=DEVICE_NAME, memory_bytes=memory_bytes)
         if settings.hardware is not None and settings.hardware.kind != "synthetic":
             raise MeasureError(
                 f"the formula cannot measure a {settings.hardware.kind} device: {settings.hardware.name}"
@@ -249,7 +248,7 @@ class Synthetic:
             hardware=settings.hardware or nameless,
             **of_bench(settings),
             versions={"neuroshard": __version__},
-            reorder_ms=formula.reorder_ms(settings.batch_size),
+            reorder_ms=reorder_ms(settings.batch_size),
             notes=(f"a formula, not measured: measure/formula.py with {NOISE:.0%} noise a repeat",),
         )
 
@@ -259,8 +258,8 @@ class Synthetic:
             error = f"out of memory: the tables need {format_bytes(needed)} of {format_bytes(memory)}"
             return ComputeCost(case_id=case.case_id, round=round_, error=error)
         parts, batch_size = [Part.of(table) for table in case.tables], case.batch_size or self.settings.batch_size
-        terms = formula.part_terms(parts, batch_size).sum(axis=0)
-        truth = np.array([formula.forward_ms(terms), formula.backward_ms(terms)])
+        terms = part_terms(parts, batch_size).sum(axis=0)
+        truth = np.array([forward_ms(terms), backward_ms(terms)])
         forward, backward = self._measured(case.case_id, round_, truth)
         return compute_cost(case, round_, forward, backward)
 
@@ -271,8 +270,8 @@ class Synthetic:
         dims, delays = np.array(case.device_dims, dtype=float), np.array(case.start_delays_ms)
         truth = np.concatenate(
             [
-                formula.forward_collective_ms(dims, delays, self.settings.batch_size),
-                formula.backward_collective_ms(dims, self.settings.batch_size),
+                forward_collective_ms(dims, delays, self.settings.batch_size),
+                backward_collective_ms(dims, self.settings.batch_size),
             ]
         )
         timings = self._measured(case.case_id, round_, truth)
