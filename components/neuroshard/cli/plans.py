@@ -1,6 +1,7 @@
 """Search, show, report, evaluate and compare plans; and what is known before there is one: caches and sizes."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ from neuroshard.measure.backends import MeasureSettings
 from neuroshard.orders.options import SearchOptions, settings_of
 from neuroshard.orders.sizes import MOST_PROCESSES, SizeOptions
 from neuroshard.report.options import ReportOptions
+
+_model = partial(option, "MODEL", choices=completion.models)
 
 
 @command("plan", "neuroshard cache tables.json --batch-size 65536 --load-factor 5% --load-factor 20%")
@@ -72,11 +75,9 @@ def search(
     out: Annotated[Path, out_file("plan.json")],
     model: Annotated[
         str | None,
-        option(
-            "MODEL",
+        _model(
             "Cost model: a folder that `neuroshard pretrain` wrote, STORE#HARDWARE, analytic:h100 (or another GPU), or "
             "given:costs.json.",
-            choices=completion.models,
         ),
     ] = None,
     store: Annotated[
@@ -167,11 +168,7 @@ def diff(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="plan.json")],
     model: Annotated[
         str | None,
-        option(
-            "MODEL",
-            "Price both by this cost model, as for search [default: as the plans say].",
-            choices=completion.models,
-        ),
+        _model("Price both by this cost model, as for search [default: as the plans say]."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -187,9 +184,7 @@ def price(
     plans: Annotated[
         list[Path], typer.Argument(metavar="PLAN...", help="plan.json; several are compared with the first.")
     ],
-    model: Annotated[
-        str, option("MODEL", "Cost model, as for search; it need not be the plans' own.", choices=completion.models)
-    ],
+    model: Annotated[str, _model("Cost model, as for search; it need not be the plans' own.")],
     as_json: AsJson = False,
 ) -> None:
     """Price plans by one cost model. It says the compute and all-to-all of every device in ms, and the slowest device."""
@@ -235,7 +230,7 @@ def size(
     *,
     model: Annotated[
         list[str],
-        option("MODEL", "Cost model of a kind of hardware, as for search; may be repeated.", choices=completion.models),
+        _model("Cost model of a kind of hardware, as for search; may be repeated."),
     ],
     processes: Annotated[
         int | None,
