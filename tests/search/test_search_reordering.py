@@ -129,13 +129,13 @@ def test_plans_with_cuts_are_not_searched_where_all_are_proven_dearer_than_one_w
     monkeypatch: pytest.MonkeyPatch, count: int, searches: list[str]
 ) -> None:
     """Twelve equal tables are even on two devices, eleven are not. Either kind of first plan is hardly dearer than the other."""
-    asked, search_from = list[str](), algorithms._local_search
+    asked, search_from = list[str](), algorithms._improved
 
-    def told(*args: Any) -> algorithms.Found:
+    def told(*args: Any) -> State:
         asked.append(args[4] if len(args) > 4 else "search")
         return search_from(*args)
 
-    monkeypatch.setattr(algorithms, "_local_search", told)
+    monkeypatch.setattr(algorithms, "_improved", told)
     task = ShardingTask(tables=even_tables(count), device_memory_bytes=(2**34,) * 2, batch_size=1024)
     search(task, Reordering(1e-5), SearchSettings(rounds=2))
     assert asked == searches

@@ -63,7 +63,7 @@ def find(problem: Problem, asked: Asked) -> Found:
     """The plan that the algorithm finds. Raises Infeasible."""
     settings, rng = asked.settings, np.random.default_rng(asked.settings.seed)
     if settings.algorithm == LOCAL_SEARCH:
-        return _with_or_without_copies(problem, asked, rng)
+        return _local_search(problem, asked, rng)
     if settings.algorithm == PUBLISHED:
         return Found(_published_search(problem, settings, asked.watch))
     return Found(State.of(problem, baseline(problem, settings.algorithm, rng)))
@@ -79,7 +79,7 @@ def go_on(problem: Problem, near: State, asked: Asked) -> Found | None:
     there, start = problem.with_spread(near.problem.spread, near.problem.places), started(problem, near)
     first = [start] if start is not None else [] if there is None else first_plans(there, problem.tuning.greedy_plans)
     few = replace(asked, settings=replace(settings, rounds=settings.most_rounds // GO_ON))
-    return _local_search(problem, first, few, np.random.default_rng(settings.seed)) if first else None
+    return _local_search(problem, few, np.random.default_rng(settings.seed), first) if first else None
 
 
 def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) -> State:
@@ -93,66 +93,69 @@ def _published_search(problem: Problem, settings: SearchSettings, watch: Watch) 
     return State.of(problem, placement)
 
 
-def _with_or_without_copies(problem: Problem, asked: Asked, rng: np.random.Generator) -> Found:
-    """The plan found without copies beside those that the task has, or, where tables may be copied, the one found with some.
-
-    That must be worth that they are trained otherwise; if the current plan has copies, it need only be cheaper; and if nothing
-    fits without copies, any will do.
-    """
-    if not problem.may_copy:
-        return _with_or_without_cuts(problem, _first(problem, asked, rng), asked, rng)
-    without, fault, first = None, None, list[State]()
-    with asked.watch.sharing(0.5):
-        try:
-            none, watched = problem.without_copies(), replace(asked, watch=asked.watch.anew())
-            without = _with_or_without_cuts(none, _first(none, watched, rng), watched, rng)
-        except Infeasible as error:
-            fault = error
-    if without is not None:
-        if asked.watch.expired:
-            return without
-        first = _with_rows_split(problem, asked, _affordable(_proposed(problem, asked), asked.current))
-        if _least_ms(first) * (1 - problem.tuning.both_kinds_within) > without.best.cost:
-            return without
-    try:
-        watched = replace(asked, watch=asked.watch.anew())
-        first = first or _first(problem, watched, rng)
-        with_some = _with_or_without_cuts(problem, first, watched, rng.spawn(1)[0])
-    except Infeasible as error:
-        if without is None:
-            raise fault or error from None
-        return without
-    current = asked.current
+def _cheapest(problem: Problem, asked: Asked, rng: np.random.Generator) -> State:
+    """The cheapest plan found, of all that tables may be: first without copies beside those that the task has, and then, from
+    there, with some. Copies must be worth that tables are trained otherwise, unless the current plan has some, or nothing fits
+    without. Raises Infeasible if nothing fits, or if the move budget is too small."""
+    current, best, fault = asked.current, None, None
     has_some = current is not None and bool((problem.options.way_of[current.places] == problem.options.copied).any())
-    worth = 1.0 if has_some else 1 - problem.tuning.copies_worth
-    return with_some if without is None or with_some.best.cost < without.best.cost * worth else without
+    if not problem.may_copy or has_some:
+        return _with_or_without_cuts(problem, asked, rng)
+    try:
+        with asked.watch.sharing(0.5):
+            best = _with_or_without_cuts(problem.without_copies(), asked, rng)
+    except Infeasible as error:
+        fault = error
+    if best is not None and asked.watch.expired:
+        return best
+    try:
+        some = _with_copies(problem, best, asked, rng.spawn(1)[0])
+    except Infeasible as error:
+        raise fault or error from None
+    has_copies = any(sharding.copied for sharding in some.problem.spread_as.values())
+    worth = 1 - problem.tuning.copies_worth if has_copies else 1.0
+    return some if best is None or some.cost < best.cost * worth else best
 
 
-def _with_or_without_cuts(problem: Problem, first: list[State], asked: Asked, rng: np.random.Generator) -> Found:
+def _with_copies(problem: Problem, best: State | None, asked: Asked, rng: np.random.Generator) -> State:
+    """The cheapest plan found from first plans with copies and from the `best` one without, which has cuts or none."""
+    if best is None:
+        return _improved(problem, _first(problem, asked, rng), asked, rng)
+    if (best.cuts == len(best.problem.spread)) and (uncut := problem.uncut()) is not None:
+        problem = uncut
+    first = _affordable(_with_rows_split(problem, _copying(problem)), asked.current)
+    if _least_ms(first) * (1 - problem.tuning.both_kinds_within) > best.cost:
+        return best
+    there = problem.with_spread(best.problem.spread, best.problem.places)
+    assert there is not None
+    return _improved(problem, [State(there, best.widths), *first], asked, rng)
+
+
+def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> State:
     """The cheaper of two plans: the best found that cuts no pooled table, whose outputs need not be put into order, and the best
-    found from these `first` ones that may cut any.
+    found that may cut any.
 
     A kind of plan is searched only if its first plans are not far dearer than those of the other kind, and plans with cuts only
     unless they are proven to cost no less than the best found without. If the current plan has cuts, plans with cuts are always
-    searched, and one without must be worth moving for. Raises Infeasible if nothing fits, or if the move budget is too small.
+    searched, and one without must be worth moving for.
     """
-    current, far = asked.current, 1 - problem.tuning.both_kinds_within
+    first, current, far = _first(problem, asked, rng), asked.current, 1 - problem.tuning.both_kinds_within
     asked.watch.note(_least_ms(first))
     uncut = _uncut(problem, _least_ms(first) / far)
-    first_uncut = [] if uncut is None else _with_rows_split(uncut, asked, _affordable(_proposed(uncut, asked), current))
+    first_uncut = [] if uncut is None else _affordable(_with_rows_split(uncut, _proposed(uncut, asked)), current)
     if uncut is None or _least_ms(first) < far * _least_ms(first_uncut):
-        return _local_search(problem, first, asked, rng)
+        return _improved(problem, first, asked, rng)
     uncut_rng = rng.spawn(1)[0]
     from_cuts = current is not None and first[0].cuts > len(first[0].problem.spread)
     if _least_ms(first_uncut) < far * _least_ms(first) and not from_cuts:
-        return _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
+        return _improved(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
-        without = _local_search(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
-    if not from_cuts and least_with_cuts_ms(problem, without.best) >= without.best.cost:
+        without = _improved(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
+    if not from_cuts and least_with_cuts_ms(problem, without) >= without.cost:
         return without
-    found = _local_search(problem, first, asked, rng)
+    found = _improved(problem, first, asked, rng)
     worth = 1 - problem.tuning.worth_moving if from_cuts else 1.0
-    return without if without.best.cost <= found.best.cost * worth else found
+    return without if without.cost <= found.cost * worth else found
 
 
 def _least_ms(plans: Sequence[State]) -> float:
@@ -171,56 +174,60 @@ def _uncut(problem: Problem, most_ms: float) -> Problem | None:
     return uncut
 
 
-def _local_search(
-    problem: Problem, first: Sequence[State], asked: Asked, rng: np.random.Generator, name: str = "search"
-) -> Found:
-    """The plan to take, with notes where it costs more than the cheapest. If there is a current plan, it is the `first`."""
-    settings, watch, current, start = asked.settings, asked.watch, asked.current, first[0]
-    toggle = problem.tuning.toggle and (problem.may_copy or _may_split_rows(problem))
-    asked_for = problem.may_copy or (_may_split_rows(problem) and not asked.tries_row_wise)
-    rounds = settings.most_rounds * (2 if asked_for else 1)  # more ways to hold a table want more of them
-    total, unit = watch.amount(rounds)
-    with progress(name, total=total, unit=unit) as watch.bar:
-        with watch.sharing(1 - problem.tuning.time_for_cuts if settings.simplicity else 1.0):
-            best = _improved(first, rounds, asked, rng, toggle=toggle)
+def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator, first: Sequence[State] = ()) -> Found:
+    """The plan to take, with notes where it costs more than the cheapest; found from these `first` ones, if there are any."""
+    settings, watch, current, tuning = asked.settings, asked.watch, asked.current, problem.tuning
+    with watch.sharing(1 - tuning.time_for_cuts if settings.simplicity else 1.0):
+        best = _improved(problem, first, asked, rng) if first else _cheapest(problem, asked, rng)
 
-        # From a current plan nothing moves for next to no gain.
-        worth = 1 - problem.tuning.worth_moving if current is not None else 1.0
-        if best.cost > start.cost * worth:
-            best = start
+    # From a current plan nothing moves for next to no gain.
+    start = _in_place(problem, asked)
+    worth = 1.0 if start is None else 1 - tuning.worth_moving
+    if start is not None and best.cost > start.cost * worth:
+        best = start
 
-        # No heuristic's plan is cheaper.
-        within_budget = current is not None and current.budget_bytes is not None
-        asks = problem.tuning.baselines and not within_budget
-        heuristic = best_baseline(problem, settings.seed) if asks else None
-        if heuristic is not None and heuristic.cost < best.cost * worth:
-            best = heuristic
+    # No heuristic's plan is cheaper.
+    within_budget = current is not None and current.budget_bytes is not None
+    heuristic = best_baseline(problem, settings.seed) if tuning.baselines and not within_budget else None
+    if heuristic is not None and heuristic.cost < best.cost * worth:
+        best = heuristic
 
-        if not settings.simplicity:
-            return Found(best, (), watch.improvements)
-        simple = _with_few_cuts(best, start, heuristic, asked, rng.spawn(1)[0])
+    simple = _with_few_cuts(best, start, heuristic, asked, rng.spawn(1)[0]) if settings.simplicity else best
     return Found(simple, fewer_cuts_cost(best, simple), watch.improvements)
 
 
-def _improved(first: Sequence[State], rounds: int, asked: Asked, rng: np.random.Generator, *, toggle: bool) -> State:
+def _in_place(problem: Problem, asked: Asked) -> State | None:
+    """The current plan, if there is one and it may stay."""
+    plans = [] if asked.current is None else _affordable(plans_in_place(problem, asked.current), asked.current)
+    return plans[0] if plans else None
+
+
+def _improved(
+    problem: Problem, first: Sequence[State], asked: Asked, rng: np.random.Generator, name: str = "search"
+) -> State:
     """The cheapest plan that local search finds from these.
 
     It goes on from the plan that is cheapest once all have descended, and few toggles lead from there to one in which several
     tables split row-wise pay only together. So if the cheapest of these plans has rows split, half of the rounds go on from one
     of those that do.
     """
-    watch, current, ends = asked.watch, asked.current, asked.ends
+    watch, current, ends, tuning = asked.watch, asked.current, asked.ends, problem.tuning
+    toggle = tuning.toggle and (problem.may_copy or _may_split_rows(problem))
+    asked_for = problem.may_copy or (_may_split_rows(problem) and not asked.tries_row_wise)
+    rounds = asked.settings.most_rounds * (2 if asked_for else 1)  # more ways to hold a table want more of them
     if current is None:  # else they move unlike amounts of bytes
-        most_ms = _least_ms(first) * (1 + first[0].problem.tuning.starts_within)
+        most_ms = _least_ms(first) * (1 + tuning.starts_within)
         first = [plan for plan in first if plan in ends or plan.cost <= most_ms]
     split = [plan for plan in first if plan.problem.splits_rows]
-    if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
-        return LocalSearch(first, rng, watch, current, toggle=toggle, ends=ends).run(rounds)
-    with watch.sharing(0.5):
-        from_rows = LocalSearch(split, rng.spawn(1)[0], watch, current, toggle=toggle, ends=ends)
-        with_rows = from_rows.run(rounds // 2)
-    others = [*(plan for plan in first if plan not in split), *from_rows.descended]
-    best = LocalSearch(others, rng, watch, current, toggle=toggle, ends=ends).run(rounds - rounds // 2)
+    total, unit = watch.amount(rounds)
+    with progress(name, total=total, unit=unit) as watch.bar:
+        if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
+            return LocalSearch(first, rng, watch, current, toggle=toggle, ends=ends).run(rounds)
+        with watch.sharing(0.5):
+            from_rows = LocalSearch(split, rng.spawn(1)[0], watch, current, toggle=toggle, ends=ends)
+            with_rows = from_rows.run(rounds // 2)
+        others = [*(plan for plan in first if plan not in split), *from_rows.descended]
+        best = LocalSearch(others, rng, watch, current, toggle=toggle, ends=ends).run(rounds - rounds // 2)
     return min(with_rows, best, key=lambda plan: plan.cost)
 
 
@@ -228,7 +235,9 @@ def _may_split_rows(problem: Problem) -> bool:
     return problem.may_spread and problem.tuning.row_wise
 
 
-def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: Asked, rng: np.random.Generator) -> State:
+def _with_few_cuts(
+    best: State, start: State | None, heuristic: State | None, asked: Asked, rng: np.random.Generator
+) -> State:
     """The plan with the fewest cuts that costs little more than the `best` one.
 
     Without a current plan it costs no more than the best heuristic's; from one (`start`) it is cheap enough to be worth moving
@@ -238,21 +247,22 @@ def _with_few_cuts(best: State, start: State, heuristic: State | None, asked: As
     limits = [best.cost * (1 + simplicity)]
     if current is None:
         limits += [] if heuristic is None else [heuristic.cost]
-    elif best is not start:
+    elif start is not None and best is not start:
         limits += [max(start.cost * (1 - start.problem.tuning.worth_moving), best.cost)]
     plans = [best, *fewer_cuts(best, min(limits), rng, asked.watch, current)]
-    return simplest(plans if current is None else [*plans, start], simplicity, current)
+    return simplest(plans if start is None else [*plans, start], simplicity, current)
 
 
 def _first(problem: Problem, asked: Asked, rng: np.random.Generator) -> list[State]:
     """Plans to improve, that fit and keep the move budget: those proposed or, if there are none, any plan that fits; then ones
     with rows split. Local search begins with the first few before these are made, so that a good plan is reported soon."""
     plans, current = _proposed(problem, asked) or [State(*any_plan(problem))], asked.current
+    if some := _affordable(plans, current):
+        _begin(some[: min(problem.tuning.begin_with, Plans.at_once(problem))], asked, rng)
+    plans = _with_rows_split(problem, some or plans)
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in plans))
-    plans = _affordable(plans, current)
-    _begin(plans[: min(problem.tuning.begin_with, Plans.at_once(problem))], asked, rng)
-    return _with_rows_split(problem, asked, plans)
+    return _affordable(plans, current)
 
 
 def _begin(plans: Sequence[State], asked: Asked, rng: np.random.Generator) -> None:
@@ -267,17 +277,21 @@ def _begin(plans: Sequence[State], asked: Asked, rng: np.random.Generator) -> No
 
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:
-    """First the current plan, if there is one, then greedy plans, cheapest first, with copies where tables may be copied."""
+    """First the current plan, if there is one, then greedy plans, cheapest first, and some with copies."""
     in_place, tuning = [] if asked.current is None else plans_in_place(problem, asked.current), problem.tuning
-    if problem.may_copy:
-        return [*in_place, *(plans_with_copies(problem)[: tuning.greedy_plans] if tuning.copies else ())]
     most = tuning.greedy_plans if Plans.at_once(problem) > 1 else 1
-    return [*in_place, *(first_plans(problem, most) if tuning.greedy else ())]
+    return [*in_place, *(first_plans(problem, most) if tuning.greedy else ()), *_copying(problem)]
 
 
-def _with_rows_split(problem: Problem, asked: Asked, plans: list[State]) -> list[State]:
-    """These plans, and proposed ones with rows split that keep the move budget, where rows may be split. None if there are none
-    of these. Sets that are estimated to cost far more than the cheapest of these plans are not tried.
+def _copying(problem: Problem) -> list[State]:
+    """Proposed plans with copies, beside the tables that the problem has spread."""
+    tuning = problem.tuning
+    return plans_with_copies(problem)[: tuning.greedy_plans] if problem.may_copy and tuning.copies else []
+
+
+def _with_rows_split(problem: Problem, plans: list[State]) -> list[State]:
+    """These plans, and proposed ones with rows split, where rows may be split. Sets that are estimated to cost far more than the
+    cheapest of these plans are not tried.
 
     Where tables may be copied, rows are split beside the copies of the cheapest of these plans, and tables copied beside the
     row-wise ones of the cheapest plan without copies: where one table outweighs all else, what copies save shows only then.
@@ -287,9 +301,9 @@ def _with_rows_split(problem: Problem, asked: Asked, plans: list[State]) -> list
     most_ms = np.inf if problem.may_copy else _least_ms(plans) * (1 + problem.tuning.row_sets_within)
     found = row_wise_plans(problem, most_ms)
     if problem.may_copy and problem.tuning.copies:
-        copies = plans_with_copies(found[0].problem)[: problem.tuning.greedy_plans] if found else []
+        copies = _copying(found[0].problem) if found else []
         found = [*row_wise_plans(min(plans, key=lambda plan: plan.cost).problem), *copies]
-    return [*plans, *_affordable(found, asked.current)]
+    return [*plans, *found]
 
 
 def _affordable(plans: Sequence[State], current: CurrentPlacement | None) -> list[State]:
