@@ -118,6 +118,16 @@ def test_of_tables_that_either_plan_copies_only_weights_move_that_a_device_lacks
     assert moved_bytes(old, again) <= budget
 
 
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@settings(max_examples=20, deadline=None)
+@given(task=tasks())
+def test_where_copies_may_be_chosen_no_plan_is_dearer(model: CostModel, task: ShardingTask) -> None:
+    without, auto = (search(task, model, replace(FEW, try_data_parallel=so)) for so in (False, True))
+    assert auto.cost_ms is not None
+    assert without.cost_ms is not None
+    assert auto.cost_ms <= without.cost_ms * (1 + TIGHTLY)
+
+
 def _lacks(shard: Shard, before: Sequence[Shard]) -> int:
     """Elements of a shard that its device does not have before."""
 

@@ -76,6 +76,8 @@ def go_on(problem: Problem, near: State, asked: Asked) -> Found | None:
     settings = asked.settings
     if settings.algorithm != LOCAL_SEARCH or asked.current is not None:
         return None
+    if not near.problem.copies_some:  # copies that are worth little are none that it may choose
+        problem = problem.without_copies()
     there, start = problem.with_spread(near.problem.spread, near.problem.places), started(problem, near)
     first = [start] if start is not None else [] if there is None else first_plans(there, problem.tuning.greedy_plans)
     few = replace(asked, settings=replace(settings, rounds=settings.most_rounds // GO_ON))
@@ -112,8 +114,7 @@ def _cheapest(problem: Problem, asked: Asked, rng: np.random.Generator) -> State
         some = _with_copies(problem, best, asked, rng.spawn(1)[0])
     except Infeasible as error:
         raise fault or error from None
-    has_copies = any(sharding.copied for sharding in some.problem.spread_as.values())
-    worth = 1 - problem.tuning.copies_worth if has_copies else 1.0
+    worth = 1 - problem.tuning.copies_worth if some.problem.copies_some else 1.0
     return some if best is None or some.cost < best.cost * worth else best
 
 
@@ -181,8 +182,8 @@ def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator, firs
         best = _improved(problem, first, asked, rng) if first else _cheapest(problem, asked, rng)
 
     # From a current plan nothing moves for next to no gain.
-    start = _in_place(problem, asked)
-    worth = 1.0 if start is None else 1 - tuning.worth_moving
+    in_place = [] if current is None else _affordable(plans_in_place(problem, current), current)
+    start, worth = (in_place[0], 1 - tuning.worth_moving) if in_place else (None, 1.0)
     if start is not None and best.cost > start.cost * worth:
         best = start
 
@@ -194,12 +195,6 @@ def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator, firs
 
     simple = _with_few_cuts(best, start, heuristic, asked, rng.spawn(1)[0]) if settings.simplicity else best
     return Found(simple, fewer_cuts_cost(best, simple), watch.improvements)
-
-
-def _in_place(problem: Problem, asked: Asked) -> State | None:
-    """The current plan, if there is one and it may stay."""
-    plans = [] if asked.current is None else _affordable(plans_in_place(problem, asked.current), asked.current)
-    return plans[0] if plans else None
 
 
 def _improved(

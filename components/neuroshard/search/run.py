@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from neuroshard.core.clean import log
 from neuroshard.core.comparable import other_groups
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, UsageError
@@ -39,7 +41,7 @@ from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Asked, Found, find, go_on
 from neuroshard.search.as_it_is import or_as_it_is
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.copies import check_copies, may_be_copied, with_dense_optimizer
+from neuroshard.search.copies import STAY, check_copies, may_be_copied, with_dense_optimizer
 from neuroshard.search.given import Given
 from neuroshard.search.groups import (
     cheapest,
@@ -49,11 +51,12 @@ from neuroshard.search.groups import (
     tasks_of,
 )
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
-from neuroshard.search.mapped import blocks_only, check_mapped, or_every_copied
+from neuroshard.search.mapped import check_mapped, check_room
+from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
-from neuroshard.search.problem.kinds import MayHold
-from neuroshard.search.problem.layout import lay_out, make_plan
+from neuroshard.search.problem.kinds import MayHold, blocks_over_all, copies_of
+from neuroshard.search.problem.layout import compared, lay_out, make_plan
 from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
@@ -184,8 +187,9 @@ def _searched(
     given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
     check_mapped(task, cost_model, trains_on(cost_model))
     if task.mapped and not task.placed:
-        return blocks_only(given)
-    return or_every_copied(given, lambda: _placed(given))
+        changed = () if previous is None else compare(task, previous.plan)
+        return _without_choice(given, given.permitted, (*notes, *changed))
+    return _placed(given)
 
 
 def _placed(given: Given) -> Plan:
@@ -236,29 +240,52 @@ def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
     said = [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
     tries_row_wise = not task.may_split_rows
 
-    def placed(room: Room | None, near: State | None) -> tuple[Found, _Start, tuple[Shard, ...], Problem]:
+    def placed(room: Room | None, near: State | None) -> tuple[Found, _Start, tuple[Shard, ...], ShardingTask]:
         roomy = problem if room is None else problem.keeping_free(*room)
         found, start, shards = _found(roomy, settings, previous, watch, less, near, tries_row_wise=tries_row_wise)
-        planned = _as_planned(problem, found.best, task, start.kept)
-        check_step(planned.task, shards, found.best)
+        planned = _as_planned(problem.task, found.best, task)
+        check_step(planned, shards, found.best)
         return found, start, shards, planned
 
-    found, start, shards, problem = with_room(problem.task, placed)
+    found, start, shards, planned = with_room(problem.task, placed)
     said += [*start.notes, *found.notes]
     if settings.algorithm == LOCAL_SEARCH:
         said += say.mean_pooled(task, settings.try_row_wise)
+    if not planned.placed:
+        return _without_choice(given, planned, said)
+    kept = () if start.kept is None else start.kept.cut
+    if planned.copied != task.copied or (kept and problem.wide):
+        problem = Problem(planned, problem.model, problem.tuning, cut_before=kept)
+    else:
+        problem = problem.for_planned(planned)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     bound = lower_bound(problem, found.best)
     check_host_memory(problem.task, shards)
     return make_plan(
         given.cost_model,
-        problem,
+        planned,
         shards,
-        baselines=heuristics,
+        baselines=compared(given.cost_model, problem, heuristics),
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=found.improvements,
         provenance=given.provenance(said),
+    )
+
+
+def _without_choice(given: Given, task: ShardingTask, notes: Sequence[str]) -> Plan:
+    """The plan of a task that has nothing but copies, and row blocks of tables that give rows to ids. Raises Infeasible where
+    these do not fit."""
+    check_room(task)
+    blocks = {table.name: blocks_over_all([table], task.devices) for table in task.mapped}
+    some = blocks | {table.name: copies_of([table], task.devices) for table in task.copied}
+    return make_plan(
+        given.cost_model,
+        task,
+        tuple(shard for table in task.tables for shard in some[table.name]),
+        bound_ms=np.inf,
+        bound_assumptions=(STAY if task.copied else "no table can be held otherwise",),
+        provenance=given.provenance(notes),
     )
 
 
@@ -283,22 +310,18 @@ def _permitted(
     return (tries_rows and _trying_row_wise(task)) or task, {DATA_PARALLEL: may_copy}
 
 
-def _as_planned(problem: Problem, best: State, task: ShardingTask, kept: KeptCuts | None) -> Problem:
-    """The problem whose task has what the plan does, and nothing more: rows are split only if the caller or the plan splits some,
+def _as_planned(permitted: ShardingTask, best: State, task: ShardingTask) -> ShardingTask:
+    """The `permitted` task with what the plan does, and nothing more: rows are split only if the caller or the plan splits some,
     and the tables that the plan copies are data-parallel."""
-    held = best.problem.spread_as
-    copied = [name for name, sharding in held.items() if sharding.copied]
-    planned = problem.task
+    copied = [name for name, sharding in best.problem.spread_as.items() if sharding.copied]
+    planned = permitted
     if not task.may_split_rows and not best.problem.splits_rows:
         planned = planned.model_copy(update={"constraints": task.constraints})
     if copied:
         planned = planned.with_copies(planned.constraints.data_parallel.union(copied))
     elif not task.copied:
         planned = planned.model_copy(update={"dense_optimizer": task.dense_optimizer})
-    cut_before = () if kept is None else kept.cut
-    if copied or (cut_before and problem.wide):
-        return Problem(planned, problem.model, problem.tuning, cut_before=cut_before)
-    return problem.for_planned(planned)
+    return planned
 
 
 class _Start(NamedTuple):

@@ -6,6 +6,7 @@ import numpy as np
 
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Baseline, Improvement, Plan, Provenance, Shard
+from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.averaging import averaged_bytes, averaging_ms, least_averaging_ms
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel, Floats, device_costs
@@ -18,21 +19,19 @@ from neuroshard.search.problem.state import State
 
 def make_plan(
     model: CostModel,
-    problem: Problem,
+    task: ShardingTask,
     shards: tuple[Shard, ...],
     *,
-    baselines: Mapping[str, Placement | str],
     bound_ms: float | None,
     bound_assumptions: tuple[str, ...],
-    improvements: tuple[Improvement, ...],
     provenance: Provenance,
+    improvements: tuple[Improvement, ...] = (),
+    baselines: tuple[Baseline, ...] = (),
 ) -> Plan:
-    """The plan of these shards, priced by the cost `model`, and what each baseline's costs, or why it has none. The `problem` is
-    that of the plan's task.
+    """The plan of these shards of the task's tables, priced by the cost `model`. No bound is above what it costs.
 
     Raises InvalidInput where the cost model predicts a cost that is negative or not finite.
     """
-    task = problem.task
     prices = price_shards(model, task, shards)
     assert prices is not None  # models that price no rows split none
     total = prices.total_ms
@@ -43,16 +42,7 @@ def make_plan(
         shards=shards,
         predicted_ms=tuple(total.tolist()),
         predicted=prices.of_devices,
-        baselines=tuple(
-            Baseline(algorithm=name, error=other)
-            if isinstance(other, str)
-            else Baseline(
-                algorithm=name,
-                predicted_ms=_baseline_ms(model, problem, other),
-                cuts=len(other.shards) - len(problem.whole),
-            )
-            for name, other in baselines.items()
-        ),
+        baselines=baselines,
         lower_bound_ms=None
         if bound_ms is None
         else min(bound_ms + least_averaging_ms(model, task), float(total.max())),  # sums round
@@ -60,6 +50,20 @@ def make_plan(
         # a search does not weigh averaging, whose cost differs from plan to plan
         improvements=() if task.groups is not None else improvements,
         provenance=provenance,
+    )
+
+
+def compared(model: CostModel, problem: Problem, attempts: Mapping[str, Placement | str]) -> tuple[Baseline, ...]:
+    """What each heuristic's plan of a problem costs, or why it has none."""
+    return tuple(
+        Baseline(algorithm=name, error=other)
+        if isinstance(other, str)
+        else Baseline(
+            algorithm=name,
+            predicted_ms=_baseline_ms(model, problem, other),
+            cuts=len(other.shards) - len(problem.whole),
+        )
+        for name, other in attempts.items()
     )
 
 

@@ -124,6 +124,11 @@ class Problem(ColumnShards):
         """Whether some of the spread tables are split by their rows."""
         return any(one.splits_rows for one in self.spread_as.values())
 
+    @property
+    def copies_some(self) -> bool:
+        """Whether some of the spread tables are copies."""
+        return any(one.copied for one in self.spread_as.values())
+
     def launched_ms(self, shards: Ints) -> float:
         """Ms of launches, of putting outputs into order, and of copies, with so many shards (G,) of each group not spread.
 
@@ -175,7 +180,7 @@ class Problem(ColumnShards):
 
     def with_spread(self, groups: Ints, places: Ints) -> "Problem | None":
         """The same problem with these table groups spread, each at its place, and no others; None if a device has no room for its
-        pieces, or if no group is left that is not copied."""
+        pieces, or if a plan would have nothing but copies."""
         root = self.root
         if not len(groups):
             return root
@@ -183,7 +188,7 @@ class Problem(ColumnShards):
         whole, ways = root.whole.copy(), root.options.way_of[places]
         copied = groups[ways == root.options.copied]
         memory = root.memory - load.nbytes - root.kept_beside_blocks * (len(copied) < len(groups))
-        if memory.min() < 0 or len(copied) == len(whole):
+        if memory.min() < 0 or (len(copied) == len(whole) and not self.mapped):
             return None
         whole[groups] = 0
         new = root._changed(spread=groups[order], places=places[order], memory=memory, whole=whole)
@@ -243,12 +248,14 @@ class Problem(ColumnShards):
 
     def without_copies(self) -> "Problem":
         """The same problem, without copies beside those that the task has."""
+        if not self.may_copy:
+            return self.root
         rest = {sharding: names for sharding, names in self.may.items() if not sharding.copied}
         return self.root._changed(may=rest, options=self._options(rest))
 
     def for_planned(self, task: ShardingTask) -> "Problem":
         """The same problem for the same task, in which no table may be copied, and perhaps none row-wise."""
-        new = self.root.without_copies() if self.may_copy else self.root
+        new = self.without_copies()
         if new.may_split_rows and not task.may_split_rows:
             options = SpreadOptions([], [], task, self.model, {})
             return new._changed(task=task, too_wide_for_row_wise=[], options=options)

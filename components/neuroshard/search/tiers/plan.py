@@ -114,22 +114,19 @@ def _beyond_hbm(given: Given) -> Plan:
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
     _check_bytes(permitted, given.may)
-    given, found, before = _with_or_without_copies(given)
-    task, permitted, settings, watch = given.task, given.permitted, given.settings, given.watch
+    given, found, _ = _with_or_without_copies(given)
+    task, permitted, watch = given.task, given.permitted, given.watch
     planned = permitted
     if not task.may_split_rows and not found.plan.state.problem.splits_rows:
         planned = planned.model_copy(update={"constraints": task.constraints})
     planned = planned.with_tiers(found.plan.tiers)
-    model, shards = for_task(given.cost_model, planned), found.plan.shards
+    shards = found.plan.shards
     check_host_memory(planned, shards)
     check_step(planned, shards, found.plan.state)
-    kept = None if before is None else before.kept
-    problem = Problem(planned, model, settings.tuning, cut_before=() if kept is None else kept.cut)
     return make_plan(
         given.cost_model,
-        problem,
+        planned,
         shards,
-        baselines={},
         bound_ms=found.bound.ms,
         bound_assumptions=(*found.bound.why, IN_ANY_TIER),
         improvements=watch.improvements,
