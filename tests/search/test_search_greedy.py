@@ -7,7 +7,8 @@ import pytest
 
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.search import algorithms
-from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.algorithms import find
+from neuroshard.search.asked import Asked
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.column_shards import Placement
 from neuroshard.search.problem.problem import Problem
@@ -116,6 +117,7 @@ def test_where_plans_are_improved_one_by_one_a_search_starts_from_the_cheapest(
 
     monkeypatch.setattr(algorithms, "LocalSearch", Told)
     shapes = [(1000, int(rng.integers(1, 17)) * 4, rng.uniform(0, 30)) for _ in range(12)]
-    problem = Problem(make_task(shapes, [8] * 4), model, replace(TUNING, lockstep_cells=cells))
-    find(problem, Asked(SearchSettings(rounds=0), Watch(), None, tries_row_wise=False))
+    task = make_task(shapes, [8] * 4)
+    problem = Problem(task, model, replace(TUNING, lockstep_cells=cells))
+    find(problem, Asked.of(task, model, SearchSettings(rounds=0), Watch()))
     assert (max(counts) == 1) == alone

@@ -20,7 +20,8 @@ from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search import algorithms
-from neuroshard.search.algorithms import WITHOUT_CUTS, Asked, find
+from neuroshard.search.algorithms import WITHOUT_CUTS, find
+from neuroshard.search.asked import Asked
 from neuroshard.search.bound.lower_bound import least_with_cuts_ms
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.state import State
@@ -120,7 +121,7 @@ def test_where_no_pooled_table_may_be_cut_plans_without_cuts_are_not_searched_a_
     )
     free, dear = Reordering(0.0), Reordering(1.0)
     for model in (free, dear):
-        find(feasible(task, model), Asked(SearchSettings(), Watch(), None, tries_row_wise=False))
+        find(feasible(task, model), Asked.of(task, model, SearchSettings(), Watch()))
     assert free.asked == dear.asked
 
 

@@ -28,7 +28,8 @@ from neuroshard.costmodel.report import TierErrors
 from neuroshard.costmodel.tiers import CacheSizes, with_tiers
 from neuroshard.report.facts import Fact, model_facts
 from neuroshard.search import run
-from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.algorithms import find
+from neuroshard.search.asked import Asked
 from neuroshard.search.problem.state import State
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -42,7 +43,7 @@ from neuroshard.search.tiers.toggle import toggled
 from neuroshard.search.watch import Watch
 
 FEW = SearchSettings(rounds=6)
-ASKED = Asked(SearchSettings(rounds=1, simplicity=0.0), Watch(), None, tries_row_wise=False)
+ONE = SearchSettings(rounds=1, simplicity=0.0)
 
 
 def drawn(seed: int, count: int, devices: int, share: float) -> ShardingTask:
@@ -241,7 +242,7 @@ def relaxed_ms(parts: list[Points], hbm: float) -> float:
 def test_what_the_search_sees_of_a_plan_is_what_it_costs(share):
     task = drawn(5, 16, 4, share)
     model = for_task(analytic_model("h100", task.batch_size), task)
-    found = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {})
+    found = search_tiers(Asked.of(task, model, FEW, Watch()))
     planned = task.with_tiers(found.plan.tiers)
     prices = price_shards(model, planned, found.plan.shards)
     assert prices is not None
@@ -260,17 +261,17 @@ def test_whole_tables_are_planned_within_1_percent_of_the_optimum_and_the_bound_
     assert plan.lower_bound_ms <= optimum.cost_ms * (1 + 1e-3)
 
 
-def problems_of(task: ShardingTask) -> tuple[TierProblems, State]:
-    """The task's problems, and a plan in which parts of tables may be in any tier."""
+def problems_of(task: ShardingTask) -> tuple[Asked, TierProblems, State]:
+    """What is asked, the task's problems, and a plan in which parts of tables may be in any tier."""
     model = for_task(analytic_model("h100", task.batch_size), task)
-    points = PartPoints(task, with_tiers(model))
-    problems = TierProblems(task, model, points.prices(), points, {})
-    return problems, find(problems.anywhere, ASKED).best
+    asked, points = Asked.of(task, model, ONE, Watch()), PartPoints(task, with_tiers(model))
+    problems = TierProblems(asked, points.prices(), points)
+    return asked, problems, find(problems.anywhere, asked).best
 
 
 def test_first_tiers_fill_the_hbm_that_they_are_given_and_take_fewer_ms_with_more_of_it():
     """A large table has one share of cached rows, so what is left of HBM must go to the next larger share."""
-    problems, relaxed = problems_of(drawn(5, 8, 4, 0.25))
+    _, problems, relaxed = problems_of(drawn(5, 8, 4, 0.25))
     assert problems.large.any()
     model = relaxed.problem.model
     assert isinstance(model, Divided)
@@ -285,16 +286,16 @@ def test_first_tiers_fill_the_hbm_that_they_are_given_and_take_fewer_ms_with_mor
 
 
 def test_from_a_plan_each_choice_of_tiers_is_tried_once(monkeypatch):
-    problems, relaxed = problems_of(drawn(5, 8, 4, 0.25))
+    asked, problems, relaxed = problems_of(drawn(5, 8, 4, 0.25))
     choice = first_choice(problems, Estimates.of(problems, relaxed), 0.9, None)
-    plan, tried = problems.in_tiers(find(problems.of(choice), ASKED).best, choice), list[bytes]()
+    plan, tried = problems.in_tiers(find(problems.of(choice), asked).best, choice), list[bytes]()
 
     def never_better(state: State, choice: Ints) -> InTierPlan:
         tried.append(choice.tobytes())
         return replace(plan, cost=np.inf)
 
     monkeypatch.setattr(problems, "in_tiers", never_better)
-    assert toggled(problems, plan, ASKED, np.random.default_rng(0)) is plan
+    assert toggled(problems, plan, asked, np.random.default_rng(0)) is plan
     assert 1 < len(tried) == len(set(tried))
 
 

@@ -14,7 +14,7 @@ from neuroshard.core.tiers import Tier
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
-from neuroshard.search.algorithms import Asked
+from neuroshard.search.asked import Asked
 from neuroshard.search.notes import more_in_hbm_cost
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -74,7 +74,7 @@ def test_tiers_that_rules_name_stand_and_the_search_chooses_the_others(seed, cou
 def test_what_the_search_sees_of_a_plan_with_named_tiers_is_what_it_costs(seed, count, devices, share):
     task = drawn(seed, count, devices, share).with_tiers({"t0": ("host", None), "t1": ("cached", 512)})
     model = analytic_model("h100", task.batch_size)
-    found = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {})
+    found = search_tiers(Asked.of(task, model, FEW, Watch()))
     prices = price_shards(model, task.with_tiers(found.plan.tiers), found.plan.shards)
     assert prices.total_ms.max() == pytest.approx(found.plan.cost)
     assert 0.97 * found.plan.cost <= found.plan.state.cost <= found.plan.cost * (1 + 1e-6)
@@ -168,7 +168,7 @@ def test_devices_may_have_different_memory(factors):
     task = task.model_copy(update={"device_memory_bytes": memory})
     planned(task)
     model = analytic_model("h100", task.batch_size)
-    plan = search_tiers(task, model, Asked(FEW, Watch(), None, tries_row_wise=False), {}).plan
+    plan = search_tiers(Asked.of(task, model, FEW, Watch())).plan
     in_level = plan.choice > DIVIDED  # which may cache more or less once devices divide what they have
     assert 0.97 * plan.cost <= plan.state.cost
     assert in_level.any() or plan.state.cost <= plan.cost * (1 + 1e-6)

@@ -4,6 +4,7 @@ Proposers make plans, local search improves them, cuts that cost little to undo 
 
     run.py              search(task, cost_model) -> Plan: its options as arrays, an algorithm's plan, laid out, priced and bounded
     algorithms.py       local search, the published search, heuristics: the order of the steps is decided here, nowhere below
+    asked.py            what is asked of a search, in one value that its steps hand on
     settings.py         what a caller may ask for
     tuning.py           every constant that steers a search, and a switch for each of its parts
     watch.py            the clock: progress, improvements, when to stop

@@ -7,16 +7,17 @@ others are heuristics that need no cost model.
 The order of the steps is decided here and nowhere below: read `_local_search` from top to bottom.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from neuroshard.core.errors import Infeasible
-from neuroshard.core.plan import Improvement
+from neuroshard.core.plan import Improvement, Shard
 from neuroshard.orders.options import LOCAL_SEARCH, PUBLISHED
 from neuroshard.progress import progress
+from neuroshard.search.asked import Asked
 from neuroshard.search.bound.lower_bound import least_with_cuts_ms
 from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.improve.local_search import LocalSearch
@@ -39,24 +40,14 @@ GO_ON = 4  # the share of rounds of a search that goes on from a plan is one of 
 WITHOUT_CUTS = "search without cuts"  # the name of its progress bar
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What to search: the settings, the clock, and the current plan. With `tries_row_wise`, nobody asked for row-wise tables, and
-    a search with them has no more rounds than one without. `ends` are the ends of descents from first plans, by these plans."""
-
-    settings: SearchSettings
-    watch: Watch
-    current: CurrentPlacement | None
-    tries_row_wise: bool
-    ends: dict[State, State] = field(default_factory=dict)
-
-
 class Found(NamedTuple):
-    """A plan, notes on it, and how the search got there."""
+    """A plan, notes on it, and how the search got there; once it is laid out, its shards, and the tables whose cuts are kept."""
 
     best: State
     notes: tuple[str, ...] = ()
     improvements: tuple[Improvement, ...] = ()
+    shards: tuple[Shard, ...] = ()
+    cut_before: Collection[str] = ()
 
 
 def find(problem: Problem, asked: Asked) -> Found:

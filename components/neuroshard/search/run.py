@@ -6,9 +6,11 @@ A task becomes its sharding options, as arrays (`problem/`), an algorithm finds 
 and priced, with the heuristics' plans and a lower bound beside it.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,9 +20,8 @@ from neuroshard.core.clean import log
 from neuroshard.core.comparable import other_groups
 from neuroshard.core.errors import Infeasible, InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.moves import changed_state
-from neuroshard.core.plan import Plan, Shard
+from neuroshard.core.plan import Plan
 from neuroshard.core.row_order import LISTS_FOLDER
-from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import first_few
@@ -38,11 +39,11 @@ from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.orders.search import SearchOrder
 from neuroshard.search import notes as say
-from neuroshard.search.algorithms import Asked, Found, find, go_on
+from neuroshard.search.algorithms import Found, find, go_on
 from neuroshard.search.as_it_is import or_as_it_is
+from neuroshard.search.asked import Asked, keeping_cuts
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.copies import STAY, check_copies, may_be_copied, with_dense_optimizer
-from neuroshard.search.given import Given
+from neuroshard.search.copies import STAY
 from neuroshard.search.groups import (
     cheapest,
     less_memory,
@@ -53,9 +54,8 @@ from neuroshard.search.groups import (
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.mapped import check_mapped, check_room
 from neuroshard.search.problem.changes import compare
-from neuroshard.search.problem.current import CurrentPlacement
 from neuroshard.search.problem.kept_cuts import KeptCuts
-from neuroshard.search.problem.kinds import MayHold, blocks_over_all, copies_of
+from neuroshard.search.problem.kinds import blocks_over_all, copies_of
 from neuroshard.search.problem.layout import compared, lay_out, make_plan
 from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
@@ -91,15 +91,14 @@ def search(
     previous = previous and previous.named
     watch = watch or Watch(settings.time_budget_s)
 
+    def asked(one: ShardingTask, watch: Watch = watch) -> Asked:
+        before = None if previous is None else Previous.of(previous, one)
+        return Asked.of(one.parted, cost_model, settings, watch, before, trust, notes)
+
     def found() -> Plan:
-        return _found_plan(task, cost_model, settings, previous, trust, notes, watch)
+        return _found_plan(task, cost_model, settings, previous, watch, asked)
 
-    def given(start: Plan) -> Given:
-        before = Previous.of(start, task)
-        permitted, may = _permitted(task.parted, cost_model, settings, before)
-        return Given(task, permitted, may, cost_model, settings, watch, before, trust, notes)
-
-    plan = found() if previous is None else or_as_it_is(found, given, previous)
+    plan = found() if previous is None else or_as_it_is(found, lambda: replace(asked(task), task=task), previous)
     own = say.of_plan(plan, task, cost_model, previous if settings.keep_optimizer_state else None)
     own = [*own, *([] if previous is None else say.no_longer_by_access(plan.task, previous))]
     ranges = None if trust.instead else cost_ranges(cost_model, plan)  # of the hardware that was measured
@@ -115,11 +114,10 @@ def _found_plan(
     cost_model: CostModel,
     settings: SearchSettings,
     previous: Plan | None,
-    trust: Trust,
-    notes: tuple[str, ...],
     watch: Watch,
+    asked: Callable[[ShardingTask, Watch], Asked],
 ) -> Plan:
-    """As `search`, without what it says of the plan that it returns."""
+    """As `search`, without what it says of the plan that it returns; `asked` is what is then asked for a task."""
     if previous is not None and (differ := other_groups(previous.task, task)):
         raise UsageError(
             f"the plan to start from and the one to search are for {differ}, so devices of one are other ranks in the other; "
@@ -133,20 +131,15 @@ def _found_plan(
         )
 
     def found(one: ShardingTask, watch: Watch) -> Plan:
-        start = None if previous is None else Previous.of(previous, one)
-
-        def searched(task: ShardingTask, watch: Watch = watch) -> Plan:
-            return _searched(task, cost_model, settings, start, trust, notes, watch)
-
         def fits(task: ShardingTask) -> bool:
             with suppress(Infeasible):
-                return bool(searched(task, watch.quiet()))
+                return bool(_searched(asked(task, watch.quiet())))
             return False
 
         try:
-            plan = searched(one.parted)
+            plan = _searched(asked(one, watch))
         except StepDoesNotFit as error:
-            raise error.with_hint(fits, one.parted) from None
+            raise error.with_hint(fits, one) from None
         return plan.of_task(plan.task.unparted(one)) if one.constraints.rows_by_access else plan
 
     if not chooses:
@@ -173,141 +166,111 @@ def _found_plan(
     return choose(task, plan, cost_model, other, rules)
 
 
-def _searched(
-    task: ShardingTask,
-    cost_model: CostModel,
-    settings: SearchSettings,
-    previous: Previous | None,
-    trust: Trust,
-    notes: tuple[str, ...],
-    watch: Watch,
-) -> Plan:
-    """As `search`, of a task without tables in two parts."""
-    permitted, may = _permitted(task, cost_model, settings, previous)
-    given = Given(task, permitted, may, cost_model, settings, watch, previous, trust, notes)
-    check_mapped(task, cost_model, trains_on(cost_model))
+def _searched(asked: Asked) -> Plan:
+    """The plan of a task without tables in two parts."""
+    task, previous = asked.task, asked.previous
+    check_mapped(task, asked.cost_model, trains_on(asked.cost_model))
     if task.mapped and not task.placed:
         changed = () if previous is None else compare(task, previous.plan)
-        return _without_choice(given, given.permitted, (*notes, *changed))
-    return _placed(given)
+        return _without_choice(asked, asked.permitted, (*asked.notes, *changed))
+    return _placed(asked)
 
 
-def _placed(given: Given) -> Plan:
+def _placed(asked: Asked) -> Plan:
     """The plan of a task with tables to place."""
-    task, watch = given.task, given.watch
-    if needs_tiers(given.permitted):
-        return beyond_hbm(given)
-    tight, in_hbm = is_tight(given), None
+    task, watch = asked.task, asked.watch
+    if needs_tiers(asked.permitted):
+        return beyond_hbm(asked)
+    tight, in_hbm = is_tight(asked), None
     try:
         with watch.sharing(0.5 if tight else 1.0):
-            in_hbm = _in_hbm(given)
+            in_hbm = _in_hbm(asked)
     except Infeasible:  # HBM has enough bytes, but no plan fits into it
-        if task.host_memory_bytes is None or given.settings.algorithm != LOCAL_SEARCH:
+        if task.host_memory_bytes is None or asked.settings.algorithm != LOCAL_SEARCH:
             raise
     if in_hbm is None:
-        return beyond_hbm(given)
-    return cheaper_beyond(given, in_hbm) if tight and not watch.expired else in_hbm
+        return beyond_hbm(asked)
+    return cheaper_beyond(asked, in_hbm) if tight and not watch.expired else in_hbm
 
 
-def _in_hbm(given: Given) -> Plan:
+def _in_hbm(asked: Asked) -> Plan:
     """The plan of tables that HBM holds, but for those in a tier of their own.
 
     Where ranks train in groups, a step also averages as many bytes as the fullest device holds, which a search does not weigh. So
     it is repeated with less memory, as far as that may make the plan cheaper.
     """
-    task, settings = given.task, given.settings
-    problem = feasible(given.permitted, for_task(given.cost_model, given.permitted), settings.tuning, may=given.may)
+    task, settings = asked.task, asked.settings
+    problem = feasible(asked.permitted, for_task(asked.cost_model, asked.permitted), settings.tuning, may=asked.may)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
     if task.groups is None:
-        return _with_memory(given, problem, no_less(problem))
+        return _with_memory(asked, problem, no_less(problem))
     tuning = settings.tuning
-    with given.watch.sharing(0.5):
-        plan = _with_memory(given, problem, no_less(problem))
+    with asked.watch.sharing(0.5):
+        plan = _with_memory(asked, problem, no_less(problem))
     for share in tuning.uneven_shares if settings.algorithm == LOCAL_SEARCH else ():
-        if given.watch.expired or not may_average_less(plan, given.cost_model, tuning.worth_averaging_less):
+        if asked.watch.expired or not may_average_less(plan, asked.cost_model, tuning.worth_averaging_less):
             break
         try:
-            evener = _with_memory(given, problem, less_memory(plan, problem, share))
+            evener = _with_memory(asked, problem, less_memory(plan, problem, share))
         except Infeasible:
             break
         plan = min(plan, evener, key=lambda one: one.cost_ms or 0.0)
     return plan
 
 
-def _with_memory(given: Given, problem: Problem, less: Ints) -> Plan:
+def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
     """As `_in_hbm`, on devices with so many bytes (D,) less."""
-    task, settings, previous, watch = given.task, given.settings, given.previous, given.watch
-    said = [*given.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
-    tries_row_wise = not task.may_split_rows
+    task, settings = asked.task, asked.settings
+    said = [*asked.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
 
-    def placed(room: Room | None, near: State | None) -> tuple[Found, _Start, tuple[Shard, ...], ShardingTask]:
+    def placed(room: Room | None, near: State | None) -> tuple[Found, ShardingTask]:
         roomy = problem if room is None else problem.keeping_free(*room)
-        found, start, shards = _found(roomy, settings, previous, watch, less, near, tries_row_wise=tries_row_wise)
+        found = keeping_cuts(
+            replace(asked, permitted=roomy.task), lambda one: _found(roomy, one, less, near), attrgetter("shards")
+        )
         planned = _as_planned(problem.task, found.best, task)
-        check_step(planned, shards, found.best)
-        return found, start, shards, planned
+        check_step(planned, found.shards, found.best)
+        return found, planned
 
-    found, start, shards, planned = with_room(problem.task, placed)
-    said += [*start.notes, *found.notes]
+    found, planned = with_room(problem.task, placed)
+    said += found.notes
     if settings.algorithm == LOCAL_SEARCH:
         said += say.mean_pooled(task, settings.try_row_wise)
     if not planned.placed:
-        return _without_choice(given, planned, said)
-    kept = () if start.kept is None else start.kept.cut
-    if planned.copied != task.copied or (kept and problem.wide):
-        problem = Problem(planned, problem.model, problem.tuning, cut_before=kept)
+        return _without_choice(asked, planned, said)
+    if planned.copied != task.copied or (found.cut_before and problem.wide):
+        problem = Problem(planned, problem.model, problem.tuning, cut_before=found.cut_before)
     else:
         problem = problem.for_planned(planned)
     heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
     bound = lower_bound(problem, found.best)
-    check_host_memory(problem.task, shards)
+    check_host_memory(problem.task, found.shards)
     return make_plan(
-        given.cost_model,
+        asked.cost_model,
         planned,
-        shards,
-        baselines=compared(given.cost_model, problem, heuristics),
+        found.shards,
+        baselines=compared(asked.cost_model, problem, heuristics),
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=found.improvements,
-        provenance=given.provenance(said),
+        provenance=asked.provenance(said),
     )
 
 
-def _without_choice(given: Given, task: ShardingTask, notes: Sequence[str]) -> Plan:
+def _without_choice(asked: Asked, task: ShardingTask, notes: Sequence[str]) -> Plan:
     """The plan of a task that has nothing but copies, and row blocks of tables that give rows to ids. Raises Infeasible where
     these do not fit."""
     check_room(task)
     blocks = {table.name: blocks_over_all([table], task.devices) for table in task.mapped}
     some = blocks | {table.name: copies_of([table], task.devices) for table in task.copied}
     return make_plan(
-        given.cost_model,
+        asked.cost_model,
         task,
         tuple(shard for table in task.tables for shard in some[table.name]),
         bound_ms=np.inf,
         bound_assumptions=(STAY if task.copied else "no table can be held otherwise",),
-        provenance=given.provenance(notes),
+        provenance=asked.provenance(notes),
     )
-
-
-def _permitted(
-    task: ShardingTask, model: CostModel, settings: SearchSettings, previous: Previous | None
-) -> tuple[ShardingTask, MayHold]:
-    """The task with all that the search may do of itself: which rows it may split, and the tables that it may copy. Raises
-    UsageError where the cost model cannot price copies, and Infeasible where the task's own do not fit."""
-    device, may_copy = trains_on(model), frozenset[str]()
-    is_ours = settings.algorithm == LOCAL_SEARCH
-    if settings.try_data_parallel and not model.prices_rows:
-        raise UsageError("given costs do not say what copies of tables cost; name the tables: --data-parallel PATTERN")
-    if settings.try_data_parallel and is_ours:
-        # copies would lose the state of tables that are sharded now, or go to all other devices
-        keeps = settings.keep_optimizer_state or settings.move_budget_bytes is not None
-        now = previous.plan.task if keeps and previous is not None else None
-        may_copy = may_be_copied(task, () if now is None else {table.name for table in now.placed}, device)
-    if may_copy or task.densely_trained:
-        assumed, task = task.dense_optimizer is None, with_dense_optimizer(task)
-        check_copies(task, device, assumed=assumed)
-    tries_rows = settings.try_row_wise and is_ours and model.prices_rows
-    return (tries_rows and _trying_row_wise(task)) or task, {DATA_PARALLEL: may_copy}
 
 
 def _as_planned(permitted: ShardingTask, best: State, task: ShardingTask) -> ShardingTask:
@@ -324,66 +287,21 @@ def _as_planned(permitted: ShardingTask, best: State, task: ShardingTask) -> Sha
     return planned
 
 
-class _Start(NamedTuple):
-    """The problem to search, with column cuts that are `kept` or without, the current plan in it, and notes on both."""
-
-    problem: Problem
-    current: CurrentPlacement | None = None
-    kept: KeptCuts | None = None
-    notes: tuple[str, ...] = ()
-
-
-def _found(
-    problem: Problem,
-    settings: SearchSettings,
-    previous: Previous | None,
-    watch: Watch,
-    less: Ints,
-    near: State | None,
-    *,
-    tries_row_wise: bool,
-) -> tuple[Found, _Start, tuple[Shard, ...]]:
-    """What the algorithm finds, from where, and its shards. It goes on from a plan `near` one that fits, if there is one. Where
-    shards whose cuts are kept lie so that TorchRec would mix them up, it searches again with these where they were."""
-    stay = frozenset[str]()
-    while True:
-        start = _starting_from(previous, problem, settings, stay, less)
-        asked = Asked(settings, watch.anew(), start.current, tries_row_wise)
-        found = (near and go_on(start.problem, near, asked)) or find(start.problem, asked)
-        shards, kept = lay_out(found.best, start.current), start.kept
-        if kept is not None:
-            shards = kept.shards(shards)
-        mixed_up = frozenset[str]() if kept is None else kept.mixed_up(shards) - stay
-        if not mixed_up:
-            return found, start, shards
-        stay |= mixed_up
-
-
-def _starting_from(
-    previous: Previous | None, problem: Problem, settings: SearchSettings, stay: Collection[str], less: Ints
-) -> _Start:
-    """What to search from a plan, if there is one, on devices with so many bytes (D,) less."""
-    if previous is None:
-        return _Start(problem.with_less_memory(less) if less.any() else problem)
-    budget, elsewhere, kept = settings.move_budget_bytes, previous.elsewhere, None
-    current = CurrentPlacement(problem, previous.plan, budget, elsewhere)
-    notes = current.notes
-    if settings.keep_optimizer_state:
-        kept = KeptCuts(problem.task, previous.plan, problem.model, stay)
+def _found(problem: Problem, asked: Asked, less: Ints, near: State | None) -> Found:
+    """What the algorithm finds on devices with so many bytes (D,) less. It goes on from a plan `near` one that fits, if there is
+    one."""
+    before, kept = replace(asked, kept=None).placement(problem), asked.kept
+    if kept is not None:
         problem = _with_kept_cuts(problem, kept)
-        elsewhere = None if elsewhere is None else elsewhere._replace(pieces=kept.columns_of)
-        current = CurrentPlacement(problem, kept.plan, budget, elsewhere)
-        notes = (*notes, kept.note)
-    return _Start(problem.with_less_memory(current.reserved_bytes + less), current, kept, notes)
-
-
-def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
-    """The task with permission to split row-wise every table that no rule keeps whole. None if there is no such table, if the
-    task permits some already, or if it contradicts a limit of shards."""
-    if task.may_split_rows:
-        return None
-    tried = task.model_copy(update={"constraints": task.constraints.model_copy(update={"row_wise": True})})
-    return tried if tried.may_split_rows and not tried.contradicts_itself else None
+    asked = replace(asked, watch=asked.watch.anew(), current=asked.placement(problem) if kept else before)
+    if asked.current is not None:
+        less = less + asked.current.reserved_bytes
+    there = problem.with_less_memory(less) if less.any() else problem
+    found = (near and go_on(there, near, asked)) or find(there, asked)
+    shards, notes = lay_out(found.best, asked.current), () if before is None else before.notes
+    if kept is not None:
+        shards, notes = kept.shards(shards), (*notes, kept.note)
+    return found._replace(shards=shards, notes=(*notes, *found.notes), cut_before=kept.cut if kept else ())
 
 
 def _rows_not_split(problem: Problem, settings: SearchSettings) -> tuple[str, ...]:

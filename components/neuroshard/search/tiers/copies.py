@@ -4,15 +4,12 @@ Copies take HBM of every device, which a plan has given to its caches. So they a
 and tiers are then searched anew beside them.
 """
 
-from collections.abc import Collection
-
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.sharding import DATA_PARALLEL
-from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import Tier
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.protocol import CostModel
-from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.algorithms import find
+from neuroshard.search.asked import Asked
 from neuroshard.search.infeasible.feasibility import feasible
 from neuroshard.search.tiers.division import Tiers, tier_of
 
@@ -20,10 +17,10 @@ ROOM = 0.95  # share of HBM that tables in tiers may take, so that some is left 
 SHRUNK = (1.0, 0.75, 0.5, 0.25, 0.0)  # caches of a plan, the first with that room
 
 
-def worth_copying(
-    task: ShardingTask, model: CostModel, tiers: Tiers, names: Collection[str], asked: Asked
-) -> frozenset[str]:
-    """Those of the tables `names` that a search copies where the tables of `tiers` are in them. Those beyond HBM are never."""
+def worth_copying(asked: Asked, tiers: Tiers) -> frozenset[str]:
+    """Those of the tables that may be copied that a search copies where the tables of `tiers` are in them. Those beyond HBM are
+    never."""
+    task, model, names = asked.permitted, asked.cost_model, asked.may[DATA_PARALLEL]
     everything = {table.name: tiers.get(table.name, ("hbm", None)) for table in task.without_tier}
     hbm = ROOM * sum(task.placeable_bytes)
     shrunk = (task.with_tiers({name: _less(*tier, share) for name, tier in everything.items()}) for share in SHRUNK)

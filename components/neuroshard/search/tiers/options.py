@@ -18,12 +18,9 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
+from neuroshard.search.asked import Asked
 from neuroshard.search.infeasible.feasibility import feasible
-from neuroshard.search.problem.current import CurrentPlacement
-from neuroshard.search.problem.kept_cuts import KeptCuts
-from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import lay_out
-from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
@@ -42,22 +39,6 @@ LEVELS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.7)  # shares of cached rows of large
 # Searches in tiers have few rounds, each to its end: else plans of 8 tasks of 500 tables on 64 devices cost 1.7 % more
 TO_THE_END = replace(TUNING, finish_within=np.inf)
 CUT_FROM = 0.5  # share of a device's mean ms from which a table beyond HBM may be cut: a guess
-
-
-@dataclass(frozen=True)
-class StartFrom:
-    """The plan to start from, with the bytes that may move, and the column cuts that are `kept` of it, if so."""
-
-    previous: Previous
-    budget_bytes: int | None
-    kept: KeptCuts | None
-
-    def placement(self, problem: Problem) -> CurrentPlacement:
-        """Where the tables of a problem, or their pieces, are in it."""
-        (plan, elsewhere), kept = self.previous, self.kept
-        if kept is not None:
-            plan, elsewhere = kept.plan, elsewhere and elsewhere._replace(pieces=kept.columns_of)
-        return CurrentPlacement(problem, plan, self.budget_bytes, elsewhere)
 
 
 @dataclass(frozen=True)
@@ -90,18 +71,10 @@ class TierProblems:
     in the plan to start from, and so not DIVIDED there.
     """
 
-    def __init__(
-        self,
-        task: ShardingTask,
-        model: CostModel,
-        prices: Floats,
-        points: PartPoints,
-        may: MayHold,
-        before: StartFrom | None = None,
-        hosts: HostPrices | None = None,
-    ) -> None:
-        self.task, self.cost_model, self.prices, self.points = task, model, prices, points
-        self._may, self._hosts, self.kept = may, hosts, None if before is None else before.kept
+    def __init__(self, asked: Asked, prices: Floats, points: PartPoints, hosts: HostPrices | None = None) -> None:
+        task, may = asked.permitted, asked.may
+        self.task, self.cost_model, self.prices, self.points = task, asked.cost_model, prices, points
+        self._may, self._hosts, self.kept = may, hosts, asked.kept
         searched, self._pieces = (task, ()) if self.kept is None else (self.kept.task, self.kept.pieces)
         # of whole tables, where those of `points` are of the pieces between kept cuts
         self.of_tables = points if self.kept is None else PartPoints(task, points.model, points.weight)
@@ -110,7 +83,7 @@ class TierProblems:
 
         self.anywhere = feasible(in_host, self._dividing(searched), TO_THE_END, may=may, pieces=self._pieces)
         self.anywhere.price(np.arange(len(self.anywhere.group)))
-        self.current = None if before is None else before.placement(self.anywhere)
+        self.current = asked.placement(self.anywhere)
         self.options = [self._problem(searched, whole=names), self._problem(in_host, beyond=names)]
         self.owner = self._owners()
         self.chosen = np.array([any(t.name in points.tables for t in tables) for tables in self.anywhere.tables])

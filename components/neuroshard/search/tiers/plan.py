@@ -13,11 +13,9 @@ from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.orders.options import LOCAL_SEARCH
-from neuroshard.search.algorithms import Asked
+from neuroshard.search.asked import Asked, keeping_cuts
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.given import Given
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
-from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.layout import make_plan
 from neuroshard.search.problem.problem import Problem
@@ -25,7 +23,6 @@ from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.step_room import Room, check_step, with_room
 from neuroshard.search.tiers.copies import worth_copying
-from neuroshard.search.tiers.options import StartFrom
 from neuroshard.search.tiers.search import FoundTiers, few_rounds, search_tiers
 
 IN_ANY_TIER = (
@@ -46,11 +43,11 @@ def needs_tiers(task: ShardingTask) -> bool:
     return _may_choose(task) and task.need_bytes > sum(task.placeable_bytes)
 
 
-def is_tight(given: Given) -> bool:
+def is_tight(asked: Asked) -> bool:
     """Whether HBM holds all tables of the task, but a plan may be cheaper with some of them in host memory: where HBM has little
     room, large tables need costly cuts."""
-    task = given.permitted
-    if not _may_choose(task) or given.settings.algorithm != LOCAL_SEARCH or not knows_tiers(given.cost_model):
+    task = asked.permitted
+    if not _may_choose(task) or asked.settings.algorithm != LOCAL_SEARCH or not knows_tiers(asked.cost_model):
         return False
     filled = task.need_bytes / sum(task.placeable_bytes)
     largest = max(memory.total for memory in task.memories(list(map(Part.of, task.without_tier))))
@@ -90,32 +87,32 @@ def _check_bytes(task: ShardingTask, may: MayHold) -> None:
         )
 
 
-def beyond_hbm(given: Given) -> Plan:
+def beyond_hbm(asked: Asked) -> Plan:
     """The plan of tables that HBM does not hold, some of them cached or in host memory."""
 
     def found(room: Room | None, _: State | None) -> Plan:
         if room is None:
-            return _beyond_hbm(given)
+            return _beyond_hbm(asked)
         kept = room.nbytes + room.beside_blocks
-        permitted = given.permitted.keeping_free(kept.tolist(), counts_sent=room.counts_sent)
-        plan = _beyond_hbm(replace(given, permitted=permitted))
+        permitted = asked.permitted.keeping_free(kept.tolist(), counts_sent=room.counts_sent)
+        plan = _beyond_hbm(replace(asked, permitted=permitted))
         why = f"devices keep up to {format_bytes(max(int(kept.max()), 0))} free for what a step needs beyond its shards"
         return plan.model_copy(update={"bound_assumptions": (*plan.bound_assumptions, why)})
 
-    return with_room(given.permitted, found)
+    return with_room(asked.permitted, found)
 
 
-def _beyond_hbm(given: Given) -> Plan:
+def _beyond_hbm(asked: Asked) -> Plan:
     """As `beyond_hbm`, with the room that the permitted task keeps free."""
-    permitted = given.permitted
-    if given.settings.algorithm != LOCAL_SEARCH:
+    permitted = asked.permitted
+    if asked.settings.algorithm != LOCAL_SEARCH:
         raise UsageError(
-            f"{given.settings.algorithm} is for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
+            f"{asked.settings.algorithm} is for tables that fit into HBM, and these need {format_bytes(permitted.need_bytes)} of "
             f"{format_bytes(sum(permitted.placeable_bytes))}: leave that out, give more --memory, or no --host-memory"
         )
-    _check_bytes(permitted, given.may)
-    given, found, _ = _with_or_without_copies(given)
-    task, permitted, watch = given.task, given.permitted, given.watch
+    _check_bytes(permitted, asked.may)
+    asked, found = _with_or_without_copies(asked)
+    task, permitted, watch = asked.task, asked.permitted, asked.watch
     planned = permitted
     if not task.may_split_rows and not found.plan.state.problem.splits_rows:
         planned = planned.model_copy(update={"constraints": task.constraints})
@@ -124,99 +121,90 @@ def _beyond_hbm(given: Given) -> Plan:
     check_host_memory(planned, shards)
     check_step(planned, shards, found.plan.state)
     return make_plan(
-        given.cost_model,
+        asked.cost_model,
         planned,
         shards,
         bound_ms=found.bound.ms,
         bound_assumptions=(*found.bound.why, IN_ANY_TIER),
         improvements=watch.improvements,
-        provenance=given.provenance((*given.notes, *found.notes)),
+        provenance=asked.provenance((*asked.notes, *found.notes)),
     )
 
 
-def cheaper_beyond(given: Given, in_hbm: Plan) -> Plan:
+def cheaper_beyond(asked: Asked, in_hbm: Plan) -> Plan:
     """The plan `in_hbm`, or one with tables beyond HBM if that is cheaper. None of these costs less than every plan of devices
     with more HBM; so if the one in HBM is near their bound, none is sought."""
-    task, cost_ms = given.permitted, in_hbm.cost_ms
+    task, cost_ms = asked.permitted, in_hbm.cost_ms
     assert cost_ms is not None
     more = max(task.device_memory_bytes) + 2 * task.need_bytes
     roomy = task.model_copy(update={"device_memory_bytes": (more,) * task.devices})
-    problem = Problem(roomy, for_task(given.cost_model, roomy))
+    problem = Problem(roomy, for_task(asked.cost_model, roomy))
     bounds_ms = [lower_bound(problem, plan).ms or 0.0 for plan in first_plans(problem, 1)]
     if max(bounds_ms, default=0.0) > cost_ms * (1 - WORTH):
         return in_hbm
     try:
-        beyond = beyond_hbm(given)
+        beyond = beyond_hbm(asked)
     except Infeasible:  # hosts have too little memory
         return in_hbm
-    if beyond.cost_ms is not None and beyond.cost_ms < cost_ms * (1 - max(WORTH, given.settings.simplicity)):
+    if beyond.cost_ms is not None and beyond.cost_ms < cost_ms * (1 - max(WORTH, asked.settings.simplicity)):
         return beyond
     bound_ms = None if beyond.lower_bound_ms is None else min(beyond.lower_bound_ms, cost_ms)
     return in_hbm.model_copy(update={"lower_bound_ms": bound_ms, "bound_assumptions": beyond.bound_assumptions})
 
 
-def _with_or_without_copies(given: Given) -> tuple[Given, FoundTiers, StartFrom | None]:
-    """What the search finds, from where, and for what task: without copies beside those that are named or, where tables may be
+def _with_or_without_copies(asked: Asked) -> tuple[Asked, FoundTiers]:
+    """What the search finds, and for what task: without copies beside those that are named or, where tables may be
     copied and that is worth it, with some."""
-    names, task = given.may.get(DATA_PARALLEL, ()), given.permitted
-    rest = {sharding: some for sharding, some in given.may.items() if sharding is not DATA_PARALLEL}
+    names, task = asked.may.get(DATA_PARALLEL, ()), asked.permitted
+    rest = {sharding: some for sharding, some in asked.may.items() if sharding is not DATA_PARALLEL}
     if not names:
-        return given, *_found(replace(given, may=rest))
-    none = task if task.copied else task.model_copy(update={"dense_optimizer": given.task.dense_optimizer})
+        return asked, _found(replace(asked, may=rest))
+    none = task if task.copied else task.model_copy(update={"dense_optimizer": asked.task.dense_optimizer})
     had, best, fault = frozenset[str](), None, None
-    if given.previous is not None:
-        had = given.previous.plan.task.constraints.data_parallel.intersection(names)
-    with given.watch.sharing(0.5):
-        without = replace(given, permitted=none, may=rest, watch=given.watch.anew())
+    if asked.previous is not None:
+        had = asked.previous.plan.task.constraints.data_parallel.intersection(names)
+    with asked.watch.sharing(0.5):
+        without = replace(asked, permitted=none, may=rest, watch=asked.watch.anew())
         try:
-            best = without, *_found(without)
+            best = without, _found(without)
         except Infeasible as error:  # the plan to start from may serve with its copies alone
             fault = error
     copied = frozenset[str]()
     if best is not None:
-        if given.watch.expired:
+        if asked.watch.expired:
             return best
-        few, tries_row_wise = few_rounds(given.settings), not given.task.may_split_rows
-        asked = Asked(few, given.watch.quiet(), None, tries_row_wise=tries_row_wise)
-        copied = worth_copying(task, given.cost_model, best[1].plan.tiers, names, asked)
-    worth, named = 1.0 if had else 1 - given.settings.tuning.copies_worth, task.constraints.data_parallel
+        few = replace(asked, settings=few_rounds(asked.settings), watch=asked.watch.quiet())
+        copied = worth_copying(few, best[1].plan.tiers)
+    worth, named = 1.0 if had else 1 - asked.settings.tuning.copies_worth, task.constraints.data_parallel
     # those of the plan to start from alone, too: beside others they may cost more
     for copies in filter(None, dict.fromkeys((copied | had, had))):
-        some, permitted = given.task.with_copies(copies | named), task.with_copies(copies | named)
-        with_some = replace(given, task=some, permitted=permitted, may=rest, watch=given.watch.anew())
+        some, permitted = asked.task.with_copies(copies | named), task.with_copies(copies | named)
+        with_some = replace(asked, task=some, permitted=permitted, may=rest, watch=asked.watch.anew())
         try:
-            other, other_before = _found(with_some)
+            other = _found(with_some)
         except Infeasible as error:
             fault = fault or error
             continue
         if best is None or (other.plan.over, other.plan.cost) < (best[1].plan.over, best[1].plan.cost * worth):
-            best, worth = (with_some, other, other_before), 1.0
+            best, worth = (with_some, other), 1.0
     if best is None:
         assert fault is not None
         raise fault
     return best
 
 
-def _found(given: Given) -> tuple[FoundTiers, StartFrom | None]:
-    """What the search finds, and from where. Where shards whose cuts are kept lie so that TorchRec would mix them up, it searches
-    again with these where they were."""
-    task, settings, previous = given.permitted, given.settings, given.previous
-    asked = Asked(settings, given.watch, None, tries_row_wise=not given.task.may_split_rows)
-    if previous is None:
-        return search_tiers(task, given.cost_model, asked, given.may), None
-    stay = frozenset[str]()
-    while True:
-        kept = KeptCuts(task, previous.plan, given.cost_model, stay) if settings.keep_optimizer_state else None
-        before = StartFrom(previous, settings.move_budget_bytes, kept)
+def _found(asked: Asked) -> FoundTiers:
+    """What the search finds, with the cuts that are to be kept."""
+
+    def found(asked: Asked) -> FoundTiers:
         try:
-            found = search_tiers(task, given.cost_model, asked, given.may, before)
+            return search_tiers(asked)
         except Infeasible:
-            in_host = task.with_tiers({table.name: ("host", None) for table in task.without_tier})
-            if kept is None or settings.move_budget_bytes is not None:
+            task, kept = asked.permitted, asked.kept
+            if kept is None or asked.settings.move_budget_bytes is not None:
                 raise
-            any_plan(feasible(in_host, for_task(given.cost_model, in_host)))  # raises where there is none without cuts
+            in_host = task.with_tiers({table.name: ("host", None) for table in task.without_tier})
+            any_plan(feasible(in_host, for_task(asked.cost_model, in_host)))  # raises where there is none without cuts
             raise Infeasible(kept.no_plan) from None
-        mixed_up = frozenset[str]() if kept is None else kept.mixed_up(found.plan.shards) - stay
-        if not mixed_up:
-            return found, before
-        stay |= mixed_up
+
+    return keeping_cuts(asked, found, lambda found: found.plan.shards)

@@ -21,21 +21,21 @@ from neuroshard.core.errors import Infeasible
 from neuroshard.core.part import Part
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import for_task
-from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.protocol import Floats
 from neuroshard.costmodel.tiers import with_tiers
-from neuroshard.search.algorithms import Asked, find
+from neuroshard.search.algorithms import find
+from neuroshard.search.asked import Asked
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.notes import more_in_hbm_cost
 from neuroshard.search.problem.filling import started
-from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tiers.choice import Estimates, first_choice, worth
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.hosts import HostPrices
-from neuroshard.search.tiers.options import InTierPlan, StartFrom, TierProblems
+from neuroshard.search.tiers.options import InTierPlan, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import Sides, bound_by_sides
 from neuroshard.search.tiers.simplest import fewest_beyond
@@ -67,10 +67,8 @@ class FoundTiers:
     notes: tuple[str, ...] = ()
 
 
-def search_tiers(
-    task: ShardingTask, model: CostModel, asked: Asked, may: MayHold, before: StartFrom | None = None
-) -> FoundTiers:
-    """The best plan found, where the task's tables do not all fit into HBM, from the plan `before` if there is one.
+def search_tiers(asked: Asked) -> FoundTiers:
+    """The best plan found, where the task's tables do not all fit into HBM.
 
     Where dense layers hide what is fetched ahead, one search is made as if they hid nothing and one as if they hid all of it. Of
     their plans the cheaper is taken, and of their bounds the higher.
@@ -78,11 +76,11 @@ def search_tiers(
     Raises Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move,
     and UsageError where the model knows no tiers.
     """
-    found = _on_hosts(task, model, asked, may, before, 1.0)
-    if not task.hidden_ms or asked.watch.expired:
+    found = _on_hosts(asked, 1.0)
+    if not asked.permitted.hidden_ms or asked.watch.expired:
         return found
     try:
-        hidden = _on_hosts(task, model, asked, may, before, 0.0)
+        hidden = _on_hosts(asked, 0.0)
     except Infeasible:
         return found
     best = min(found, hidden, key=lambda one: one.plan.rank)
@@ -90,44 +88,36 @@ def search_tiers(
     return replace(best, bound=bound if bound.ms is None else replace(bound, ms=min(bound.ms, best.plan.cost)))
 
 
-def _on_hosts(
-    task: ShardingTask, model: CostModel, asked: Asked, may: MayHold, before: StartFrom | None, weight: float
-) -> FoundTiers:
+def _on_hosts(asked: Asked, weight: float) -> FoundTiers:
     """The best plan found, where what is fetched ahead counts with this weight, but in the plan's own cost. If it needs more of a
     host than there is, a second search pays for that."""
-    found = _searched(task, model, asked, may, before, weight)
+    found = _searched(asked, weight)
     if found.bound.ms is not None:
         # by any weight from 0 to 1, a device waits at least weight x (fetched - hidden)
-        ms = max(found.bound.ms - weight * task.hidden_ms, 0.0)
+        ms = max(found.bound.ms - weight * asked.permitted.hidden_ms, 0.0)
         found = replace(found, bound=replace(found.bound, ms=ms))
     if not found.plan.over:
         return found
-    within = _searched(task, model, asked, may, before, weight, HostPrices.of(task, found.plan.cost))
+    within = _searched(asked, weight, HostPrices.of(asked.permitted, found.plan.cost))
     return replace(within, bound=found.bound)
 
 
-def _searched(
-    task: ShardingTask,
-    model: CostModel,
-    asked: Asked,
-    may: MayHold,
-    before: StartFrom | None,
-    weight: float,
-    hosts: HostPrices | None = None,
-) -> FoundTiers:
+def _searched(asked: Asked, weight: float, hosts: HostPrices | None = None) -> FoundTiers:
     """As `_on_hosts`, whatever hosts have; with prices of their memory (`hosts`), there is no bound of all plans."""
-    searched = task if before is None or before.kept is None else before.kept.task
-    points = PartPoints(searched, with_tiers(for_task(model, searched)), weight)
+    kept = asked.kept
+    searched = asked.permitted if kept is None else kept.task
+    points = PartPoints(searched, with_tiers(for_task(asked.cost_model, searched)), weight)
     few = replace(asked, settings=few_rounds(asked.settings))
     rng = np.random.default_rng(asked.settings.seed)
     with asked.watch.sharing(0.4):
         prices = points.prices()
         prices = refined(prices, _mean_price(searched, prices, points))
-        problems = TierProblems(task, model, prices, points, may, before, hosts)
+        problems = TierProblems(asked, prices, points, hosts)
         asked, few = (replace(one, current=problems.current) for one in (asked, few))
         relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
     first = lower_bound(problems.anywhere, relaxed)
-    start = None if before is None else start_plan(problems, before, worth(problems, relaxed), asked.watch)
+    before = asked.previous
+    start = None if before is None else start_plan(problems, before.plan, worth(problems, relaxed), asked.watch)
     estimates = Estimates.of(problems, relaxed)
     plan = _first_plan(problems, estimates, None, start, relaxed, few)
     most = MOST_SIDES if hosts is None else 0
@@ -156,8 +146,8 @@ def _searched(
     ):
         plan = start  # nothing moves for next to no gain
     best, plan = plan, fewest_beyond(problems, plan, asked.settings.simplicity, asked.watch)
-    if before is not None and before.kept is not None and before.kept.cut:
-        bound = _bound(task, model, prices, may, few, weight)
+    if kept is not None and kept.cut:
+        bound = _bound(few, prices, weight)
     return FoundTiers(
         plan, bound, (*problems.notes, *more_in_hbm_cost(len(best.tiers), best.cost, len(plan.tiers), plan.cost))
     )
@@ -168,11 +158,12 @@ def few_rounds(settings: SearchSettings) -> SearchSettings:
     return replace(settings, rounds=min(RELAXED_ROUNDS, settings.most_rounds), simplicity=0.0)
 
 
-def _bound(task: ShardingTask, model: CostModel, prices: Floats, may: MayHold, few: Asked, weight: float) -> Bound:
+def _bound(few: Asked, prices: Floats, weight: float) -> Bound:
     """A bound on all plans, where a search had only those that keep column cuts."""
-    points = PartPoints(task, with_tiers(for_task(model, task)), weight)
-    problem = TierProblems(task, model, prices, points, may).anywhere
-    relaxed = find(problem, replace(few, watch=few.watch.quiet(), current=None)).best
+    few = replace(few, watch=few.watch.quiet(), previous=None, kept=None, current=None)
+    points = PartPoints(few.permitted, with_tiers(for_task(few.cost_model, few.permitted)), weight)
+    problem = TierProblems(few, prices, points).anywhere
+    relaxed = find(problem, few).best
     return lower_bound(problem, relaxed)
 
 

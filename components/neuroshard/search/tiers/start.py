@@ -2,15 +2,16 @@
 
 import numpy as np
 
+from neuroshard.core.plan import Plan
 from neuroshard.core.tiers import WAYS
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.current import plans_in_place
-from neuroshard.search.tiers.options import DIVIDED, LEVELS, WHOLE, InTierPlan, StartFrom, TierProblems
+from neuroshard.search.tiers.options import DIVIDED, LEVELS, WHOLE, InTierPlan, TierProblems
 from neuroshard.search.watch import Watch
 
 
-def start_plan(problems: TierProblems, before: StartFrom, worth: Floats, watch: Watch) -> InTierPlan | None:
+def start_plan(problems: TierProblems, before: Plan, worth: Floats, watch: Watch) -> InTierPlan | None:
     """The plan to start from, in its tiers, completed where it no longer fits; None where that would move too much. `worth` is
     what each option of each table group takes, in ms: (O, G)."""
     current = problems.current
@@ -21,10 +22,9 @@ def start_plan(problems: TierProblems, before: StartFrom, worth: Floats, watch: 
     return problems.found(some[0], choice, watch, watch.quiet()) if some else None
 
 
-def _as_before(problems: TierProblems, before: StartFrom) -> Ints:
+def _as_before(problems: TierProblems, before: Plan) -> Ints:
     """The option of each table group (G,) in the plan to start from, of shares of cached rows the nearest below."""
-    task = before.previous.plan.task
-    tables, rules = {table.name: table for table in task.tables}, task.constraints.beyond_hbm
+    tables, rules = {table.name: table for table in before.task.tables}, before.task.constraints.beyond_hbm
     choice = np.full(len(problems.anywhere.tables), WHOLE)
     for group in np.flatnonzero(problems.chosen).tolist():
         owners = [problems.table_of(table.name) for table in problems.anywhere.tables[group]]

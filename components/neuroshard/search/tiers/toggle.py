@@ -4,7 +4,7 @@ import numpy as np
 
 from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.progress import progress
-from neuroshard.search.algorithms import Asked
+from neuroshard.search.asked import Asked
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.filling import started
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
