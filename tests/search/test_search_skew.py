@@ -44,7 +44,7 @@ def task(access: str | None, pooling: str = "sum", **more: Any) -> ShardingTask:
 
 
 def found(of: ShardingTask) -> Plan:
-    return search(of, MODEL, SearchSettings(rounds=3))
+    return search(of, MODEL, SearchSettings(rounds=3, simplicity=0.0))
 
 
 def price_ms(plan: Plan, of: ShardingTask) -> float:

@@ -348,7 +348,7 @@ class EverySearch(TypedDict, total=False):
     ]
     simplicity: Annotated[
         Amount,
-        "Most that a plan may cost above the cheapest to have fewer cuts, or tables beyond HBM; 0 takes the cheapest.",
+        "Most that a plan may cost above the cheapest, to have fewer cuts or tables beyond HBM, or to end the search.",
         _setting(_then(take.portion, check_simplicity), "SHARE", "0.5%", models_yaml=_Share),
     ]
     seed: Annotated[int, "Seed of all random choices.", _setting(int, default=0, least=0, most=2**31 - 1)]

@@ -9,6 +9,7 @@ The order of the steps is decided here and nowhere below: read `_local_search` f
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,8 @@ from neuroshard.core.plan import Improvement, Shard
 from neuroshard.orders.options import LOCAL_SEARCH, PUBLISHED
 from neuroshard.progress import progress
 from neuroshard.search.asked import Asked
-from neuroshard.search.bound.lower_bound import least_with_cuts_ms
+from neuroshard.search.bound.lower_bound import least_with_cuts_ms, lower_bound
+from neuroshard.search.bound.settings import QUICK
 from neuroshard.search.improve.fewer_cuts import fewer_cuts, simplest
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.infeasible.feasibility import any_plan, misfit
@@ -143,7 +145,7 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
         return _improved(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     with asked.watch.sharing(0.5):
         without = _improved(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
-    if not from_cuts and least_with_cuts_ms(problem, without) >= without.cost:
+    if not from_cuts and least_with_cuts_ms(problem, without) * (1 + asked.settings.simplicity) >= without.cost:
         return without
     found = _improved(problem, first, asked, rng)
     worth = 1 - problem.tuning.worth_moving if from_cuts else 1.0
@@ -188,10 +190,19 @@ def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator, firs
     return Found(simple, fewer_cuts_cost(best, simple), watch.improvements)
 
 
+def _enough_ms(problem: Problem, plans: Sequence[State], settings: SearchSettings) -> float:
+    """A plan that costs at most this is proven to cost at most `simplicity` more than the cheapest, so it is simplified, and not
+    improved. 0 if there is no bound."""
+    if not settings.simplicity or not plans:
+        return 0.0
+    bound_ms = lower_bound(problem, min(plans, key=lambda plan: plan.cost), QUICK).ms
+    return (bound_ms or 0.0) * (1 + settings.simplicity)
+
+
 def _improved(
     problem: Problem, first: Sequence[State], asked: Asked, rng: np.random.Generator, name: str = "search"
 ) -> State:
-    """The cheapest plan that local search finds from these.
+    """The cheapest plan that local search finds from these, or one that is proven to be cheap enough.
 
     It goes on from the plan that is cheapest once all have descended, and few toggles lead from there to one in which several
     tables split row-wise pay only together. So if the cheapest of these plans has rows split, half of the rounds go on from one
@@ -204,16 +215,17 @@ def _improved(
     if current is None:  # else they move unlike amounts of bytes
         most_ms = _least_ms(first) * (1 + tuning.starts_within)
         first = [plan for plan in first if plan in ends or plan.cost <= most_ms]
-    split = [plan for plan in first if plan.problem.splits_rows]
+    split, enough_ms = [plan for plan in first if plan.problem.splits_rows], _enough_ms(problem, first, asked.settings)
+    search = partial(LocalSearch, watch=watch, current=current, toggle=toggle, ends=ends, enough_ms=enough_ms)
     total, unit = watch.amount(rounds)
     with progress(name, total=total, unit=unit) as watch.bar:
         if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
-            return LocalSearch(first, rng, watch, current, toggle=toggle, ends=ends).run(rounds)
+            return search(first, rng).run(rounds)
         with watch.sharing(0.5):
-            from_rows = LocalSearch(split, rng.spawn(1)[0], watch, current, toggle=toggle, ends=ends)
+            from_rows = search(split, rng.spawn(1)[0])
             with_rows = from_rows.run(rounds // 2)
         others = [*(plan for plan in first if plan not in split), *from_rows.descended]
-        best = LocalSearch(others, rng, watch, current, toggle=toggle, ends=ends).run(rounds - rounds // 2)
+        best = search(others, rng).run(rounds - rounds // 2)
     return min(with_rows, best, key=lambda plan: plan.cost)
 
 
@@ -243,23 +255,26 @@ def _first(problem: Problem, asked: Asked, rng: np.random.Generator) -> list[Sta
     """Plans to improve, that fit and keep the move budget: those proposed or, if there are none, any plan that fits; then ones
     with rows split. Local search begins with the first few before these are made, so that a good plan is reported soon."""
     plans, current = _proposed(problem, asked) or [State(*any_plan(problem))], asked.current
-    if some := _affordable(plans, current):
-        _begin(some[: min(problem.tuning.begin_with, Plans.at_once(problem))], asked, rng)
+    some = _affordable(plans, current)
+    if some and _begin(problem, some[: min(problem.tuning.begin_with, Plans.at_once(problem))], asked, rng):
+        return some
     plans = _with_rows_split(problem, some or plans)
     if current is not None and current.budget_bytes is not None:
         current.check(min(current.moving_bytes(plan.problem, plan.widths) for plan in plans))
     return _affordable(plans, current)
 
 
-def _begin(plans: Sequence[State], asked: Asked, rng: np.random.Generator) -> None:
-    """Descend from these first plans."""
+def _begin(problem: Problem, plans: Sequence[State], asked: Asked, rng: np.random.Generator) -> bool:
+    """Descend from these first plans; whether that found one that is proven to be cheap enough."""
     watch = asked.watch
     watch.note(_least_ms(plans))
     total, unit = watch.amount(1)
     with progress("search from first plans", total=total, unit=unit) as watch.bar, watch.sharing(0.5):
-        ends = LocalSearch(plans, rng, watch, asked.current).descended
-        asked.ends.update(zip(plans, ends, strict=False))  # if time is up, not from all
+        enough_ms = _enough_ms(problem, plans, asked.settings)
+        ends = LocalSearch(plans, rng, watch, asked.current, enough_ms=enough_ms).descended
+        asked.ends.update(zip(plans, ends, strict=False))  # if time is up or one is cheap enough, not from all
         watch.advance()
+    return _least_ms(ends) <= enough_ms
 
 
 def _proposed(problem: Problem, asked: Asked) -> list[State]:

@@ -20,3 +20,4 @@ class BoundSettings:
 
 
 BOUND = BoundSettings()
+QUICK = BoundSettings(branches=False)  # with branches a bound takes up to five times as long

@@ -18,7 +18,7 @@ from neuroshard.search.watch import Watch
 
 class LocalSearch:
     """A search from plans that fit: `best` is the cheapest plan so far, `descended` the cheapest of each descent from these. Of
-    some plans these are known (`ends`).
+    some plans these are known (`ends`). The search ends with a plan that costs at most `enough_ms`.
 
     A round perturbs the plan that the search is at, and descends again. With `toggle` every other round toggles one table
     instead. With many devices it first descends by moves to the least loaded ones, and goes on with moves to all if the plan then
@@ -35,10 +35,11 @@ class LocalSearch:
         *,
         toggle: bool = False,
         ends: Mapping[State, State] = MappingProxyType({}),
+        enough_ms: float = 0.0,
     ) -> None:
         problem = starts[0].problem
         self.tuning, self.rng, self.watch, self.current = problem.tuning, rng, watch, current
-        self.objective, self.toggle = Objective.of(problem), toggle
+        self.objective, self.toggle, self.enough_ms = Objective.of(problem), toggle, enough_ms
         self.lockstep = Plans.at_once(problem)
         # where memory is nearly full, few devices have room, be they loaded or not
         self.few_devices = problem.devices - 1 <= self.tuning.receivers
@@ -46,12 +47,16 @@ class LocalSearch:
         self.descended = [ends[one] for one in starts if one in ends]
         for found in self._descents((one for one in starts if one not in ends), to_all=True):
             self.descended.append(found)
+            if found.cost <= enough_ms:
+                break
         self.best = self.at = min(self.descended, key=lambda state: state.cost)
         self.tried = 0
 
     def run(self, rounds: int) -> State:
         """Run `rounds` rounds, or as many as there is time for, and return the cheapest plan. On many devices some in a row that
-        gain next to nothing are the last."""
+        gain next to nothing are the last; and none follows a plan that costs little enough."""
+        if self.best.cost <= self.enough_ms:
+            return self.best
         idle, before, patience = 0, self.best.cost, max(self.tuning.patience, rounds // 4)
         for found in self._descents((self._trial() for _ in range(rounds)), to_all=self.all_at_once):
             self._met(found)
@@ -59,7 +64,7 @@ class LocalSearch:
             idle += 1
             if self.best.cost < before * (1 - self.tuning.least_gain):
                 idle, before = 0, self.best.cost
-            if idle >= patience and not self.few_devices:
+            if self.best.cost <= self.enough_ms or (idle >= patience and not self.few_devices):
                 break
         return self.best
 

@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.search.bound.lower_bound import Bound, lower_bound
-from neuroshard.search.bound.settings import BoundSettings
+from neuroshard.search.bound.settings import QUICK
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
-
-SIMPLE = BoundSettings(branches=False)  # with them a bound takes up to five times as long
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def bound_by_sides(
         for number, child in enumerate(
             (replace(sides, inside=sides.inside | one), replace(sides, beyond=sides.beyond | one))
         ):
-            found = lower_bound(problems.of(child.inside, child.beyond), plan, SIMPLE, known_ms=ms)
+            found = lower_bound(problems.of(child.inside, child.beyond), plan, QUICK, known_ms=ms)
             assert found.ms is not None
             at_least = max(found.ms, ms)
             heapq.heappush(open_sides, (at_least, 2 * count + number, replace(child, ms=at_least)))
