@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.publishing import page
 from bench.trainer import neuroshard
-from neuroshard.core.access import access_exponent
+from neuroshard.core.access import access_law
 from neuroshard.core.case import Cases, ComputeCase
 from neuroshard.core.reuse import zipf_bins
 from neuroshard.core.table import Table
@@ -138,7 +138,7 @@ def drawn(table: Table, rng: np.random.Generator) -> Lookups:
 
 
 def by_zipf(table: Table) -> Table:
-    bins = zipf_bins(table.rows, table.pooling_factor, access_exponent(ZIPF), BATCH_SIZE)
+    bins = zipf_bins(table.rows, table.pooling_factor, access_law(ZIPF)[0], BATCH_SIZE)
     return table.model_copy(update={"reuse_bins": bins})
 
 

@@ -125,13 +125,23 @@ def test_loads_wait_so_faster_memory_alone_helps_less_than_its_bandwidth() -> No
     assert 1.4 < h100 / b200 < 1.9
 
 
+def test_newer_gpus_of_a_maker_train_faster() -> None:
+    for kinds in (("a100", "h100", "h200", "b200", "b300"), ("mi300x", "mi325x", "mi350x", "mi450")):
+        for shape in ({"dim": 128, "pooling_factor": 20.0}, {"dim": 512, "pooling_factor": 2627.0, "pooling": "none"}):
+            of = table(rows=10**7, **shape)
+            took = [ms(analytic_model(name, BATCH), of) for name in kinds]
+            sending = [analytic_model(name, BATCH).backward_collective_ms(np.full(8, of.dim)).max() for name in kinds]
+            assert took == sorted(took, reverse=True)
+            assert sending == sorted(sending, reverse=True)
+
+
 def test_without_nvlink_the_spread_is_wider_and_of_a_cpu_it_is_not_known() -> None:
     for name, sheet in DATASHEETS.items():
         if name == "cpu":
             assert sheet.spread is None
         else:
             assert sheet.spread is not None
-            assert (sheet.spread > SPREAD) == (name in {"h100-pcie", "l40", "l40s", "a40"})
+            assert (sheet.spread > SPREAD) == (name in {"h100-pcie", "l40", "l40s", "a40"} or name.startswith("mi"))
         assert analytic_model(name, BATCH).error_on_unseen_tables == sheet.spread
 
 
@@ -192,6 +202,8 @@ def test_hardware_gets_its_own_datasheet_or_a_common_one_of_its_kind() -> None:
         "l40s": "NVIDIA L40S",
         "l40": "NVIDIA L40",
         "a40": "NVIDIA A40",
+        "mi300x": "AMD Instinct MI300X OAM",
+        "mi355x": "AMD Instinct MI355X",
     }.items():
         assert analytic_for(hardware("cuda", device)) == (name, True)
     for other, name in {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.refusals import refused
-from neuroshard.core.access import access_exponent
+from neuroshard.core.access import access_law
 from neuroshard.core.errors import InvalidInput, NewerFormat, UsageError
 from neuroshard.files.constraints import ConstraintsFile, read_constraints, with_flags
 from neuroshard.files.importers.presets import PRESETS, preset
@@ -129,7 +129,7 @@ ARGUMENTS: list[Row] = [
         for number in ("1_000", "nan", "inf", "١")
     ),
     *(
-        (lambda access=access: access_exponent(access), UsageError, "uniform", "zipf:EXPONENT")
+        (lambda access=access: access_law(access), UsageError, "uniform", "zipf:EXPONENT")
         for access in ("", "zipf", "zipf:", "zipf:-1", "zipf:nan", "zipf:1e9", "zipf:11", "normal")
     ),
 ]  # fmt: skip

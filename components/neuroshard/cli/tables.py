@@ -25,7 +25,8 @@ def tables(
     context: typer.Context,
     out: Annotated[Path | None, out_file("tables.json")] = None,
     preset: Annotated[
-        str | None, option("WORD", "A built-in table set: mlperf-dlrm-dcnv2.", choices=completion.presets)
+        str | None,
+        option("WORD", "A built-in table set: mlperf-dlrm-dcnv2, mlperf-dlrmv4.", choices=completion.presets),
     ] = None,
     source: Annotated[
         Path | None, option("FILE", "JSON, CSV, Parquet, or a .pt/.pt.gz of Meta's dlrm_datasets.", "--from")

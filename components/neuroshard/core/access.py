@@ -27,28 +27,28 @@ FEWEST_EXACT, WIDTH = 8, 3
 Count = Annotated[Number, Field(ge=0, le=2.0**40)]
 
 
-def access_exponent(access: str) -> float:
-    """The exponent of `"zipf:EXPONENT"`; 0 of `"uniform"`, which is the same. Raises UsageError."""
-    match = re.fullmatch(r"uniform|zipf:([0-9]+(?:\.[0-9]+)?)", access)
+def access_law(access: str) -> tuple[float, float]:
+    """The exponent a and the shift q of `"zipf:a"` or `"zipf:a+q"`, by which the k-th most popular row is read in proportion to
+    (k + q)^-a; (0, 0) of `"uniform"`, which is the same as zipf:0. Raises UsageError."""
+    number = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
+    match = re.fullmatch(rf"uniform|zipf:{number}(?:\+{number})?", access)
     if match is None or float(match.group(1) or 0) > MAX_EXPONENT:
         raise UsageError(
             f"{shown(access)} is not an access distribution; write uniform, or zipf:EXPONENT with an exponent from 0 to "
-            f"{MAX_EXPONENT:g}, as in zipf:1.05"
+            f"{MAX_EXPONENT:g}, as in zipf:1.05, and a shift of the ranks, if there is one, as in zipf:1.6+12"
         )
-    return float(match.group(1) or 0)
+    return float(match.group(1) or 0), float(match.group(2) or 0)
 
 
 class StreamMisses(Value):
     """Rows a batch that an LRU cache of a table missed, by cached rows, counted on a stream of batches by stack distances.
 
     The cache works as FBGEMM's does: by batch, no row of a batch is evicted while the batch is read. Any row may lie in any slot.
-    `missed_rows` are rows that were read before and evicted since; `first_touches` are rows a batch that the stream had never
-    read before, which no cache holds. Both are of the last half of the stream: its first half fills the cache; first touches, and
-    caches that it does not fill, are of the last quarter, or of as much as there is once the cache is full. `order` is "time"
-    where batches came as they are trained, "shuffled" where they did not: then the curve knows nothing of locality in time.
-    `sampled` is the share of rows that were counted, 1 for all; `error` the standard error that this makes, as a share of the
-    distinct rows. `varies` is the standard deviation of that share between the quarters of what was counted, where it is largest:
-    how far a later part of the stream may be off.
+    `missed_rows` were read before and evicted since; `first_touches` are rows a batch that the stream had never read before. Both
+    are of its last half; first touches, and caches that the first half does not fill, of the last quarter, or of as much as there
+    is once the cache is full. `order` is "shuffled" where batches did not come as they are trained: then nothing is known of
+    locality in time. `sampled` is the share of rows that were counted, 1 for all; `error` the standard error that this makes, and
+    `varies` the standard deviation between the quarters of what was counted, both as shares of the distinct rows.
     """
 
     order: Literal["time", "shuffled"]
@@ -190,9 +190,9 @@ def check_order(name: str, numbers: Sequence[float], *, rising: bool) -> None:
 
 
 def stated_curve(access: str, rows: int, pooling_factor: float, batch_size: int) -> AccessCurve:
-    """The curve of `"uniform"` or `"zipf:EXPONENT"` for a table. Raises UsageError."""
-    exponent = access_exponent(access)
-    groups = zipf_groups(rows, exponent, FEWEST_EXACT, WIDTH) if exponent else [(rows, 1.0)]
+    """The curve of `"uniform"`, `"zipf:EXPONENT"` or `"zipf:EXPONENT+SHIFT"` for a table. Raises UsageError."""
+    exponent, shift = access_law(access)
+    groups = zipf_groups(rows, exponent, FEWEST_EXACT, WIDTH, shift) if exponent else [(rows, 1.0)]
     mass = math.fsum(count * weight for count, weight in groups)
     each = [float(f"{batch_size * pooling_factor * weight / mass:.8g}") for _, weight in groups]
     return AccessCurve(

@@ -79,31 +79,30 @@ def uniform_bins(rows: int, pooling_factor: float, batch_size: int = REFERENCE_B
 
 
 def zipf_bins(
-    rows: int, pooling_factor: float, exponent: float, batch_size: int = REFERENCE_BATCH_SIZE
+    rows: int, pooling_factor: float, exponent: float, batch_size: int = REFERENCE_BATCH_SIZE, shift: float = 0.0
 ) -> tuple[float, ...]:
-    """Reuse bins where the k-th most popular row is looked up in proportion to k^-exponent.
+    """Reuse bins where the k-th most popular row is looked up in proportion to (k + shift)^-exponent.
 
     Ranks are taken one by one up to 32 and then in groups a quarter wide, inside which popularity changes little.
     """
-    groups = zipf_groups(rows, exponent, alone=32, width=4)
+    groups = zipf_groups(rows, exponent, alone=32, width=4, shift=shift)
     mass = math.fsum(count * weight for count, weight in groups)
     lookups = batch_size * pooling_factor
     return expected_bins((count, lookups * weight / mass) for count, weight in groups)
 
 
-def zipf_groups(rows: int, exponent: float, alone: int, width: int) -> list[tuple[int, float]]:
-    """Ranks 1 … rows as groups (number of rows, mean of rank^-exponent): ranks below `alone` one by one, later groups of
-    `1 / width` of their first rank."""
+def zipf_groups(rows: int, exponent: float, alone: int, width: int, shift: float = 0.0) -> list[tuple[int, float]]:
+    """Ranks 1 … rows as groups (number of rows, mean of (rank + shift)^-exponent): below `alone` of one, then 1 / `width`."""
     groups = []
     low = 1
     while low <= rows:
         high = min(rows, low if low < alone else low + low // width)
-        groups.append((high - low + 1, _power_mean(low, high, exponent)))
+        groups.append((high - low + 1, _power_mean(low + shift, high + shift, exponent)))
         low = high + 1
     return groups
 
 
-def _power_mean(low: int, high: int, exponent: float) -> float:
+def _power_mean(low: float, high: float, exponent: float) -> float:
     """Mean of k^-exponent over the ranks low … high, by the integral (midpoint rule at the ends)."""
     if low == high:
         return float(low**-exponent)

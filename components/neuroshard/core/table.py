@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from neuroshard.core.access import LOOSE, AccessCurve, access_exponent, stated_curve
+from neuroshard.core.access import LOOSE, AccessCurve, access_law, stated_curve
 from neuroshard.core.errors import UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.reuse import REFERENCE_BATCH_SIZE, REUSE_BINS, uniform_bins, zipf_bins
@@ -377,11 +377,11 @@ def _with_bins(data: dict[str, Any], rows: int, pooling_factor: float, batch_siz
     access = data.get("access")
     if isinstance(access, str):
         try:
-            exponent = access_exponent(access)
+            exponent, shift = access_law(access)
         except UsageError as error:
             raise ValueError(f"access: {error}") from None
         data = {**data, "access": stated_curve(access, rows, pooling_factor, batch_size)}
-        bins = zipf_bins(rows, pooling_factor, exponent, batch_size) if exponent else None
+        bins = zipf_bins(rows, pooling_factor, exponent, batch_size, shift) if exponent else None
     else:
         try:
             bins = None if access is None else AccessCurve.model_validate(access).reuse_bins(batch_size)

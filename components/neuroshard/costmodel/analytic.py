@@ -338,7 +338,7 @@ class Analytic(Unlearned):
 
 
 # Words in a device's name that fit its datasheet. With any other (PCIe, NVL, 40GB, MIG) a datasheet answers for another device.
-_FITTING_WORDS = words("nvidia sxm sxm4 sxm5 sxm6 ac 80gb hbm3 hbm3e 141gb 180gb nvl72")
+_FITTING_WORDS = words("nvidia amd instinct oam sxm sxm4 sxm5 sxm6 ac 80gb hbm3 hbm3e 141gb 180gb nvl72")
 
 
 def sheet_of(device_name: str) -> str | None:

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from neuroshard.core.access import access_exponent
+from neuroshard.core.access import access_law
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import ELEMENT_BYTES, MAX_NAME, MOST_FEATURES, OPTIMIZER_BYTES, Table, read_back
 from neuroshard.core.text import counted, first_few
@@ -284,7 +284,7 @@ def table_defaults(*, access: str = "uniform", dtype: str = "fp32", optimizer: s
         "optimizer_bytes_per_row": per_row,
         "optimizer_bytes_per_element": per_element,
     }
-    access_exponent(access)
+    access_law(access)
     return Defaults(sizes, access)
 
 

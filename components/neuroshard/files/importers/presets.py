@@ -14,11 +14,10 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("pre
 def preset(
     name: str, *, access: str = "uniform", dtype: str = "fp32", optimizer: str = "rowwise_adagrad"
 ) -> tuple[Table, ...]:
-    """The tables of a preset. Raises UsageError that lists the known ones."""
+    """The tables of a preset, which may say for itself how some are read. Raises UsageError that lists the known ones."""
     if name not in PRESETS:
         raise UsageError(f"unknown preset {name!r}; known: {', '.join(PRESETS)}")
     said, defaults = PRESETS[name], table_defaults(access=access, dtype=dtype, optimizer=optimizer)
-    return tuple(
-        defaults.table({"name": table, "rows": rows, "dim": said["dim"], "pooling_factor": float(lookups)}, table)
-        for table, (rows, lookups) in ((f"{said['names']}{i}", each) for i, each in enumerate(said["tables"]))
-    )
+    of_all = {key: value for key, value in said.items() if key not in ("names", "tables")}
+    tables = ({"name": f"{said.get('names')}{number}", **of_all, **own} for number, own in enumerate(said["tables"]))
+    return tuple(defaults.table(fields, fields["name"]) for fields in tables)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from neuroshard.core.access import STEADY, access_exponent
+from neuroshard.core.access import STEADY, access_law
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.text import agreeing, counted, first_few
@@ -43,7 +43,7 @@ def access_options(given: Sequence[str]) -> tuple[str, dict[str, str]]:
         )
     named = dict(one.split("=", 1) for one in given if "=" in one)
     for access in (*defaults, *named.values()):
-        access_exponent(access)
+        access_law(access)
     return (defaults or ["uniform"])[0], named
 
 
