@@ -1,5 +1,7 @@
 """Amounts, times and counts as users write them."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,20 +22,29 @@ from neuroshard.core.units import (
 from neuroshard.core.value import shown
 
 
+def of_devices(text: str) -> tuple[int, ...]:
+    return parse_counts(text, "--devices")
+
+
+READ: list[tuple[Callable[[str], object], dict[str, object]]] = [
+    (
+        parse_bytes,
+        {"34359738368": 2**35, "32GiB": 2**35, " 32 gib ": 2**35, "80GB": 80 * 10**9, "0.5KiB": 512, "1B": 1},
+    ),
+    (parse_bytes, {"1.5 TB": 1_500_000_000_000}),
+    (parse_duration, {"90s": 90, "3m": 180, "1.5h": 5400, " 2 m ": 120, "7d": 604800}),
+    (parse_share, {"2/8": (2, 8)}),
+    (of_devices, {"4": (4,), "2, 4,8": (2, 4, 8)}),
+    (parse_portion, {"0.5%": 0.005, "0.5 %": 0.005, "0.005": 0.005, "0": 0}),
+    (parse_step_time, {"12ms": 12.0, " 1.5 ms ": 1.5, "800us": 0.8, "0.5s": 500.0, "1000s": 1e6}),
+]
+
+
 @pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("34359738368", 2**35),
-        ("32GiB", 2**35),
-        (" 32 gib ", 2**35),
-        ("80GB", 80 * 10**9),
-        ("1.5 TB", 1_500_000_000_000),
-        ("0.5KiB", 512),
-        ("1B", 1),
-    ],
+    ("parse", "text", "value"), [(parse, *pair) for parse, pairs in READ for pair in pairs.items()]
 )
-def test_an_amount_of_memory_is_bytes_or_a_unit(text, count):
-    assert parse_bytes(text) == count
+def test_what_users_write_is_read(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
@@ -73,40 +84,13 @@ def test_bytes_are_shown_in_binary_units(count, text):
     assert format_bytes(count) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2 m ", 120), ("7d", 604800)]
-)
-def test_a_duration_has_a_unit(text, seconds):
-    assert parse_duration(text) == seconds
-
-
-def test_a_share_says_which_of_how_many():
-    assert parse_share("2/8") == (2, 8)
-
-
-def test_counts_are_whole_numbers_separated_by_commas():
-    assert parse_counts("4", "--devices") == (4,)
-    assert parse_counts("2, 4,8", "--devices") == (2, 4, 8)
-
-
 @given(st.integers(1, 2**53))
 def test_bytes_rounded_up_are_enough_for_who_types_them_and_rounded_down_not_too_much(count):
     least, most = (parse_bytes(format_bytes(count, rounded)) for rounded in ("up", "down"))
     assert count * 0.9 - 1 <= most <= count <= least <= count * 1.1 + 1
 
 
-def test_a_portion_is_per_cent_or_a_share():
-    assert parse_portion("0.5%") == parse_portion("0.5 %") == parse_portion("0.005") == 0.005
-    assert parse_portion("0") == 0
-
-
-@pytest.mark.parametrize(("text", "ms"), [("12ms", 12.0), (" 1.5 ms ", 1.5), ("800us", 0.8), ("0.5s", 500.0)])
-def test_times_in_a_step_are_read_as_ms(text, ms):
-    assert parse_step_time(text) == pytest.approx(ms)
-
-
 @pytest.mark.parametrize("text", ["1001s", "2000000ms", "1" + "0" * 300 + "ms"])
 def test_a_time_in_a_step_of_more_than_1000_s_is_refused_as_it_was_written(text):
-    assert parse_step_time("1000s") == 1e6
     with refused(UsageError, shown(text), "1000s"):
         parse_step_time(text)

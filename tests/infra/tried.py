@@ -80,36 +80,20 @@ def noted() -> dict[str, str]:
     return found
 
 
-def passes(name: str, *, small: bool) -> bool:
-    arguments = STEPS[name].small if small else ""
-    return subprocess.run(["make", name, f"ARGS={arguments}"], cwd=ROOT).returncode == 0
-
-
-def tried(names: list[str]) -> bool:
-    """Whether all steps pass, or did with these inputs."""
-    failed = False
-    for name in names:
-        if noted().get(name) == digest(name):
-            print(
-                f"make {name}: not tried: it passed with what it tests as it is now; make nightly tries it again",
-                flush=True,
-            )
-        else:
-            failed |= not passes(name, small=True)
-    return not failed
-
-
-def noting(names: list[str], *, small: bool) -> bool:
-    """Whether all steps pass; the inputs of those that do are noted, as they were before."""
+def all_pass(names: list[str], *, small: bool, note: bool) -> bool:
+    """Whether all steps pass, or did with these inputs. With `note` each is tried, and what passes is noted."""
     failed = False
     for name in names:
         before = digest(name)
-        if passes(name, small=small):
+        if not note and noted().get(name) == before:
+            print(f"make {name}: not tried; it passed with what it tests as it is now (make nightly)", flush=True)
+            continue
+        arguments = STEPS[name].small if small else ""
+        passed = subprocess.run(["make", name, f"ARGS={arguments}"], cwd=ROOT).returncode == 0
+        failed |= not passed
+        print(f"make {name}: {'passed' if passed else 'FAILED'}", flush=True)
+        if note and passed:
             NOTED.write_text(json.dumps({**noted(), name: before}, indent=1, sort_keys=True) + "\n")
-            print(f"make {name}: passed; noted in {NOTED.relative_to(ROOT)}", flush=True)
-        else:
-            print(f"make {name}: FAILED", flush=True)
-            failed = True
     return not failed
 
 
@@ -122,7 +106,7 @@ def main() -> None:
     if unknown := set(asked.name) - STEPS.keys():
         parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(STEPS)}")
     names = asked.name or list(STEPS)
-    sys.exit(not (noting(names, small=asked.quick) if asked.note else tried(names)))
+    sys.exit(not all_pass(names, small=asked.quick or not asked.note, note=asked.note))
 
 
 if __name__ == "__main__":
