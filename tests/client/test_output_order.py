@@ -4,7 +4,6 @@ import copy
 import random
 import re
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
 from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.streamable import Pipelineable
 
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise
 from helpers.refusals import refused
+from helpers.step_cases import Batch
 from neuroshard.client.model.order import keep_output_order, output_order
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.constraints import Constraints, TableRule
@@ -236,22 +235,6 @@ def test_the_order_is_known_from_the_plan_and_can_be_kept(
         assert faults == []
 
 
-@dataclass
-class Batch(Pipelineable):  # type: ignore[misc]
-    """What a pipeline sends ahead."""
-
-    features: dict[str, KeyedJaggedTensor]
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        return Batch({name: of.to(device) for name, of in self.features.items()})
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        pass
-
-    def pin_memory(self) -> "Batch":
-        return self
-
-
 @torch.fx.wrap
 def sums_of(sequences: Any) -> Tensor:
     """The sums of sequences, one beside the other."""
@@ -269,8 +252,8 @@ class ByPosition(nn.Module):
         self.over = nn.Linear(DIM * sum(len(some) for some in configs.values()), 1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        sums = sums_of(self.past(batch.features["past"]))
-        logits = self.over(torch.cat([self.pooled(batch.features["pooled"]).values(), sums], dim=1))
+        sums = sums_of(self.past(batch.parts["past"]))
+        logits = self.over(torch.cat([self.pooled(batch.parts["pooled"]).values(), sums], dim=1))
         return torch.nn.functional.softplus(logits).mean(), logits
 
 

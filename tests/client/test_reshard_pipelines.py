@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
+from torchrec import EmbeddingBagCollection
 from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
@@ -22,9 +21,9 @@ from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationWrapper,
 )
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
-from torchrec.streamable import Pipelineable
 
 from helpers.gloo import on_ranks
+from helpers.step_cases import Batch
 from helpers.trainers import cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
 from neuroshard.client.checkpoint import reshard
@@ -39,20 +38,6 @@ ONE = plan({"shared": [(8, 1), (8, 0)], "wide": [(16, 0)], "tiny": [(8, 0)]})
 OTHER = plan({"shared": [(16, 0)], "wide": [], "tiny": [(8, 1)]})
 
 
-@dataclass
-class Batch(Pipelineable):  # type: ignore[misc]
-    bags: KeyedJaggedTensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        return Batch(self.bags.to(device, non_blocking))
-
-    def pin_memory(self) -> "Batch":
-        return self
-
-    def record_stream(self, stream: Any) -> None:
-        pass
-
-
 class Scored(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +45,7 @@ class Scored(nn.Module):
         self.over = nn.Linear(3 * 16 + 8, 1)
 
     def forward(self, given: Batch) -> tuple[Tensor, Tensor]:
-        losses = (self.over(self.bags(given.bags).values()) - 1).square()
+        losses = (self.over(self.bags(given.parts["bags"]).values()) - 1).square()
         return losses.mean(), losses.detach()
 
 
@@ -81,7 +66,7 @@ class Trainer:
         self.dense = torch.optim.SGD(self.model.module.over.parameters(), lr=LEARNING_RATE)
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:
-        return (Batch(batch(step, dist.get_rank(), 2)["bags"]) for step in range(first, end))
+        return (Batch({"bags": batch(step, dist.get_rank(), 2)["bags"]}) for step in range(first, end))
 
     def train(self, first: int, end: int) -> list[float]:
         found = []

@@ -1,7 +1,6 @@
 """Tables held by access on real TorchRec and gloo: they return and learn what the same tables do that are held as ever."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, KeyedJaggedTensor, KeyedTensor
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.modules.embedding_configs import DataType, PoolingType
-from torchrec.streamable import Pipelineable
 
 from helpers import refusals
 from helpers.gloo import on_ranks
 from helpers.row_trainers import Case, Trainer, dealt, differences, in_parts
+from helpers.step_cases import Batch
 from neuroshard.client.rows.collection import CollectionByAccess, TableRows
 from neuroshard.client.rows.map import Part
 from neuroshard.core.errors import InvalidInput
@@ -109,21 +108,6 @@ def test_a_sorted_order_needs_no_list(tmp_path: Path) -> None:
     check(2, tmp_path, Sequences(), {"a": TableRows(parts)})
 
 
-@dataclass
-class Batch(Pipelineable):  # type: ignore[misc]
-    """What a pipeline takes."""
-
-    features: KeyedJaggedTensor
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> "Batch":
-        return self
-
-    def record_stream(self, stream: torch.Stream) -> None: ...
-
-    def pin_memory(self) -> "Batch":
-        return self
-
-
 class Under(torch.nn.Module):
     """A model whose loss is of one feature of each table."""
 
@@ -132,7 +116,7 @@ class Under(torch.nn.Module):
         self.tables, self.over = tables, torch.nn.Linear(8, 1)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.tables(batch.features)
+        found = self.tables(batch.parts["tables"])
         loss = self.over(found["f"]).square().mean() + found["h"].square().mean() + found["g@b"].square().mean()
         return loss, loss.detach()
 
@@ -140,7 +124,7 @@ class Under(torch.nn.Module):
 def piped(rank: int, held: Mapping[str, TableRows]) -> tuple[list[float], list[float], str]:
     """Losses without a pipeline and in one, and what its collection does in it."""
     case, losses = Case(), []
-    batches = [Batch(case.batch(step, rank)) for step in range(5)]
+    batches = [Batch({"tables": case.batch(step, rank)}) for step in range(5)]
     for pipeline in (False, True):
         sharded = Trainer(case, held).sharded
         torch.manual_seed(0)

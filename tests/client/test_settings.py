@@ -3,10 +3,12 @@
 import dataclasses
 import inspect
 import re
+import tomllib
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -46,25 +48,33 @@ from helpers.plans import TABLES
 from helpers.refusals import names, refused
 from helpers.trainers import cut_plan
 from neuroshard.client.torchrec import ShardingWarning, from_torchrec, qcomms, to_torchrec
-from neuroshard.client.torchrec.settings import (
-    CONFIG,
-    FUSED,
-    HELD,
-    NO_EFFECT,
-    NOT_READ_ON_CPUS,
-    READ_BY,
-    SETTINGS,
-    SHARDER,
-    STATE_OF_A_ROW,
-    TRAINER,
-    Setting,
-)
+from neuroshard.client.torchrec.settings import GIVEN_BY_TORCHREC, KNOWN, NOT_READ_ON_CPUS, READ_BY, STATE_OF_A_ROW
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.plan import Plan
 from neuroshard.core.precision import parse_precision
 from neuroshard.core.table import Table
 from neuroshard.files.importers.torchrec_collections import NAMES
 
+FUSED, SHARDER, CONFIG = "`fused_params`", "a sharder", "a collection"
+HELD, TRAINER = "a plan for `from_torchrec`", "the trainer"
+NO_EFFECT = "no effect on a plan"
+
+
+class Setting(NamedTuple):
+    """Settings with one answer, in one place of a trainer."""
+
+    where: str
+    named: str
+    changes: str
+    answer: str
+
+    @property
+    def names(self) -> list[str]:
+        return self.named.split(", ")
+
+
+ROWS = tomllib.loads(Path(__file__).with_name("settings.toml").read_text())
+SETTINGS = [Setting(**row) for row in ROWS["settings"]]
 USER, ITEM, COUNTRY = TABLES
 WHOLE = cut_plan(TABLES, 2, {"user": [(16, 0)], "item": [(8, 0)], "country": [(4, 1)]}, batch_size=64)
 ON_ONE = cut_plan(TABLES, 2, {table.name: [(table.dim, 0)] for table in TABLES}, batch_size=64)
@@ -182,7 +192,7 @@ def of_elements_in_host_memory() -> None:
 
 
 def of_what_torchrec_gives() -> None:
-    for name in next(row.names for row in SETTINGS if "pooling_mode" in row.names):
+    for name in GIVEN_BY_TORCHREC:
         with refused(InvalidInput, "user", "sparse", name, "EmbeddingBagCollectionSharder"):
             of({name: 1})
 
@@ -479,6 +489,7 @@ def test_a_type_that_sharding_undoes_is_warned_of(tables: Any, kind: torch.dtype
 
 def test_every_setting_of_this_fbgemm_s_operator_is_in_a_row() -> None:
     rows = {name for row in SETTINGS if row.where == FUSED for name in row.names}
+    assert rows - {"any other"} == KNOWN
     assert inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters.keys() - rows == {
         "self",
         "is_qr_tbe",

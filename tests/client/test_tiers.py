@@ -351,33 +351,6 @@ def said(plan: Plan, **how: Any) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_a_plan_with_tiers_comes_back_from_torchrec_as_it_was(monkeypatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    for pipeline in ("sparse-dist", "prefetch"):
-        plan = in_tiers(TIERED, {}, pipeline=pipeline, step_ledger=1)
-        theirs = to_torchrec(plan, model(), device_type="cuda", any_output_order=True)
-        back = from_torchrec(
-            theirs,
-            model(),
-            device_memory_bytes=plan.task.device_memory_bytes,
-            host_memory_bytes=plan.task.host_memory_bytes,
-            batch_size=12,
-            tables=LEARNED,
-            pipeline=pipeline,
-        )
-        assert back.held.constraints.beyond_hbm == plan.held.constraints.beyond_hbm
-        assert (back.shards, back.memory_bytes(), back.host_memory()) == (
-            plan.shards,
-            plan.memory_bytes(),
-            plan.host_memory(),
-        )
-        assert back.format_version == 6
-        flags = {
-            name: bool(p.cache_params and p.cache_params.prefetch_pipeline) for name, p in theirs.plan["sparse"].items()
-        }
-        assert set(flags.values()) == {pipeline == "prefetch"}  # of all tables, or TorchRec logs errors of others
-
-
 def test_a_compute_kernel_given_for_a_plan_with_tiers_is_refused() -> None:
     for kernel in ("fused", "fused_uvm", "fused_uvm_caching"):
         with refused(UsageError, "compute_kernel", kernel, "3 tables", "user", "leave"), warnings.catch_warnings():

@@ -87,6 +87,7 @@ def parameter(kind: str, shards: list[tuple[int, int, int]], rows: int, device: 
 
 
 USER, ITEM, COUNTRY = TABLES
+KERNELS = ("dense", "quant", "key_value", "fused_triton", "fast")  # which train no plan
 MEANS = (change(USER, pooling="mean"), ITEM, COUNTRY)
 
 
@@ -175,11 +176,8 @@ def test_tables_of_one_name_are_found_by_their_modules_also_below_a_wrapper():
 )
 def test_a_plan_that_does_not_say_which_of_two_tables_it_means_is_refused(plan, words):
     model = nn.ModuleDict({"a": collection(USER, ITEM), "b": collection(ITEM)})
-    with pytest.raises(InvalidInput) as caught:
+    with refused(InvalidInput, *words):
         to_torchrec(plan, model)
-
-    for word in words:
-        assert word in str(caught.value)
 
 
 def test_two_tables_of_a_plan_that_are_one_of_the_model_are_refused():
@@ -230,18 +228,6 @@ def test_the_compute_kernel_is_the_callers():
         assert {p.compute_kernel for p in got.plan[""].values()} == {kernel}
 
 
-@pytest.mark.parametrize("kernel", ["dense", "quant", "key_value", "fused_triton"])
-def test_a_kernel_that_does_not_train_as_planned_is_refused(kernel):
-    with refused(UsageError, repr(kernel), "fused"):
-        to_torchrec(make_plan(), collection(*TABLES), compute_kernel=kernel)
-
-
-@pytest.mark.parametrize("local", [0, -2])
-def test_a_host_has_ranks(local):
-    with refused(UsageError, "local_world_size", local):
-        to_torchrec(make_plan(), collection(*TABLES), local_world_size=local)
-
-
 def test_a_copied_table_is_one_on_one_rank_too():
     shards = tuple(Shard(table=t.name, rows=t.rows, dim=t.dim, device=0) for t in (ITEM, COUNTRY))
     constraints = Constraints(tables=(TableRule(table="item", data_parallel=True),))
@@ -271,11 +257,8 @@ def test_a_copied_table_is_one_on_one_rank_too():
     ],
 )
 def test_a_module_with_other_tables_is_refused(module, words):
-    with pytest.raises(InvalidInput) as caught:
+    with refused(InvalidInput, *words):
         to_torchrec(make_plan(), module)
-
-    for word in words:
-        assert word in str(caught.value)
 
 
 def with_shard(index: int, **fields: object) -> Plan:
@@ -300,11 +283,8 @@ def with_shard(index: int, **fields: object) -> Plan:
     ],
 )
 def test_a_plan_that_was_never_checked_is_checked_here(plan, words):
-    with pytest.raises(InvalidInput) as caught:
+    with refused(InvalidInput, *words):
         to_torchrec(plan, collection(*TABLES))
-
-    for word in words:
-        assert word in str(caught.value)
 
 
 def item_in(
@@ -544,18 +524,22 @@ def test_a_table_that_is_split_row_wise_and_by_columns_is_refused():
         to_torchrec(plan.model_copy(update={"shards": tuple(halves)}), collection(ITEM))
 
 
-@pytest.mark.parametrize(
-    ("how", "facts"),
-    [
-        ({"world_size": "2"}, ("world_size", "'2'", "int(…)")),
-        ({"local_world_size": "2"}, ("local_world_size", "'2'")),
-        ({"batch_size": 64.0}, ("batch_size", "64.0")),
-        ({"sharders": EmbeddingBagCollectionSharder()}, ("sharders", "list")),
-        ({"sharders": [EmbeddingBagCollectionSharder]}, ("sharders", "list", "class")),
-    ],
-)
-def test_an_argument_of_the_wrong_type_is_named(how: dict[str, Any], facts: tuple[str, ...]) -> None:
-    with refused(UsageError, *facts):
+WRONG_ARGUMENTS: Any = [
+    *(({"compute_kernel": kernel}, UsageError, [repr(kernel), "fused"]) for kernel in KERNELS),
+    *(({"local_world_size": ranks}, UsageError, ["local_world_size", ranks]) for ranks in (0, -2, "2")),
+    ({"world_size": "2"}, UsageError, ["world_size", "'2'", "int(…)"]),
+    *(({"world_size": ranks}, InvalidInput, ["2 ranks", ranks]) for ranks in (1, 4)),
+    ({"batch_size": 64.0}, UsageError, ["batch_size", "64.0"]),
+    ({"sharders": EmbeddingBagCollectionSharder()}, UsageError, ["sharders", "list"]),
+    ({"sharders": [EmbeddingBagCollectionSharder]}, UsageError, ["sharders", "list", "class"]),
+    ({"device_type": "tpu"}, UsageError, ["tpu"]),
+    ({"optimizer": "lion"}, UsageError, ["lion"]),
+]
+
+
+@pytest.mark.parametrize(("how", "error", "facts"), WRONG_ARGUMENTS, ids=lambda one: str(one)[:30])
+def test_a_wrong_argument_is_named(how: dict[str, Any], error: type[Exception], facts: list[object]) -> None:
+    with refused(error, *facts):
         to_torchrec(make_plan(), collection(*TABLES), **how)
 
 
@@ -569,12 +553,6 @@ def test_a_planner_s_plan_and_the_memory_of_each_rank_are_asked_for_by_name() ->
         from_torchrec(None, collection(*TABLES), device_memory_bytes=[1], batch_size=1)
     with refused(UsageError, "device_memory_bytes", "64"):
         from_torchrec(ShardingPlan(plan={}), collection(*TABLES), device_memory_bytes=64, batch_size=1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("world_size", [1, 4])
-def test_a_plan_for_another_world_size_is_refused(world_size):
-    with refused(InvalidInput, "2 ranks", world_size):
-        to_torchrec(make_plan(), collection(*TABLES), world_size=world_size)
 
 
 def test_the_world_size_is_that_of_torch_distributed(tmp_path):
@@ -622,10 +600,8 @@ def test_memory_counts_the_state_of_the_trainers_optimizer():
     module = collection(*TABLES)
     to_torchrec(plan, module, optimizer="sgd")
 
-    with pytest.raises(InvalidInput) as caught:
+    with refused(InvalidInput, "rank 0", "94.1 KiB of 58.6 KiB", "'user'", "(`neuroshard tables … --optimizer adam`)"):
         to_torchrec(plan, module, optimizer="adam")
-    for word in ("rank 0", "94.1 KiB of 58.6 KiB", "'user'", "(`neuroshard tables … --optimizer adam`)"):
-        assert word in str(caught.value)
 
 
 def test_row_wise_adagrad_on_split_columns_is_warned_of():
@@ -817,39 +793,6 @@ def test_a_plan_taken_over_is_shown_and_deployed_and_ours_is_weighed_against_it(
     assert "m release 2 is live" in said
     assert "lower than the live plan's" in said
     assert f"plan {theirs.digest()[:12]} (rolled back)" in step("rollback", *place[:4])
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"device_type": "tpu"}, {"compute_kernel": "fast"}, {"optimizer": "lion"}], ids=lambda w: next(iter(w))
-)
-def test_a_wrong_argument_is_named(wrong):
-    with refused(UsageError, *wrong.values()):
-        to_torchrec(make_plan(), collection(*TABLES), **wrong)
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [make_plan(), make_plan(devices=4), make_plan(tables=(USER,), devices=3), item_in((0, 150, 0), (150, 150, 1))],
-    ids=["two ranks", "four ranks", "an empty rank", "row-wise"],
-)
-@pytest.mark.parametrize("path", ["", "a.b"])
-def test_a_plan_comes_back_from_torchrec_as_it_went(plan, path):
-    inner = collection(*plan.task.tables)
-    module = nn.ModuleDict({"a": nn.ModuleDict({"b": inner})}) if path else inner
-    back = from_torchrec(
-        to_torchrec(plan, module),
-        module,
-        device_memory_bytes=plan.task.device_memory_bytes,
-        batch_size=plan.task.batch_size,
-        tables=plan.task.tables,
-    )
-
-    def order(shard: Shard) -> tuple[str, int, int]:
-        return shard.table, shard.column_offset, shard.row_offset
-
-    assert back.task == plan.task
-    assert sorted(back.shards, key=order) == sorted(plan.shards, key=order)
-    assert (back.predicted_ms, back.provenance.algorithm) == (None, "torchrec")
 
 
 def taken_over(sharding_plan: ShardingPlan, module: nn.Module, devices: int = 2) -> Plan:
@@ -1085,14 +1028,6 @@ def test_a_host_whose_last_rank_would_have_no_rows_is_refused():
         to_torchrec(plan, collection(table), local_world_size=4)
 
 
-@pytest.mark.parametrize(("local", "ranks"), [(4, 4), (3, 4), (1, 4)])
-def test_rows_over_all_ranks_are_row_wise_whatever_a_host_is(local, ranks):
-    plan = item_in((0, 75, 0), (75, 75, 1), (150, 75, 2), (225, 75, 3), devices=ranks)
-    given = to_torchrec(plan, collection(ITEM), local_world_size=local).plan[""]["item"]
-
-    assert (given.sharding_type, given.ranks) == ("row_wise", [0, 1, 2, 3])
-
-
 def test_a_host_is_by_default_what_torchrun_says_and_must_be_where_torchrec_runs(tmp_path, monkeypatch):
     plan, module = item_in((0, 150, 2), (150, 150, 3), devices=4), collection(ITEM)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -1180,19 +1115,8 @@ ITEM_COPIES = ParameterSharding(sharding_type="data_parallel", compute_kernel="d
     ],
 )
 def test_what_a_plan_cannot_hold_is_refused_by_name(parameters, words):
-    with pytest.raises(InvalidInput) as caught:
+    with refused(InvalidInput, *words):
         taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan(parameters)}), collection(ITEM))
-
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_a_copied_table_is_taken_over_and_given_back():
-    plan = taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan({"item": ITEM_COPIES})}), collection(ITEM))
-
-    assert plan.held.constraints.data_parallel == {"item"}
-    assert [(shard.rows, shard.dim, shard.device) for shard in plan.shards] == [(300, 8, 0), (300, 8, 1)]
-    assert to_torchrec(plan, collection(ITEM)).plan[""]["item"] == ITEM_COPIES
 
 
 def test_a_sharding_plan_of_a_module_that_is_not_there_is_refused():

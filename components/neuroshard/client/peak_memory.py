@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from neuroshard.client.ranks import gathered
 from neuroshard.core.errors import UsageError
 from neuroshard.core.plan import Plan, peaks_of
 from neuroshard.core.units import format_bytes
@@ -50,12 +51,8 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
         raise UsageError(
             f"plan {plan.digest()[:12]} does not say what a step needs: search it again, with a --pipeline, by this version"
         )
-    ranks, mine = 1, (peak.nbytes, peak.reserved)
-    each: list[Any] = [mine]
-    if dist.is_available() and dist.is_initialized():
-        ranks = dist.get_world_size(process_group)
-        each = [None] * ranks
-        dist.all_gather_object(each, mine, group=process_group)
+    each = gathered(process_group, (peak.nbytes, peak.reserved))
+    ranks = len(each)
     on_gpus = peak.reserved > 0
     peaks = peaks_of(plan.held, plan.shards, gloo=not on_gpus)
     whole = plan.memory_bytes()

@@ -380,6 +380,17 @@ def error_from_json(value: Mapping[str, str], before: str = "") -> NeuroshardErr
     return error
 
 
+def gathered(group: "ProcessGroup | None", mine: Any) -> list[Any]:
+    """What every rank has; without torch.distributed, this process."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [mine]
+    every: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(every, mine, group=group)
+    return every
+
+
 def prefix_of(group: "ProcessGroup", model: str) -> str:
     """Of the keys of one call. Jobs that share a store have other names, and two models in two threads of a job other keys."""
     with _counting:

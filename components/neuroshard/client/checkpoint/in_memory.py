@@ -4,7 +4,6 @@ So a state goes from one plan to another by the planner that reads a checkpoint 
 file is written: `load_resharded(state, …, storage_reader=InMemory(group, old_state))`.
 """
 
-import os
 from typing import Any, cast
 
 import torch
@@ -13,19 +12,23 @@ from torch import Tensor
 from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.format_utils import BroadcastingTorchSaveReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
+from torch.utils._pytree import tree_leaves
+
+from neuroshard.client.ranks import gathered
 
 
-class InMemory(StorageReader):
+class InMemory(BroadcastingTorchSaveReader):
     """What the ranks of a gloo `group` have of a state of tensors. Those in host memory are kept as they are; of others, copies
     of all their storage. All ranks make one together, and read from it together."""
 
     with_moments = True  # a table without moments has none
 
     def __init__(self, group: dist.ProcessGroup, state: dict[str, Any]) -> None:
+        super().__init__(coordinator_rank=dist.get_global_rank(group, 0))
         self.group, self.rank = group, dist.get_rank(group)
         self.storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}  # on the device, and here
         planner = DefaultSavePlanner()
@@ -87,35 +90,8 @@ class InMemory(StorageReader):
         done.set_result(None)
         return done
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self) -> Metadata:
         return self.metadata
-
-    # What torch asks of a reader of files
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        pass
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return True
-
-
-def gathered(group: dist.ProcessGroup | None, mine: Any) -> list[Any]:
-    """What every rank has; without torch.distributed, this process."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [mine]
-    every: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(every, mine, group=group)
-    return every
 
 
 def is_elsewhere(storage: torch.UntypedStorage) -> bool:
@@ -125,12 +101,7 @@ def is_elsewhere(storage: torch.UntypedStorage) -> bool:
 
 def leaving(state: dict[str, Any]) -> int:
     """The bytes of a state {"model": …, "optimizer": {"state": …}} that this rank has on a device, and that go to host memory."""
-    values = [
-        *state["model"].values(),
-        *(value for each in state["optimizer"]["state"].values() for value in each.values()),
-    ]
-    tensors = [
-        t for v in values for t in ([s.tensor for s in v.local_shards()] if isinstance(v, ShardedTensor) else [v])
-    ]
+    local = [v.local_shards() if isinstance(v, ShardedTensor) else [v] for v in tree_leaves(state)]
+    tensors = [getattr(each, "tensor", each) for of_value in local for each in of_value]
     storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor)]
     return sum({each.data_ptr(): each.nbytes() for each in storages if is_elsewhere(each)}.values())

@@ -29,19 +29,19 @@ from torch.distributed import distributed_c10d
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.train_pipeline.gradient_accumulation import GradientAccumulationWrapper
-from torchrec.distributed.types import ShardingType
 from torchrec.optim.fused import FusedOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 
-from neuroshard.client.checkpoint.in_memory import InMemory, gathered, leaving
+from neuroshard.client.checkpoint.in_memory import InMemory, leaving
 from neuroshard.client.checkpoint.load import is_key_of_table, load_resharded
 from neuroshard.client.checkpoint.unsharded import holders_of, sharded_collections, unsharded
 from neuroshard.client.model.order import SHARDED_MAPPED, inner_of, keep_output_order, output_order
 from neuroshard.client.model.tables import HOOKS, collections_of, places_of
 from neuroshard.client.model.warn import sharded_tensors_allowed, warn
-from neuroshard.client.ranks import TIMEOUT_SECONDS, Channel, Sharing, Words, parts_of, prefix_of
+from neuroshard.client.ranks import TIMEOUT_SECONDS, Channel, Sharing, Words, gathered, parts_of, prefix_of
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec.pipelines import check_pipeline
+from neuroshard.client.torchrec.shards import sharding_named
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
 from neuroshard.core.plan import Plan, check_plan, shard_memory
 from neuroshard.core.text import one_line
@@ -227,17 +227,16 @@ class _Job:
     def prepare(self, how: Mapping[str, Any]) -> None:
         """Find the collections that the plan holds otherwise. Raises InvalidInput or UsageError for what cannot be done."""
         whose, task = f"plan {self.plan.digest()[:12]}", self.plan.task
-        if task.groups is not None:
-            groups = task.groups.text(task.devices)
-            raise InvalidInput(f"{whose} is for {groups}, and the model is one group; {_AGAIN}, with DMPCollection")
-        if held := next(iter(self.plan.held.constraints.rows_by_access), None):
-            raise InvalidInput(
-                f"table {held!r} is held by access in {whose}, and reshard cannot move such tables; {_AGAIN}"
-            )
-        if self.model.model_trackers or self.model._env.output_dtensor:
-            trackers, dtensors = "trackers (model_tracker_configs)", "state in DTensors (output_dtensor)"
-            what = trackers if self.model.model_trackers else dtensors
-            raise InvalidInput(f"the model has {what}, which reshard cannot keep; {_AGAIN}")
+        groups = "" if task.groups is None else task.groups.text(task.devices)
+        held, model = next(iter(self.plan.held.constraints.rows_by_access), None), self.model
+        faults = {
+            f"{whose} is for {groups}, and the model is one group; {_AGAIN}, with DMPCollection": groups,
+            f"table {held!r} is held by access in {whose}, and reshard cannot move such tables; {_AGAIN}": held,
+            f"the model has trackers (model_tracker_configs), which reshard cannot keep; {_AGAIN}": model.model_trackers,
+            f"the model has state in DTensors (output_dtensor), which reshard cannot keep; {_AGAIN}": model._env.output_dtensor,
+        }
+        if fault := next((fault for fault, is_so in faults.items() if is_so), None):
+            raise InvalidInput(fault)
         collections = sharded_collections(self.model)
         for pipeline in self.pipelines:
             _check_empty(pipeline)
@@ -496,7 +495,7 @@ def _copies(collections: Mapping[str, Any], plans: Mapping[str, Any]) -> dict[st
     for path, collection in collections.items():
         inside, holders = holders_of(collection)
         for name, parameter in plans[path].items():
-            if parameter.sharding_type == ShardingType.DATA_PARALLEL.value:
+            if sharding_named(parameter).copied:
                 key = ".".join(part for part in (path, *inside, name, "weight") if part)
                 found[key] = getattr(holders[name], "weight", None)  # type: ignore[assignment]
     return found

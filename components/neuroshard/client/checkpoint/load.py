@@ -44,10 +44,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.distributed.tensor import DTensor
 
-from neuroshard.client.checkpoint.in_memory import gathered
 from neuroshard.client.checkpoint.saved import METADATA_FILE, SavedMaps, SavedOrders, Together, is_there, parts_of
 from neuroshard.client.load import check_world_size
 from neuroshard.client.model.warn import and_more, sharded_tensors_allowed, warn
+from neuroshard.client.ranks import gathered
 from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.moves import joined
 from neuroshard.core.plan import Plan, check_plan

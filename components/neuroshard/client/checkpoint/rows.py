@@ -20,8 +20,8 @@ from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ParameterSharding
 
-from neuroshard.client.checkpoint.in_memory import gathered
 from neuroshard.client.model.order import collections_in
+from neuroshard.client.ranks import gathered
 from neuroshard.client.rows.collection import TableRows
 from neuroshard.client.rows.sharded import ShardedCollectionByAccess
 from neuroshard.core.errors import InvalidInput, UsageError

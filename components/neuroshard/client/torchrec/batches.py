@@ -16,7 +16,6 @@ from torch import nn
 from torchrec import KeyedJaggedTensor
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
-from torchrec.distributed.types import ShardingType
 
 from neuroshard.client.model.order import (
     SHARDED,
@@ -27,8 +26,9 @@ from neuroshard.client.model.order import (
     sharded_configs,
 )
 from neuroshard.client.rows.sharded import ShardedCollectionByAccess
+from neuroshard.client.torchrec.shards import sharding_named
 from neuroshard.core.errors import InvalidInput, UsageError
-from neuroshard.core.sharding import SHARDINGS
+from neuroshard.core.sharding import Sharding
 from neuroshard.core.value import shown, whole_number
 from neuroshard.files.importers.table_access import as_keyed
 
@@ -153,9 +153,9 @@ class _Checked:
 
     def _check_values(self, features: KeyedJaggedTensor, module: nn.Module, inner: Any, configs: Iterable[Any]) -> None:
         """Raise InvalidInput for values that TorchRec reads otherwise than the unsharded collection, or that no table has."""
-        held = {name: parameter.sharding_type for name, parameter in inner.module_sharding_plan.items()}
+        held = {name: sharding_named(parameter) for name, parameter in inner.module_sharding_plan.items()}
         sequences = isinstance(inner, ShardedEmbeddingCollection)
-        if not features.stride() and (sequences or any(map(_splits_rows, held.values()))):
+        if not features.stride() and (sequences or any(kind.splits_rows for kind in held.values())):
             fails = "sequences without samples" if sequences else "one rank without samples where rows are split"
             raise InvalidInput(
                 f"module {self.path!r} gets a batch without samples: TorchRec fails on {fails}, and the other ranks wait; leave "
@@ -183,24 +183,20 @@ class _Checked:
                     wrong = most if least >= 0 else least
                     raise InvalidInput(
                         f"module {self.path!r} gets a batch with id {wrong} of feature {feature!r}, and table {config.name!r} "
-                        f"has rows 0 to {config.num_embeddings - 1}: {_what_becomes_of(wrong, held.get(config.name, ''))}; leave "
+                        f"has rows 0 to {config.num_embeddings - 1}: {_what_becomes_of(wrong, held.get(config.name))}; leave "
                         "out ids that are missing (a sample may have none), or give them a row"
                     )
 
 
-def _splits_rows(sharding_type: str) -> bool:
-    return sharding_type in (one.torchrec for one in SHARDINGS if one.splits_rows)
-
-
-def _what_becomes_of(wrong: int, sharding_type: str) -> str:
+def _what_becomes_of(wrong: int, held: Sharding | None) -> str:
     """What TorchRec does with an id that a table lacks, by how the plan holds it (seen on CPUs with torchrec 1.8)."""
-    if _splits_rows(sharding_type):
+    if held is not None and held.splits_rows:
         return "its rows are split, so TorchRec reads and trains the first row of a block for it, without an error"
-    if sharding_type == ShardingType.DATA_PARALLEL.value:
+    if held is not None and held.copied:
         return "every rank has a copy, and on CPUs raises an error"
     if wrong == -1:
         return "on CPUs the ranks that hold it raise an error, and the others lose their connection"
-    return "TorchRec reads and trains row 0 for it" if sharding_type else "TorchRec reads and trains another row for it"
+    return "TorchRec reads and trains row 0 for it" if held else "TorchRec reads and trains another row for it"
 
 
 def _moved(first: Sequence[str], keys: Sequence[str], inner: Any) -> str:
@@ -222,5 +218,4 @@ def _moved(first: Sequence[str], keys: Sequence[str], inner: Any) -> str:
 
 def _sends(inner: Any) -> bool:
     """Whether a collection sends lookups to other ranks."""
-    held = inner.module_sharding_plan.values()
-    return any(parameter.sharding_type != ShardingType.DATA_PARALLEL.value for parameter in held)
+    return not all(sharding_named(parameter).copied for parameter in inner.module_sharding_plan.values())

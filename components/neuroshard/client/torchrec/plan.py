@@ -26,6 +26,7 @@ from neuroshard import __version__
 from neuroshard.client.load import check_world_size
 from neuroshard.client.model.tables import TablePlace, collections_of, match_tables, warn_of_training
 from neuroshard.client.model.warn import warn, warn_of
+from neuroshard.client.ranks import gathered
 from neuroshard.client.rows.held import check_by_access
 from neuroshard.client.torchrec.collectives import outputs_of, warn_of_codecs
 from neuroshard.client.torchrec.fused import (
@@ -411,12 +412,7 @@ def check_same_digest(plan: Plan) -> str:
     Two ranks can read different plans if a deploy happens in between. Raises InvalidInput on every rank, which names the ranks
     that differ from rank 0.
     """
-    own = torch.frombuffer(bytearray.fromhex(plan.digest()), dtype=torch.uint8)
-    if dist.get_backend() == "nccl":
-        own = own.cuda()
-    digests = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(digests, own)
-    plans = [bytes(digest.tolist()).hex() for digest in digests]
+    plans: list[str] = gathered(None, plan.digest())
     others = [rank for rank, digest in enumerate(plans) if digest != plans[0]]
     if others:
         more = f" (and {agreeing(len(others) - 1, 'more rank', 'differs', 'differ')})" if len(others) > 1 else ""

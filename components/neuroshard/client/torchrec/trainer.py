@@ -1,4 +1,4 @@
-"""What a trainer runs against what a plan was priced for, by the rows of client/torchrec/settings.py. Needs torch and torchrec.
+"""What a trainer runs against what a plan was priced for (client/torchrec/settings.py). Needs torch and torchrec.
 
 TorchRec gives FBGEMM's operator the sharders' `fused_params`, over them what apply_optimizer_in_backward has put on a table, and
 over both what the sharding plan holds (`merge_fused_params`, `add_params_from_parameter_sharding`).
@@ -24,7 +24,15 @@ from torchrec.modules.embedding_configs import DataType
 
 from neuroshard.client.model.warn import warn, warn_of
 from neuroshard.client.torchrec.priced import Priced, cached
-from neuroshard.client.torchrec.settings import FUSED, NOT_READ_ON_CPUS, READ_BY, SETTINGS, STATE_OF_A_ROW
+from neuroshard.client.torchrec.settings import (
+    CHANGES_A_STEP,
+    GIVEN_BY_TORCHREC,
+    KNOWN,
+    NOT_READ_ON_CPUS,
+    READ_BY,
+    STATE_OF_A_ROW,
+    TAKEN_OUT,
+)
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.extras import install_pair
 from neuroshard.core.part import Part
@@ -38,16 +46,6 @@ from neuroshard.core.value import shown, whole_number
 from neuroshard.core.versions import Installed, measured_elsewhere
 from neuroshard.files.importers.torchrec_collections import NAMES, in_backward, weight_of
 
-_ANSWERED = {name: row for row in SETTINGS if row.where == FUSED for name in row.names}
-# keys that TorchRec takes out before it makes the operator
-_TAKEN_OUT = {
-    "use_one_tbe_per_table",
-    "res_store_shards",
-    "res_enabled_tables",
-    "_batch_key",
-    "__register_ssd_table_list",
-}
-_GIVEN_BY_TORCHREC = next(row.names for row in SETTINGS if "pooling_mode" in row.names)
 _OPERATOR = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
 # settings that are members of an enum, which FBGEMM asks for their value or number: of text or a number it has none
 _ENUMS = {
@@ -110,9 +108,9 @@ def settings_of(priced: Priced) -> dict[str, dict[str, Any]]:
 
 def _fault(key: str, value: object) -> str:
     """Why FBGEMM's operator cannot be given a setting; empty if it can."""
-    if key in _GIVEN_BY_TORCHREC:
+    if key in GIVEN_BY_TORCHREC:
         return "is what TorchRec gives the operator itself; leave it out"
-    if key not in _OPERATOR and key not in _TAKEN_OUT:
+    if key not in _OPERATOR and key not in TAKEN_OUT:
         return "is no setting of FBGEMM's fused operator, where TorchRec raises a TypeError; leave it out"
     try:
         hash(value)
@@ -264,7 +262,7 @@ def _warn_of_settings(priced: Priced) -> None:
     ignored: dict[tuple[str, str], list[str]] = {}  # by setting, and by why
     for name in priced.fused:
         for key, value in priced.settings[name].items():
-            if value or key not in _ANSWERED:
+            if value or key not in KNOWN:
                 by_key.setdefault(key, []).append(name)
             if value and (why := _ignored(key, priced.settings[name], priced.device_type)):
                 ignored.setdefault((key, why), []).append(name)
@@ -329,9 +327,9 @@ def _consequence(key: str, names: Sequence[str], priced: Priced) -> str:
         )
     if key == "embedding_table_index_type" and priced.settings[names[0]][key] != torch.int64:
         return f"makes lookups of {priced.settings[names[0]][key]}, and the plan counts {LOOKUP_BYTES} bytes each; leave it out"
-    if key in ("use_experimental_tbe", "enable_raw_embedding_streaming", "tbe_input_multiplexer_config"):
-        return f"changes what a step runs ({_ANSWERED[key].changes}), and the plan was priced without; leave it out"
-    if key not in _ANSWERED:
+    if key in CHANGES_A_STEP:
+        return f"changes what a step runs ({CHANGES_A_STEP[key]}), and the plan was priced without; leave it out"
+    if key not in KNOWN:
         return (
             "is a setting that this version of NeuroShard does not know, and the plan was priced without; leave it out"
         )
