@@ -30,7 +30,7 @@ Count = Annotated[Number, Field(ge=0, le=2.0**40)]
 def access_law(access: str) -> tuple[float, float]:
     """The exponent a and the shift q of `"zipf:a"` or `"zipf:a+q"`, by which the k-th most popular row is read in proportion to
     (k + q)^-a; (0, 0) of `"uniform"`, which is the same as zipf:0. Raises UsageError."""
-    number = r"([0-9]{1,12}(?:\.[0-9]{1,12})?)"
+    number = r"([0-9]{1,12}(?:\.[0-9]{1,20})?)"
     match = re.fullmatch(rf"uniform|zipf:{number}(?:\+{number})?", access)
     if match is None or float(match.group(1) or 0) > MAX_EXPONENT:
         raise UsageError(
