@@ -154,6 +154,7 @@ def test_a_handful_of_cases_has_every_split():
         ({"test_share": 1.0}, ["test share", "not 1"]),
         ({"vary_share": 2.0}, ["vary share", "not 2"]),
         ({"max_tables": 0}, ["table", "not 0"]),
+        ({"plan_share": 1.5}, ["plan share", 0, 1, 1.5]),
     ],
 )
 def test_what_cannot_be_is_a_usage_error(change, facts):

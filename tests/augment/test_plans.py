@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.refusals import refused
 from helpers.table_strategies import some_tables
 from neuroshard.augment.plans import draw_device
 from neuroshard.augment.pools import Pool
 from neuroshard.augment.run import augment
 from neuroshard.augment.settings import AugmentSettings
-from neuroshard.core.errors import UsageError
 from neuroshard.core.id_map import IdMap
 from neuroshard.core.table import Table
 
@@ -120,11 +118,6 @@ def test_no_case_has_more_tables_than_wanted():
     )
     cases = augment(tables, settings)
     assert max(len(case.tables) for case in cases.compute) == 3
-
-
-def test_a_share_above_1_is_refused():
-    with refused(UsageError, "plan share", 0, 1, 1.5):
-        AugmentSettings(compute_cases=1, collective_cases=0, devices=(4,), memory_bytes=2**40, plan_share=1.5, seed=0)
 
 
 def test_a_table_that_gives_rows_to_ids_is_drawn_as_any_other():

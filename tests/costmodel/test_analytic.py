@@ -177,12 +177,9 @@ def test_memory_is_that_of_the_device_which_was_measured_or_of_its_datasheet() -
     assert memory_of(analytic_model("cpu", BATCH)) is None
 
 
-def test_an_unknown_name_lists_the_known() -> None:
+def test_it_needs_a_name_that_is_known_and_a_batch_size() -> None:
     with refused(UsageError, "'v100'", *(f"analytic:{name}" for name in NAMES)):
         analytic_model("v100", BATCH)
-
-
-def test_it_needs_a_batch_size() -> None:
     with refused(UsageError, "--batch-size"):
         analytic_model("h100", None)
 

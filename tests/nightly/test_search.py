@@ -26,8 +26,10 @@ from neuroshard.deploy.bundles import PublishRule, publish_model
 from neuroshard.deploy.run import deploy
 from neuroshard.files.row_orders import bytes_of_ids
 from neuroshard.files.tables import write_tables
+from neuroshard.nightly import search as night_search
 from neuroshard.nightly.search import search_plan
 from neuroshard.orders.nightly import ModelSpec, Request, Survey, read_specs
+from neuroshard.search.run import run as search
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.row_orders import put_ids, read_ids
 from neuroshard.store.traces import pointer_key
@@ -172,6 +174,20 @@ def test_an_order_may_let_the_search_copy_tables_and_names_its_dense_optimizer(p
         spec = {"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", field: wrong.strip("'")}
         with refused(InvalidInput, "models[0]", field, wrong):
             read_specs(json.dumps([spec]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "starts"), [({}, False), ({"move_budget": "1GiB"}, True), ({"keep_optimizer_state": True}, True)]
+)
+def test_the_search_starts_from_the_live_plan_where_the_model_asks_for_less_change(plan_of, monkeypatch, asked, starts):
+    live = plan_of()
+    plan_of.deploy(live)
+    orders = []
+    monkeypatch.setattr(
+        night_search, "search", lambda *given, **more: orders.append(given[3]) or search(*given, **more)
+    )
+    plan_of(**asked)
+    assert [order.previous for order in orders] == [live if starts else None]
 
 
 def test_with_a_move_budget_the_search_starts_from_the_live_plan(plan_of):

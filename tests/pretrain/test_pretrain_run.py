@@ -450,11 +450,6 @@ def test_a_net_of_all_to_alls_that_is_worse_than_the_datasheet_is_not_used_and_t
     assert model.report.stand_ins == ()
 
 
-def test_without_costs_and_tables_there_is_nothing_to_learn():
-    with refused(InvalidInput, "tables"):
-        pretrain(Costs(bench=BENCH, compute=(), collective=()))
-
-
 def test_without_test_and_valid_cases_the_report_has_none_and_no_nan():
     costs = few(compute=60)
     rows = tuple((case, cost) for case, cost in costs.compute if case.split == "train")
@@ -491,7 +486,9 @@ def test_test_tables_that_were_trained_on_are_refused():
         pretrain(costs.model_copy(update={"compute": rows}))
 
 
-def test_no_epochs_is_a_usage_error():
+def test_neither_of_no_costs_and_tables_nor_in_no_epochs_is_anything_learned():
+    with refused(InvalidInput, "tables"):
+        pretrain(Costs(bench=BENCH, compute=(), collective=()))
     with refused(UsageError, "epochs", 1, 0):
         pretrain(few(compute=5), epochs=0)
 
