@@ -55,7 +55,7 @@ ALL = product(SHARDINGS, TIERS.values(), ("sum", "mean", "none"), ("none", "pref
 CAN_BE = [(kind, tier, pooling, pipeline) for kind, tier, pooling, pipeline in ALL if can_be(kind, tier, pooling)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("kind", "tier", "pooling", "pipeline"), CAN_BE, ids=str)
+@pytest.mark.parametrize(("kind", "tier", "pooling", "pipeline"), CAN_BE, ids=lambda one: getattr(one, "name", one))
 @pytest.mark.parametrize("path", ["", "a.b"])
 def test_every_way_goes_to_torchrec_as_its_records_say_and_comes_back(
     kind: Sharding, tier: TierFacts, pooling: Pooling, pipeline: Any, path: str

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, ClassVar, Self, SupportsIndex
 
 from pydantic import (
@@ -101,11 +102,16 @@ class SparseValue(Value):
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        known, data = type(self).model_fields, dict[str, Any](fields(self))
-        for name in self.UNSAID:
-            if name in data and getattr(self, name) == known[name].get_default(call_default_factory=True):
-                del data[name]
+        data: dict[str, Any] = fields(self)
+        for name, default in _defaults(type(self)).items():
+            if getattr(self, name) == default:
+                data.pop(name, None)
         return data
+
+
+@cache
+def _defaults(kind: type[SparseValue]) -> dict[str, Any]:
+    return {name: kind.model_fields[name].get_default(call_default_factory=True) for name in kind.UNSAID}
 
 
 def canonical_json(data: Any) -> bytes:

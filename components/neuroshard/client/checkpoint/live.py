@@ -34,14 +34,13 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimiz
 
 from neuroshard.client.checkpoint.in_memory import InMemory, leaving
 from neuroshard.client.checkpoint.load import is_key_of_table, load_resharded
-from neuroshard.client.checkpoint.unsharded import holders_of, sharded_collections, unsharded
+from neuroshard.client.checkpoint.unsharded import copies_in, sharded_collections, unsharded
 from neuroshard.client.model.order import SHARDED_MAPPED, inner_of, keep_output_order, output_order
 from neuroshard.client.model.tables import HOOKS, collections_of, places_of
 from neuroshard.client.model.warn import sharded_tensors_allowed, warn
 from neuroshard.client.ranks import TIMEOUT_SECONDS, Channel, Sharing, Words, gathered, parts_of, prefix_of
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.client.torchrec.pipelines import check_pipeline
-from neuroshard.client.torchrec.shards import sharding_named
 from neuroshard.core.errors import InvalidInput, NeuroshardError, Unreachable, UsageError
 from neuroshard.core.plan import Plan, check_plan, shard_memory
 from neuroshard.core.text import one_line
@@ -254,7 +253,7 @@ class _Job:
             )
         places = places_of(task.tables, collections_of(self.unsharded), whose)
         self.tables = {name for name, place in places.items() if place.path in self.old}
-        self.copies.check(_copies(self.old, before), _copies(self.old, self.after))
+        self.copies.check(copies_in(self.old, before), copies_in(self.old, self.after))
         for pipeline in self.pipelines:
             check_pipeline(self.plan, pipeline)
 
@@ -348,7 +347,7 @@ class _Job:
         state = self._state(self.new)
         self.inexact = load_resharded(state, "in memory", storage_reader=self.memory, group=self.memory.group)
         self._set_operators()
-        self.copies.prepare(_copies(self.new, self.after))
+        self.copies.prepare(copies_in(self.new, self.after))
 
     def _restored(self) -> str:
         """Bring the old shards back to the device; what the model is then, for people."""
@@ -487,18 +486,6 @@ def _check_idle(path: str, collection: Any, pipelines: Sequence[Any]) -> None:
             f"module {path!r} has run in a pipeline of TorchRec, which may hold batches of the old plan; give reshard "
             "pipelines=[…], all of them"
         )
-
-
-def _copies(collections: Mapping[str, Any], plans: Mapping[str, Any]) -> dict[str, nn.Parameter]:
-    """The weights of tables that plans copy to every rank, by their key; what they are now, if they are sharded."""
-    found: dict[str, nn.Parameter] = {}
-    for path, collection in collections.items():
-        inside, holders = holders_of(collection)
-        for name, parameter in plans[path].items():
-            if sharding_named(parameter).copied:
-                key = ".".join(part for part in (path, *inside, name, "weight") if part)
-                found[key] = getattr(holders[name], "weight", None)  # type: ignore[assignment]
-    return found
 
 
 def _caught(work: Callable[[], None]) -> NeuroshardError | None:

@@ -4,7 +4,8 @@ TorchRec drops a collection when it shards it. What it keeps of it are the table
 operator: those of the sharder, of the plan, and of apply_optimizer_in_backward, which are told apart here (torchrec 1.8).
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,6 +25,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from neuroshard.client.model.order import SHARDED_MAPPED, collections_in, inner_of, sharded_configs
+from neuroshard.client.torchrec.shards import sharding_named
 from neuroshard.core.errors import InvalidInput
 from neuroshard.files.importers.torchrec_collections import MAPPED, weight_of
 from neuroshard.files.importers.torchrec_tables import INSIDE, INSIDE_MAPPED, configs_of
@@ -52,12 +54,17 @@ def sharded_collections(model: DistributedModelParallel) -> dict[str, Any]:
     return found
 
 
-def holders_of(sharded: Any) -> tuple[tuple[str, ...], nn.ModuleDict]:
-    """The modules that hold the weights of a collection, by table, and their path in it."""
-    inner = inner_of(sharded)
-    name = "embeddings" if isinstance(inner, ShardedEmbeddingCollection) else "embedding_bags"
-    inside = INSIDE_MAPPED if isinstance(sharded, SHARDED_MAPPED) else INSIDE
-    return (name,) if inner is sharded else (inside, name), getattr(inner, name)
+def copies_in(collections: Mapping[str, Any], plans: Mapping[str, Any]) -> dict[str, nn.Parameter]:
+    """The weights of tables that plans copy to every rank, by their key; what they are now, if they are sharded."""
+    found: dict[str, Any] = {}
+    for path, sharded in collections.items():
+        inner = inner_of(sharded)
+        holder = "embeddings" if isinstance(inner, ShardedEmbeddingCollection) else "embedding_bags"
+        inside = "" if inner is sharded else INSIDE_MAPPED if isinstance(sharded, SHARDED_MAPPED) else INSIDE
+        for name in (name for name, parameter in plans[path].items() if sharding_named(parameter).copied):
+            key = ".".join(filter(None, (path, inside, holder, name, "weight")))
+            found[key] = getattr(getattr(inner, holder)[name], "weight", None)
+    return found
 
 
 def unsharded(model: DistributedModelParallel, collections: dict[str, Any]) -> nn.Module:
@@ -71,9 +78,7 @@ def unsharded(model: DistributedModelParallel, collections: dict[str, Any]) -> n
             return found
         parent, (*above, name) = whole, path.split(".")
         for part in above:
-            if part not in parent._modules:
-                parent.add_module(part, nn.Module())
-            parent = parent.get_submodule(part)
+            parent = cast(nn.Module, parent._modules.setdefault(part, nn.Module()))
         parent.add_module(name, found)
     return whole
 
