@@ -19,9 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.sharding import ROW_WISE, SHARDINGS, Sharding
+from neuroshard.core.table import DIM_STEP
 from neuroshard.costmodel.faster import transfers_ms
 from neuroshard.costmodel.protocol import Floats, Ints, is_bending
 from neuroshard.search.bound.cuts import Cuts
+from neuroshard.search.bound.settings import BoundSettings
 from neuroshard.search.problem.kinds import OVER_ALL
 from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.problem import Problem
@@ -43,12 +45,14 @@ class Branch:
         blocks (P, W, K)    v, summed over all blocks of a group                                  step 4
         all_to_all (P, W)   what one more spread group adds to b_d + a_d, summed over the devices
         in_order            how much more a_d takes, if no other group is spread. `all_to_all` has taken it off again
+        all_to_all_ms       b_d + a_d of a device with 0, 4, 8, … columns
         block_bytes (P, W)  bytes of all blocks of a group
         rates (S,)          rates that set in for a shard because its device holds `beside` too, beyond those of f
         block_rates (P, W)  the same, summed over all blocks of a group
         held_rates          the same of what devices hold anyway
 
-    `alone` and `block_alone` are infinite where the shard does not fit or is not allowed.
+    `alone` and `block_alone` are infinite where the shard does not fit or is not allowed. All devices hold `columns` of the
+    blocks of `sure`, and at least `beside` (K,) of each vector component.
     """
 
     problem: Problem
@@ -56,6 +60,9 @@ class Branch:
     least_used: int
     alone: Floats
     block_alone: Floats
+    columns: float
+    beside: Floats
+    all_to_all_ms: Floats
     ahead: float
     back: float
     of_used: Floats
@@ -127,8 +134,8 @@ class Branches:
     heaviest.
     """
 
-    def __init__(self, problem: Problem, *, cuts: bool = False) -> None:
-        self.problem, self.cuts = problem, cuts
+    def __init__(self, problem: Problem, settings: BoundSettings, *, cuts: bool = False) -> None:
+        self.problem, self.beyond_mean, self.cuts = problem, settings.beyond_mean, cuts
         self.may_be: NDArray[np.bool_] = (problem.units >= problem.min_units[problem.group]) & (problem.units > 0)
         self.may_be &= problem.units <= problem.operator_units[problem.group]
         options, devices = problem.options, problem.devices
@@ -195,6 +202,9 @@ class Branches:
             least_used=least_used,
             alone=self._alone(sure, memory, beside, columns, mean),
             block_alone=np.where(may, self._block_alone(sure, memory, beside, columns, mean), np.inf),
+            columns=columns,
+            beside=beside,
+            all_to_all_ms=self._all_to_all_ms(mean) + launched,
             ahead=float(forward.mean()) + launched,
             back=float(backward.mean()),
             of_used=self.of_used + launched,
@@ -254,6 +264,16 @@ class Branches:
         devices = self.problem.devices
         others = np.maximum(mean * devices - own, 0.0) / max(devices - 1, 1)
         return np.concatenate([own[:, None], np.repeat(others[:, None], devices - 1, axis=1)], axis=1)
+
+    def _all_to_all_ms(self, mean: float) -> Floats:
+        """The least backward and forward all-to-all of a device with 0, 4, 8, … columns, if all hold `mean` or more on average.
+
+        Beyond the last number of columns it is no less: convex costs that grow once do not fall again. Empty if they do not grow.
+        """
+        own = DIM_STEP * np.arange(int(self.beyond_mean * mean / DIM_STEP) + 3, dtype=np.float64)
+        forward, backward = transfers_ms(self.problem.model, self._own_and_others(own, mean))
+        both: Floats = forward.max(axis=1) + backward[:, 0]
+        return both if both[-1] > both[-2] else both[:0]
 
     def _of_used_ms(self, mean: float, least_used: int) -> Floats:
         """`of_used` of so many used devices or more, without launches, if all devices hold `mean` columns on average."""

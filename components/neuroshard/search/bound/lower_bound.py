@@ -37,8 +37,9 @@ What changes the steps:
 - Each sharding type that a plan uses launches operators and collectives of its own, and outputs of several types are copied
   once more. So the bound is the least over all sets of types.
 
-A refinement with a switch in `settings.py`: `branches.py` distinguishes plans by which tables are row-wise, where no other type
-spreads some; the bound is the least over all branches.
+Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise, where no
+other type spreads some; the bound is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in
+step 5.
 """
 
 from collections.abc import Collection
@@ -49,11 +50,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neuroshard.core.sharding import ROW_WISE, Sharding
-from neuroshard.costmodel.protocol import CostModel, Dips, Floats, is_bending
+from neuroshard.costmodel.protocol import CostModel, Dips, Floats, Ints, is_bending
 from neuroshard.search.bound.branches import Branch, Branches
 from neuroshard.search.bound.cuts import cheapest_cuts
+from neuroshard.search.bound.heavy_shards import HeavyShards
 from neuroshard.search.bound.settings import BOUND, BoundSettings
 from neuroshard.search.copies import STAY
+from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 
@@ -150,11 +153,12 @@ class _Proof:
     """
 
     def __init__(self, problem: Problem, plan: State, settings: BoundSettings, *, cuts: bool = False) -> None:
-        self.problem, self.settings, self.branches = problem, settings, Branches(problem, cuts=cuts)
+        self.problem, self.settings, self.branches = problem, settings, Branches(problem, settings, cuts=cuts)
         self.start = plan.sums.mean(axis=0)
         self.as_planned = set(plan.problem.spread_as.values())
         self.convex = self._convex(self.branches.of(()), plan.cost)
         self.bytes = _BytePrice(float(problem.memory.sum()))
+        self.heavy = HeavyShards(problem, self.convex, plan.cost, settings)
 
     def bound_ms(self, cost_ms: float, known_ms: float = 0.0) -> float:
         """The bound, given a plan of `cost_ms` and a bound: the least over all branches."""
@@ -167,7 +171,7 @@ class _Proof:
 
     def _least_of(self, used: Collection[Sharding], known_ms: float, best: float) -> float:
         """The lesser of `best` and the bound of plans that spread tables in each of these types and no other."""
-        all_of_these = self.branches.of(used)
+        all_of_these = self._branch(used)
         low = self._of(all_of_these, known_ms, best)
         if set(used) != {ROW_WISE} or not self.settings.branches:
             return low
@@ -184,7 +188,7 @@ class _Proof:
                 return low
             sure, never, others, large = rest.pop()
             decided = len(sure) + len(never)
-            branch = self.branches.of((ROW_WISE,), sure, never) if decided else row_wise
+            branch = self._branch((ROW_WISE,), sure, never) if decided else row_wise
             if not len(others) or left < 0:
                 best = self._of(branch, low, best)
             elif not decided or not self._none_of(branch, best):
@@ -193,6 +197,9 @@ class _Proof:
                 rest.append((sure, np.append(never, one), others if large else others[:0], fewer))
             left -= 1
         return best
+
+    def _branch(self, used: Collection[Sharding], sure: Ints = NONE, never: Ints = NONE) -> Branch:
+        return self.heavy.raised(self.branches.of(used, sure, never))
 
     def _of(self, branch: Branch, low: float, high: float) -> float:
         """The bound of a branch's plans, between `low` and `high`: the highest cost for which there are shown to be none."""

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BoundSettings:
-    """A switch first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
+    """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said."""
 
     branches: bool = True  # distinguish plans by which tables are row-wise
+    heavy_shards: bool = True  # count the columns that a device with a heavy shard leaves to the others
 
     # lower_bound
     tangents: int = 10  # tried for one question: 20 and 40 gave the same bounds on 26 tasks
@@ -17,6 +18,14 @@ class BoundSettings:
 
     # cuts
     exact_cut_units: int = 64  # widest table cut by dynamic programming (256 columns): it takes time in units squared
+
+    # branches
+    beyond_mean: float = 1.1  # columns of a device up to which its all-to-alls are tabulated, as a share of the mean
+
+    # heavy_shards
+    heavy_share: float = 0.75  # share that a shard must cost by itself to be looked at
+    heavy_most: int = 256  # shards that are looked at, the heaviest of these
+    heavy_cells: int = 300_000  # shards x shards beside them, at most: 0.15 s of CPU
 
 
 BOUND = BoundSettings()
