@@ -11,22 +11,20 @@ from helpers.costs import random_model
 from helpers.exhaustive import optimum_ms
 from helpers.parts import wholes
 from neuroshard.core.constraints import Constraints, TableRule
-from neuroshard.core.plan import Plan
 from neuroshard.core.sharding import COLUMN_WISE, GRID, ROW_WISE, SHARDINGS, TABLE_ROW_WISE, TABLE_WISE, Sharding
-from neuroshard.core.table import DIM_STEP, Table
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.bundle import TrainedCostModel
 from neuroshard.costmodel.compute_net import BY_BYTES, BY_DIGITS, BY_ROWS, COUNTED_IN, ROWS, THRESHOLDS, Layer
-from neuroshard.costmodel.protocol import CostModel, Floats
+from neuroshard.costmodel.protocol import Floats
 from neuroshard.search.bound.branches import Branches
 from neuroshard.search.bound.lower_bound import lower_bound
 from neuroshard.search.bound.settings import BOUND
 from neuroshard.search.problem.kinds import OVER_ALL
 from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.problem import Problem
-from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -154,25 +152,12 @@ def test_where_large_tables_take_the_memory_the_bound_is_below_the_best_of_all_p
         assert 0.5 * optimum < proven_ms(task, model, "size") <= optimum * (1 + 1e-9)
 
 
-def bound_ms(task: ShardingTask, model: CostModel, plan: Plan, **settings: bool) -> float:
-    """The bound that a plan gets with some of its parts switched off."""
-    problem = Problem(task, model)
-    number = {table.name: group for group, (table,) in enumerate(problem.tables)}
-    widths = np.zeros((len(problem.whole), problem.devices), dtype=np.int64)
-    for shard in plan.shards:
-        widths[number[shard.table], shard.device] += shard.dim // DIM_STEP
-    found = lower_bound(problem, State(problem, widths), replace(BOUND, **settings)).ms
-    assert found is not None
-    return found
-
-
 def test_the_columns_that_a_device_with_a_heavy_shard_leaves_to_the_others_count(make_task):
     """The heavy table's narrowest shard takes by far the longest, and the columns of all others have to be somewhere."""
-    task, model = make_task([(1000, 4, 9000.0), *[(1000, 64, 60.0)] * 12], [1] * 4), AnalyticModel()
-    plan = search(task, model, SearchSettings(rounds=5))
-    assert plan.gap is not None
-    without = 1 - bound_ms(task, model, plan, heavy_shards=False) / plan.cost_ms
-    assert plan.gap < 0.5 * without
+    plan = search(
+        make_task([(1000, 4, 9000.0), *[(1000, 64, 60.0)] * 12], [1] * 4), AnalyticModel(), SearchSettings(rounds=5)
+    )
+    assert plan.gap == 0.0  # 0.3 % if they do not
 
 
 @pytest.mark.parametrize("hot", [1, 2])

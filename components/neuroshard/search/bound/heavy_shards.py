@@ -52,7 +52,8 @@ class HeavyShards:
         price = np.where(np.isfinite(branch.alone), problem.vectors @ slope, np.inf)
         per_column = np.minimum.reduceat((price / np.maximum(problem.dims, 1))[1:], problem.first)  # of each group
         if len(options.groups):
-            piece = ((options.vectors @ slope).min(axis=2) / options.least).min(axis=1)
+            ms, sends = (options.vectors @ slope).min(axis=2), options.least > 0  # copies send no columns
+            piece = np.divide(ms, options.least, out=np.full_like(ms, np.inf), where=sends).min(axis=1)
             per_column[options.groups] = np.minimum(per_column[options.groups], piece)
             per_column[options.groups[branch.sure]] = np.inf
         per_column[group] = np.inf
