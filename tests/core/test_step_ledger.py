@@ -166,7 +166,6 @@ def test_what_the_allocator_holds_is_a_share_of_what_a_step_allocates() -> None:
     one = table()
     without, held = (peaks_of(task(one, allocator_share=share), [whole(one, 0)])[0] for share in (None, 0.5))
     assert held.causes == {**without.causes, "allocator": round(without.nbytes / 2)}
-    assert held.allocated == without.nbytes
     on_gloo = [peaks_of(task(one, allocator_share=share), [whole(one, 0)], gloo=True) for share in (None, 0.5)]
     assert on_gloo[0] == on_gloo[1]
 
@@ -302,6 +301,14 @@ def test_semi_sync_looks_up_the_next_batch_beside_the_outputs_of_this_one() -> N
     one, half = table(pooling="none"), {"forward": "fp16", "backward": "fp16"}
     ahead = peaks_of(task(one, pipeline="semi-sync", collective_precision=half), [whole(one, 0)])[0]
     assert (ahead.moment, ahead.causes["outputs"]) == ("forward encode", LOOKUPS * X)
+
+
+@pytest.mark.parametrize("element_bytes", [4, 2])
+def test_one_rank_exchanges_nothing_and_joins_the_outputs_of_its_operators(element_bytes: int) -> None:
+    some = [table("t"), table("h", element_bytes=element_bytes), table("o")]  # tables of an operator come together
+    alone = task(*some, device_memory_bytes=(2**30,), batch_size=SAMPLES)
+    peak, times = peaks_of(alone, [whole(one, 0) for one in some], gloo=True)[0], 4 // element_bytes
+    assert peak.causes == {"inputs": 3 * (times * INPUT + 8 * SAMPLES), "lookup outputs": times * 3 * X}
 
 
 def sequence(name: str = "t", **more: object) -> Table:

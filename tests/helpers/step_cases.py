@@ -87,15 +87,17 @@ def drawn_case(
     exponent = rng.choice(exponents)
     tables, shards, copied = list[Table](), list[Shard](), list[str]()
     for module in range(rng.choice([1, 1, 2, 3])):
-        kind, width = rng.choice(["sum", "sum", "weighted", "mean", "means of sums", "none"]), rng.choice([16, 32, 64])
+        kind, width = rng.choice(["sum", "any", "weighted", "mean", "means of sums", "none"]), rng.choice([16, 32, 64])
         kind = "none" if dedup and module == 0 else kind
         if "clear_data_dist_inputs" in options and not dedup and kind == "none":
             kind = "sum"  # TorchRec fails
         here = rng.choice(BY_ROWS) if kind == "means of sums" else ways
         for place in range(rng.randint(1, 6)):
-            pooling = rng.choice(["mean", "sum"]) if kind == "means of sums" and place else kind
+            pooling = kind
+            if kind == "any" or (kind == "means of sums" and place):
+                pooling = rng.choice(["mean", "sum"])
             table = _table(rng, f"m{module}", place, pooling, width, exponent)
-            way = _way(rng.choice(here), kind, ranks > local)
+            way = _way(rng.choice(here), "mean" if kind == "any" else kind, ranks > local)
             way = "whole" if way == "copies" and "clear_data_dist_inputs" in options else way  # TorchRec fails
             tables.append(table)
             shards += held(table, way, rng.randrange(ranks), ranks, local)
@@ -140,6 +142,7 @@ def _table(rng: random.Random, module: str, place: int, kind: str, width: int, e
             "dim": width if kind == "none" else rng.choice([16, 32, 64]),
             "pooling": {"weighted": "sum", "means of sums": "mean"}.get(kind, kind),
             "weighted": kind == "weighted",
+            "element_bytes": rng.choice([4, 4, 4, 2]),
             "features": features,
             "pooling_factor": lookups,
             "lookups_by_id": shares if exponent else (),

@@ -94,7 +94,3 @@ def test_the_default_share_covers_what_was_reserved_beyond_the_tensors_of_a_step
         shares.append((reserved - allocated) / (allocated - kept))
     assert shares == pytest.approx([0.92, 0.88, 0.89, 0.61], abs=0.01)
     assert all(share <= SHARE + 0.02 for share in shares)
-
-
-def test_a_pipeline_needs_more_than_a_plain_loop_as_measured() -> None:
-    assert fullest(LIGHT, "sparse-dist").total > fullest(LIGHT, "none").total

@@ -56,7 +56,7 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
     on_gpus = peak.reserved > 0
     peaks = peaks_of(plan.held, plan.shards, gloo=not on_gpus)
     whole = plan.memory_bytes()
-    said = [all_of - one.nbytes + one.allocated for all_of, one in zip(whole, peaks, strict=True)]
+    said = [all_of - one.causes.get("allocator", 0) for all_of, one in zip(whole, peaks, strict=True)]
     if not on_gpus:
         said = [one.nbytes for one in peaks]
     rank = max(range(ranks), key=lambda one: each[one][0] / max(said[one % len(said)], 1))

@@ -10,13 +10,13 @@ FBGEMM's CUDA kernels than sorted ids, caches, and batches of which the samples 
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from neuroshard.core.part import Part
 from neuroshard.core.precision import ADDED_UP_AS, SHARE_OF_FP32, CollectivePrecision, Precision
-from neuroshard.core.sharding import ROW_WISE, TABLE_WISE, Group, Sharding
+from neuroshard.core.sharding import DATA_PARALLEL, ROW_WISE, TABLE_WISE, Group, Sharding
 from neuroshard.core.skew import Loads, largest_block
 from neuroshard.core.step_memory import (
     LENGTH_BYTES,
@@ -90,15 +90,16 @@ class Traffic:
     copies: float = 0.0  # the gradient of data-parallel tables, before it goes to a bucket
     one_sender: bool = True  # whether all its outputs come from one rank, or one domain
     reordered: bool = False  # whether cuts bring its outputs out of order
+    operators: dict[Hashable, float] = field(default_factory=dict)  # the lookup of each, which TorchRec joins
 
     @property
     def sequences(self) -> bool:
         return self.group.sequences
 
     @property
-    def ids(self) -> float:
-        """The ids that it received, in the order in which they are looked up."""
-        return 0.0 if self.group.sharding.copied else self.kept - OFFSET_BYTES * self.lengths
+    def apart(self) -> float:
+        """The gradient of an operator's outputs, which is copied out of those of several."""
+        return max(self.operators.values()) if len(self.operators) > 1 and not self.sequences else 0.0
 
     @property
     def lengths_in_order(self) -> float:
@@ -163,11 +164,6 @@ class StepPeak(NamedTuple):
     moment: Moment
     causes: dict[Cause, int]
 
-    @property
-    def allocated(self) -> int:
-        """What tensors take of it; the rest the allocator holds beyond them."""
-        return self.nbytes - self.causes.get("allocator", 0)
-
 
 class Piece(NamedTuple):
     """A shard of a plan: the part of its table, which is held with this `sharding`, its first column and its device."""
@@ -218,6 +214,7 @@ class _Sent(NamedTuple):
     """A feature's share of a rank's input that goes to a rank, of these columns of its table."""
 
     rank: int
+    operator: int
     table: int
     column: int
     feature: int
@@ -237,9 +234,13 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     shared: dict[tuple[str, bool, bool], dict[Group, Traffic]] = {}
     sent_as: dict[tuple[str, bool, bool], dict[Group, list[_Sent]]] = {}
     senders: dict[Group, set[int]] = {}
+    operators: dict[tuple[Group, int], dict[Hashable, int]] = {}  # of a rank, by their first tables
+    cached = {name for name, rule in task.constraints.beyond_hbm.items() if rule.in_tier.cached}
     for position, held in enumerate(filter(None, of_table.values())):
         table, sharding = held[0].part.table, held[0].sharding
-        group = Group.of(table, sharding)
+        once = bool(task.index_dedup) and table.pooling == "none"
+        alone = ranks == 1 and not once and not sharding.splits_rows  # TorchRec then exchanges nothing, as of copies
+        group = Group.of(table, DATA_PARALLEL if alone else sharding)
         key = (table.module, table.weighted, group.sequences)
         features, of_id = max(len(table.features), 1), LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
         ids, own, output = (
@@ -249,17 +250,16 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         )
         offsets = {piece.column_offset: piece.device for piece in reversed(held)}  # a column shard is sent all ids
         blocks = len(held) // len(offsets) if sharding.splits_rows else 1
-        once = bool(task.index_dedup) and group.sequences
+        sorted_bytes = SEQUENCE_SORTED_BYTES if group.sequences else POOLED_SORTED_BYTES
         length = OFFSET_BYTES if once else LENGTH_BYTES
         distinct = Part.of(table).distinct_rows(own_samples) if once else ids
         sent = len(offsets) * (of_id * distinct + length * features * own_samples * blocks)
         as_sent = sent_as.setdefault(key, {}).setdefault(group, [])
-        on_all = group.sharding is ROW_WISE or sharding.copied
-        as_sent += [
-            _Sent(0 if on_all else d, position, offset, feature, own / features)
-            for offset, d in offsets.items()
-            for feature in range(features)
-        ]
+        on_all = group.sharding is ROW_WISE or group.sharding.copied
+        for offset, device in offsets.items():
+            rank = 0 if on_all else device
+            place = operators.setdefault((group, rank), {}).setdefault(table.operator_key, position)
+            as_sent += [_Sent(rank, place, position, offset, n, own / features) for n in range(features)]
         senders.setdefault(group, set()).update(d // domain if sharding.over_domains else d for d in offsets.values())
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
         of_all.own += own
@@ -271,27 +271,33 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
                 LOOKUP_BYTES * (ids + distinct) + (2 * OFFSET_BYTES + LENGTH_BYTES) * features * own_samples
             )
         of_all.means |= sharding.divides_means and table.pooling == "mean"
-        of_all.sent += sent * (not sharding.copied)
+        of_all.sent += sent * (not group.sharding.copied)
         of_all.order += LOOKUP_BYTES * distinct * (sharding.splits_rows and group.sequences)
         for part, _, column_offset, device in held:
             here = found[device].setdefault(group, Traffic(group))
-            if sharding.copied:
-                here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
-                gradient = part.memory().weights
-                here.copies += gradient
-                here.buckets += gradient * (table.name not in task.by_access.hot)
-                continue
             share = hot.get((table.name, column_offset))
             looked_up = (part.pooling_factor if share is None else table.pooling_factor * share) * samples
             if once:  # of a row that every rank looks up, each sends the id once: hot rows make no hot blocks
                 looked_up = ranks * part.distinct_rows(own_samples)
-            here.sorted_ids += (SEQUENCE_SORTED_BYTES if group.sequences else POOLED_SORTED_BYTES) * looked_up
+            looked = (
+                OUTPUT_BYTES
+                * part.dim
+                * (looked_up if group.sequences else features * (own_samples if sharding.copied else samples))
+            )
+            operator = table.operator_key, table.name * (table.name in cached)
+            here.operators[operator] = here.operators.get(operator, 0.0) + looked
+            here.lookup += looked
+            here.sorted_ids += sorted_bytes * looked_up * (not sharding.copied)
+            if group.sharding.copied:
+                here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
+                if sharding.copied:
+                    here.copies += OUTPUT_BYTES * part.rows * part.dim  # fp32 before it is as the weights are
+                    here.buckets += part.memory().weights * (table.name not in task.by_access.hot)
+                continue
             here.lengths += features * samples
             here.received += of_id * looked_up + length * features * samples
             here.kept += LOOKUP_BYTES * looked_up + OFFSET_BYTES * features * samples
             here.weights += (of_id - LOOKUP_BYTES) * looked_up
-            looked = OUTPUT_BYTES * part.dim * (looked_up if group.sequences else features * samples)
-            here.lookup += looked
             if sharding.over_domains:
                 here.middle += looked / domain
     permuted = {}
@@ -303,8 +309,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         for group, of_all in by_group.items():
             of_all.one_sender = len(senders[group]) == 1
             as_sent = sorted(sent_as[key][group])
-            first = {one[1:4:2]: place for place, one in reversed(list(enumerate(as_sent)))}
-            as_put = sorted(as_sent, key=lambda one: (first[one[1:4:2]], one.column))
+            first = {(one.table, one.feature): place for place, one in reversed(list(enumerate(as_sent)))}
+            as_put = sorted(as_sent, key=lambda one: (first[one.table, one.feature], one.column))
             of_all.reordered = as_put != as_sent and not group.sequences
     return [
         [
@@ -433,15 +439,17 @@ class _Step:
         """All collections send their outputs before the first is waited for."""
         before = self._held()
         for position, now in enumerate(self.collections):
-            yield "input exchange", self._inputs("input", position) + before
-            yield "input exchange", self._dealt(position) + before
-            last = 0.0
+            arriving, inputs, last = self._inputs("input", position) + before, self._inputs("forward", position), 0.0
+            yield "input exchange", arriving
+            if any(group.group.sharding.over_domains for group in now.groups):
+                yield "input exchange", arriving + self._dealt(now)
             for place, group in enumerate(now.groups):
                 # the last group's output is still there; FBGEMM keeps the ids of the last batch until it has those of this one
-                ids = sum(other.ids for other in now.groups[place + 1 :])
+                ids = sum(other.kept - OFFSET_BYTES * other.lengths for other in now.groups[place + 1 :])
                 ids += self.flight.ahead * sum(other.kept for other in now.groups[: place + 1])
-                base = self._inputs("forward", position) + before + Counter[Cause]({"inputs": ids})
-                yield "lookup", base + Counter[Cause]({"lookup outputs": last + group.lookup})
+                base = inputs + before + Counter[Cause]({"inputs": ids})
+                joined = group.lookup * (len(group.operators) > 1)
+                yield "lookup", base + Counter[Cause]({"lookup outputs": last + group.lookup + joined})
                 last = group.lookup
                 for moment, more in self._sent(group):
                     yield moment, base + more
@@ -455,14 +463,12 @@ class _Step:
                     yield "outputs put together", base + before + more
                 before += Counter[Cause]({"outputs": group.output})
 
-    def _dealt(self, position: int) -> Counter[Cause]:
-        """What is there while the input of a domain's row blocks is dealt out by rank: by row, and then again by host."""
-        now, nbytes = self.collections[position], 0.0
-        if twice := [group.sent for group in now.groups if group.group.sharding.over_domains]:
-            order = now.permuted * (len(now.groups) == now._of_blocks)  # else among what is sent
-            nbytes = max(twice) + order - now.sum("received") * (1 if self.pipelined else 2)
-            nbytes += (self.flight.freed > 0) * sum(one.sum("own") for one in self.collections if one.permuted)
-        return self._inputs("input", position) + Counter[Cause]({"inputs": nbytes})
+    def _dealt(self, now: Collection) -> Counter[Cause]:
+        """What is there more, before ids come, while those of a domain's row blocks are dealt out by row, and again by host."""
+        twice = max(group.sent for group in now.groups if group.group.sharding.over_domains)
+        order = now.permuted * (len(now.groups) == now._of_blocks)  # else among what is sent
+        freed = (self.flight.freed > 0) * sum(one.sum("own") for one in self.collections if one.permuted)
+        return Counter({"inputs": twice + order + freed - now.sum("received") * (1 if self.pipelined else 2)})
 
     def _share(self, group: Traffic, way: Precision) -> float:
         """Bytes on the way, as a share of fp32's."""
@@ -471,7 +477,7 @@ class _Step:
 
     def _sent(self, group: Traffic) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the lookup and the start of its exchange add."""
-        looked_up = Counter[Cause]({"lookup outputs": group.lookup or group.output * group.group.sharding.copied})
+        looked_up = Counter[Cause]({"lookup outputs": group.lookup})
         if group.group.sharding.copied:
             yield "forward exchange", looked_up
             return
@@ -544,8 +550,8 @@ class _Step:
                 if now.divisor:
                     base += Counter[Cause]({"gradients": own * ahead, "inputs": -now.divisor * (not self._keeps_batch)})
                 for group in reversed(now.groups):
-                    running = Counter[Cause]({"exchange": sum(copies[-1:])})
-                    copies += filter(None, [self._gathered(group)])
+                    copies.append(self._gathered(group))
+                    running = self._running(copies)
                     if group.reordered and group is now.groups[0] and not ahead and not now.copied:
                         # all other groups have sent theirs, so what is in order takes the place of what came
                         base -= Counter[Cause]({"gradients": own})
@@ -559,15 +565,14 @@ class _Step:
                     base += self._returning(group)
                 if not now.copied and (not ahead or now.divisor or self._sent_back_as_it_is(now)):
                     base -= Counter[Cause]({"gradients": own})
-            running = Counter[Cause]({"exchange": sum(copies[-GLOO_THREADS:])})
             for now in reversed(at_once):
                 for group in reversed(now.groups):
                     if not group.group.sharding.copied:
-                        yield "backward exchange", base + running
-                        running = Counter[Cause]()
+                        yield "backward exchange", base + self._running(copies)
                     base -= self._returning(group)
+                    copies.pop(0)
                     for more in self._arrived(group):
-                        yield "backward exchange", base + running + more
+                        yield "backward exchange", base + self._running(copies) + more
                 if now.copied:
                     base -= Counter[Cause]({"gradients": now.sum("output")})
 
@@ -582,6 +587,10 @@ class _Step:
         gathers = self.gloo and group.group.sharding is ROW_WISE and not group.sequences
         return group.lookup * self._share(group, self.precision.backward) * gathers
 
+    def _running(self, copies: Sequence[float]) -> Counter[Cause]:
+        """The most of these copies of gloo's that are there at once."""
+        return Counter[Cause]({"exchange": sum(sorted(copies)[-GLOO_THREADS:])})
+
     def _looked_up(self, one: Collection) -> float:
         """What copies looked up, which their backward pass reads: where it is not there still, as sent or as this batch's own."""
         if not one.copied or self._keeps_batch:
@@ -591,12 +600,13 @@ class _Step:
     def _returned(self, group: Traffic, several: bool) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """What the start of the exchange of gradients adds to the gradients of all outputs."""
         sharding, output, brought = group.group.sharding, group.output, group.brought
-        if sharding.copied:
-            return
         share = self._share(group, self.precision.backward)
         encodes = share < 1
         if group.sequences:
             yield "backward order", Counter[Cause]({"gradients": output})
+        if sharding.copied:
+            return
+        if group.sequences:
             if group.once:  # each output's gradient is one of the group's now, and is added up by distinct id
                 yield "backward exchange", Counter[Cause]({"gradients": output, "exchange": brought})
             if encodes:
@@ -609,8 +619,7 @@ class _Step:
             if encodes:
                 yield "backward encode", Counter[Cause]({"codec": output * (1 + share)})
                 contiguous = output * share
-            got = group.lookup * share + self._gathered(group)
-            yield "backward exchange", Counter[Cause]({"gradients": contiguous, "exchange": got})
+            yield "backward exchange", Counter[Cause]({"gradients": contiguous, "exchange": group.lookup * share})
             return
         across = SHARE_OF_FP32[self.precision.backward]
         held = output * group.reordered  # in order
@@ -640,13 +649,14 @@ class _Step:
         sharding = group.group.sharding
         if sharding.copied:
             of_weights = WEIGHT_BYTES / (LOOKUP_BYTES + WEIGHT_BYTES) * group.own * group.group.weighted
-            yield Counter[Cause]({"gradients": group.copies + of_weights})
+            sorted_ids = group.sorted_ids * (not self.gloo)
+            yield Counter[Cause]({"gradients": max(group.copies + of_weights, group.apart), "sorted ids": sorted_ids})
             return
         share = self._share(group, self.precision.backward)
         if sharding.over_domains:
             yield Counter[Cause]({"exchange": group.middle + group.lookup * share * (1 + self.gloo)})
         if share < 1:
             yield Counter[Cause]({"exchange": group.lookup * share, "gradients": group.lookup})
-        yield Counter[Cause]({"gradients": group.lookup * (1 + group.sequences)})
+        yield Counter[Cause]({"gradients": group.lookup * (1 + group.sequences) + group.apart})
         if not self.gloo:
             yield Counter[Cause]({"gradients": group.lookup, "sorted ids": group.sorted_ids})

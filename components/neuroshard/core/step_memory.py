@@ -75,16 +75,14 @@ IN_FLIGHT: Mapping[Pipeline, InFlight] = {
 
 def in_flight(pipeline: Pipeline, options: Collection[PipelineOption]) -> InFlight:
     """The same of a pipeline with these options. Raises KeyError for one that is not in IN_FLIGHT."""
-    flight = IN_FLIGHT[pipeline]
-    by_moment = {when: getattr(flight, when) for when in ("input", "forward", "outputs", "backward")}
-    if "enqueue_batch_after_forward" in options:
-        for when in ("input", "forward", "outputs"):
-            by_moment[when] = by_moment[when]._replace(own=by_moment[when].own - 1)
-    if clears := "clear_data_dist_inputs" in options:
-        for when in ("input", "forward"):
-            by_moment[when] = by_moment[when]._replace(sent=by_moment[when].sent - 1)
-    freed = 2 if "free_features_storage_early" in options else 0
-    return flight._replace(**by_moment, freed=freed, clears_sent=clears)
+    flight, freed = IN_FLIGHT[pipeline], 2 * ("free_features_storage_early" in options)
+    later, clears = "enqueue_batch_after_forward" in options, "clear_data_dist_inputs" in options
+
+    def fewer(batches: Batches, sent: int) -> Batches:
+        return Batches(batches.own - later, batches.sent - sent, batches.received)
+
+    before, outputs = [fewer(one, clears) for one in (flight.input, flight.forward)], fewer(flight.outputs, 0)
+    return InFlight(before[0], before[1], outputs, flight.backward, flight.ahead, freed, clears)
 
 
 def parse_pipeline_options(text: str) -> tuple[PipelineOption, ...]:
