@@ -27,17 +27,14 @@ def install_command(extra: str, tree: Path = SOURCE_TREE) -> str:
     """
     pair, packages = Installed.here().pair, required(extra)
     of_pair = [_of_pair(package, pair) for package in packages]
-    if of_pair != packages:
-        what = " ".join(map(shlex.quote, of_pair))
-    elif (tree / "pyproject.toml").is_file():
+    if of_pair == packages and (tree / "pyproject.toml").is_file():
         what = "-e " + shlex.quote(f"{'.' if tree == _working_directory() else tree}[{extra}]")
-    elif packages:
-        what = " ".join(map(shlex.quote, packages))
+    elif of_pair:
+        what = " ".join(map(shlex.quote, of_pair))
     else:
         what = f"'.[{extra}]' in a clone of NeuroShard"
-    if extra in ("all", "torchrec"):
-        return f"{pip()} install {what} && {pip()} install --no-deps torchrec=={pair.torchrec}"
-    return f"{pip()} install {what}"
+    torchrec = f" && {pip()} install --no-deps torchrec=={pair.torchrec}" if extra in ("all", "torchrec") else ""
+    return f"{pip()} install {what}{torchrec}"
 
 
 def install_torchrec() -> str:
@@ -55,10 +52,8 @@ def torchrec_on_gpus(pair: Pair) -> str:
 
 def _of_pair(package: str, pair: Pair) -> str:
     """A requirement, of the pair's version where it is torch or FBGEMM."""
-    name = re.split(r"[^\w.-]", package, maxsplit=1)[0]
-    return {one.partition("==")[0]: one for build in (GPU_BUILD, CPU_BUILD) for one in pair.pins(build)}.get(
-        name, package
-    )
+    pins = {one.partition("==")[0]: one for build in (GPU_BUILD, CPU_BUILD) for one in pair.pins(build)}
+    return pins.get(re.split(r"[^\w.-]", package, maxsplit=1)[0], package)
 
 
 def install_pair(here: Installed) -> str:
@@ -102,8 +97,7 @@ def _required(declared: list[str], extra: str) -> list[str]:
         requirement, _, marker = (part.strip() for part in line.partition(";"))
         if not re.search(rf"""extra == ["']{re.escape(extra)}["']""", marker):
             continue
-        named = re.fullmatch(r"neuroshard\[(.*)\]", requirement)
-        if named:
+        if named := re.fullmatch(r"neuroshard\[(.*)\]", requirement):
             found += [inner for name in named[1].split(",") for inner in _required(declared, name.strip())]
         else:
             found.append(requirement)
