@@ -233,7 +233,6 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     found: list[dict[Group, Traffic]] = [{} for _ in range(ranks)]  # of their own shards
     shared: dict[tuple[str, bool, bool], dict[Group, Traffic]] = {}
     sent_as: dict[tuple[str, bool, bool], dict[Group, list[_Sent]]] = {}
-    senders: dict[Group, set[int]] = {}
     operators: dict[tuple[Group, int], dict[Hashable, int]] = {}  # of a rank, by their first tables
     cached = {name for name, rule in task.constraints.beyond_hbm.items() if rule.in_tier.cached}
     for position, held in enumerate(filter(None, of_table.values())):
@@ -243,11 +242,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         group = Group.of(table, DATA_PARALLEL if alone else sharding)
         key = (table.module, table.weighted, group.sequences)
         features, of_id = max(len(table.features), 1), LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
-        ids, own, output = (
-            table.pooling_factor * own_samples,
-            own_input_bytes(table, own_samples),
-            output_bytes(table, own_samples),
-        )
+        ids, own = table.pooling_factor * own_samples, own_input_bytes(table, own_samples)
+        output = output_bytes(table, own_samples)
         offsets = {piece.column_offset: piece.device for piece in reversed(held)}  # a column shard is sent all ids
         blocks = len(held) // len(offsets) if sharding.splits_rows else 1
         sorted_bytes = SEQUENCE_SORTED_BYTES if group.sequences else POOLED_SORTED_BYTES
@@ -260,7 +256,6 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             rank = 0 if on_all else device
             place = operators.setdefault((group, rank), {}).setdefault(table.operator_key, position)
             as_sent += [_Sent(rank, place, position, offset, n, own / features) for n in range(features)]
-        senders.setdefault(group, set()).update(d // domain if sharding.over_domains else d for d in offsets.values())
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
         of_all.own += own
         of_all.output += output
@@ -307,8 +302,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
         permuted[key] = 0.0 if features_of == sorted(set(features_of)) else sum(one.nbytes for one in order)
     for key, by_group in shared.items():
         for group, of_all in by_group.items():
-            of_all.one_sender = len(senders[group]) == 1
-            as_sent = sorted(sent_as[key][group])
+            as_sent, of_sender = sorted(sent_as[key][group]), domain if group.sharding.over_domains else 1
+            of_all.one_sender = len({one.rank // of_sender for one in as_sent}) == 1
             first = {(one.table, one.feature): place for place, one in reversed(list(enumerate(as_sent)))}
             as_put = sorted(as_sent, key=lambda one: (first[one.table, one.feature], one.column))
             of_all.reordered = as_put != as_sent and not group.sequences
@@ -636,11 +631,8 @@ class _Step:
         sharding = group.group.sharding
         if sharding.copied:
             return Counter()
-        share = (
-            SHARE_OF_FP32[self.precision.backward]
-            if sharding.over_domains
-            else self._share(group, self.precision.backward)
-        )
+        way = self.precision.backward
+        share = SHARE_OF_FP32[way] if sharding.over_domains else self._share(group, way)
         got = group.middle if sharding.over_domains else group.lookup
         return Counter[Cause]({"exchange": (group.brought + got) * share})
 
