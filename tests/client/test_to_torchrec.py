@@ -129,11 +129,6 @@ def test_shards_on_one_rank_that_torchrec_would_mix_up_become_one(planned, given
     assert got.plan[""]["user"] == parameter("column_wise", given, 1000)
 
 
-def test_unequal_shards_apart_on_one_rank_are_refused():
-    with refused(InvalidInput, "'user'", "rank 1", "0 to 4, 8 to 16"):
-        to_torchrec(user_in((0, 4, 1), (4, 4, 0), (8, 8, 1)), collection(USER))
-
-
 def test_tables_are_found_in_several_collections():
     module = nn.ModuleDict({"a": collection(USER, ITEM), "b": nn.ModuleDict({"c": collection(COUNTRY)})})
     got = to_torchrec(make_plan(), module)
@@ -162,27 +157,6 @@ def test_tables_of_one_name_are_found_by_their_modules_also_below_a_wrapper():
         unnamed = from_torchrec(got, module, device_memory_bytes=[2**30] * 2, batch_size=64)
         assert [t.name for t in unnamed.task.tables] == ["user", f"{prefix}a.item", f"{prefix}b.c.item"]
         assert to_torchrec(unnamed, module) == got
-
-
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        (make_plan(), ["'item' is in module 'a' and in 'b'", "without a module"]),
-        (twins("a", "c"), ["'item' is in module 'a' and in 'b'", "in module 'c'"]),
-        (twins("a"), ["lacks table 'b.item'"]),
-        (twins("a", "b", ""), ["'item' is in module 'a' and in 'b'", "without a module"]),
-    ],
-    ids=["no modules", "another module", "one is missing", "one too many"],
-)
-def test_a_plan_that_does_not_say_which_of_two_tables_it_means_is_refused(plan, words):
-    model = nn.ModuleDict({"a": collection(USER, ITEM), "b": collection(ITEM)})
-    with refused(InvalidInput, *words):
-        to_torchrec(plan, model)
-
-
-def test_two_tables_of_a_plan_that_are_one_of_the_model_are_refused():
-    with refused(InvalidInput, "'a.item'", "'b.item'", "'item'", "module 'a'"):
-        to_torchrec(twins("a", "b"), nn.ModuleDict({"a": collection(USER, ITEM)}))
 
 
 def test_a_gpu_is_the_rank_within_its_host():
@@ -241,50 +215,12 @@ def test_a_copied_table_is_one_on_one_rank_too():
     }
 
 
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        (nn.Linear(4, 4), ["Linear has no EmbeddingBagCollection"]),
-        (collection(USER, ITEM), ["has table 'country', which the model lacks"]),
-        (collection(*TABLES, change(ITEM, name="new")), ["lacks table 'new', which the model has"]),
-        (collection(change(USER, rows=999), ITEM, COUNTRY), ["'user'", "1,000 rows", "999 rows"]),
-        (collection(USER, ITEM.with_dim(12), COUNTRY), ["'item'", "dim 8", "dim 12"]),
-        (collection(*TABLES, data_type=DataType.FP16), ["'user' is FP16 in module ''", "4 bytes an element"]),
-        (
-            nn.ModuleDict({"a": collection(USER, ITEM), "b": collection(ITEM, COUNTRY)}),
-            ["'item' is in module 'a' and in 'b'"],
-        ),
-    ],
-)
-def test_a_module_with_other_tables_is_refused(module, words):
-    with refused(InvalidInput, *words):
-        to_torchrec(make_plan(), module)
-
-
 def with_shard(index: int, **fields: object) -> Plan:
     """The plan with one shard changed behind its back, as model_copy allows."""
     plan = make_plan()
     shards = list(plan.shards)
     shards[index] = shards[index].model_copy(update=fields)
     return plan.model_copy(update={"shards": tuple(shards)})
-
-
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        (with_shard(0, device=2), ["'user'", "device 2", "there are 2"]),
-        (with_shard(0, dim=6), ["'user'", "6 columns", "multiples of 4"]),
-        (with_shard(0, dim=8), ["'user'", "overlapping", "columns 0-7"]),
-        (with_shard(4, dim=4), ["'item'", "gap", "1,200 of 2,400"]),
-        (with_shard(4, rows=301), ["'item'", "row 301"]),
-        (with_shard(4, table="nobody"), ["'nobody'"]),
-        (make_plan().model_copy(update={"shards": make_plan().shards[1:]}), ["'user'", "gap"]),
-        (make_plan().model_copy(update={"task_digest": "0" * 64}), ["task_digest"]),
-    ],
-)
-def test_a_plan_that_was_never_checked_is_checked_here(plan, words):
-    with refused(InvalidInput, *words):
-        to_torchrec(plan, collection(*TABLES))
 
 
 def item_in(
@@ -469,28 +405,6 @@ def test_all_rows_on_the_first_of_several_ranks_are_a_whole_table():
     assert to_torchrec(plan, module).plan[""]["item"] == parameter("table_wise", [(0, 8, 0)], 1)
 
 
-@pytest.mark.parametrize(
-    ("shards", "devices", "words"),
-    [
-        (
-            [(0, 150, 1), (150, 150, 0)],
-            2,
-            ["rows 0-149 of 300 on rank 1", "rows 0-149 on rank 0", "2 ranks", "150 each"],
-        ),
-        ([(0, 151, 0), (151, 149, 1)], 2, ["rows 0-150 of 300 on rank 0", "has rows 0-149 on rank 0"]),
-        ([(0, 100, 0), (100, 200, 1)], 2, ["rows 0-99 of 300 on rank 0", "has rows 0-149 on rank 0"]),
-        ([(0, 150, 0), (150, 150, 1)], 4, ["rows 0-149 of 300 on rank 0", "rows 0-74 on rank 0", "all 4 ranks"]),
-        ([(0, 75, 0), (75, 75, 1), (150, 150, 2)], 4, ["rows 150-299 of 300 on rank 2", "rows 150-224 on rank 2"]),
-        ([(0, 75, 0), (75, 75, 0), (150, 150, 1)], 2, ["rows 0-74 of 300 on rank 0", "rows 0-149 on rank 0"]),
-        ([(0, 150, 0), (150, 150, 0)], 1, ["rows 0-149 of 300 on rank 0", "rows 0-299 on rank 0"]),
-    ],
-    ids=["ranks out of order", "one row off", "unequal", "not all ranks", "not the last", "twice a rank", "one rank"],
-)
-def test_rows_that_torchrec_would_look_for_elsewhere_are_refused(shards, devices, words):
-    with refused(InvalidInput, "table 'item'", *words):
-        to_torchrec(item_in(*shards, devices=devices), collection(ITEM))
-
-
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_split_of_rows_is_torchrecs_own_or_refused_in_one_line(data):
@@ -515,32 +429,6 @@ def test_any_split_of_rows_is_torchrecs_own_or_refused_in_one_line(data):
             to_torchrec(plan, module)
     else:
         assert to_torchrec(plan, module).plan[""]["item"].sharding_spec == theirs["item"].sharding_spec
-
-
-def test_a_table_that_is_split_row_wise_and_by_columns_is_refused():
-    plan = item_in((0, 150, 0), (150, 150, 1))
-    halves = [s.model_copy(update={"dim": 4, "column_offset": c}) for s in plan.shards for c in (0, 4)]
-    with refused(InvalidInput, "'item'", "rank 0", "rows 0-149", "columns 0-3"):
-        to_torchrec(plan.model_copy(update={"shards": tuple(halves)}), collection(ITEM))
-
-
-WRONG_ARGUMENTS: Any = [
-    *(({"compute_kernel": kernel}, UsageError, [repr(kernel), "fused"]) for kernel in KERNELS),
-    *(({"local_world_size": ranks}, UsageError, ["local_world_size", ranks]) for ranks in (0, -2, "2")),
-    ({"world_size": "2"}, UsageError, ["world_size", "'2'", "int(…)"]),
-    *(({"world_size": ranks}, InvalidInput, ["2 ranks", ranks]) for ranks in (1, 4)),
-    ({"batch_size": 64.0}, UsageError, ["batch_size", "64.0"]),
-    ({"sharders": EmbeddingBagCollectionSharder()}, UsageError, ["sharders", "list"]),
-    ({"sharders": [EmbeddingBagCollectionSharder]}, UsageError, ["sharders", "list", "class"]),
-    ({"device_type": "tpu"}, UsageError, ["tpu"]),
-    ({"optimizer": "lion"}, UsageError, ["lion"]),
-]
-
-
-@pytest.mark.parametrize(("how", "error", "facts"), WRONG_ARGUMENTS, ids=lambda one: str(one)[:30])
-def test_a_wrong_argument_is_named(how: dict[str, Any], error: type[Exception], facts: list[object]) -> None:
-    with refused(error, *facts):
-        to_torchrec(make_plan(), collection(*TABLES), **how)
 
 
 def test_numpy_s_numbers_are_numbers() -> None:
@@ -630,11 +518,6 @@ def sequences(*names: str) -> EmbeddingCollection:
     return EmbeddingCollection(tables=configs, device=torch.device("meta"))
 
 
-def test_a_plan_without_the_model_s_sequences_is_refused():
-    with refused(InvalidInput, "'seq'", "lacks"):
-        to_torchrec(make_plan(), nn.ModuleDict({"a": collection(*TABLES), "s": sequences("seq")}))
-
-
 def plan_of_sequences(devices: int, *shards: tuple[str, int, int, int, int, int]) -> Plan:
     """shards: (table, first row, rows, column, columns, rank), of sequences of 8 rows and 16 columns."""
     tables = (
@@ -648,45 +531,138 @@ def plan_of_sequences(devices: int, *shards: tuple[str, int, int, int, int, int]
     return Plan(task=task, shards=tuple(cut), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
 
 
-@pytest.mark.parametrize(
-    ("shards", "facts"),
-    [
-        (
-            [("a", 0, 8, 8 * i, 8, i) for i in (0, 1)] + [("b", 0, 8, 0, 4, 0), ("b", 0, 8, 4, 12, 1)],
-            ["'a'", "'b'", 8, 4],
-        ),
-        ([("a", 0, 8, 0, 4, 0), ("a", 0, 8, 4, 12, 1)], ["'a'", "rank 0", "rank 1", 4, 12]),
-        (
-            [("a", 0, 8, 4 * i, 4, i % 2) for i in range(4)] + [("b", 0, 8, 8 * i, 8, 2 + i) for i in (0, 1)],
-            ["'a'", "'b'", "rank 0", "rank 2", 4, 8],
-        ),
-    ],
-    ids=["on one rank", "of one table on two ranks", "of two tables on other ranks"],
+A_SEQUENCE = Table(name="a", rows=8, dim=16, pooling_factor=2.0)  # or pooled
+FEW_ROWS = change(ITEM, rows=5)
+TWO_ITEMS = nn.ModuleDict({"a": collection(USER, ITEM), "b": collection(ITEM)})
+HALVES = item_in((0, 150, 0), (150, 150, 1))
+CUT_BOTH_WAYS = [one.model_copy(update={"dim": 4, "column_offset": at}) for one in HALVES.shards for at in (0, 4)]
+MEANS_IN_A_HOST = Plan(
+    task=ShardingTask(tables=(change(ITEM, pooling="mean"), COUNTRY), device_memory_bytes=(2**20,) * 4, batch_size=64),
+    shards=(
+        *item_in((0, 150, 2), (150, 150, 3), devices=4).shards,
+        Shard(table="country", rows=COUNTRY.rows, dim=COUNTRY.dim, device=0),
+    ),
+    provenance=make_plan().provenance,
 )
-def test_sequences_cut_into_two_widths_are_refused(shards, facts):
-    plan = plan_of_sequences(4, *shards)
-    with refused(InvalidInput, *facts, "module ''"):
-        to_torchrec(plan, sequences(*(table.name for table in plan.task.tables)))
 
 
-@pytest.mark.parametrize(
-    ("shards", "kind"),
-    [
-        ([("a", 4 * i, 4, 0, 16, i) for i in (0, 1)], "table_row_wise"),
-        ([("a", 4 * (i % 2), 4, 8 * (i // 2), 8, i) for i in range(4)], "grid_shard"),
-    ],
-)
-def test_sequences_split_over_a_host_s_ranks_are_refused(shards, kind):
-    with refused(InvalidInput, "'a'", "module ''", "sequence", kind):
-        to_torchrec(plan_of_sequences(4, *shards), sequences("a"), local_world_size=2)
+def in_sequences(devices: int, *shards: tuple[str, int, int, int, int, int]) -> tuple[Plan, nn.Module]:
+    plan = plan_of_sequences(devices, *shards)
+    return plan, sequences(*(table.name for table in plan.task.tables))
 
 
-def test_a_pooled_table_that_is_now_a_sequence_is_refused_and_the_other_way_round():
-    table = Table(name="a", rows=8, dim=16, pooling_factor=2.0)
-    with refused(InvalidInput, "'a'", "module ''", "a sequence", "pooled", "sum"):
-        to_torchrec(make_plan(tables=(table,)), sequences("a"))
-    with refused(InvalidInput, "'a'", "module ''", "a sequence", "pooled", "none"):
-        to_torchrec(plan_of_sequences(2, ("a", 0, 8, 0, 16, 0)), collection(table))
+# What a plan, or its module, is that to_torchrec refuses with InvalidInput, and the facts that are named
+OF_TWO_WIDTHS: Any = {
+    "on one rank": (
+        [("a", 0, 8, 8 * i, 8, i) for i in (0, 1)] + [("b", 0, 8, 0, 4, 0), ("b", 0, 8, 4, 12, 1)],
+        "'b'",
+        8,
+        4,
+    ),
+    "of one table": ([("a", 0, 8, 0, 4, 0), ("a", 0, 8, 4, 12, 1)], "rank 0", "rank 1", 4, 12),
+    "of two tables": (
+        [("a", 0, 8, 4 * i, 4, i % 2) for i in range(4)] + [("b", 0, 8, 8 * i, 8, 2 + i) for i in (0, 1)],
+        *("'b'", "rank 0", "rank 2", 4, 8),
+    ),
+}
+OVER_RANKS: dict[Any, list[str]] = {  # rows that TorchRec would look for elsewhere
+    (2, (0, 150, 1), (150, 150, 0)): ["rows 0-149 of 300 on rank 1", "rows 0-149 on rank 0", "2 ranks", "150 each"],
+    (2, (0, 151, 0), (151, 149, 1)): ["rows 0-150 of 300 on rank 0", "has rows 0-149 on rank 0"],
+    (2, (0, 100, 0), (100, 200, 1)): ["rows 0-99 of 300 on rank 0", "has rows 0-149 on rank 0"],
+    (4, (0, 150, 0), (150, 150, 1)): ["rows 0-149 of 300 on rank 0", "rows 0-74 on rank 0", "all 4 ranks"],
+    (4, (0, 75, 0), (75, 75, 1), (150, 150, 2)): ["rows 150-299 of 300 on rank 2", "rows 150-224 on rank 2"],
+    (2, (0, 75, 0), (75, 75, 0), (150, 150, 1)): ["rows 0-74 of 300 on rank 0", "rows 0-149 on rank 0"],
+    (1, (0, 150, 0), (150, 150, 0)): ["rows 0-149 of 300 on rank 0", "rows 0-299 on rank 0"],
+}
+OVER_HOSTS = {  # of two ranks, of four
+    ((0, 150, 1), (150, 150, 2)): ["rows 0-149 of 300 on rank 1", "row-wise sharding has rows 0-74 on rank 0"],
+    ((0, 150, 3), (150, 150, 2)): ["rows 0-149 of 300 on rank 3", "table-row-wise sharding has rows 0-149 on rank 2"],
+    ((0, 151, 2), (151, 149, 3)): ["rows 0-150 of 300 on rank 2", "table-row-wise sharding has rows 0-149 on rank 2"],
+    ((0, 150, 2), (150, 75, 3), (225, 75, 3)): ["rows 150-224 of 300 on rank 3", "has rows 150-299 on rank 3"],
+    ((0, 100, 0), (100, 100, 1), (200, 100, 2)): ["rows 0-99 of 300 on rank 0", "or over the 2 of a domain", "grid"],
+}
+ON_TWO, ON_FOUR = {"local_world_size": 2}, {"local_world_size": 4}
+REFUSED: Any = [
+    (user_in((0, 4, 1), (4, 4, 0), (8, 8, 1)), collection(USER), {}, ["'user'", "rank 1", "0 to 4, 8 to 16"]),
+    (make_plan(), TWO_ITEMS, {}, ["'item' is in module 'a' and in 'b'", "without a module"]),
+    (twins("a", "c"), TWO_ITEMS, {}, ["'item' is in module 'a' and in 'b'", "in module 'c'"]),
+    (twins("a"), TWO_ITEMS, {}, ["lacks table 'b.item'"]),
+    (twins("a", "b", ""), TWO_ITEMS, {}, ["'item' is in module 'a' and in 'b'", "without a module"]),
+    (
+        twins("a", "b"),
+        nn.ModuleDict({"a": collection(USER, ITEM)}),
+        {},
+        ["'a.item'", "'b.item'", "'item'", "module 'a'"],
+    ),
+    (make_plan(), nn.Linear(4, 4), {}, ["Linear has no EmbeddingBagCollection"]),
+    (make_plan(), collection(USER, ITEM), {}, ["has table 'country', which the model lacks"]),
+    (make_plan(), collection(*TABLES, change(ITEM, name="new")), {}, ["lacks table 'new', which the model has"]),
+    (make_plan(), collection(change(USER, rows=999), ITEM, COUNTRY), {}, ["'user'", "1,000 rows", "999 rows"]),
+    (make_plan(), collection(USER, ITEM.with_dim(12), COUNTRY), {}, ["'item'", "dim 8", "dim 12"]),
+    (
+        make_plan(),
+        collection(*TABLES, data_type=DataType.FP16),
+        {},
+        ["'user' is FP16 in module ''", "4 bytes an element"],
+    ),
+    (make_plan(), nn.ModuleDict({"a": collection(*TABLES), "s": sequences("seq")}), {}, ["'seq'", "lacks"]),
+    (with_shard(0, device=2), collection(*TABLES), {}, ["'user'", "device 2", "there are 2"]),
+    (with_shard(0, dim=6), collection(*TABLES), {}, ["'user'", "6 columns", "multiples of 4"]),
+    (with_shard(0, dim=8), collection(*TABLES), {}, ["'user'", "overlapping", "columns 0-7"]),
+    (with_shard(4, dim=4), collection(*TABLES), {}, ["'item'", "gap", "1,200 of 2,400"]),
+    (with_shard(4, rows=301), collection(*TABLES), {}, ["'item'", "row 301"]),
+    (with_shard(4, table="nobody"), collection(*TABLES), {}, ["'nobody'"]),
+    (make_plan().model_copy(update={"shards": make_plan().shards[1:]}), collection(*TABLES), {}, ["'user'", "gap"]),
+    (make_plan().model_copy(update={"task_digest": "0" * 64}), collection(*TABLES), {}, ["task_digest"]),
+    *(
+        (item_in(*rows, devices=n), collection(ITEM), {}, ["'item'", *facts])
+        for (n, *rows), facts in OVER_RANKS.items()
+    ),
+    *((item_in(*rows, devices=4), collection(ITEM), ON_TWO, ["'item'", *facts]) for rows, facts in OVER_HOSTS.items()),
+    (
+        item_in((0, 2, 4), (2, 2, 5), (4, 1, 6), devices=8, table=FEW_ROWS),
+        *(collection(FEW_ROWS), ON_FOUR, ["item", "5 rows", "rank 7"]),
+    ),
+    (
+        HALVES.model_copy(update={"shards": tuple(CUT_BOTH_WAYS)}),
+        *(collection(ITEM), {}, ["'item'", "rank 0", "rows 0-149", "columns 0-3"]),
+    ),
+    (MEANS_IN_A_HOST, collection(*MEANS_IN_A_HOST.task.tables), ON_TWO, ["'item'", "mean", "row-wise", "'country'"]),
+    *((*in_sequences(4, *cut), {}, ["'a'", "module ''", *facts]) for cut, *facts in OF_TWO_WIDTHS.values()),
+    (*in_sequences(4, *(("a", 4 * i, 4, 0, 16, i) for i in (0, 1))), ON_TWO, ["'a'", "sequence", "table_row_wise"]),
+    (
+        *in_sequences(4, *(("a", 4 * (i % 2), 4, 8 * (i // 2), 8, i) for i in range(4))),
+        *(ON_TWO, ["'a'", "module ''", "sequence", "grid_shard"]),
+    ),
+    (make_plan(tables=(A_SEQUENCE,)), sequences("a"), {}, ["'a'", "module ''", "a sequence", "pooled", "sum"]),
+    (
+        plan_of_sequences(2, ("a", 0, 8, 0, 16, 0)),
+        *(collection(A_SEQUENCE), {}, ["'a'", "module ''", "a sequence", "pooled", "none"]),
+    ),
+    *((make_plan(), collection(*TABLES), {"world_size": ranks}, ["2 ranks", ranks]) for ranks in (1, 4)),
+]
+WRONG_ARGUMENTS: Any = [
+    *(({"compute_kernel": kernel}, [repr(kernel), "fused"]) for kernel in KERNELS),
+    *(({"local_world_size": ranks}, ["local_world_size", repr(ranks)]) for ranks in (0, -2, "2")),
+    ({"world_size": "2"}, ["world_size", "'2'", "int(…)"]),
+    ({"batch_size": 64.0}, ["batch_size", "64.0"]),
+    ({"sharders": EmbeddingBagCollectionSharder()}, ["sharders", "list"]),
+    ({"sharders": [EmbeddingBagCollectionSharder]}, ["sharders", "list", "class"]),
+    ({"device_type": "tpu"}, ["tpu"]),
+    ({"optimizer": "lion"}, ["lion"]),
+]
+
+
+@pytest.mark.parametrize(("plan", "module", "how", "facts"), REFUSED)
+def test_what_torchrec_would_get_wrong_is_refused(plan: Plan, module: nn.Module, how: Any, facts: list[object]) -> None:
+    with refused(InvalidInput, *facts):
+        to_torchrec(plan, module, **how)
+
+
+@pytest.mark.parametrize(("how", "facts"), WRONG_ARGUMENTS)
+def test_a_wrong_argument_is_named(how: dict[str, Any], facts: list[object]) -> None:
+    with refused(UsageError, *facts):
+        to_torchrec(make_plan(), collection(*TABLES), **how)
 
 
 def test_a_frozen_table_is_warned_of():
@@ -909,31 +885,6 @@ def test_hosts_of_a_torchrec_plan_are_those_that_it_is_priced_for():
         taken(local_world_size=3)
 
 
-@pytest.mark.parametrize(
-    ("shards", "words"),
-    [
-        ([(0, 150, 1), (150, 150, 2)], ["rows 0-149 of 300 on rank 1", "row-wise sharding has rows 0-74 on rank 0"]),
-        (
-            [(0, 150, 3), (150, 150, 2)],
-            ["rows 0-149 of 300 on rank 3", "table-row-wise sharding has rows 0-149 on rank 2"],
-        ),
-        (
-            [(0, 151, 2), (151, 149, 3)],
-            ["rows 0-150 of 300 on rank 2", "table-row-wise sharding has rows 0-149 on rank 2"],
-        ),
-        ([(0, 150, 2), (150, 75, 3), (225, 75, 3)], ["rows 150-224 of 300 on rank 3", "has rows 150-299 on rank 3"]),
-        (
-            [(0, 100, 0), (100, 100, 1), (200, 100, 2)],
-            ["rows 0-99 of 300 on rank 0", "or over the 2 of a domain", "grid"],
-        ),
-    ],
-    ids=["two hosts", "ranks out of order", "one row off", "twice a rank", "three ranks"],
-)
-def test_rows_that_are_not_over_exactly_the_ranks_of_a_host_are_refused(shards, words):
-    with refused(InvalidInput, "table 'item'", *words):
-        to_torchrec(item_in(*shards, devices=4), collection(ITEM), local_world_size=2)
-
-
 def grid_of(table: Table, domain: int, local: int) -> Plan:
     """The table in a grid over two domains."""
     shards = [
@@ -998,18 +949,6 @@ def test_a_sharder_needs_codecs_for_the_collectives_of_its_tables_alone(plan, la
             given(*launched - {operation})
 
 
-def test_means_of_rows_in_a_host_are_refused_beside_whole_tables_too():
-    tables = (change(ITEM, pooling="mean"), COUNTRY)
-    shards = (
-        *item_in((0, 150, 2), (150, 150, 3), devices=4).shards,
-        Shard(table="country", rows=COUNTRY.rows, dim=COUNTRY.dim, device=0),
-    )
-    task = ShardingTask(tables=tables, device_memory_bytes=(2**20,) * 4, batch_size=64)
-    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
-    with refused(InvalidInput, "'item'", "mean", "row-wise", "'country'"):
-        to_torchrec(plan, collection(*tables), local_world_size=2)
-
-
 def test_the_rows_of_a_host_s_ranks_are_not_taken_where_ranks_make_no_whole_hosts():
     shards = [(0, 75, 0), (75, 75, 1), (150, 75, 2), (225, 75, 3)]
     with refused(
@@ -1019,13 +958,6 @@ def test_the_rows_of_a_host_s_ranks_are_not_taken_where_ranks_make_no_whole_host
     with refused(InvalidInput, "'item'", "rows 0-74 of 300 on rank 0", "row-wise sharding has rows 0-49"):
         of = rows_parameter(*shards, kind="table_row_wise")
         taken_over(ShardingPlan(plan={"": EmbeddingModuleShardingPlan(item=of)}), collection(ITEM), devices=6)
-
-
-def test_a_host_whose_last_rank_would_have_no_rows_is_refused():
-    table = change(ITEM, rows=5)
-    plan = item_in((0, 2, 4), (2, 2, 5), (4, 1, 6), devices=8, table=table)
-    with refused(InvalidInput, "item", "5 rows", "rank 7"):
-        to_torchrec(plan, collection(table), local_world_size=4)
 
 
 def test_a_host_is_by_default_what_torchrun_says_and_must_be_where_torchrec_runs(tmp_path, monkeypatch):
