@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-sequences bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -125,6 +125,9 @@ bench-pretrain: .venv/dev.done ## our cost models beside the paper's nets and re
 bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trainer by four planners' plans, as tables; ARGS="--quick --only trainer"
 	@$(BIN)/python tests/bench/release.py $(ARGS)
 	@$(BIN)/python tests/bench/trainer.py $(ARGS)
+
+bench-sequences: .venv/dev.done ## DLRMv4's tables: our plans beside those of TorchRec's planner and of the benchmark's makers; ARGS="--quick" for 8 ranks
+	@$(BIN)/python tests/bench/dlrmv4.py $(ARGS)
 
 bench-rows: .venv/dev.done ## what copies of hot rows cost and save two gloo ranks, and a search: the map, sequences, shaped links (as root); ARGS="--tables-dir FOLDER", "--ratings u.data --requests FILE" (real streams), --quick
 	@$(BIN)/python tests/bench/rows.py $(ARGS)

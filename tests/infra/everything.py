@@ -67,6 +67,7 @@ SMALL = {
     "bench-search": Small(
         "--quick --tasks 1 --tables-dir {drawn} --only compare,time,named,measured,hosts,ablation,ablation-hosts"
     ),
+    "bench-sequences": Small("--quick"),
     "bench-rows": Small("--quick"),
     "bench-tiers": Small("--quick --tables-dir {drawn}"),
     "bench-memory": Small("--quick"),

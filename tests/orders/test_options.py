@@ -67,7 +67,7 @@ SAID = {
     "pipeline": Said("--pipeline prefetch", "prefetch", {"pipeline": "prefetch"}),
     "dense_memory": Said("--dense-memory 6GiB", 6 * 2**30, {"dense_memory": "6GiB"}),
     "allocator_share": Said("--allocator-share 0", 0, {"allocator_share": 0}),
-    "index_dedup": Said("--index-dedup", True, {"index_dedup": True}),
+    "index_dedup": Said("--index-dedup on", "on", {"index_dedup": "on"}),
     "pipeline_options": Said(
         "--pipeline-options clear_data_dist_inputs,free_features_storage_early",
         ["free_features_storage_early", "clear_data_dist_inputs"],

@@ -86,7 +86,7 @@ def test_every_block_has_the_vector_of_the_largest() -> None:
 
 def test_a_search_leaves_row_wise_where_hot_blocks_are_dear() -> None:
     sequences = [
-        Table(name=f"s{n}", rows=5_000_000, dim=128, pooling_factor=200.0, pooling="none") for n in range(DEVICES)
+        Table(name=f"s{n}", rows=5_000_000, dim=128, pooling_factor=200.0, pooling="none") for n in range(DEVICES - 1)
     ]
 
     def of(access: str | None, **more: Any) -> ShardingTask:

@@ -252,6 +252,10 @@ class Constraints(SparseValue):
         return {rule.table: rule.rows_by_access for rule in self.tables if rule.rows_by_access is not None}
 
     @property
+    def index_dedup(self) -> frozenset[str]:
+        return frozenset(rule.table for rule in self.tables if rule.index_dedup)
+
+    @property
     def in_two_parts(self) -> list[str]:
         """Names of the tables held in two parts."""
         return [name for name, held in self.rows_by_access.items() if held.hot_rows is not None]

@@ -178,8 +178,7 @@ class CollectiveCost(Value):
         return self
 
     def scaled(self, by: float, waiting_ms: Sequence[float]) -> Self:
-        """The same on a machine that is `by` times slower, except for the `waiting_ms` of each device, which no speed changes.
-        Medians stay, as they are what was timed."""
+        """The same on a machine that is `by` times slower, except for the `waiting_ms` of each device and medians."""
         if self.forward_ms is None or self.backward_ms is None:
             return self
         waited = [min(pair) for pair in zip(self.forward_ms, waiting_ms, strict=True)]
@@ -241,8 +240,7 @@ COST_OF_KIND: dict[str, type[Cost]] = {"compute": ComputeCost, "collective": Col
 class Costs(Value):
     """A whole cost set: every measured case with its cost, and the bench. All rounds of a case have its case_id.
 
-    `tables` are those that the cases were drawn from. `device_counts` are the numbers of ranks whose all-to-alls were asked for,
-    even if none was measured.
+    `tables` are those that the cases were drawn from. `device_counts` are the numbers of ranks asked for, if measured or not.
     """
 
     bench: Bench

@@ -47,8 +47,7 @@ class NewerFormat(InvalidInput):
 
 
 class Infeasible(NeuroshardError):
-    """No plan fits the devices; the message says what is missing, in bytes. `proven` where no plan can, as searched: otherwise
-    none was found."""
+    """No plan fits the devices; the message says what is missing, in bytes. `proven` where no plan can."""
 
     def __init__(self, message: str, *, proven: bool = False) -> None:
         super().__init__(message)

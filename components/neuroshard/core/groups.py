@@ -80,8 +80,7 @@ class Groups(Value):
         return ""
 
     def _inside(self, size: int, together: int) -> int:
-        """Of `together` ranks (of a domain, or a host), those that are in one group of `size`; 0 where it is not the same number
-        everywhere."""
+        """Of `together` ranks (of a domain, or a host), those that are in one group of `size`; 0 where their number differs."""
         if self.contiguous:
             return min(size, together) if together % size == 0 or size % together == 0 else 0
         step = self.replicas(size)

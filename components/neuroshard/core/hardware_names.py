@@ -1,7 +1,6 @@
 """Which hardware a name means. Every comparison of hardware names is made here.
 
-People write `h200` or `H200 SXM`, drivers report `NVIDIA H200`, and node labels say `NVIDIA-H200`: case, blanks and
-punctuation never count.
+People write `h200`, drivers report `NVIDIA H200`, and node labels say `NVIDIA-H200`: case, blanks, punctuation never count.
 """
 
 import re

@@ -1,7 +1,7 @@
 """How a plan holds a table: part of the answer, where rules (core/constraints.py) are part of the question."""
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -11,13 +11,13 @@ from neuroshard.core.tiers import TIERS, Tier, TierFacts
 from neuroshard.core.value import SparseValue, Whole
 
 HOLDINGS_SINCE = 7  # the oldest format of plans that has any
-FIELDS = ("data_parallel", "tier", "cached_rows", "rows_by_access")
+FIELDS = ("data_parallel", "tier", "cached_rows", "rows_by_access", "index_dedup")
 
 
 class Holding(SparseValue):
     """What a plan holds of a `table`, or of a part of one, that its task does not ask for: copies on all devices, the tier and
-    the rows that a cache has room for, what is made of its row order. None: as its rule says or, without one, sharded in HBM.
-    The sharding type of other tables is that of their shards (`sharding_of` in core/plan.py)."""
+    the rows that a cache has room for, what is made of its row order, ids sent once (core/dedup.py). None: as its rule says or,
+    without one, sharded in HBM. The sharding type of other tables is that of their shards (`sharding_of` in core/plan.py)."""
 
     UNSAID: ClassVar[Collection[str]] = FIELDS
 
@@ -26,6 +26,7 @@ class Holding(SparseValue):
     tier: Tier | None = None
     cached_rows: Annotated[Whole, Field(ge=1, le=MAX_ROWS)] | None = None
     rows_by_access: RowsByAccess | None = None
+    index_dedup: Literal[True] | None = None
 
     @property
     def in_tier(self) -> TierFacts:

@@ -1,7 +1,6 @@
 """Measurements of a case -> its label: the one of round 0, or the mean of several rounds.
 
-Another process's load that lasts for minutes slows down all repeats of a measurement, so more repeats do not reveal it. Rounds
-that are minutes apart do.
+Another process's load that lasts for minutes slows down all repeats of a measurement: only rounds that are apart reveal it.
 """
 
 from collections.abc import Iterable, Sequence

@@ -6,11 +6,11 @@ sharding type) three all-to-alls of the input (how many lookups go where, their 
 weighted lookups), one collective of the output forward and one backward (torchrec 1.8, distributed/embeddingbag.py and
 embedding.py; counted on gloo in tests/client/test_launches.py).
 
-Pooled outputs may be copied once more each way. Once a table of a collection is cut column-wise, the outputs of all its whole and
-cut tables are put into the tables' order (`PermutePooledEmbeddingsSplit` of cw_sharding.py); those of grids always are. Where
-tables of a collection have several sharding types, all its outputs are concatenated (`construct_output_kt` of embeddingbag.py).
-Where tables of a collection are dealt or in two parts, the wrapper joins its outputs (client/rows/). Parts are tables of the
-collection, but a copied hot part is an operator of its own, as any copy.
+Outputs may be copied once more each way. Those of sequences always are, and again where they are cut (`joined_again`). Pooled:
+once a table of a collection is cut column-wise, those of all its whole and cut tables are put into order
+(`PermutePooledEmbeddingsSplit` of cw_sharding.py); those of grids always are. Of several sharding types in a collection, all are
+concatenated (`construct_output_kt`). The wrapper of tables by access joins its outputs (client/rows/), and a copied hot part is
+an operator of its own, as any copy.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Launches:
     outputs: int
     inputs: int
     kinds_of_operators: int  # of all devices together, as if cached tables shared operators with others of their group
-    reordered: float  # columns of pooled outputs that are copied once more, forward and backward
+    reordered: float  # columns of outputs that are copied once more, forward and backward
 
 
 def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
@@ -56,12 +56,21 @@ def launches(task: ShardingTask, shards: Sequence[Shard]) -> Launches:
         outputs=sum(group.outputs for group in distinct),
         inputs=sum(group.inputs for group in distinct),
         kinds_of_operators=len(kinds),
-        reordered=task.by_access.columns
+        reordered=task.joined_columns
         + reordered_columns(
             (groups[name], Part.of(tables[name]).sent_columns, sharding.splits_columns)
             for name, sharding in held.items()
-        ),
+        )
+        + sum(joined_again(tables[name], sharding) for name, sharding in held.items()),
     )
+
+
+def joined_again(table: Table, sharding: Sharding) -> float:
+    """Columns of a sequence that its sharding type has copied once more each way: what row blocks send, into the order of lookups
+    (`SequenceEmbeddingsAllToAll`); column shards to be joined, repeats too (`construct_jagged_tensors`)."""
+    if table.pooling != "none" or sharding.copied:
+        return 0.0
+    return sharding.splits_rows * Part.of(table).sent_columns + sharding.splits_columns * table.every_lookup * table.dim
 
 
 def reordered_columns(tables: Iterable[tuple[Group, float, bool]]) -> float:

@@ -2,13 +2,11 @@
 
 What a device already holds stays. Bytes in host memory go from device to device too, also in one host: each rank is a process
 that allocates the memory of its own tables. Rows and tables that the old plan does not have are initialised, not moved; so is a
-table whose number of columns changed, since its old vectors cannot be used. Of a table that either plan copies to every device,
-only weights count: its copies are trained by the dense optimizer, whose state no sharded table has
-(client/checkpoint/load.py). The copied hot part of a table has the state of its table (client/rows/copies.py).
+table whose number of columns changed. Of a table that either plan copies to every device, only weights count: no sharded table
+has the state of a dense optimizer (client/checkpoint/load.py); a copied hot part has that of its table (client/rows/copies.py).
 
-Where both plans hold a table's rows in the same places, by id or by one order, rows are compared. Where they do not, no plan says
-which rows a shard has in common with an old one: then so many are counted as there are on average, which is exact for shards of
-all rows; by another order, hot rows are those of before by chance.
+Where the plans do not hold a table's rows in the same places, by id or by one order, as many are counted in common as there are
+on average: exact for shards of all rows; by another order, hot rows are those of before by chance.
 """
 
 from bisect import bisect_left, bisect_right
@@ -69,8 +67,7 @@ def arriving_bytes(
 class HeldRows:
     """What devices hold under an `old` plan of the tables that the shards of another plan, of a `task`, are of.
 
-    `elsewhere` are the names of those whose rows may be in other places than in the old plan's shards of that name: where either
-    holds a table by access.
+    `elsewhere` are the names of those whose rows may be in other places than in the old plan's shards: held by access.
     """
 
     def __init__(self, old: Plan, task: ShardingTask) -> None:
@@ -378,8 +375,7 @@ class _OtherRows(NamedTuple):
 
 
 def _places(how: RowsByAccess | None, order: str | None, shards: Sequence[Shard]) -> object:
-    """What decides in which rows of these shards, of a table held so or a part of one, ids are: None where that is their own
-    row."""
+    """What decides in which rows of these shards, of a table held so or a part of one, ids are: None if their own row."""
     if how is None:
         return None
     blocks = frozenset((shard.row_offset, shard.rows) for shard in shards)

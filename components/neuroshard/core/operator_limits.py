@@ -5,20 +5,14 @@ given to no trainer. "Read" is read in the source of FBGEMM (fbgemm_gpu/codegen/
 
 On CUDA, above 1,024 columns (read in v1.0 to v1.8, and in August 2026):
 
-- Pooled tables, weighted or not: the operator changes to another forward kernel (`..._v2_kernel`). Where a table has at most 8
-  lookups a sample, it ends warps too early, and the last samples of a batch keep what memory held, mostly zeros. Reported with
-  1.4 (torchrec#3673), and said to be so in September 2026; a guard (torchrec#3876) is not merged. Since 1.7 the source counts
-  warps by the width (FBGEMM#5569), and FBGEMM tests widths up to 2,048 with it.
-- Sequences and data-parallel tables have no such kernel: by the source they hold 2,048. Data-parallel ones of more than 512 are
-  not in FBGEMM's tests.
+- Pooled tables with at most 8 lookups a sample: another forward kernel ends warps too early, and the last samples of a batch
+  keep what memory held, mostly zeros (torchrec#3673, up to 1.6; FBGEMM#5569 mends it, a guard of all fused kinds, torchrec#3876,
+  is not merged).
 - Above 2,048 every kind is refused: `max_D <= 2048`, of sequences in the backward pass only.
 
-None of it was tried on a GPU here, a plan does not know which FBGEMM a trainer has, and the guard takes 1,024 for all fused
-kinds. So 1,024 holds for all kinds and versions: a search loses little, since it cuts wider tables.
-
-On CPUs (tried with 1.8): all kinds of 512 to 16,384 columns in fp32, and up to 4,096 in fp16, give what torch gives, with all
-three optimizers; sequences and data-parallel tables up to 65,536. The code of pooled tables is made for the processor when it
-runs. 16,384 is our limit, not FBGEMM's: the widest that was compared with torch.
+A plan does not know which FBGEMM a trainer has, so 1,024 holds for all kinds and versions: a search loses little, as it cuts
+wider tables. On CPUs (tried with 1.8) pooled tables give what torch gives up to 16,384 columns in fp32, sequences and copies up
+to 65,536: our limits, not FBGEMM's.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -63,9 +57,8 @@ OPERATORS: Mapping[Device, OperatorFacts] = {
         frozenset({"sgd", "adagrad", "rowwise_adagrad"}),  # tried; others are refused: "not supported in CPU mode"
     ),
 }
-NARROW_DIM = (
-    64  # columns of equal shards, where a table is cut only since it is too wide: in narrower ones, shards cost most
-)
+# Columns of equal shards, where a table is cut only since it is too wide: in narrower ones, shards cost most
+NARROW_DIM = 64
 MOST_ROWS_OF_INT32 = 2**31 - 1
 WHY: Mapping[Device, str] = {
     "cuda": "FBGEMM's CUDA operator holds {:,} columns (above, lookups may come back as zeros)",
@@ -98,8 +91,7 @@ def equal_shards(dim: int, widest: int, least: int = NARROW_DIM) -> list[int]:
 
 
 def widest_cut(table: Table, most: int) -> int | None:
-    """Columns of the widest shard that a plan can have of a table, none of them wider than `most`; None where a sequence has no
-    equal shards."""
+    """Columns of the widest shard that a plan can have of a table, none of them wider than `most`; None if it has none."""
     if table.dim <= most:
         return table.dim
     equal, steps = equal_shards(table.dim, most), table.dim // DIM_STEP

@@ -8,8 +8,7 @@ and `_create_output_dist` of embeddingbag.py, `group_tables` of embedding_shardi
 cw_sharding.py).
 
 A module that has tables dealt or in two parts is wrapped (client/rows/): its outputs come as the module has its tables.
-
-The order of the sharding plan's own dictionaries does not matter. tests/client/test_output_order.py compares with real modules.
+tests/client/test_output_order.py compares with real modules.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -27,8 +26,7 @@ V = TypeVar("V")
 
 
 class Held(NamedTuple):
-    """What decides where a table's outputs come: its sharding type, the devices that hold it, and what tables of one operator
-    have in common."""
+    """What decides where a table's outputs come: its sharding type, the devices that hold it, and its operator."""
 
     table: str
     sharding_type: str

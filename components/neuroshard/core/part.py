@@ -15,8 +15,7 @@ GRADIENTS = 2
 
 class Memory(NamedTuple):
     """Bytes of parts of tables. In HBM: weights, or their cache, the optimizer's state, and what a step needs for them; and what
-    they take of the `host`'s memory; and the `id_map` of tables that give rows to ids as they train. Of a device also `row_maps`:
-    of ids to rows by access (core/parts.py)."""
+    they take of the `host`'s memory; and the `id_map` of tables that give rows to ids. Of a device also `row_maps`."""
 
     weights: int
     optimizer: int
@@ -90,8 +89,8 @@ class Part(NamedTuple):
 
     @property
     def vectors(self) -> float:
-        """Vectors of `dim` columns that it gives for a sample: of a sequence one for each lookup, else one for each feature. A
-        multiple of 1/256, and at least that."""
+        """Vectors of `dim` columns that it gives for a sample: of a sequence one for each lookup, else one a feature, in steps
+        of 1/256."""
         if self.table.pooling == "none":
             return max(round(self.pooling_factor * VECTOR_STEPS), 1) / VECTOR_STEPS
         return float(max(len(self.table.features), 1))
@@ -103,8 +102,7 @@ class Part(NamedTuple):
 
     @property
     def input_columns(self) -> float:
-        """What its device receives for a sample, in columns of fp32: two a lookup (int64), one a weight, one a feature for its
-        number of lookups."""
+        """What its device receives for a sample, in columns of fp32: two a lookup (int64), one a weight, one a feature."""
         return self.pooling_factor * (2 + self.table.weighted) + max(len(self.table.features), 1)
 
     @property

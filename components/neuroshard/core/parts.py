@@ -149,8 +149,7 @@ def hot_and_cold(table: Table, hot_rows: int) -> tuple[Table, Table]:
 
     Lookups and distinct rows of a batch, by their reuse bins, are those of the table together. The hottest rows of its access
     curve go to the hot part, read less often where those of the order have fewer lookups; counts of a stream go to neither, since
-    they say nothing of parts. Rows pooled by mean are sums in both, which the trainer divides by the count of all
-    (client/rows/).
+    they say nothing of parts. Rows pooled by mean are sums in both, which the trainer divides.
     """
     share = table.ordered_share(hot_rows) if table.row_order else table.hottest_share(hot_rows)
     curves: tuple[AccessCurve | None, AccessCurve | None] = None, None

@@ -52,8 +52,7 @@ PredictedMs = Annotated[float, Field(ge=0, le=MOST_PREDICTED_MS)]
 class DeviceCost(SparseValue):
     """Milliseconds of one device in a step, predicted or measured.
 
-    `forward_collective_ms` includes waiting for the slowest device. `averaging_ms` is what averaging replicas takes, where ranks
-    train in groups.
+    `forward_collective_ms` includes waiting for the slowest device. `averaging_ms` is of replicas, where ranks train in groups.
     """
 
     UNSAID: ClassVar = ("averaging_ms",)
@@ -450,8 +449,7 @@ class Plan(Value):
     def save(self, path: "str | PathLike[str]") -> None:
         """Write plan.json, as `neuroshard search -o` does. Raises NeuroshardError for a path that cannot be written.
 
-        The lists of hot rows that a plan with row orders names are not in it, which a note says: `neuroshard.search(..., out=)`
-        writes both.
+        The lists of hot rows that a plan names are not in it, which a note says: `neuroshard.search(..., out=)` writes both.
         """
         from neuroshard.files.plan import write_plan
 
@@ -490,8 +488,7 @@ def check_plan(plan: object) -> None:
 
 
 def sharding_of(task: ShardingTask, table: Table, shards: Sequence[Shard]) -> Sharding:
-    """What these shards of a table of a (parted) task are. The task says whether they are copies: one on one device looks
-    whole."""
+    """What these shards of a table of a (parted) task are. The task says whether they are copies."""
     if table.name in task.constraints.data_parallel:
         return DATA_PARALLEL
     if table.id_map is not None:

@@ -43,8 +43,7 @@ class Decision(SparseValue):
     """What the gate found about a plan, with the numbers that decided. Shares are of 1: 0.05 is 5 %.
 
     `refused`: a rule is broken (`faults` says which). `kept`: valid, but not predicted better than the live plan by more than
-    `min_gain`. A plan that is `passed`, or `forced`, goes live. `comparison` says how the two plans were compared, or why
-    they were not; then `gain` is None.
+    `min_gain`. A plan that is `passed`, or `forced`, goes live. `comparison` says how, or why not: then `gain` is None.
     """
 
     UNSAID: ClassVar = ("changed_state", "ids_lost", "reordered", "drifted", "instead", "unserved", "deviation")

@@ -1,13 +1,9 @@
 """An order of a table's rows by access: its hot ids, most read first.
 
-Only the hot ids are listed, in a file of their own (files/row_orders.py). The rank of a listed id is its place in the list. Ids
-that are not listed come after, in the order of their ids: such an id has rank `hot_rows + id - (listed ids below it)`. So every
-id of the table has one rank, whatever number of ids is listed, and rows that a table has grown by since are simply not listed.
-Where ids are in this order already, nothing is stored: an order with the `ids_digest` "" lists the ids 0, 1, 2, …, and a rank
-is an id.
-
-Of a table in two parts the first K listed ids are the hot part. For it only these are listed: the rows of the cold part are all
-other ids, in order.
+Only the hot ids are listed, in a file of their own (files/row_orders.py). The rank of a listed id is its place in the list; the
+others come after, in the order of their ids, rows that a table has grown by since too (docs/rows.md). Where ids are in this
+order already, nothing is stored: an order with the `ids_digest` "" lists the ids 0, 1, 2, …, and a rank is an id. Of a table in
+two parts the first K listed ids are the hot part, and the cold part has all others.
 """
 
 from itertools import pairwise
@@ -56,8 +52,7 @@ class RowOrder(Value):
 
     @property
     def curve(self) -> tuple[tuple[int, float], ...]:
-        """All points: of the hottest n rows of the table the share of lookups that they had. Rows that are not listed have had
-        equal shares of what the others have left."""
+        """All points: of the hottest n rows of the table the share of lookups that they had. Others share the rest."""
         rest = ((self.rows, 1.0),) if self.rows > self.hot_rows else ()
         return ((0, 0.0), *self.points, (self.hot_rows, self.lookup_share), *rest)
 

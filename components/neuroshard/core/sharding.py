@@ -26,12 +26,10 @@ class Sharding:
     words: str
     torchrec: str
     splits_rows: bool = False
-    splits_columns: bool = (
-        False  # then the outputs of all tables of a collection that run with it are permuted into order
-    )
-    over_domains: bool = (
-        False  # its pieces are on whole domains: sums are added up inside, and sent on. Not for sequences
-    )
+    # Then the outputs of all tables of a collection that run with it are permuted into order
+    splits_columns: bool = False
+    # Its pieces are on whole domains: sums are added up inside, and sent on. Not for sequences
+    over_domains: bool = False
     copied: bool = False  # every device has all of it, and looks its own samples up
     over: str = ""  # where its row blocks lie, of so many devices, in words
     on_hosts: str = ""  # where a plan of TorchRec, which says nothing of domains, has them
@@ -40,8 +38,7 @@ class Sharding:
     kernel: str = IN_HBM.kernel  # TorchRec's: the fused optimizer trains it, or as `dense` the trainer's own
 
     def runs_as(self, *, sequences: bool) -> "Sharding":
-        """The type whose operators and collectives its tables share: TorchRec runs whole tables as uncut column-wise ones, except
-        those of sequences."""
+        """The type whose operators and collectives its tables share: whole pooled tables run as uncut column-wise ones."""
         return COLUMN_WISE if self is TABLE_WISE and not sequences else self
 
     def trains(self, optimizer_bytes_per_row: int, topology: Topology | None) -> bool:
@@ -96,8 +93,7 @@ INPUT_ALL_TO_ALLS = 3  # of a group; one more for weights
 
 
 class Group(NamedTuple):
-    """Tables of one collection that run together. A collection is known by its module, and by what all its tables share:
-    weights, and whether they are sequences."""
+    """Tables of one collection that run together. A collection is known by its module, weights, and being of sequences."""
 
     module: str
     weighted: bool

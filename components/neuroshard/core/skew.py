@@ -56,8 +56,7 @@ class _Term(NamedTuple):
 @lru_cache(maxsize=4096)
 def largest_block(tables: tuple[Loads, ...], blocks: int) -> Largest:
     """Of the row blocks of several tables, of which each has one on each of so many ranks, the load on the fullest rank. Each
-    row has a chance of 1 / blocks; where blocks are of few rows, those of the table with the hottest row are as TorchRec deals
-    them."""
+    row has a chance of 1 / blocks; where blocks are of few rows, those with the hottest row are dealt as TorchRec does."""
     means = [table.total / table.rows for table in tables]
     first = max(range(len(tables)), key=lambda i: (tables[i].groups[0][1] if tables[i].groups else 0.0) - means[i])
     even, beyond, terms = 0.0, 0.0, list[_Term]()

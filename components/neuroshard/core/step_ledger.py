@@ -81,9 +81,8 @@ class Traffic:
     middle: float = 0.0  # what a domain's ranks have after they added their rows up
     output: float = 0.0
     brought: float = 0.0  # what its exchange brings: the output, or once for each distinct id
-    once: float = (
-        0.0  # where ids are sent once, what a batch's context keeps: ids and lengths as they are sent, and the inverse
-    )
+    # Where ids are sent once, what a batch's context keeps: ids and lengths as they are sent, and the inverse
+    once: float = 0.0
     inverse: float = 0.0  # of that, what the backward pass reads
     means: bool = False  # whether its collection divides its sums, and with them those of its other groups
     buckets: float = 0.0  # gradients of data-parallel tables, which DistributedDataParallel keeps
@@ -174,21 +173,6 @@ class Piece(NamedTuple):
     device: int
 
 
-def searched_bytes(task: ShardingTask, parts: Sequence[Part]) -> list[int]:
-    """What a search counts for parts: what they take at least and, where the task says so, the copies of their lookups'
-    outputs that are sent; of pooled row blocks, which all devices have, that is among what it keeps."""
-    counted = [memory.total for memory in task.memories(parts)]
-    if not task.counts_sent:
-        return counted
-    way, found = (task.collective_precision or CollectivePrecision()).forward, list[int]()
-    for part, nbytes in zip(parts, counted, strict=True):
-        sequences, share = part.table.pooling == "none", SHARE_OF_FP32[way]
-        copies = (sequences + 2 * (share < 1) or 1.0) * (sequences or part.row_blocks == 1) * (not part.copies)
-        copies *= task.with_allocator * (not (sequences and task.index_dedup))  # then fewer are sent
-        found.append(nbytes + int(copies * OUTPUT_BYTES * part.sent_columns * task.batch_size))
-    return found
-
-
 def step_peaks(
     task: ShardingTask, pieces: Sequence[Piece], pipeline: Pipeline | None = None, *, gloo: bool = False
 ) -> tuple[StepPeak, ...]:
@@ -237,18 +221,17 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
     cached = {name for name, rule in task.constraints.beyond_hbm.items() if rule.in_tier.cached}
     for position, held in enumerate(filter(None, of_table.values())):
         table, sharding = held[0].part.table, held[0].sharding
-        once = bool(task.index_dedup) and table.pooling == "none"
+        once = table.sent_once
         alone = ranks == 1 and not once and not sharding.splits_rows  # TorchRec then exchanges nothing, as of copies
         group = Group.of(table, DATA_PARALLEL if alone else sharding)
         key = (table.module, table.weighted, group.sequences)
         features, of_id = max(len(table.features), 1), LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
-        ids, own = table.pooling_factor * own_samples, own_input_bytes(table, own_samples)
-        output = output_bytes(table, own_samples)
+        ids, distinct = table.every_lookup * own_samples, table.pooling_factor * own_samples
+        own, brought = own_input_bytes(table, own_samples), output_bytes(table, own_samples)
         offsets = {piece.column_offset: piece.device for piece in reversed(held)}  # a column shard is sent all ids
         blocks = len(held) // len(offsets) if sharding.splits_rows else 1
         sorted_bytes = SEQUENCE_SORTED_BYTES if group.sequences else POOLED_SORTED_BYTES
         length = OFFSET_BYTES if once else LENGTH_BYTES
-        distinct = Part.of(table).distinct_rows(own_samples) if once else ids
         sent = len(offsets) * (of_id * distinct + length * features * own_samples * blocks)
         as_sent = sent_as.setdefault(key, {}).setdefault(group, [])
         on_all = group.sharding is ROW_WISE or group.sharding.copied
@@ -258,8 +241,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             as_sent += [_Sent(rank, place, position, offset, n, own / features) for n in range(features)]
         of_all = shared.setdefault(key, {}).setdefault(group, Traffic(group))
         of_all.own += own
-        of_all.output += output
-        of_all.brought += output * distinct / ids if once and ids else output
+        of_all.output += brought * ids / distinct if once and distinct else brought
+        of_all.brought += brought
         if once:
             of_all.inverse += len(offsets) * LOOKUP_BYTES * ids
             of_all.once += len(offsets) * (
@@ -272,8 +255,6 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             here = found[device].setdefault(group, Traffic(group))
             share = hot.get((table.name, column_offset))
             looked_up = (part.pooling_factor if share is None else table.pooling_factor * share) * samples
-            if once:  # of a row that every rank looks up, each sends the id once: hot rows make no hot blocks
-                looked_up = ranks * part.distinct_rows(own_samples)
             looked = (
                 OUTPUT_BYTES
                 * part.dim

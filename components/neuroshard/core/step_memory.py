@@ -119,7 +119,7 @@ def check_allocator_share(share: float) -> float:
 def own_input_bytes(table: Table, samples: float) -> float:
     """Of a rank's own batch, what is of this table: ids, lengths and weights."""
     of_id = LOOKUP_BYTES + WEIGHT_BYTES * table.weighted
-    return samples * (of_id * table.pooling_factor + LENGTH_BYTES * max(len(table.features), 1))
+    return samples * (of_id * table.every_lookup + LENGTH_BYTES * max(len(table.features), 1))
 
 
 def output_bytes(table: Table, samples: float) -> float:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
+    PrivateAttr,
     ValidationError,
     field_validator,
     model_validator,
@@ -123,6 +124,7 @@ class Table(SparseValue):
     row_order: RowOrder | None = None
     lookups_by_id: Annotated[tuple[Annotated[Number, Field(ge=0, le=2)], ...], Field(max_length=MOST_RANGES)] = ()
     id_map: IdMap | None = None
+    _every_lookup: float | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -257,8 +259,7 @@ class Table(SparseValue):
 
     @property
     def operator_key(self) -> tuple[int, Pooling, bool, int]:
-        """Tables of a device with the same key share one fused operator, as TorchRec groups them; an operator of sequences
-        has rows of one width."""
+        """Tables of a device with the same key share one fused operator, as TorchRec groups them: of sequences, of one width."""
         return self.element_bytes, self.pooling, self.weighted, self.dim if self.pooling == "none" else 0
 
     @property
@@ -268,6 +269,15 @@ class Table(SparseValue):
         if self.pooling != "none":
             return DIM_STEP
         return self.dim // 2 if self.dim % (2 * DIM_STEP) == 0 else self.dim
+
+    @property
+    def sent_once(self) -> bool:
+        """Whether each distinct id of a rank's batch is looked up once (core/dedup.py): `pooling_factor` counts these alone."""
+        return self._every_lookup is not None
+
+    @property
+    def every_lookup(self) -> float:
+        return self.pooling_factor if self._every_lookup is None else self._every_lookup
 
     def with_dim(self, dim: int) -> Self:
         """The same table cut to `dim` columns, which must be a multiple of 4; that is not checked."""

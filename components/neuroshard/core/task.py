@@ -1,5 +1,6 @@
 """A sharding task: which tables, on which devices, under which constraints."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -11,6 +12,7 @@ from pydantic import (
 )
 
 from neuroshard.core.constraints import Constraints, TableRule, check_known
+from neuroshard.core.dedup import sent_once
 from neuroshard.core.groups import MAX_RANKS, Groups
 from neuroshard.core.holding import Holding
 from neuroshard.core.part import Memory, Part
@@ -65,10 +67,9 @@ class ShardingTask(SparseValue):
     """Tables to place on `len(device_memory_bytes)` devices; `batch_size` is the global batch of one training step.
 
     `pipeline` is the trainer's, with its `pipeline_options`; memory then counts what a step needs: with a `step_ledger` what was
-    measured of real steps (core/step_ledger.py), `dense_memory_bytes` for what the dense layers keep of one, and
-    `allocator_share` of both for what CUDA's caching allocator holds beyond them; without it, in plans of formats 1 to 5, what
-    TorchRec estimates (core/step_memory.py). Without a pipeline it is not counted. With `index_dedup`, TorchRec's
-    EmbeddingCollections look up and send each distinct id of a rank's batch once.
+    measured of real steps (core/step_ledger.py), `dense_memory_bytes` of the dense layers, and `allocator_share` of both; without
+    it, in plans of formats 1 to 5, what TorchRec estimates (core/step_memory.py). Without a pipeline it is not counted. With
+    `index_dedup`, EmbeddingCollections look up and send each distinct id of a rank's batch once.
     `topology` says which devices share a host and fast links; without one the cost model assumes its own.
     `collective_precision` is that of the collectives of outputs and gradients; without one they are fp32. `dense_optimizer` is
     the trainer's, which trains the data-parallel tables: see `Part.memory`. `host_memory_bytes` is what each host has for tables
@@ -118,7 +119,7 @@ class ShardingTask(SparseValue):
 
     @model_validator(mode="after")
     def _constraints(self) -> Self:
-        self._check_constraints()
+        self.check_constraints()
         parted = self.parted
         check_distinct(parted.tables)
         copied = parted.constraints.data_parallel - parted.by_access.hot  # these are of a module of their own
@@ -133,7 +134,8 @@ class ShardingTask(SparseValue):
         if fault := pipeline_options_fault(self.pipeline_options, self.pipeline):
             raise ValueError(fault)
         sequence = next((table.name for table in self.tables if table.pooling == "none"), None)
-        if sequence is not None and not self.index_dedup and "clear_data_dist_inputs" in (self.pipeline_options or ()):
+        once = self.index_dedup or self.constraints.index_dedup
+        if sequence is not None and not once and "clear_data_dist_inputs" in (self.pipeline_options or ()):
             raise ValueError(  # torchrec 1.8, construct_jagged_tensors
                 f"table {sequence!r} is a sequence: TorchRec reads lengths of what was sent again, which clear_data_dist_inputs "
                 "has freed, and every rank fails (`setStorage: … out of bounds`) unless it is row-wise; leave the option out of "
@@ -258,8 +260,8 @@ class ShardingTask(SparseValue):
         """The task in which two tables stand for each that is held in two parts, with the rules of both, and of a table that is
         dealt over its row blocks all rows are looked up alike. Itself where there are none. Raises ValueError where a part
         contradicts its table."""
-        held = self.constraints.rows_by_access
-        if not held:
+        held, once = self.constraints.rows_by_access, self.sent_once
+        if not held and not once:
             return self
         tables = list[Table]()
         for table in self.tables:
@@ -271,8 +273,38 @@ class ShardingTask(SparseValue):
             else:
                 tables.append(table)
         parted = self.model_copy(update={"tables": tuple(tables), "constraints": self.constraints.parted})
+        if once := parted.sent_once:
+            tables = [sent_once(t, self.batch_size, self.devices) if t.name in once else t for t in tables]
+            parted = parted.model_copy(update={"tables": tuple(tables)})
         parted._by_access = self.by_access
         return parted
+
+    @property
+    def sent_once(self) -> frozenset[str]:
+        """Names of the sequences that send each distinct id of a rank's batch once, unless they stand so (`parted`)."""
+        named, copied = self.constraints.index_dedup, self.constraints.data_parallel
+        sequences = (table for table in self.tables if table.pooling == "none" and not table.sent_once)
+        return frozenset(t.name for t in sequences if (self.index_dedup or t.name in named) and t.name not in copied)
+
+    @property
+    def joined_columns(self) -> float:
+        """Columns of a sample that a rank of a (parted) task copies once more, whatever the plan: of tables by access to join
+        outputs; of sequences in the order of ranks, and where ids are sent once to all places of these."""
+        copied = self.constraints.data_parallel
+        sequences = (table for table in self.tables if table.pooling == "none" and table.name not in copied)
+        return self.by_access.columns + math.fsum(
+            Part.of(table).sent_columns + table.sent_once * table.every_lookup * table.dim for table in sequences
+        )
+
+    def with_dedup(self, names: Collection[str]) -> Self:
+        """The same task, in which the ids of these sequences, and of no others, are sent once. Itself where that is so."""
+        if self.index_dedup is None and self.constraints.index_dedup == frozenset(names):
+            return self
+        rules, task = dict(self.constraints.rules()), self.model_copy(update={"index_dedup": None})
+        for name in self.constraints.index_dedup.union(names):
+            rule = rules.get(name, TableRule(table=name))
+            rules[name] = rule.model_copy(update={"index_dedup": name in names or None})
+        return task._with_rules(rules)
 
     def unparted(self, whole: "ShardingTask") -> Self:
         """The task of which this is the parted one, or that with other rules and settings, such as a search makes of it: with the
@@ -308,8 +340,7 @@ class ShardingTask(SparseValue):
         }
 
     def with_rows_by_access(self, held: Mapping[str, RowsByAccess]) -> Self:
-        """The same task with these tables, and no others, in two parts or dealt. Rules of parts that there are no more are
-        left out."""
+        """The same task with these tables, and no others, in two parts or dealt. Rules of other parts are left out."""
         parts = {part for name in self.constraints.in_two_parts for part in part_names(name)}
         kept = {part for name, how in held.items() if how.hot_rows is not None for part in part_names(name)}
         rules = {name: rule for name, rule in self.constraints.rules().items() if name not in parts - kept}
@@ -385,17 +416,12 @@ class ShardingTask(SparseValue):
         """Names of the tables that may be split row-wise, over all devices or over those of a domain."""
         return self.constraints.may_split_rows(self.tables, self.devices, self._domain)
 
-    @property
-    def contradicts_itself(self) -> bool:
-        """Whether its constraints contradict each other. A task that was parsed does not, but a changed copy of it may."""
-        try:
-            self._check_constraints()
-        except ValueError:
-            return True
-        return False
-
-    def _check_constraints(self) -> None:
+    def check_constraints(self) -> None:
+        """Raise ValueError where its constraints contradict each other: not of a parsed task, but perhaps of a changed copy."""
         tables = {table.name: table for table in self.tables}
+        for name in self.constraints.index_dedup & tables.keys():
+            if tables[name].pooling != "none":
+                raise ValueError(f"table {name!r} is pooled, and only ids of sequences are sent once (index_dedup)")
         for name, held in self.constraints.rows_by_access.items():
             check_known(name, tables, "a rule")
             if fault := held.fault(tables[name]):
@@ -425,11 +451,8 @@ class ShardingTask(SparseValue):
         sent_bytes = self._sent_bytes
         for part in parts:
             dense_optimizer = None if part.table.name in hot else self.dense_optimizer
-            of_step = part
-            if self.index_dedup and part.table.pooling == "none" and not part.copies:
-                of_step = part._replace(lookup_share=self._distinct_share(part))
             counted = (OUTPUT_BYTES if part.copies else sent_bytes) * bool(self.step_ledger)
-            memory = of_step.memory(self.batch_size, self.pipeline, dense_optimizer, sent_bytes=counted)
+            memory = part.memory(self.batch_size, self.pipeline, dense_optimizer, sent_bytes=counted)
             if self.allocator_share and not part.copies:  # gradients of copies are few and large
                 memory = memory._replace(step=int(memory.step * self.with_allocator))
             rule = beyond.get(part.table.name)
@@ -465,9 +488,10 @@ class ShardingTask(SparseValue):
         return self.model_copy(update={"constraints": self.constraints.model_copy(update={"tables": ordered})})
 
     def held_as(self, other: "ShardingTask") -> Self:
-        """The same task whose tables are dealt, in two parts, data-parallel, cached or in host memory where those of `other` are,
-        and else in HBM."""
+        """The same task whose tables are held as those of `other`: dealt, in parts, sent once, copied, in tiers; or none."""
         task = self.parted_as(other)
+        if not task.index_dedup:
+            task = task.with_dedup(other.sent_once & {table.name for table in task.tables if table.pooling == "none"})
         mine, theirs = task.constraints.beyond_hbm, other.parted.constraints.beyond_hbm
         tiers: dict[str, tuple[Tier | None, int | None]] = dict.fromkeys(mine, (None, None))
         known = {table.name: table.rows for table in task.parted.tables}
@@ -482,8 +506,7 @@ class ShardingTask(SparseValue):
         return task.with_tiers(tiers).model_copy(update={"host_memory_bytes": memory})
 
     def parted_as(self, other: "ShardingTask") -> Self:
-        """The same task whose tables are dealt and in two parts as those of `other`, by the orders that those have. Itself where
-        neither has any."""
+        """The same task whose tables are dealt and in two parts as those of `other`, by their orders. Itself if none are."""
         if not (self.constraints.rows_by_access or other.constraints.rows_by_access):
             return self
         mine, orders = {table.name for table in self.tables}, {table.name: table.row_order for table in other.tables}
@@ -550,10 +573,11 @@ class ShardingTask(SparseValue):
     @property
     def searched_bytes(self) -> tuple[int, ...]:
         """Memory of each device that a search gives to tables: beside maps of ids, and what a step needs wherever tables lie."""
-        return tuple(max(usable, 0) for usable in self._searched_bytes)
+        return tuple(max(left, 0) for left in self.left_bytes)
 
     @property
-    def _searched_bytes(self) -> tuple[int, ...]:
+    def left_bytes(self) -> tuple[int, ...]:
+        """The same, below 0 where a step alone needs more."""
         taken = self.by_access.map_bytes + self.least_step_bytes
         kept = self._kept_free
         if len(kept) != self.devices:  # none, or of fewer devices than a hint tries
@@ -570,14 +594,6 @@ class ShardingTask(SparseValue):
         )
 
     @property
-    def lacking_bytes(self) -> int:
-        """What devices lack, in all, even without placed tables."""
-        copies = self.copies_bytes
-        return sum(
-            max(copies + own - usable, 0) for usable, own in zip(self._searched_bytes, self.mapped_bytes, strict=True)
-        )
-
-    @property
     def counts_steps(self) -> bool:
         """Whether memory counts the whole of a step, by the ledger."""
         return self.step_ledger is not None and self.pipeline is not None
@@ -586,11 +602,6 @@ class ShardingTask(SparseValue):
     def with_allocator(self) -> float:
         """What CUDA's caching allocator holds for a step, in times what tensors take."""
         return 1 + (self.allocator_share or 0.0)
-
-    def _distinct_share(self, part: Part) -> float:
-        """Of the lookups of a rank's own batch in the part's table, those that read another row of the part."""
-        lookups = part.table.pooling_factor * self.batch_size / self.devices
-        return part.distinct_rows(self.batch_size / self.devices) / lookups if lookups else 0.0
 
     @property
     def _sent_bytes(self) -> float:
@@ -606,12 +617,7 @@ class ShardingTask(SparseValue):
         samples, copied = self.batch_size / self.devices, self.constraints.data_parallel
         flight = in_flight(self.pipeline, self.pipeline_options or ())
         own = max(flight.outputs.own - flight.freed, 0) * sum(own_input_bytes(table, samples) for table in self.tables)
-        outputs = sum(
-            output_bytes(table, samples)
-            * (self._distinct_share(Part.of(table)) if self.index_dedup and table.pooling == "none" else 1.0)
-            for table in self.tables
-            if table.name not in copied
-        )
+        outputs = sum(output_bytes(table, samples) for table in self.parted.tables if table.name not in copied)
         return int((own + outputs * self._sent_bytes / OUTPUT_BYTES) * self.with_allocator)
 
     @property

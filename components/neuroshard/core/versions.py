@@ -119,8 +119,7 @@ def of_pair(versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def measured_elsewhere(versions: Mapping[str, str], here: Installed) -> str:
-    """How the `versions` that costs were measured under differ from those here, in words; empty if they do not, or if nothing is
-    known of one side."""
+    """How the `versions` that costs were measured under differ from those here; empty if not, or if one is unknown."""
     then = Installed.here(versions.get)
     if not (then.torch and then.fbgemm and here.torch and here.fbgemm):
         return ""

@@ -40,7 +40,7 @@ from neuroshard.orders.values import FilePath
 
 LOCAL_SEARCH, PUBLISHED = "local-search", "neuroshard-2023"
 ALGORITHMS = (LOCAL_SEARCH, PUBLISHED, "random", "size", "dim", "lookup", "size-lookup")
-AUTO = "auto"  # the search chooses: the data-parallel tables, or those held by access
+AUTO, ON_OFF = "auto", ("auto", "on", "off")  # auto: the search chooses
 
 Amount = str | float
 T = TypeVar("T")
@@ -250,10 +250,12 @@ class EverySearch(TypedDict, total=False):
         _task(_then(take.portion, check_allocator_share), "SHARE", ALLOCATOR_SHARE, models_yaml=_Share),
     ]
     index_dedup: Annotated[
-        bool,
-        "The trainer's EmbeddingCollections run with use_index_dedup: memory counts each distinct id of a rank's batch once, and "
-        "costs do not.",
-        _task(_then(take.switch, lambda on: on or None), kind=bool, default=False, models_yaml=Switch),
+        str,
+        "Whether EmbeddingCollections run with use_index_dedup, which sends each distinct id of a rank's batch once: on, off, or "
+        "auto: where that is cheaper, of sequences whose access is known.",
+        Option(
+            partial(take.one_of, names=ON_OFF), "WORD", AUTO, models_yaml=Literal["auto", "on", "off"], choices=ON_OFF
+        ),
     ]
     pipeline_options: Annotated[
         str | Sequence[str] | None,

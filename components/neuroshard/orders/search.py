@@ -59,13 +59,13 @@ class SearchOrder:
         topology = topology_of(*(checked[name] for name in ("devices", "domain", "local_world_size", "network")))
         groups = _groups(checked, topology)
         memory = parse_memory(checked["memory"], checked["devices"])
-        copied = checked["data_parallel"]
+        copied, dedup = checked["data_parallel"], checked["index_dedup"]
+        once = {"index_dedup": True} if dedup == "on" else {}
         rules = part("constraints") | {"data_parallel": [pattern for pattern in copied if pattern != AUTO]}
-        given = checked["constraints"]
-        file = ConstraintsFile() if given is None else _read(given)
+        file = ConstraintsFile() if (given := checked["constraints"]) is None else _read(given)
         return cls(
-            task=part("task") | {"device_memory_bytes": memory, "topology": topology, "step_ledger": 1},
-            settings=part("settings") | {"try_data_parallel": AUTO in copied},
+            task=part("task") | {"device_memory_bytes": memory, "topology": topology, "step_ledger": 1} | once,
+            settings=part("settings") | {"try_data_parallel": AUTO in copied, "try_index_dedup": dedup == AUTO},
             constraints=with_flags(file, None if topology is None else topology.local_world_size, **rules),
             previous=checked["previous"],
             groups=groups,

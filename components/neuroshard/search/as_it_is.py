@@ -20,6 +20,7 @@ from neuroshard.search.asked import Asked
 from neuroshard.search.copies import with_dense_optimizer
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.kinds import enumerated
+from neuroshard.search.problem.room import contradicts_itself
 from neuroshard.search.tuning import TUNING
 
 
@@ -45,13 +46,12 @@ def or_as_it_is(found: Callable[[], Plan], asked: Callable[[], Asked], previous:
 
 
 def as_it_is(asked: Asked, previous: Plan) -> Plan | None:
-    """The `previous` plan as one of today's task, priced anew and without a bound; None where today's tables, rules or options
-    ask for another one."""
+    """The `previous` plan as one of today's task, priced anew and without a bound; None if the task asks for another."""
     task, held = asked.task, asked.task.held_as(previous.task)
     was, now = (
         (one.devices, {(table.name, table.rows, table.dim) for table in one.tables}) for one in (previous.task, task)
     )
-    if was != now or held.tables != task.tables or held.contradicts_itself or not _may_be_held(asked, held):
+    if was != now or held.tables != task.tables or contradicts_itself(held) or not _may_be_held(asked, held):
         return None
     if held.densely_trained:
         held = with_dense_optimizer(held)
@@ -80,6 +80,8 @@ def _anew(plan: Plan, task: ShardingTask, model: CostModel) -> Plan | None:
 def _may_be_held(asked: Asked, held: ShardingTask) -> bool:
     """Whether today's rules and options let tables be `held` so: in copies, in tiers, by access."""
     task, parted = asked.task, held.parted
+    if held.sent_once - task.sent_once and not asked.settings.try_index_dedup:
+        return False
     by_access, ruled = held.constraints.rows_by_access, task.constraints.rows_by_access
     more = {name for name, how in by_access.items() if ruled.get(name) != how}
     if not ruled.keys() <= by_access.keys() or (more and not asked.settings.try_rows_by_access):

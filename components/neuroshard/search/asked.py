@@ -18,6 +18,7 @@ from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.previous import Previous
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.room import contradicts_itself
 from neuroshard.search.problem.state import State
 from neuroshard.search.settings import UNKNOWN, SearchSettings, Trust
 from neuroshard.search.watch import Watch
@@ -136,4 +137,4 @@ def _trying_row_wise(task: ShardingTask) -> ShardingTask | None:
     if task.may_split_rows:
         return None
     tried = task.model_copy(update={"constraints": task.constraints.model_copy(update={"row_wise": True})})
-    return tried if tried.may_split_rows and not tried.contradicts_itself else None
+    return tried if tried.may_split_rows and not contradicts_itself(tried) else None

@@ -50,8 +50,8 @@ def _memory_as(task: ShardingTask, *, assumed: bool) -> str:
 
 
 def may_be_copied(task: ShardingTask, stay: Collection[str], device: Device) -> frozenset[str]:
-    """Names of tables without a rule that are no sequences, need not `stay` sharded and are not too wide; none where the pipeline
-    cannot train copies."""
+    """Names of tables without a rule that are no sequences, need not `stay` sharded and are not too wide; none if the pipeline
+    cannot train them."""
     if not task.trains_copies:
         return frozenset()
     constraints = task.constraints

@@ -9,8 +9,8 @@ from neuroshard.costmodel.protocol import CostModel
 
 
 def check_mapped(task: ShardingTask, model: CostModel, device: Device) -> None:
-    """Raise Infeasible where the blocks of such tables do not fit a device, or its operator, and UsageError where the cost model
-    prices no rows."""
+    """Raise Infeasible where the blocks of such tables do not fit a device, or its operator, UsageError if the model prices no
+    rows."""
     if not task.mapped:
         return
     if not model.prices_rows:

@@ -11,8 +11,10 @@ from neuroshard.core.moves import changed_state
 from neuroshard.core.operator_limits import widest_shard
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, device_memory, host_memory, parts_of, shardings_of
+from neuroshard.core.reuse import uniform_bins
 from neuroshard.core.sharding import COLUMN_WISE, GRID
 from neuroshard.core.skew import largest_block
+from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
 from neuroshard.core.units import format_bytes
@@ -52,6 +54,12 @@ def of_plan(plan: Plan, task: ShardingTask, cost_model: CostModel, keeping: Plan
     return said if keeping is None else [*said, *state_changed(plan, keeping)]
 
 
+def knows_repeats(table: Table) -> bool:
+    """Whether it is known how often rows come again in a batch: stated or counted, not taken to be read alike."""
+    uniform = uniform_bins(table.rows, table.pooling_factor, table.reuse_batch_size)
+    return table.access is not None or table.reuse_bins != uniform
+
+
 def row_givers(plan: Plan) -> list[str]:
     """A line about tables that give rows to ids as they train, where a plan has any."""
     task = plan.task
@@ -69,12 +77,13 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
     """A line for each thing that the plan asks of the cost model, which is that of its task, and that was not measured for it."""
     task, kinds, may = plan.parted, shardings_of(plan), {*plan.parted.may_split_rows}
     notes = beyond_measured(plan, model) + row_givers(plan)
-    if task.index_dedup:
-        counted_once = "memory counts each distinct id of a rank's batch of sequences once (--index-dedup)"
+    once = plan.held.sent_once
+    if task.index_dedup and not once:
+        notes.append("no table is a sequence, of which alone --index-dedup is: it changes nothing")
+    if unknown := [table.name for table in plan.held.tables if table.name in once and not knows_repeats(table)]:
         notes.append(
-            f"{counted_once}, and costs count all lookups: a step may be faster than predicted"
-            if any(table.pooling == "none" for table in task.tables)
-            else "no table is a sequence, of which alone --index-dedup is: it changes nothing"
+            f"how often ids of {counted(len(unknown), 'sequence')} come again in a batch is not known ({first_few(unknown)}): "
+            "rows are taken to be read alike, and use_index_dedup may save more"
         )
     cut = [table for table in task.tables if table.name in may and kinds[table.name] is COLUMN_WISE]
     held = [table for table in cut if table.dim <= (widest_shard(table, trains_on(model)) or table.dim)]

@@ -20,6 +20,7 @@ from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.notes import with_notes
 from neuroshard.search.problem.previous import cut_alike
+from neuroshard.search.problem.room import contradicts_itself
 
 WORTH = 0.02  # share that a plan must save by copied hot rows, for which a trainer needs a wrapper: a guess
 LEAST_GAIN = 0.002  # share of a plan's ms that the hot rows of a table must save by their estimate: a guess
@@ -94,7 +95,7 @@ def _worth_trying(plan: Plan, model: CostModel, ruled: Collection[str]) -> dict[
             continue
         for hot_rows in [*_points(table), *([0] if table.name in _held(plan) else [])]:
             task, shards = _in_two(plan, table, hot_rows)
-            if not task.contradicts_itself:
+            if not contradicts_itself(task):
                 more = _hbm(task, shards) - before_bytes
                 found.append((before_ms - _even_ms(model, task, shards), more, table.name, hot_rows))
     room, chosen = sum(plan.task.usable_bytes) - before_bytes, dict[str, int]()

@@ -38,6 +38,7 @@ from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.orders.search import SearchOrder
+from neuroshard.search import index_dedup as dedup
 from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Found, find, go_on
 from neuroshard.search.as_it_is import or_as_it_is
@@ -96,7 +97,10 @@ def search(
         return Asked.of(one.parted, cost_model, settings, watch, before, trust, notes)
 
     def found() -> Plan:
-        return _found_plan(task, cost_model, settings, previous, watch, asked)
+        searched = partial(_found_plan, cost_model=cost_model, settings=settings, previous=previous, asked=asked)
+        if settings.try_index_dedup and settings.algorithm == LOCAL_SEARCH and dedup.may_send_once(task, cost_model):
+            return dedup.choose(task, cost_model, searched, watch)
+        return searched(task, watch=watch)
 
     plan = found() if previous is None else or_as_it_is(found, lambda: replace(asked(task), task=task), previous)
     own = say.of_plan(plan, task, cost_model, previous if settings.keep_optimizer_state else None)
@@ -140,7 +144,7 @@ def _found_plan(
             plan = _searched(asked(one, watch))
         except StepDoesNotFit as error:
             raise error.with_hint(fits, one) from None
-        return plan.of_task(plan.task.unparted(one)) if one.constraints.rows_by_access else plan
+        return plan if one.parted is one else plan.of_task(plan.task.unparted(one))
 
     if not chooses:
         plan = found(task, watch)
@@ -258,8 +262,8 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
 
 
 def _without_choice(asked: Asked, task: ShardingTask, notes: Sequence[str]) -> Plan:
-    """The plan of a task that has nothing but copies, and row blocks of tables that give rows to ids. Raises Infeasible where
-    these do not fit."""
+    """The plan of a task that has nothing but copies, and row blocks of tables that give rows to ids. Raises Infeasible if none
+    fit."""
     check_room(task)
     blocks = {table.name: blocks_over_all([table], task.devices) for table in task.mapped}
     some = blocks | {table.name: copies_of([table], task.devices) for table in task.copied}
@@ -288,8 +292,7 @@ def _as_planned(permitted: ShardingTask, best: State, task: ShardingTask) -> Sha
 
 
 def _found(problem: Problem, asked: Asked, less: Ints, near: State | None) -> Found:
-    """What the algorithm finds on devices with so many bytes (D,) less. It goes on from a plan `near` one that fits, if there is
-    one."""
+    """What the algorithm finds on devices with so many bytes (D,) less. It goes on from a plan `near` one that fits."""
     before, kept = replace(asked, kept=None).placement(problem), asked.kept
     if kept is not None:
         problem = _with_kept_cuts(problem, kept)
@@ -403,8 +406,8 @@ def search_in_groups(
     watch: Watch,
     previous: Plan | None = None,
 ) -> Plan:
-    """What `find` finds for the `task` of an order or, where its ranks train in groups, for that of a group. Of several sizes and
-    numberings the cheapest, with a note on each of the others; with a `previous` plan its own. Raises what `find` raises, and
+    """What `find` finds for the `task` of an order or, where its ranks train in groups, for that of a group. Of several sizes
+    and numberings the cheapest, with a note on each of the others; with a `previous` plan its own. Raises as `find`, and
     UsageError."""
     if order.groups is None:
         return find(task, watch)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from neuroshard.core.errors import Infeasible
 from neuroshard.core.plan import Shard, device_memory, parts_of, peaks_of
-from neuroshard.core.step_ledger import searched_bytes
 from neuroshard.core.step_memory import EXPANDABLE_SEGMENTS, WITH_EXPANDABLE_SEGMENTS
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of
+from neuroshard.search.problem.room import searched_bytes
 from neuroshard.search.problem.state import State
 
 MOST_SEARCHES = 7

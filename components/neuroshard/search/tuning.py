@@ -39,23 +39,20 @@ class Tuning:
     """
 
     # Switches. Proposers: who contributes plans to start from (algorithms.py asks them).
-    greedy: bool = (
-        True  # the costliest shard first, on the cheapest device, else plans start from a packing: earns 0.55 %
-    )
+    # The costliest shard first, on the cheapest device, else plans start from a packing: earns 0.55 %
+    greedy: bool = True
     # Plans by bytes and ms where memory is nearly full: 9 % on 4 tasks of 240 tables that fill 97 % of 16 devices column-wise.
     # And one by bytes only, where the others give too few: on 21 tasks 95 to 99.5 % full, plans were 39 % above their bounds
     # without it, 21 % with it
     packed: bool = True
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it: without them costs double
-    copies: bool = (
-        True  # plans with copies of small tables, where the task allows it: 12 % on ten worlds (search-hosts.json)
-    )
+    # Plans with copies of small tables, where the task allows it: 12 % on ten worlds (search-hosts.json)
+    copies: bool = True
     baselines: bool = True  # the heuristics' plans earn nothing: none of them may be cheaper than the plan found
     # Switches of how plans are improved and chosen.
     column_caps: bool = True  # greedy plans under caps on the columns of a device, not only without: 0.52 %
-    linear_estimates: bool = (
-        True  # greedy plans by linear estimates, where the others give too few: 0.55 % tight, at most 3.1 %
-    )
+    # Greedy plans by linear estimates, where the others give too few: 0.55 % tight, at most 3.1 %
+    linear_estimates: bool = True
     partial_moves: bool = True  # moves and swaps of a part of a shard: 1.84 %
     swaps: bool = True  # 0.81 %
     perturb: bool = True  # rounds of perturbing and descending again: 0.73 %
@@ -131,24 +128,20 @@ class Tuning:
     full_sets_most_cells: int = 2_000_000
     larger_sets_most_cells: int = 16_000
     row_sets: int = 3  # sets of tables tried row-wise, of each order: a guess
-    all_row_sets_up_to: int = (
-        4  # tables that may be row-wise, up to which every set is tried: 0.17 % heavy, at most 4.1 %
-    )
-    all_row_sets_most_cells: int = (
-        200_000  # sets x tables x devices above which it is not, where there are domains: a guess
-    )
+    # Tables that may be row-wise, up to which every set is tried: 0.17 % heavy, at most 4.1 %
+    all_row_sets_up_to: int = 4
+    # Sets x tables x devices above which it is not, where there are domains: a guess
+    all_row_sets_most_cells: int = 200_000
     # Tables over all devices, where the others are over those of a domain. Without such sets: 0.36 % heavy, at most 8.7 %
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
-    row_sets_one_by_one: int = (
-        12  # tables up to which sets of an order differ by one; beyond, by a fifth of the rest: a guess
-    )
+    # Tables up to which sets of an order differ by one; beyond, by a fifth of the rest: a guess
+    row_sets_one_by_one: int = 12
     # Share by which a set may be estimated to cost more than the cheapest other first plan, and is still tried: estimates are
     # nearly always too low. Without this limit: the same plans on 160 tasks (4 to 32 devices, by nets too), 0 to 6 % more time
     row_sets_within: float = 0.1
     copies_one_by_one: int = 4  # copied tables up to which first plans differ by one, as row_sets_one_by_one: a guess
-    copies_worth: float = (
-        0.02  # share that improved plans must save by copies for small tables to be data-parallel: a guess
-    )
+    # Share that improved plans must save by copies for small tables to be data-parallel: a guess
+    copies_worth: float = 0.02
 
     # improve: the objective and the descent
     sharpness: int = 6  # doublings of the exponent of the soft maximum. 5 saves 0.39 % (one task 6 %), 7 saves 0.10 %
@@ -156,9 +149,8 @@ class Tuning:
     # Plans that are improved in lockstep, at most: when one is done, another takes its place. 4 take 10 % more time, 8 as much,
     # for the same costs (30 tasks each of 4, 8 and 16 devices, trained nets)
     lockstep_plans: int = 6
-    lockstep_cells: int = (
-        200_000  # devices x tables of these in all: larger arrays take as long one after another: a guess
-    )
+    # Devices x tables of these in all: larger arrays take as long one after another: a guess
+    lockstep_cells: int = 200_000
     # Devices that a move is tried towards, the least loaded ones: a guess. The others are tried where none of these has room,
     # and, from first plans and from what a round finds within this share of the cheapest plan, where none of these gains.
     # Always to try them took 1.5 times the time of 1,000 tables on 64 devices, 1.6 times that of 2,000 on 128, for 0.3 % (13
@@ -166,16 +158,14 @@ class Tuning:
     receivers: int = 24
     finish_within: float = 0.01
     shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more: a guess
-    offers_seen: int = (
-        2_048  # shards of the receivers that are weighed for a swap, drawn at random if there are more: a guess
-    )
+    # Shards of the receivers that are weighed for a swap, drawn at random if there are more: a guess
+    offers_seen: int = 2_048
     swaps_estimated: int = 24  # swaps of each shard whose gain is estimated in full. 12 cost 0.23 %
     unlevel: float = 0.5  # weight of what a swap leaves two devices apart: a part of a shard may level them. A guess
 
     # improve: the local search
-    worse: float = (
-        0.003  # share by which a local optimum may cost more, and the search still goes on from it. 0 costs 0.03 %
-    )
+    # Share by which a local optimum may cost more, and the search still goes on from it. 0 costs 0.03 %
+    worse: float = 0.003
     perturb_devices: int = 4  # whose tables are placed anew, at most; at least the slowest and another. 2 cost 0.25 %
     # Share of the tables on these devices. Half of these cost 0.22 %, nearly twice of these nothing
     perturb_share: tuple[float, float] = (0.1, 0.6)
@@ -194,9 +184,8 @@ class Tuning:
     # Half of it cost 0.38 % heavy, twice of it saved 0.22 %
     toggle_luck: float = 3.0
     joins_priced: int = 2_048  # joins of two shards of a table that are priced, those of the narrowest shards: a guess
-    joins_tried: int = (
-        4  # single joins that are followed by a descent before no more cuts are undone. Without: 7 % more cuts
-    )
+    # Single joins that are followed by a descent before no more cuts are undone. Without: 7 % more cuts
+    joins_tried: int = 4
 
 
 TUNING = Tuning()

@@ -94,9 +94,8 @@ class _Checked:
             self._check_turns(features, inner)
             self._check_places(keys, inner)
         makes_weights = isinstance(module, ShardedFeatureProcessedEmbeddingBagCollection)
-        weights = (
-            None if isinstance(features, TensorDict) else features.weights_or_none()
-        )  # TorchRec drops those of the former
+        # TorchRec drops those of the former
+        weights = None if isinstance(features, TensorDict) else features.weights_or_none()
         if not makes_weights and not isinstance(inner, ShardedEmbeddingCollection):  # sequences use none
             self._check_weights(weights, inner)
         self.batches += 1

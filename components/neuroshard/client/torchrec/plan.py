@@ -66,14 +66,17 @@ from neuroshard.client.torchrec.trainer import (
     as_trained,
     dedups,
     optimizers_of,
+    sent_once,
     settings_of,
     sharders_by_path,
+    warn_of_dedup,
     warn_of_trainer,
     warn_of_versions,
 )
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.output_order import WAYS_OUT, Held, order_of
+from neuroshard.core.parts import part_names
 from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, shardings_in
 from neuroshard.core.precision import ADDED_UP_AS, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
@@ -174,10 +177,11 @@ def to_torchrec(
     priced = priced._replace(settings=settings_of(priced))
     optimizers = optimizers_of(priced, optimizer)
     trained = as_trained(plan, batch_size, pipeline, whose, index_dedup=dedups(priced))
+    warn_of_dedup(priced)
     if optimizers or dense or trained is not plan:
-        now = trained.task
-        own = {"tables": whole.parted.tables, "batch_size": now.batch_size, **of_step(now)}
-        with_copies = whole.parted.model_copy(update=own)
+        now, own = trained.task, {"batch_size": trained.task.batch_size, **of_step(trained.task)}
+        some = [t.name for t in whole.task.tables if sent_once(now) & {t.name, *part_names(t.name)}]
+        with_copies = whole.held.model_copy(update=own).with_dedup(some).parted
         check_memory(
             trained.named.model_copy(update={"task": with_copies, "shards": whole.shards}), optimizers, whose, dense
         )

@@ -163,10 +163,15 @@ def batch_of_group(batch_size: int, task: ShardingTask) -> int:
     return math.ceil(batch_size * task.devices / task.ranks)
 
 
-def dedups(priced: Priced) -> bool | None:
-    """Whether all sequences are looked up with use_index_dedup; None where there are none, or no sharders to see it of."""
-    paths = {place.path for place in priced.places.values() if place.pooling == "none" and place.path in priced.by_path}
-    return all(_dedups(priced.by_path[path]) for path in paths) if paths else None
+def dedups(priced: Priced) -> dict[str, bool]:
+    """Of each sequence whose sharder is known, whether that runs with use_index_dedup."""
+    sequences = {name: place.path for name, place in priced.places.items() if place.pooling == "none"}
+    return {name: _dedups(priced.by_path[path]) for name, path in sequences.items() if path in priced.by_path}
+
+
+def sent_once(task: ShardingTask) -> frozenset[str]:
+    """Names of the sequences, or of their cold parts, whose ids the task sends once."""
+    return frozenset(table.name for table in task.parted.tables if table.sent_once)
 
 
 def _dedups(sharder: ModuleSharder[nn.Module]) -> bool:
@@ -180,7 +185,7 @@ def as_trained(
     whose: str,
     built: str = "",
     *,
-    index_dedup: bool | None = None,
+    index_dedup: Mapping[str, bool] | None = None,
     options: Sequence[str] | None = None,
 ) -> Plan:
     """The plan with the trainer's batch size, pipeline, its options and use_index_dedup, where they are known, not checked; the
@@ -233,13 +238,10 @@ def as_trained(
             f"{whose} counts what a pipeline frees with {', '.join(planned) or 'none of its options'}, and the trainer's has "
             f"{', '.join(options) or 'none'}; search {said}"
         )
-    if index_dedup is not None and task.counts_steps and index_dedup != bool(task.index_dedup):
-        changed["index_dedup"] = index_dedup or None
-        if not index_dedup:
-            warn(
-                f"{whose} counts each distinct id of a batch of sequences once, and sharders look up all: give "
-                "EmbeddingCollectionSharder use_index_dedup=True, or search without --index-dedup"
-            )
+    known, planned = index_dedup or {}, sent_once(task)
+    runs = (planned - known.keys()) | {name for name, once in known.items() if once}
+    if planned != runs:
+        changed |= {"constraints": task.with_dedup(runs).constraints, "index_dedup": None}
     if not changed:
         return plan
     task = task.model_copy(update=changed)
@@ -252,7 +254,6 @@ def as_trained(
 def warn_of_trainer(priced: Priced) -> None:
     """Warn of what a trainer's sharders and the configs of its model make of a plan that was not priced for it."""
     _warn_of_settings(priced)
-    _warn_of_sharders(priced)
     _warn_of_configs(priced)
 
 
@@ -355,21 +356,22 @@ def _operators_apart(names: Sequence[str], priced: Priced) -> tuple[int, int]:
     return more.index(max(more)), max(more)
 
 
-def _warn_of_sharders(priced: Priced) -> None:
-    """Warn of sharders that look up each id of a batch once, and of modules whose copies are not kept alike."""
-    for path, sharder in priced.by_path.items():
-        names = [name for name in priced.fused if priced.places[name].path == path]
-        if (
-            _dedups(sharder)
-            and not priced.plan.task.index_dedup
-            and names
-            and priced.places[names[0]].pooling == "none"
-        ):
+def warn_of_dedup(priced: Priced) -> None:
+    """Warn of sharders that send each id of a batch once where the plan sends all, or all where it does not."""
+    planned, runs = sent_once(priced.plan.task), dedups(priced)
+    if every := sorted(name for name in planned if not runs.get(name)):
+        warn(
+            f"{priced.whose} sends each distinct id of a rank's batch once of {counted(len(every), 'sequence')} "
+            f"({first_few(every)}), and {'sharders send all' if runs else 'no sharders are given, to see whether they do'}: "
+            "give EmbeddingCollectionSharder use_index_dedup=True, or search with --index-dedup off"
+        )
+    for path in priced.by_path:
+        names = [name for name, once in runs.items() if once and priced.places[name].path == path]
+        if names and not planned.intersection(names):
             rank, most = priced.busiest(names, priced.output_bytes)
             warn(
                 f"module {path!r}: use_index_dedup sends each id of a rank's batch once, but the plan was priced for all lookups "
-                f"({format_bytes(most)} of outputs on rank {rank} in a step); search with --index-dedup, which counts its memory "
-                "or, to price it too, give tables distinct ids a sample as pooling factors"
+                f"({format_bytes(most)} of outputs on rank {rank} in a step); search with --index-dedup auto, or on"
             )
 
 

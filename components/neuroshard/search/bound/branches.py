@@ -96,8 +96,8 @@ class Branch:
         return (shards, row_wise) if fits else None
 
     def _least_bytes(self, shards: NDArray[np.bool_], row_wise: NDArray[np.bool_]) -> float:
-        """What all groups need at least: each row-wise, or in as few shards as the widest of these allows; infinite if some group
-        has no choice."""
+        """What all groups need at least: each row-wise, or in as few shards as the widest of these allows; infinite if one has
+        no choice."""
         problem, groups = self.problem, self.problem.options.groups
         widest = np.maximum.reduceat(np.where(shards, problem.units, 0)[1:], problem.first)
         fewest = -(-problem.all_units // np.maximum(widest, 1))

@@ -140,8 +140,7 @@ class Neighborhood:
         return Moves(self.plan[of], self.source[of], self.give[rows], give_units, receiver, take, take_units)
 
     def drawn(self, *entries: Ints, most: int) -> tuple[Ints, ...]:
-        """About `most` entries of each source, drawn at random; the first array has the sources. Of more shards on a device many
-        are alike."""
+        """About `most` entries of each source, drawn at random; the first array has the sources. Of more many are alike."""
         of = entries[0]
         if len(of) <= most or (count := np.bincount(of)).max() <= most:
             return entries

@@ -154,8 +154,7 @@ def _with_room(near: Neighborhood, takes: Takes, share: Floats) -> tuple[Floats,
 
 
 def _units(near: Neighborhood, takes: Takes, give_ms: Floats) -> Ints:
-    """Units to give in each swap, (N, P, S): all; and, where a part may move, as many as level the two devices, or as there is
-    memory for."""
+    """Units to give in each swap, (N, P, S): all; and, where a part may move, as many as level the two devices or fit."""
     held = near.held[:, None]
     level = (takes.half_gap_ms + takes.ms) * held
     level /= np.maximum(give_ms, 1e-30)

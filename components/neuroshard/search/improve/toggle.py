@@ -154,8 +154,8 @@ def _join_change(estimate: _Linearized, groups: Ints, places: Ints) -> tuple[Flo
 
 
 def _even_cuts(problem: Problem, group: int, devices: Ints) -> Widths:
-    """Units of a group on every device (N, D), cut evenly over the first of the `devices`: over as few as may be, over twice as
-    many, and so on."""
+    """Units of a group on every device (N, D), cut evenly over the first of the `devices`: over as few as may be, then twice as
+    many."""
     units, cuts = int(problem.all_units[group]), list[Ints]()
     count = -(-units // int(problem.max_units[group]))
     while count <= min(int(problem.max_shards[group]), units // int(problem.min_units[group]), problem.devices):

@@ -18,6 +18,7 @@ from neuroshard.search.infeasible.packing import TRIED, GaveUp, pack, quick_plan
 from neuroshard.search.problem.column_shards import Placement, Widths
 from neuroshard.search.problem.kinds import OVER_ALL, MayHold
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.room import lacking_bytes
 from neuroshard.search.tuning import TUNING, Tuning
 
 # Column shards repeat the optimizer's bytes of a row, at worst 9 times the memory, and on every device at most the bytes of a
@@ -54,7 +55,7 @@ def feasible(
         beside = f" beside {taken} on each" if taken else ""
         raise Infeasible(
             f"tables{_beyond(task)} need {format_bytes(need)}{_of_step(task)}, devices have {format_bytes(have)} "
-            f"together{beside}: {format_bytes(need - have + task.lacking_bytes)} short; {hints(task, model, tuning)}",
+            f"together{beside}: {format_bytes(need - have + lacking_bytes(task))} short; {hints(task, model, tuning)}",
             proven=True,
         )
     unheld = next((wide.why for wide in problem.wide.values() if wide.why), None)

@@ -20,6 +20,7 @@ from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
 from neuroshard.search.problem.column_shards import Widths
 from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
+from neuroshard.search.problem.room import contradicts_itself, lacking_bytes
 from neuroshard.search.problem.state import State
 from neuroshard.search.step_room import StepDoesNotFit, check_step, expected_room
 from neuroshard.search.tuning import Tuning
@@ -48,7 +49,7 @@ class _Trials:
         self.task, self.model = task, model
         self.tables = {table.name: table for table in task.tables}
         self.need = task.need_bytes
-        self.short = max(self.need - sum(task.placeable_bytes), 0) + task.lacking_bytes
+        self.short = max(self.need - sum(task.placeable_bytes), 0) + lacking_bytes(task)
 
     def memory(self) -> Iterator[str]:
         """The fewest bytes more on each device, what that leaves to reserve, and if devices differ, the fewest on one device."""
@@ -273,7 +274,7 @@ def _soon(problem: Problem) -> tuple[Problem, Widths] | None:
 
 def _sound(task: ShardingTask) -> bool:
     """Whether the constraints agree with each other, and all devices together have enough bytes."""
-    return not task.contradicts_itself and task.need_bytes <= sum(task.placeable_bytes)
+    return not contradicts_itself(task) and task.need_bytes <= sum(task.placeable_bytes)
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], close: int) -> int | None:

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
-from neuroshard.core.step_ledger import searched_bytes
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.problem.launches import NONE
+from neuroshard.search.problem.room import searched_bytes
 from neuroshard.search.problem.wide_tables import WideTable
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
@@ -233,8 +233,7 @@ class ColumnShards:
 
 
 def _table_groups(task: ShardingTask) -> list[tuple[Table, ...]]:
-    """Tables that are kept together, and each other table by itself, in the order of the task, of the tables
-    that it places."""
+    """Tables that are kept together, and each other table by itself, in the order of the task; only those it places."""
     together = {name: names for names in task.constraints.together for name in names}
     tables = {table.name: table for table in task.tables}
     placed = {table.name for table in task.placed}

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from neuroshard.core.launches import operators_of, reordered_columns
+from neuroshard.core.launches import joined_again, operators_of, reordered_columns
 from neuroshard.core.part import Part
 from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, ROW_WISE, SHARDINGS, TABLE_WISE, Group
 from neuroshard.core.table import Table
@@ -40,7 +40,8 @@ class LaunchCosts:
         model: CostModel,
     ) -> None:
         self.model, self.devices = model, task.devices
-        self.map_ms, self.wrapped_columns = map_ms(model, task), task.by_access.columns
+        self.map_ms, self.wrapped_columns = map_ms(model, task), task.joined_columns
+        self.wrapped_columns += sum(joined_again(table, SHARDINGS[ROWS]) for table in mapped)
         tables = [(place, table) for place, group in enumerate(table_groups) for table in group]
         self.tables = [table for _, table in tables]
         self.group: Ints = np.array([place for place, _ in tables])
@@ -62,6 +63,8 @@ class LaunchCosts:
         self.copied_columns = sum(
             Part.of(t).sent_columns for t in copied if keys.get((t.module, t.weighted), -2) in self.joined
         )
+        # of each table and sharding: columns of sequences that are copied once more
+        self.joined_again: Floats = np.array([[joined_again(table, s) for s in SHARDINGS] for table in self.tables])
         outputs: dict[Group, int] = {}
         operators: dict[object, int] = {}
         # tables are alike in all that decides what runs them, so each kind of table is looked at once
@@ -107,8 +110,7 @@ class LaunchCosts:
         return operators_of([*self.tables, *self.mapped_tables])
 
     def of(self, spread: Ints, shardings: Ints, cut: Ints = NONE) -> LaunchMs:
-        """Where these table groups have these spread shardings (numbers in SHARDINGS), these are cut column-wise, and all others
-        are whole."""
+        """Where these table groups have these spread shardings (numbers in SHARDINGS), these are cut, and others whole."""
         of_group = np.full(len(self.collection), WHOLE)
         of_group[spread] = shardings
         of_group[cut], of_group[self.pieces] = CUT, CUT
@@ -125,7 +127,10 @@ class LaunchCosts:
         entries = 2 * self.output[np.arange(len(way)), way] + SPLITS_COLUMNS[way]
         columns = np.bincount(entries, self.columns).tolist()
         held = [(self.groups[one // 2], columns[one], bool(one % 2)) for one in distinct(entries).tolist()]
-        return self._ms(len(operators) - measured, outputs, reordered_columns([*held, *self.copied, *self.mapped]))
+        again = float(self.joined_again[np.arange(len(way)), way].sum())
+        return self._ms(
+            len(operators) - measured, outputs, again + reordered_columns([*held, *self.copied, *self.mapped])
+        )
 
     def cut(self, shards: Ints) -> bytes:
         """What these numbers of shards (G,) change in `of`: which sequences are cut, and which collections have a cut table."""
@@ -179,6 +184,7 @@ class LaunchCosts:
         columns = self._columns_of(joined) + self.copied_columns
         more = [self._least_more(sharding, np.isin(self.group, groups), stay) for sharding, groups in used.items()]
         columns = max([columns, *(joined for _, joined in more)]) + cuts * self._least_permuted(rows, stay)
+        columns += float(self.joined_again[rows, ROWS].sum())
         return self._ms(len(operators) - self.measured, outputs, columns).total_ms + sum(ms for ms, _ in more)
 
     def permuted_ms(self, row_wise: Ints, may_be: Ints) -> tuple[float, Floats]:
@@ -206,7 +212,8 @@ class LaunchCosts:
                 if alone
                 else self.prices.ms(int(one_more), count, int(self.inputs[number]))
             )
-            found.append((launched.total_ms, self._columns_of(distinct(self.of_table[beside] + 1) - 1)))
+            again = self.prices.ms(0, 0, reordered=float(self.joined_again[tables & these, sharding].min())).total_ms
+            found.append((launched.total_ms + again, self._columns_of(distinct(self.of_table[beside] + 1) - 1)))
         return min((ms for ms, _ in found), default=np.inf), min((columns for _, columns in found), default=0.0)
 
     def _columns_of(self, collections: Ints) -> float:

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Shard
-from neuroshard.core.step_ledger import searched_bytes
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.network import DomainMs, MoreColumns
 from neuroshard.costmodel.pricing import HostColumns, columns_sent
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.problem.kinds import MayHold, Spread, enumerated, over_all
+from neuroshard.search.problem.room import searched_bytes
 
 
 class Load(NamedTuple):

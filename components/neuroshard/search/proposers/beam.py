@@ -63,8 +63,7 @@ def _children(problem: Problem, shards: Ints, candidates: int) -> list[Ints]:
 
 
 def _evaluated(problem: Problem, lists: list[Ints], grid: int) -> list[BeamState]:
-    """The best greedy placement of each list, all lists and caps in lockstep, as far as memory goes. `lists` are in order of
-    cost."""
+    """The best greedy placement of each list, all lists and caps in lockstep, as far as memory goes. `lists` are ordered."""
     row_bytes = 8 * problem.devices * problem.vectors.shape[1]
     at_once = max(1, problem.tuning.lockstep_bytes // (grid * row_bytes))
     nodes = []

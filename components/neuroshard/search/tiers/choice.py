@@ -14,8 +14,8 @@ from neuroshard.search.tiers.sides import Sides
 
 
 def worth(problems: TierProblems, relaxed: State) -> Floats:
-    """What each option of each table group takes at the prices of the relaxed plan, in ms and for its bytes: (O, G). Infinite
-    where it is none."""
+    """What each option of each table group takes at the prices of the relaxed plan, in ms and for its bytes: (O, G). Infinite if
+    none."""
     model = cast(Divided, relaxed.problem.model)
     ms, nbytes = model.parts_of_slope(relaxed.sums)
     return _possible(problems, linear_ms(problems, relaxed, ms + model.price_of(relaxed.sums)[:, None] * nbytes))

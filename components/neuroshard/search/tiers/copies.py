@@ -18,8 +18,7 @@ SHRUNK = (1.0, 0.75, 0.5, 0.25, 0.0)  # caches of a plan, the first with that ro
 
 
 def worth_copying(asked: Asked, tiers: Tiers) -> frozenset[str]:
-    """Those of the tables that may be copied that a search copies where the tables of `tiers` are in them. Those beyond HBM are
-    never."""
+    """Those of the tables that may be copied that a search copies where the tables of `tiers` are in them. Others never."""
     task, model, names = asked.permitted, asked.cost_model, asked.may[DATA_PARALLEL]
     everything = {table.name: tiers.get(table.name, ("hbm", None)) for table in task.without_tier}
     hbm = ROOM * sum(task.placeable_bytes)

@@ -19,8 +19,7 @@ DEAR = 10.0  # a tenth more than its share costs a device as much as a whole ste
 
 
 class InShares(MoreTerms):
-    """A cost model in whose ms each byte of host memory beyond a device's share takes some more, one term. `task` says where
-    tables are."""
+    """A cost model in whose ms each byte of host memory beyond a device's share takes some more, one term. `task` says where."""
 
     def __init__(self, inner: CostModel, task: ShardingTask, prices: "HostPrices") -> None:
         super().__init__(inner, 1)

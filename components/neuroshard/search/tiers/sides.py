@@ -23,8 +23,7 @@ from neuroshard.search.tiers.divided import Divided
 
 @dataclass(frozen=True)
 class Sides:
-    """Plans in which the table groups `inside` (G,) are in HBM and those `beyond` (G,) are not, and the ms that none costs less
-    than."""
+    """Plans in which the table groups `inside` (G,) are in HBM and those `beyond` (G,) are not, and their least ms."""
 
     inside: NDArray[np.bool_]
     beyond: NDArray[np.bool_]
@@ -38,8 +37,8 @@ class Sides:
 
 @dataclass(frozen=True)
 class ThreeProblems:
-    """A task in which each part of a table is in any tier (`anywhere`), in HBM (`whole`), or beyond it (`outside`). All their
-    shards are priced."""
+    """A task in which each part of a table is in any tier (`anywhere`), in HBM (`whole`), or beyond it (`outside`). All are
+    priced."""
 
     anywhere: Problem
     whole: Problem

@@ -20,8 +20,7 @@ TOGGLE_LUCK = 5.0
 
 
 def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.random.Generator) -> InTierPlan:
-    """The cheapest plan found by giving one or two table groups another option at a time, each choice once from each
-    plan."""
+    """The cheapest plan found by giving one or two table groups another option at a time, each once from each plan."""
     toggles = min(max(TOGGLE_CELLS // best.state.widths.size, LEAST_TOGGLES), MOST_TOGGLES)
     change, tried = _change(problems, best), set[bytes]()
     with progress("search tiers", total=toggles, unit="tables") as bar:
