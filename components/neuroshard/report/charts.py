@@ -12,6 +12,7 @@ import numpy as np
 
 from neuroshard.core.constraints import TableRule
 from neuroshard.core.cost import Costs
+from neuroshard.core.part import Memory
 from neuroshard.core.plan import Plan, shard_memory
 from neuroshard.costmodel.pricing import Prices
 from neuroshard.costmodel.protocol import CostModel, Ints
@@ -67,15 +68,16 @@ def chart_data(
 
 
 def _sets(plan: Plan, changed: PlanChange | None, prices: Prices | None) -> dict[str, Columns]:
-    shards, smaller = shard_columns(plan, prices)
+    of_shards = shard_memory(plan.held, plan.shards)
+    shards, smaller = shard_columns(plan, prices, of_shards)
     bound = [] if plan.lower_bound_ms is None else short([plan.lower_bound_ms])
     better = plan.improvements
     return {
         "bars": _bars(plan, changed),
         "bound": {"ms": bound, "what": [f"no plan below {ms:.3f} ms" for ms in bound]},
-        "devices": device_columns(plan, None if changed is None else changed.live_ms),
+        "devices": device_columns(plan, None if changed is None else changed.live_ms, of_shards),
         "hosts": _hosts(plan),
-        "tables": table_columns(plan, prices),
+        "tables": table_columns(plan, prices, of_shards),
         "shards": shards,
         **({} if smaller is None else {"smaller": smaller}),
         **({"change": changed.devices, "moves": changed.moves} if changed is not None and changed.counted else {}),
@@ -131,10 +133,10 @@ def _hosts(plan: Plan) -> Columns:
     return {"device": firsts, "name": [f"host {host}" if few else "" for host in range(len(firsts))]}
 
 
-def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
+def device_columns(plan: Plan, live_ms: Sequence[float] | None, of_shards: Sequence[Memory]) -> Columns:
     """A value for each device. Costs are predicted ms, memory is exact bytes, and `share` what of the limit for tables is used;
     `live` is of the live plan's devices. Costs that are not known, and parts of memory that no device has, are left out."""
-    memory, caches, topology = plan.device_memory(), _caches(plan), plan.task.topology
+    memory, caches, topology = plan.device_memory(), _caches(plan, of_shards), plan.task.topology
     used, limits = [held.total for held in memory], list(plan.task.usable_bytes)
     columns: Columns = {"device": [*range(plan.task.devices)], "shards": [*plan.shards_by_device()]}
     columns |= {"memory": used, "limit": limits, "share": [n / limit for n, limit in zip(used, limits, strict=True)]}
@@ -159,10 +161,10 @@ def device_columns(plan: Plan, live_ms: Sequence[float] | None) -> Columns:
     return columns
 
 
-def _caches(plan: Plan) -> list[int]:
+def _caches(plan: Plan, of_shards: Sequence[Memory]) -> list[int]:
     """Bytes of the caches on each device."""
     beyond, caches = plan.parted.constraints.beyond_hbm, [0] * plan.task.devices
-    for shard, memory in zip(plan.shards, shard_memory(plan.held, plan.shards), strict=True):
+    for shard, memory in zip(plan.shards, of_shards, strict=True):
         caches[shard.device] += memory.weights if shard.table in beyond else 0
     return caches
 
@@ -173,7 +175,7 @@ def _evaluated(plan: Plan, evaluated: Evaluated) -> Columns:
     return {evaluated.how: measured, "predicted": short(evaluated.predicted_ms(plan)) or [None] * len(measured)}
 
 
-def table_columns(plan: Plan, prices: Prices | None) -> Columns:
+def table_columns(plan: Plan, prices: Prices | None, of_shards: Sequence[Memory]) -> Columns:
     """A value for each table, or part of one held in two, in the order of the task.
 
     `count`, `rowWise` and `bytes` are of the table's shards, `adds` is their predicted ms of compute. `devices` are ranges of
@@ -182,7 +184,7 @@ def table_columns(plan: Plan, prices: Prices | None) -> Columns:
     """
     tables, by_table, row_wise = plan.parted.tables, plan.by_table(), row_wise_tables(plan)
     nbytes, of_hosts = dict.fromkeys(by_table, 0), dict.fromkeys(by_table, 0)
-    for shard, memory in zip(plan.shards, shard_memory(plan.held, plan.shards), strict=True):
+    for shard, memory in zip(plan.shards, of_shards, strict=True):
         nbytes[shard.table] += memory.total
         of_hosts[shard.table] += memory.host
     devices = [sorted({shard.device for shard in by_table[table.name]}) for table in tables]
@@ -213,12 +215,12 @@ def _listed(devices: Sequence[int]) -> str:
     return f"{some}, … ({len(devices)})" if len(devices) > DEVICES_NAMED else some
 
 
-def shard_columns(plan: Plan, prices: Prices | None) -> tuple[Columns, Columns | None]:
+def shard_columns(plan: Plan, prices: Prices | None, of_shards: Sequence[Memory]) -> tuple[Columns, Columns | None]:
     """A value for each shard; and where there are more than MOST_SHARDS, the sums of the smaller ones on each device.
 
     `table` is the index of the shard's table. `alone` and `adds` are predicted ms of compute.
     """
-    place, nbytes = _places(plan), [memory.total for memory in shard_memory(plan.held, plan.shards)]
+    place, nbytes = _places(plan), [memory.total for memory in of_shards]
     listed = sorted(sorted(range(len(nbytes)), key=lambda shard: -nbytes[shard])[:MOST_SHARDS])
     shards = [plan.shards[shard] for shard in listed]
     columns: Columns = {
