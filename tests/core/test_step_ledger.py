@@ -302,6 +302,15 @@ def test_one_rank_exchanges_nothing_and_joins_the_outputs_of_its_operators(eleme
     assert peak.causes == {"inputs": 3 * (times * INPUT + 8 * SAMPLES), "lookup outputs": times * 3 * X}
 
 
+@pytest.mark.parametrize("pooling", ["sum", "none"])
+def test_ids_stay_beside_the_rows_that_an_id_map_gave_them(pooling: str) -> None:
+    plain, mapped = table(pooling=pooling), table(pooling=pooling, id_map={"kind": "mch", "bytes_per_row": 24})
+    fixed, given = (peaks_of(task(one), blocks(one), "none", gloo=True)[0] for one in (plain, mapped))
+    order = 8 * LOOKUPS * SAMPLES * (pooling == "sum")  # which all sequences in row blocks keep
+    assert fixed.moment == given.moment == "forward exchange"
+    assert given.causes["inputs"] - fixed.causes["inputs"] == order + RECEIVED_IDS / 2 + 4 * LENGTHS
+
+
 def sequence(name: str = "t", **more: object) -> Table:
     return table(name, pooling="none", **more)
 

@@ -76,7 +76,8 @@ class Traffic:
     weights: float = 0.0  # of the ids that it received, which the backward pass reads
     sorted_ids: float = 0.0  # what FBGEMM's backward pass on a GPU makes of them
     lengths: float = 0.0  # how many lengths it receives
-    order: float = 0.0  # where ids of a row-wise sequence lay before they were sent
+    order: float = 0.0  # where ids of a row-wise sequence, or of an id map, lay before they were sent
+    unmapped: float = 0.0  # ids that it received, beside the rows that their tables gave them
     lookup: float = 0.0
     middle: float = 0.0  # what a domain's ranks have after they added their rows up
     output: float = 0.0
@@ -250,7 +251,8 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             )
         of_all.means |= sharding.divides_means and table.pooling == "mean"
         of_all.sent += sent * (not group.sharding.copied)
-        of_all.order += LOOKUP_BYTES * distinct * (sharding.splits_rows and group.sequences)
+        mapped = table.id_map is not None
+        of_all.order += LOOKUP_BYTES * distinct * (mapped or (sharding.splits_rows and group.sequences))
         for part, _, column_offset, device in held:
             here = found[device].setdefault(group, Traffic(group))
             share = hot.get((table.name, column_offset))
@@ -273,6 +275,7 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             here.lengths += features * samples
             here.received += of_id * looked_up + length * features * samples
             here.kept += LOOKUP_BYTES * looked_up + OFFSET_BYTES * features * samples
+            here.unmapped += (LOOKUP_BYTES * looked_up + length * features * samples) * mapped
             here.weights += (of_id - LOOKUP_BYTES) * looked_up
             if sharding.over_domains:
                 here.middle += looked / domain
@@ -381,7 +384,7 @@ class _Step:
                 sent = max(batches.sent, self.flight.forward.sent) + self.flight.clears_sent
                 nbytes += max(sent, 1) * one.divisor
             if when != "backward" and number < position + (when != "input"):  # its input is in order
-                nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights")
+                nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights") + one.sum("unmapped")
                 nbytes += one.kept_for_lookups * (not self.pipelined)
         now = self.collections[position]
         if when == "input":
