@@ -480,7 +480,6 @@ def taken_over(host_memory_bytes: int | None = 2**30, pipeline: str | None = Non
         ({"pipeline": "prefetch"}, ["prefetch_pipeline", "prefetch"]),
         ({"enforce_hbm": True}, ["enforce_hbm", "fused"]),
         ({"host_memory_bytes": None}, ["fused_uvm_caching", "host_memory_bytes="]),
-        ({"compute_kernel": "key_value"}, ["key_value", "fused"]),
     ],
 )  # fmt: skip
 def test_a_cache_of_torchrec_s_that_is_no_plan_s_is_refused(fields: dict[str, Any], facts: list[str]) -> None:

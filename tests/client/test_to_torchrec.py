@@ -87,7 +87,7 @@ def parameter(kind: str, shards: list[tuple[int, int, int]], rows: int, device: 
 
 
 USER, ITEM, COUNTRY = TABLES
-KERNELS = ("dense", "quant", "key_value", "fused_triton", "fast")  # which train no plan
+KERNELS = ("dense", "quant", "fused_triton", "fast")  # which train no plan
 MEANS = (change(USER, pooling="mean"), ITEM, COUNTRY)
 
 

@@ -102,7 +102,7 @@ FILES: list[Row] = [
         rule("devices: must be a list, not 1", devices=1),
         rule("match: must be text, not 3", match=3),
         rule("split: must be true or false, not 'maybe'", split="maybe"),
-        rule("tier: must be 'hbm', 'cached' or 'host', not 'ssd'", tier="ssd"),
+        rule("tier: must be 'hbm', 'cached'", tier="tape"),
         rule("cached_rows: must be greater than or equal to 1, not 0", cached_rows=0),
         ({"tables": ["a"]}, "tables[0]: must be an object, not 'a'"),
         ({"together": "a,b"}, "together: must be a list, not 'a,b'"),
