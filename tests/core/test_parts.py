@@ -311,6 +311,13 @@ def test_rows_of_parts_move_as_those_of_tables_and_copies_take_state_with_them()
     assert moved_bytes(IN_PARTS, same) == 0
 
 
+def test_of_fewer_hot_rows_none_moves_that_a_copy_has_here() -> None:
+    fewer = task(rule(rows_by_access=RowsByAccess(hot_rows=HOT // 2)), rule("ads/hot", data_parallel=True))
+    held = *(("ads/hot", 0, HOT // 2, device) for device in (0, 1)), ("ads/cold", 0, ROWS - HOT // 2, 1)
+    found = [(move.table, move.rows, move.from_device, move.to_device) for move in moves(IN_PARTS, plan(fewer, *held))]
+    assert found == [("ads/cold", ROWS - HOT, 0, 1)]
+
+
 def test_rows_that_are_dealt_come_from_all_blocks_alike() -> None:
     by_id, dealt = plan(task(), *BLOCKS), plan(task(DEALT), *BLOCKS)
     found = moves(by_id, dealt)

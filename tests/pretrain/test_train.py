@@ -83,6 +83,16 @@ def many(costs):
     return collect(costs.compute[:300], lambda cost: cost.total_ms)
 
 
+def test_the_learning_rate_falls_to_next_to_nothing_in_the_last_step(many, monkeypatch):
+    """257 cases are no whole number of batches."""
+    rates, step = [], torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda one, *_: rates.append(one.param_groups[0]["lr"]) or step(one))
+    places = np.arange(257), np.arange(257, 300)
+    train_compute(many, np.full(300, 65536), *places, torch.Generator(), ComputeTraining(epochs=2))
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.01 * rates[0]
+
+
 def test_rates_are_learned_where_enough_cases_lie_on_both_sides_of_a_threshold(many):
     batches, train, valid = np.full(300, 65536), np.arange(250), np.arange(250, 300)
     net, _ = train_compute(many, batches, train, valid, torch.Generator().manual_seed(0), ComputeTraining(epochs=3))
