@@ -116,7 +116,9 @@ def test_a_plan_of_sequences_in_row_blocks_says_that_it_bets_on_even_lookups() -
     plan = found(task(None, "none"))
     (note,) = said(plan, "bet", "large", "zipf:1", "--access-from")
     skewed = task("zipf:1", "none")
-    assert names(note, f"{price_ms(plan, skewed):.3f} ms")
+    assert names(
+        note, f"{price_ms(plan, skewed):.3f} ms ({price_ms(plan, skewed) / plan.cost_ms - 1:+.0%}) and the fullest"
+    )
 
 
 def test_a_bet_that_would_not_fit_says_so() -> None:
