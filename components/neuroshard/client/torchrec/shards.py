@@ -16,7 +16,7 @@ import dataclasses
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec.distributed.sharding_plan import placement
-from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan, ShardingType
+from torchrec.distributed.types import CacheParams, ParameterSharding, ShardingPlan
 
 from neuroshard.client.torchrec.hosts import hosts_of
 from neuroshard.client.torchrec.priced import Priced
@@ -33,6 +33,7 @@ from neuroshard.core.value import shown
 # fields of a ParameterSharding: the ones that shards are made of, of caches over host memory, and of the operator
 GEOMETRY = ("sharding_type", "ranks", "sharding_spec")
 OF_CACHES = ("cache_params", "enforce_hbm")
+BY_TORCHREC = {one.torchrec: one for one in SHARDINGS} | {"table_column_wise": COLUMN_WISE}  # columns on a host's ranks
 OF_THE_OPERATOR = ("output_dtype", "stochastic_rounding", "bounds_check_mode")
 
 
@@ -186,12 +187,9 @@ def parameter_sharding(
 
 def sharding_named(parameter: ParameterSharding) -> Sharding:
     """The sharding type that a TorchRec plan says of a table. Raises InvalidInput for one that plans do not know."""
-    if parameter.sharding_type == ShardingType.TABLE_COLUMN_WISE.value:  # columns on the ranks of a host
-        return COLUMN_WISE
-    known = {one.torchrec: one for one in SHARDINGS}
-    if parameter.sharding_type not in known:
-        raise InvalidInput(f"a table is sharded {parameter.sharding_type!r}, which is none of {', '.join(known)}")
-    return known[parameter.sharding_type]
+    if parameter.sharding_type not in BY_TORCHREC:
+        raise InvalidInput(f"a table is sharded {parameter.sharding_type!r}, which is none of {', '.join(BY_TORCHREC)}")
+    return BY_TORCHREC[parameter.sharding_type]
 
 
 def _placed(plan: ShardingPlan) -> list[ParameterSharding]:
