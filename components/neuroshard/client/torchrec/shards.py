@@ -30,10 +30,10 @@ from neuroshard.core.text import spanned
 from neuroshard.core.tiers import BY_KERNEL, IN_HBM
 from neuroshard.core.value import shown
 
+BY_TORCHREC = {one.torchrec: one for one in SHARDINGS} | {"table_column_wise": COLUMN_WISE}  # columns on a host's ranks
 # fields of a ParameterSharding: the ones that shards are made of, of caches over host memory, and of the operator
 GEOMETRY = ("sharding_type", "ranks", "sharding_spec")
 OF_CACHES = ("cache_params", "enforce_hbm")
-BY_TORCHREC = {one.torchrec: one for one in SHARDINGS} | {"table_column_wise": COLUMN_WISE}  # columns on a host's ranks
 OF_THE_OPERATOR = ("output_dtype", "stochastic_rounding", "bounds_check_mode")
 
 
