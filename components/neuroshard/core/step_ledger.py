@@ -87,7 +87,7 @@ class Traffic:
     inverse: float = 0.0  # of that, what the backward pass reads
     means: bool = False  # whether its collection divides its sums, and with them those of its other groups
     buckets: float = 0.0  # gradients of data-parallel tables, which DistributedDataParallel keeps
-    copies: float = 0.0  # the gradient of data-parallel tables, before it goes to a bucket
+    copies: dict[Hashable, float] = field(default_factory=dict)  # gradients of data-parallel tables, by operator
     one_sender: bool = True  # whether all its outputs come from one rank, or one domain
     reordered: bool = False  # whether cuts bring its outputs out of order
     operators: dict[Hashable, float] = field(default_factory=dict)  # the lookup of each, which TorchRec joins
@@ -269,8 +269,10 @@ def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection
             if group.sharding.copied:
                 here.kept += OFFSET_BYTES * features * own_samples  # its ids are the batch's
                 if sharding.copied:
-                    here.copies += OUTPUT_BYTES * part.rows * part.dim  # fp32 before it is as the weights are
-                    here.buckets += part.memory().weights * (table.name not in task.by_access.hot)
+                    weights, fp32 = part.memory().weights, OUTPUT_BYTES * part.rows * part.dim
+                    # a gradient in fp32, and as the weights are
+                    here.copies[operator] = here.copies.get(operator, 0.0) + fp32 + weights * (weights < fp32)
+                    here.buckets += weights * (table.name not in task.by_access.hot)
                 continue
             here.lengths += features * samples
             here.received += of_id * looked_up + length * features * samples
@@ -625,8 +627,8 @@ class _Step:
         sharding = group.group.sharding
         if sharding.copied:
             of_weights = WEIGHT_BYTES / (LOOKUP_BYTES + WEIGHT_BYTES) * group.own * group.group.weighted
-            sorted_ids = group.sorted_ids * (not self.gloo)
-            yield Counter[Cause]({"gradients": max(group.copies + of_weights, group.apart), "sorted ids": sorted_ids})
+            gradients = max(max(group.copies.values(), default=0.0) + of_weights, group.apart)
+            yield Counter[Cause]({"gradients": gradients, "sorted ids": group.sorted_ids * (not self.gloo)})
             return
         share = self._share(group, self.precision.backward)
         if sharding.over_domains:

@@ -106,10 +106,11 @@ def check_memory(
     for rank, (needed, limit) in enumerate(ranks):
         if needed.total > limit:
             shards = zip(shard_memory(task, plan.shards), plan.shards, strict=True)
-            _, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
+            nbytes, largest = max((memory.total, shard.table) for memory, shard in shards if shard.device == rank)
+            what = "a step" if needed.step > nbytes else f"table {largest!r}"
             raise InvalidInput(
                 f"{whose}: rank {rank} needs {format_bytes(needed.total)} of {format_bytes(limit)}{trained}, most of it for "
-                f"table {largest!r}; {way_out}"
+                f"{what}; {way_out}"
             )
     of_host = task.host_memory_bytes or 0
     for host, used in enumerate(host_memory(task, plan.shards)):
