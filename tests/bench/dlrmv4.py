@@ -92,6 +92,20 @@ def of_torchrec(tables: Sequence[Table], ranks: int, hbm_bytes: int, *, told: bo
     return list(plan.shards)
 
 
+def task_of(tables: Sequence[Table], ranks: int, sheet: str) -> ShardingTask:
+    """The makers' step on so many ranks of a datasheet, on hosts of 8: fp16 collectives, and TorchRec's usual pipeline."""
+    return ShardingTask(
+        tables=tuple(tables),
+        device_memory_bytes=(DATASHEETS[sheet].memory_mib * 2**20,) * ranks,
+        batch_size=ranks * SAMPLES,
+        pipeline="sparse-dist",
+        step_ledger=1,
+        allocator_share=0.9,
+        collective_precision=CollectivePrecision(forward="fp16", backward="fp16"),
+        topology=topology_of(ranks, A_HOST, A_HOST, None) if ranks > A_HOST else None,
+    )
+
+
 def in_rows(table: Table, ranks: int) -> list[Shard]:
     blocks = enumerate(table.row_blocks(ranks))
     return [
@@ -181,16 +195,7 @@ def main() -> None:
     rows = []
     for label, sheet in list(KINDS.items())[: 1 if options.quick else None]:
         for ranks in (8,) if options.quick else (8, 16, 32):
-            task = ShardingTask(
-                tables=tuple(tables),
-                device_memory_bytes=(DATASHEETS[sheet].memory_mib * 2**20,) * ranks,
-                batch_size=ranks * SAMPLES,
-                pipeline="sparse-dist",
-                step_ledger=1,
-                allocator_share=0.9,
-                collective_precision=CollectivePrecision(forward="fp16", backward="fp16"),
-                topology=topology_of(ranks, A_HOST, A_HOST, None) if ranks > A_HOST else None,
-            )
+            task = task_of(tables, ranks, sheet)
             for name, (of, shards, took) in contenders(task, sheet).items():
                 one = priced(of, shards, sheet)
                 figures = (

@@ -14,6 +14,7 @@ from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.pricing import price_shards
+from neuroshard.files.importers.presets import preset
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 
@@ -91,3 +92,14 @@ def test_only_sequences_are_sent_once() -> None:
     by = Provenance(neuroshard_version="0", algorithm="by hand").model_dump()
     with refused(ValueError, "'t'", "index_dedup"):
         Plan.model_validate({**fields, "shards": [whole("t", 0).model_dump()], "provenance": by})
+
+
+@pytest.mark.parametrize(("ranks", "before_ms", "after_ms"), [(8, 941.6, 805.7), (16, 1108.0, 818.0)])
+def test_it_saves_what_the_makers_of_dlrmv4_measured(ranks: int, before_ms: float, after_ms: float) -> None:
+    """Steps on one and two hosts of 8 MI350X, by train/gin/yambda_5b.gin in mlcommons/training@a4f3e775: row-wise, fp16."""
+    from bench.dlrmv4 import in_rows, priced, task_of
+
+    of = task_of(preset("mlperf-dlrmv4"), ranks, "mi350x")
+    shards = [shard for one in of.tables for shard in in_rows(one, ranks)]
+    every, once = (priced(known, shards, "mi350x").ms for known in (of, of.with_dedup([one.name for one in of.tables])))
+    assert every - once == pytest.approx(before_ms - after_ms, rel=1 / 3)
