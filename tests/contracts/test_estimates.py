@@ -1,4 +1,4 @@
-"""Toggles are chosen by estimates: where a cost model is linear, each is the change of the objective that it stands for."""
+"""What a search chooses by is what it stands for: estimates of toggles, where a cost model is linear, and points of tiers."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,22 @@ import pytest
 
 from helpers.analytic import AnalyticModel
 from helpers.states import whole
+from neuroshard.core.part import Part
+from neuroshard.core.plan import Shard
 from neuroshard.core.sharding import DATA_PARALLEL, SHARDINGS
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
+from neuroshard.core.tiers import WAYS
+from neuroshard.costmodel.analytic import analytic_model
+from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import Floats
+from neuroshard.costmodel.tiers import with_tiers
 from neuroshard.search.improve import toggle
 from neuroshard.search.improve.toggle import toggled
 from neuroshard.search.problem.objective import Objective, SoftMaximum
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
+from neuroshard.search.tiers.points import PartPoints
 from neuroshard.search.tuning import TUNING
 
 DEVICES, TABLES = 4, 8
@@ -112,3 +119,21 @@ def test_the_toggle_that_is_estimated_to_gain_most_is_tried_first() -> None:
     found = toggled(state, Objective.of(problem), Unlucky(np.random.PCG64(0)))
     assert found is not None
     assert found.problem.spread.tolist() == [3]
+
+
+@pytest.mark.parametrize(("weight", "dense_ms"), [(1.0, 1e-9), (0.0, 1e6)])
+def test_a_point_of_a_table_is_what_its_tier_costs_more_than_hbm(weight: float, dense_ms: float) -> None:
+    """What is fetched ahead is all waited for, or all hidden."""
+    table = Table(name="t", rows=10**6, dim=64, pooling_factor=10.0, access="zipf:1.05")
+    memory = {"device_memory_bytes": (2**40,), "host_memory_bytes": 2**40}
+    task = ShardingTask(tables=(table,), batch_size=4096, pipeline="prefetch", dense_ms=dense_ms, **memory)
+    model, shards = analytic_model("h100", 4096), [Shard(table="t", rows=10**6, dim=64, device=0)]
+
+    def ms(tier: str, rows: int | None = None) -> float:
+        return float(price_shards(model, task.with_tiers({"t": (tier, rows)}), shards).compute_ms[0])
+
+    [points] = PartPoints(task, with_tiers(model), weight)([Part.of(table)])
+    cached = [at for at in range(1, len(points.ms) - 1) if points.rows[at] >= WAYS]
+    assert len(cached) > 5
+    expected = [ms("hbm"), *(ms("cached", int(points.rows[at])) for at in cached), ms("host")]
+    assert points.ms[[0, *cached, -1]] == pytest.approx(np.array(expected) - expected[0], rel=1e-4)  # of whole rows
