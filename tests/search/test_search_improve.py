@@ -331,7 +331,7 @@ def test_no_move_nor_swap_makes_more_shards_of_a_table_than_it_may_have(make_tas
     rng, count = np.random.default_rng(0), 12
     shapes = [(1000, 8 * int(rng.integers(4, 17)), rng.uniform(1, 100)) for _ in range(count)]
     two = make_task(shapes, [1] * 4).model_copy(update={"constraints": Constraints(max_shards=2)})
-    problem = Problem(two, model)
+    problem = Problem(two, model, replace(TUNING, nearly_full=0.0))  # so parts of shards are taken too
     widths = np.zeros((count, 4), dtype=np.int64)
     for group in range(count):
         widths[group, rng.choice(4, size=1 + group % 2, replace=False)] = problem.all_units[group] // (1 + group % 2)
