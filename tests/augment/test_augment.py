@@ -109,12 +109,9 @@ def test_tables_too_large_for_a_device_are_left_out_and_counted(capsys):
     assert named(capsys.readouterr().err, "1 table")
 
 
-def test_an_error_names_the_smallest_table_if_none_fits():
+def test_an_error_names_the_smallest_table_if_none_fits_and_says_if_all_that_fit_are_held_out():
     with refused(Infeasible, "4 columns", "'t0'", "19.5 KiB", "19.0 KiB", "--memory"):
         made(memory_bytes=19456)
-
-
-def test_an_error_says_that_all_tables_that_fit_are_held_out():
     tall = Table(name="tall", rows=10**9, dim=4, pooling_factor=1.0)
     with refused(Infeasible, "1 table fits", "512.0 MiB", "held out", "give more memory"):
         augment((tall, TABLES[0]), AugmentSettings(**ASKED), held_out={"t0"})

@@ -209,31 +209,21 @@ def test_a_model_of_narrower_shards_than_plans_need_is_measured_on() -> None:
         ('{"name": "ads"}', UsageError, ["models", "JSON list"]),
         ('[{"name": "hard ware"}]', InvalidInput, ["models[0]", "name"]),
         ('[{"name": "a", "tables": "t", "devices": 0, "memory": "1GiB"}]', InvalidInput, ["models[0]", "devices"]),
+        ([spec(), spec()], UsageError, ["model 'ads'", "2 times"]),
+        ([spec(memory="lots")], UsageError, ["'lots'"]),
+        ([spec(memory="1GiB,2GiB")], UsageError, ["2 amounts", "8 devices"]),
     ],
 )
-def test_orders_that_cannot_be_are_reported_before_anything_is_asked(
-    models: str, error: type[Exception], facts: list[str]
+def test_orders_that_cannot_be_are_reported_before_hours_of_measuring(
+    models: str | list[ModelSpec], error: type[Exception], facts: list[str]
 ) -> None:
     with refused(error, *facts):
-        read_specs(models)
+        read_specs(models if isinstance(models, str) else json.dumps([one.model_dump() for one in models]))
 
 
 def test_numbers_that_kfp_made_floats_are_numbers_still() -> None:
     [one] = read_specs('[{"name": "a", "tables": "t", "devices": 8.0, "memory": "1GiB"}]')
     assert one.order.devices == 8
-
-
-@pytest.mark.parametrize(
-    ("specs", "facts"),
-    [
-        ([spec(), spec()], ["model 'ads'", "2 times"]),
-        ([spec(memory="lots")], ["'lots'"]),
-        ([spec(memory="1GiB,2GiB")], ["2 amounts", "8 devices"]),
-    ],
-)
-def test_what_cannot_be_planned_is_reported_before_hours_of_measuring(specs: list[ModelSpec], facts: list[str]) -> None:
-    with refused(UsageError, *facts):
-        read_specs(json.dumps([one.model_dump() for one in specs]))
 
 
 def test_a_name_given_whole_is_not_taken_for_its_slices() -> None:

@@ -33,15 +33,12 @@ def test_a_folder_a_datasheet_and_given_costs_have_names(folder: Path, given: Pa
     assert isinstance(open_cost_model(f"given:{given}"), Given)
 
 
-def test_a_name_without_text_is_refused_with_examples() -> None:
+def test_no_name_is_refused_with_examples_and_what_was_not_trained_cannot_be_trained_on() -> None:
     with refused(UsageError, "STORE#HARDWARE", "analytic:h100", "given:costs.json"):
         open_cost_model(" ")
-
-
-@pytest.mark.parametrize("spec", ["analytic:h100", "given:costs.json"])
-def test_what_was_not_trained_cannot_be_trained_on(spec: str) -> None:
-    with refused(UsageError, "--acquire", spec, "`neuroshard pretrain`"):
-        open_trained(spec, "--acquire")
+    for spec in ("analytic:h100", "given:costs.json"):
+        with refused(UsageError, "--acquire", spec, "`neuroshard pretrain`"):
+            open_trained(spec, "--acquire")
 
 
 def test_only_a_trained_model_is_asked_for_another_batch_size(folder: Path) -> None:

@@ -53,17 +53,14 @@ def test_a_pipe_for_a_lock_waits_for_nobody(store):
     assert store.read("m/live.json") == b"one"
 
 
-def test_a_file_where_a_folder_should_be_is_reported_in_one_line(store):
+def test_a_file_where_a_folder_should_be_and_a_folder_in_place_of_the_lock_are_named(store):
     store.create("m", b"")
     for use in (lambda: store.create("m/a", b""), lambda: store.swap("m/a", b"", None), lambda: store.read("m/a")):
         with refused(StoreError, "store/m"):
             use()
-
-
-def test_a_folder_where_the_lock_should_be_is_named(store):
-    (store.root / "m" / ".lock").mkdir(parents=True)
-    with refused(StoreError, "m/.lock"):
-        store.swap("m/live.json", b"one", None)
+    (store.root / "n" / ".lock").mkdir(parents=True)
+    with refused(StoreError, "n/.lock"):
+        store.swap("n/live.json", b"one", None)
 
 
 def test_a_place_where_no_folder_can_be_made_is_reported_as_that():
