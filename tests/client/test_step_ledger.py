@@ -11,6 +11,7 @@ from helpers.refusals import names, refused
 from helpers.step_cases import PIPELINES, drawn_case, peaks_of, shares_by_id, skewed_case
 from neuroshard.client.peak_memory import Peak, _most_live, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
+from neuroshard.core.groups import Groups
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.plan import peaks_of as peaks_said
 from neuroshard.core.step_memory import Pipeline, PipelineOption
@@ -99,6 +100,25 @@ def test_on_a_gpu_allocated_is_compared_with_allocated_and_reserved_is_said() ->
     assert all(
         names(line, fact) for fact in ("+0%", "1.0 GiB reserved", format_bytes(planned), format_bytes(allocated))
     )
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_each_rank_of_groups_is_held_against_its_own_device(contiguous: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(name="t", rows=100, dim=16, pooling_factor=2.0)
+    groups = Groups(ranks=4, contiguous=contiguous, domain=4, local_world_size=4)
+    how = {"pipeline": "none", "step_ledger": 1, "groups": groups, "topology": groups.topology(2, None)}
+    task = ShardingTask.model_validate(
+        {"tables": (table,), "device_memory_bytes": (2**30,) * 2, "batch_size": 8, **how}
+    )
+    shard = Shard(table="t", rows=100, dim=16, device=1)
+    plan = Plan(task=task, shards=(shard,), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    said = [peak.nbytes for peak in peaks_said(task, plan.shards, gloo=True)]
+    each = [(said[device], 0) for device in ([0, 1, 0, 1] if contiguous else [0, 0, 1, 1])]
+    monkeypatch.setattr("neuroshard.client.peak_memory.gathered", lambda *_: each)
+    assert all(names(against_plan(plan, Peak()), fact) for fact in ("rank 0 of 4", "+0%"))
+    monkeypatch.setattr("neuroshard.client.peak_memory.gathered", lambda *_: each[:2])
+    with refused(UsageError, plan.digest()[:12], 4, 2):
+        against_plan(plan, Peak())
 
 
 def test_a_plan_that_counts_no_steps_has_nothing_to_be_held_against() -> None:

@@ -52,15 +52,21 @@ def against_plan(plan: Plan, peak: Peak, process_group: dist.ProcessGroup | None
             f"plan {plan.digest()[:12]} does not say what a step needs: search it again, with a --pipeline, by this version"
         )
     each = gathered(process_group, (peak.nbytes, peak.reserved))
-    ranks = len(each)
+    ranks, groups, size = len(each), plan.task.groups, plan.task.devices
+    if ranks != plan.task.ranks:
+        raise UsageError(
+            f"plan {plan.digest()[:12]} is for {plan.task.ranks:,} ranks, and {ranks:,} said their peak: every one of its ranks "
+            "calls against_plan"
+        )
+    places = [groups.of_rank(rank, size)[1] if groups else rank for rank in range(ranks)]
     on_gpus = peak.reserved > 0
     peaks = peaks_of(plan.held, plan.shards, gloo=not on_gpus)
     whole = plan.memory_bytes()
     said = [all_of - one.causes.get("allocator", 0) for all_of, one in zip(whole, peaks, strict=True)]
     if not on_gpus:
         said = [one.nbytes for one in peaks]
-    rank = max(range(ranks), key=lambda one: each[one][0] / max(said[one % len(said)], 1))
-    (measured, reserved), place = each[rank], rank % len(said)
+    rank = max(range(ranks), key=lambda one: each[one][0] / max(said[places[one]], 1))
+    (measured, reserved), place = each[rank], places[rank]
     what = "weights, state and a step" if on_gpus else "a step"
     held = f" ({format_bytes(reserved)} reserved, and {format_bytes(whole[place])} planned for it)" if on_gpus else ""
     off = measured / max(said[place], 1) - 1
