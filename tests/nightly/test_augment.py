@@ -85,7 +85,7 @@ def test_a_table_keeps_its_role_when_its_rows_change_whatever_its_name(names):
     unseen, _ = roles(grown, [drawn], 2**30, np.random.default_rng(1))
 
     assert 0 < len(held_out) < len(tables)
-    assert len({table.name for table in grown}) == len(tables)
+    assert len({table.name for table in grown if len(table.name) <= MAX_NAME}) == len(tables)
     assert {place for place, table in enumerate(grown) if table.name in unseen} == {
         place for place, table in enumerate(tables) if table.name in held_out
     }
@@ -139,12 +139,12 @@ def test_cases_beyond_hbm_are_drawn_once_and_only_where_plans_need_them():
     assert not lacking(campaign(True), REQUEST, tables, [plain, second])
 
 
-def test_a_draw_beyond_hbm_is_whole_in_the_store(tmp_path):
-    tables = (Table(name="ads/t", rows=10**6, dim=64, pooling_factor=2.0),)
-    drawn = _drawn(campaign(True), REQUEST, tables, [], Lacking(0, {}, 5), 1)
-    store = FolderStore(tmp_path)
-    _put(drawn, store, "f", 1)
-    assert read_draws(store, "f") == {1: drawn}
+def test_a_draw_beyond_hbm_alone_is_whole_in_the_store(tmp_path):
+    plain = _drawn(campaign(False), REQUEST, T8, [], lacking(campaign(False), REQUEST, T8, []), 1)
+    _put(plain, store := FolderStore(tmp_path), "f", 1)
+    extend(PatientStore(store), campaign(True), REQUEST, T8, "night")
+    second = _drawn(campaign(True), REQUEST, T8, [plain], Lacking(0, {}, TIER_CASES), 2)
+    assert read_draws(store, "f") == {1: plain, 2: second}
 
 
 T8 = tuple(Table(name=f"ads/t{i}", rows=10**6 + i, dim=64, pooling_factor=2.0 + i) for i in range(8))
