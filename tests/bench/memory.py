@@ -55,10 +55,10 @@ def row(name: str, found: Sequence[float]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = page.parser(__doc__, "2 cases a row instead of 10")
+    parser = page.parser(__doc__, "2 cases a row instead of 9")
     parser.add_argument("--seed", type=int, default=FIRST_SEED)
     arguments = page.asked(parser)
-    rows, every, cases = list[tuple[str, ...]](), list[float](), 2 if arguments.quick else 10
+    rows, every, cases = list[tuple[str, ...]](), list[float](), 2 if arguments.quick else 9
     for place, (name, pipelines, precisions, exponents) in enumerate(KINDS):
         found = list[float]()
         for number in range(cases):

@@ -58,7 +58,7 @@ BY_ROWS = (
     ("rows", "table-row-wise"),
 )  # the ways of a collection that makes means of sums
 RANGES = 100  # of ids, in tables whose ids are not drawn alike
-WARM_UP, STEPS = 4, 5
+WARM_UP, STEPS = 4, 8
 
 
 class StepCase(NamedTuple):
