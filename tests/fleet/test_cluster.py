@@ -32,7 +32,7 @@ def test_it_asks_for_gpu_nodes_alone_and_for_all_at_once(api: FakeApiServer) -> 
     api.nodes = [node(f"n{index}") for index in range(1001)]
     [kind] = kubernetes_fleet().kinds
     assert kind.nodes == 1001
-    assert api.asked == [{"labelSelector": "nvidia.com/gpu.present=true", "resourceVersion": "0"}] * 2
+    assert api.asked == [{"labelSelector": one, "resourceVersion": "0"} for one in cluster.GPU_NODES] * 2
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_a_node_without_its_device_plugin_is_out_of_service() -> None:
     [
         ({"nvidia.com/gpu.memory": "lots"}, "label nvidia.com/gpu.memory is 'lots', not a whole number"),
         ({"nvidia.com/gpu.product": "NVIDIA-H200-MIG-INVALID"}, "its GPUs have different MIG slices"),
+        ({"amd.com/gpu.product-name": "AMD_Instinct_MI325X"}, "analytic:mi325x"),
     ],
 )
 def test_labels_that_cannot_be_become_a_note_and_the_others_are_seen(change: dict[str, str], message: str) -> None:

@@ -12,11 +12,10 @@ from neuroshard.core.value import Value, decode_json, shown
 from neuroshard.files.disk import read_bytes
 from neuroshard.kube import kubernetes_api
 
-GPU_NODES = "nvidia.com/gpu.present=true"
-TIMEOUT = (
-    5.0,
-    30.0,
-)  # seconds to connect, and between two bytes of an answer: 1,000 nodes with their labels are 10 MB of JSON
+AMD_PRODUCT = "amd.com/gpu.product-name"  # of the node labeller of AMD's GPU operator
+GPU_NODES = "nvidia.com/gpu.present=true", AMD_PRODUCT
+# Seconds to connect, and between two bytes of an answer: 1,000 nodes with their labels are 10 MB of JSON
+TIMEOUT = (5.0, 30.0)
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its token
 WAYS_OUT = {
     401: "; the token is not valid there",
@@ -108,7 +107,8 @@ def in_cluster() -> bool:
 def recorded_nodes(path: Path) -> list[Node]:
     """The GPU nodes of a file that `kubectl get nodes -o json` wrote. Raises InvalidInput."""
     listed = decode_json(read_bytes(path), str(path))
-    return [node for node in _nodes(listed, str(path)) if node.labels.get("nvidia.com/gpu.present") == "true"]
+    key, present = GPU_NODES[0].split("=")
+    return [one for one in _nodes(listed, str(path)) if one.labels.get(key) == present or AMD_PRODUCT in one.labels]
 
 
 def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
@@ -121,11 +121,13 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
 
         # As JSON, since the client's own classes refuse fields of newer servers; and all at once, as the server holds them in its
         # memory: pages of a list expire while they are asked for
-        answer = CoreV1Api(api).list_node(
-            label_selector=GPU_NODES, resource_version="0", _request_timeout=TIMEOUT, _preload_content=False
-        )
-        host = api.configuration.host
-        return host, _nodes(decode_json(answer.data, "the Kubernetes API"), host)
+        host, found = api.configuration.host, list[Node]()
+        for selector in GPU_NODES:
+            answer = CoreV1Api(api).list_node(
+                label_selector=selector, resource_version="0", _request_timeout=TIMEOUT, _preload_content=False
+            )
+            found += _nodes(decode_json(answer.data, "the Kubernetes API"), host)
+        return host, found
 
 
 def _nodes(listed: Any, where: str) -> list[Node]:

@@ -1,4 +1,4 @@
-"""Kubernetes nodes -> kinds of GPUs, by the labels that NVIDIA's GPU feature discovery puts on them.
+"""Kubernetes nodes -> kinds of GPUs, by the labels of NVIDIA's GPU feature discovery. AMD's are named, not measured.
 
 The labels say which cost model applies to a node, not how fast the node is. The measuring itself asks NVML.
 
@@ -19,7 +19,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, canonical_json, sha256
 from neuroshard.devices import whole_gib
-from neuroshard.fleet.cluster import Node, Toleration
+from neuroshard.fleet.cluster import AMD_PRODUCT, Node, Toleration
 
 NVIDIA = "nvidia.com/"
 OLD_DRIVER = tuple(f"nvidia.com/cuda.driver.{part}" for part in ("major", "minor", "rev"))
@@ -135,7 +135,13 @@ def largest(group: Sequence[NodeResource]) -> list[NodeResource]:
 
 
 def found_on(node: Node) -> list[NodeResource]:
-    """The GPU resources of a node. Raises InvalidInput where its labels do not identify them."""
+    """The GPU resources of a node. Raises InvalidInput where its labels do not identify them, and for AMD's."""
+    if product := node.labels.get(AMD_PRODUCT):
+        sheet = product.lower().removeprefix("amd_instinct_").partition("_")[0]
+        raise InvalidInput(
+            f"node {node.name}: has {product} (amd.com/gpu), and no image of ours measures AMD's GPUs: plan by the datasheet "
+            f"(--model analytic:{sheet}), or measure there by hand, with ROCm's builds of torch and FBGEMM, which nobody tried"
+        )
     if "MIG-INVALID" in node.labels.get("nvidia.com/gpu.product", ""):
         raise InvalidInput(
             f"node {node.name}: its GPUs have different MIG slices, which MIG strategy single cannot name"
