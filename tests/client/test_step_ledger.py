@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from helpers.refusals import names, refused
-from helpers.step_cases import PIPELINES, drawn_case, peaks_of, shares_by_id, skewed_case
+from helpers.step_cases import PIPELINES, drawn_case, held, peaks_of, shares_by_id, skewed_case
 from neuroshard.client.peak_memory import Peak, _most_live, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import Groups
@@ -128,6 +128,17 @@ def test_a_plan_that_counts_no_steps_has_nothing_to_be_held_against() -> None:
     plan = Plan(task=task, shards=(shard,), provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
     with refused(UsageError, plan.digest()[:12], "--pipeline"):
         against_plan(plan, Peak())
+
+
+def test_gradients_of_row_wise_sequences_are_copied_into_the_order_in_which_outputs_came() -> None:
+    table = Table(name="t", rows=100, dim=16, pooling_factor=2.0, pooling="none", lookups_by_id=(0.99, 0.01))
+    how = {"pipeline": "semi-sync", "step_ledger": 1}
+    task = ShardingTask.model_validate(
+        {"tables": (table,), "device_memory_bytes": (2**30,) * 2, "batch_size": 16, **how}
+    )
+    cold, outputs = peaks_said(task, held(table, "rows", 0, 2, 2))[1], 4 * 16 * 2 * 8
+    assert (cold.moment, cold.causes["gradients"]) == ("backward exchange", 2 * outputs)
+    assert cold.causes["exchange"] == pytest.approx(2 * outputs, rel=0.05)  # of this batch, and of the next
 
 
 def test_the_peak_is_of_what_lives_at_once() -> None:

@@ -588,7 +588,7 @@ class _Step:
         if sharding.copied:
             return
         if group.sequences:
-            if group.once:  # each output's gradient is one of the group's now, and is added up by distinct id
+            if group.once or sharding.splits_rows:  # in the order in which it came, or added up by distinct id
                 yield "backward exchange", Counter[Cause]({"gradients": output, "exchange": brought})
             if encodes:
                 yield "backward encode", Counter[Cause]({"exchange": brought, "codec": brought * (1 + share)})
