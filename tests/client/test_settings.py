@@ -357,7 +357,7 @@ def of_batch_size() -> None:
     counted = Plan(
         task=WHOLE.task.model_copy(update={"pipeline": "none"}), shards=WHOLE.shards, provenance=WHOLE.provenance
     )
-    with refused(InvalidInput, "rank 0", "user"):
+    with refused(InvalidInput, "rank 0", "a step"):
         said(counted, batch_size=2**20)
     with refused(UsageError, "batch_size", 1, 2):
         said(batch_size=1)
@@ -368,7 +368,7 @@ def of_batch_size() -> None:
 def of_pipelines() -> None:
     has(said(pipeline="prefetch"), "prefetch", "--pipeline prefetch")
     large = cut_plan(TABLES, 2, {table.name: [(table.dim, 0)] for table in TABLES}, batch_size=2**20)
-    with refused(InvalidInput, "rank 0", "user"):
+    with refused(InvalidInput, "rank 0", "a step"):
         said(large, pipeline="sparse-dist")
     with refused(UsageError, "pipeline", "stashing", "sparse-dist"):
         said(pipeline="stashing")
