@@ -98,7 +98,7 @@ def _on_hosts(asked: Asked, weight: float) -> FoundTiers:
         found = replace(found, bound=replace(found.bound, ms=ms))
     if not found.plan.over:
         return found
-    within = _searched(asked, weight, HostPrices.of(asked.permitted, found.plan.cost))
+    within = _searched(asked, weight, HostPrices.of(asked.permitted, found.plan.state.cost))
     return replace(within, bound=found.bound)
 
 
