@@ -123,9 +123,7 @@ def test_of_tables_that_either_plan_copies_only_weights_move_that_a_device_lacks
 @given(task=tasks())
 def test_where_copies_may_be_chosen_no_plan_is_dearer(model: CostModel, task: ShardingTask) -> None:
     without, auto = (search(task, model, replace(FEW, try_data_parallel=so)) for so in (False, True))
-    assert auto.cost_ms is not None
-    assert without.cost_ms is not None
-    assert auto.cost_ms <= without.cost_ms * (1 + TIGHTLY)
+    assert max(auto.predicted_ms) <= max(without.predicted_ms) * (1 + TIGHTLY)
 
 
 def _lacks(shard: Shard, before: Sequence[Shard]) -> int:

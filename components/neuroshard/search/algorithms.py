@@ -97,7 +97,7 @@ def _cheapest(problem: Problem, asked: Asked, rng: np.random.Generator) -> State
     if not problem.may_copy or has_some:
         return _with_or_without_cuts(problem, asked, rng)
     try:
-        with asked.watch.sharing(0.5):
+        with asked.watch.sharing(problem.tuning.time.without_copies):
             best = _with_or_without_cuts(problem.without_copies(), asked, rng)
     except Infeasible as error:
         fault = error
@@ -143,7 +143,7 @@ def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generat
     from_cuts = current is not None and first[0].cuts > len(first[0].problem.spread)
     if _least_ms(first_uncut) < far * _least_ms(first) and not from_cuts:
         return _improved(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
-    with asked.watch.sharing(0.5):
+    with asked.watch.sharing(problem.tuning.time.without_cuts):
         without = _improved(uncut, first_uncut, asked, uncut_rng, WITHOUT_CUTS)
     if not from_cuts and least_with_cuts_ms(problem, without) * (1 + asked.settings.simplicity) >= without.cost:
         return without
@@ -171,7 +171,7 @@ def _uncut(problem: Problem, most_ms: float) -> Problem | None:
 def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator, first: Sequence[State] = ()) -> Found:
     """The plan to take, with notes where it costs more than the cheapest; found from these `first` ones, if there are any."""
     settings, watch, current, tuning = asked.settings, asked.watch, asked.current, problem.tuning
-    with watch.sharing(1 - tuning.time_for_cuts if settings.simplicity else 1.0):
+    with watch.sharing(tuning.time.until_cuts if settings.simplicity else 1.0):
         best = _improved(problem, first, asked, rng) if first else _cheapest(problem, asked, rng)
 
     # From a current plan nothing moves for next to no gain.
@@ -221,7 +221,7 @@ def _improved(
     with progress(name, total=total, unit=unit) as watch.bar:
         if not 0 < len(split) < len(first) or _least_ms(split) > _least_ms(first):
             return search(first, rng).run(rounds)
-        with watch.sharing(0.5):
+        with watch.sharing(tuning.time.from_rows):
             from_rows = search(split, rng.spawn(1)[0])
             with_rows = from_rows.run(rounds // 2)
         others = [*(plan for plan in first if plan not in split), *from_rows.descended]
@@ -266,10 +266,10 @@ def _first(problem: Problem, asked: Asked, rng: np.random.Generator) -> list[Sta
 
 def _begin(problem: Problem, plans: Sequence[State], asked: Asked, rng: np.random.Generator) -> bool:
     """Descend from these first plans; whether that found one that is proven to be cheap enough."""
-    watch = asked.watch
+    watch, share = asked.watch, problem.tuning.time.first_plans
     watch.note(_least_ms(plans))
     total, unit = watch.amount(1)
-    with progress("search from first plans", total=total, unit=unit) as watch.bar, watch.sharing(0.5):
+    with progress("search from first plans", total=total, unit=unit) as watch.bar, watch.sharing(share):
         enough_ms = _enough_ms(problem, plans, asked.settings)
         ends = LocalSearch(plans, rng, watch, asked.current, enough_ms=enough_ms).descended
         asked.ends.update(zip(plans, ends, strict=False))  # if time is up or one is cheap enough, not from all

@@ -154,7 +154,7 @@ def _found_plan(
     rules = task.constraints.rules().keys()
     if previous is not None:
         task = held_as_before(task, previous)
-    with watch.sharing(0.5):
+    with watch.sharing(settings.tuning.time.as_held):
         plan = found(task, watch.anew())
     if watch.expired:
         return assuming(plan, NONE_HELD)
@@ -187,7 +187,7 @@ def _placed(asked: Asked) -> Plan:
         return beyond_hbm(asked)
     tight, in_hbm = is_tight(asked), None
     try:
-        with watch.sharing(0.5 if tight else 1.0):
+        with watch.sharing(asked.settings.tuning.time.in_hbm if tight else 1.0):
             in_hbm = _in_hbm(asked)
     except Infeasible:  # HBM has enough bytes, but no plan fits into it
         if task.host_memory_bytes is None or asked.settings.algorithm != LOCAL_SEARCH:
@@ -209,7 +209,7 @@ def _in_hbm(asked: Asked) -> Plan:
     if task.groups is None:
         return _with_memory(asked, problem, no_less(problem))
     tuning = settings.tuning
-    with asked.watch.sharing(0.5):
+    with asked.watch.sharing(tuning.time.uneven):
         plan = _with_memory(asked, problem, no_less(problem))
     for share in tuning.uneven_shares if settings.algorithm == LOCAL_SEARCH else ():
         if asked.watch.expired or not may_average_less(plan, asked.cost_model, tuning.worth_averaging_less):

@@ -18,9 +18,9 @@ class SearchSettings:
 
     `width` is that of the published search. With `try_row_wise`, and if the task has no rule about rows, tables may be split
     row-wise if a first plan with rows split is cheaper than all first column-wise plans. With `try_data_parallel`, small tables
-    are data-parallel if improved plans with copies, and then the plan found beside them, are cheaper. With `try_rows_by_access`,
-    hot rows of sequences with a row order are copied where that is cheaper (rows_by_access.py); with `try_index_dedup`, ids of
-    sequences are sent once where that is (index_dedup.py).
+    are data-parallel if the plan found with copies is cheaper than the one found without by what the tuning says. With
+    `try_rows_by_access`, hot rows of sequences with a row order are copied where that is cheaper (rows_by_access.py); with
+    `try_index_dedup`, ids of sequences are sent once where that is (index_dedup.py).
     """
 
     algorithm: str = LOCAL_SEARCH

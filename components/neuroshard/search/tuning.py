@@ -29,6 +29,21 @@ PAPER = BeamWidth()
 
 
 @dataclass(frozen=True)
+class TimeShares:
+    """Of the time that is left of a budget, what a step may spend at most where others follow. Each is a guess."""
+
+    first_plans: float = 0.5  # descending from the first of them, before those with rows split are made
+    without_cuts: float = 0.5  # plans without cuts, before those with some
+    without_copies: float = 0.5  # plans without copies, before those with some
+    from_rows: float = 0.5  # going on from plans with rows split, before the others
+    until_cuts: float = 0.85  # everything before cuts are undone
+    in_hbm: float = 0.5  # plans in HBM, before those beyond it
+    relaxation: float = 0.4  # the relaxation in which a part of a table is in any tier
+    uneven: float = 0.5  # plans of groups of ranks, before evener ones
+    as_held: float = 0.5  # hot rows as they are held, before other numbers of them
+
+
+@dataclass(frozen=True)
 class Tuning:
     """Switches first, then constants by the module that reads them. "Share" is a share of a plan's cost unless said.
 
@@ -62,7 +77,7 @@ class Tuning:
 
     # algorithms, settings: how the rounds are spent
     rounds: int = 40  # of perturbing and descending, where the caller gives neither rounds nor a time budget: a guess
-    time_for_cuts: float = 0.15  # share of a time budget that is left for undoing cuts: a guess
+    time: TimeShares = TimeShares()
     # On more than 25 devices: rounds, at least a quarter of those asked for, after which no more follow, if they saved less than
     # the least gain in all. Half of the time of all rounds, for 0.02 % (36 searches of 1,000 and 2,000 tables)
     patience: int = 10

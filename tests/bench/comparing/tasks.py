@@ -284,6 +284,10 @@ TASKS: list[Task] = [
         "host memory too small", tables(61, 12, zipf=True),
         of(4, host_memory="1MiB"), full=4, refused=("Infeasible", "1.0 MiB", "host_memory"),
     ),
+    Task(
+        "host memory of hosts too small", tables(262, 16, zipf=True),
+        hosts(8, 4, host_memory="300MiB", rounds=2), full=1.3, refused=("Infeasible", "300.0 MiB", "host_memory"),
+    ),
     # previous plans
     Task("from a plan", tables(68, 30), of(8), full=0.7, before={"rounds": 0}),
     Task("from a plan, nothing moves", tables(69, 30), of(8, move_budget=0), before={"rounds": 0}),

@@ -22,8 +22,7 @@ from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.proposers.greedy import first_plans
 from neuroshard.search.step_room import Room, check_step, with_room
-from neuroshard.search.tiers.copies import worth_copying
-from neuroshard.search.tiers.search import FoundTiers, few_rounds, search_tiers
+from neuroshard.search.tiers.search import FoundTiers, relaxation, search_tiers
 
 IN_ANY_TIER = (
     "a table may be in any tier, or in part in one and in part in another; devices divide their HBM as is cheapest"
@@ -163,7 +162,7 @@ def _with_or_without_copies(asked: Asked) -> tuple[Asked, FoundTiers]:
     had, best, fault = frozenset[str](), None, None
     if asked.previous is not None:
         had = asked.previous.plan.task.constraints.data_parallel.intersection(names)
-    with asked.watch.sharing(0.5):
+    with asked.watch.sharing(asked.settings.tuning.time.without_copies):
         without = replace(asked, permitted=none, may=rest, watch=asked.watch.anew())
         try:
             best = without, _found(without)
@@ -173,8 +172,8 @@ def _with_or_without_copies(asked: Asked) -> tuple[Asked, FoundTiers]:
     if best is not None:
         if asked.watch.expired:
             return best
-        few = replace(asked, settings=few_rounds(asked.settings), watch=asked.watch.quiet())
-        copied = worth_copying(few, best[1].plan.tiers)
+        relaxed = relaxation(replace(asked, watch=asked.watch.quiet(), previous=None))[1]
+        copied = frozenset(name for name, kind in relaxed.problem.spread_as.items() if kind.copied)
     worth, named = 1.0 if had else 1 - asked.settings.tuning.copies_worth, task.constraints.data_parallel
     # those of the plan to start from alone, too: beside others they may cost more
     for copies in filter(None, dict.fromkeys((copied | had, had))):

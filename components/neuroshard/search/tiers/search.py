@@ -8,12 +8,13 @@
 4. Tables that gain nothing beyond HBM come back to it (simplest.py).
 
 Every plan is compared by what it costs once its devices have divided their HBM (division.py). All of it is done once more where
-hosts have too little memory (hosts.py), and where dense layers hide what is fetched ahead.
+hosts have too little memory (hosts.py), and steps 1 and 2 where dense layers hide what is fetched ahead.
 """
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,64 +71,79 @@ class FoundTiers:
 def search_tiers(asked: Asked) -> FoundTiers:
     """The best plan found, where the task's tables do not all fit into HBM.
 
-    Where dense layers hide what is fetched ahead, one search is made as if they hid nothing and one as if they hid all of it. Of
-    their plans the cheaper is taken, and of their bounds the higher.
+    Where dense layers hide what is fetched ahead, first plans are made as if they hid nothing, and as if they hid all of it. The
+    cheaper is improved, and the higher bound taken. If it needs more of a host than there is, a second search pays for that.
 
     Raises Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move,
     and UsageError where the model knows no tiers.
     """
-    found = _on_hosts(asked, 1.0)
-    if not asked.permitted.hidden_ms or asked.watch.expired:
-        return found
-    try:
-        hidden = _on_hosts(asked, 0.0)
-    except Infeasible:
-        return found
-    best = min(found, hidden, key=lambda one: one.plan.rank)
-    bound = max(found.bound, hidden.bound, key=lambda one: one.ms or 0.0)
-    return replace(best, bound=bound if bound.ms is None else replace(bound, ms=min(bound.ms, best.plan.cost)))
+    first = [_begun(asked, 1.0)]
+    if asked.permitted.hidden_ms and not asked.watch.expired:
+        with suppress(Infeasible):
+            first.append(_begun(asked, 0.0))
+    best = min(first, key=lambda one: one.plan.rank)
+    if best.plan.over:
+        best = _begun(asked, best.weight, HostPrices.of(asked.permitted, best.plan.state.cost))
+    bound = max((one.bound for one in first), key=lambda one: one.ms or 0.0)
+    found = _ended(asked, best)
+    return replace(found, bound=bound if bound.ms is None else replace(bound, ms=min(bound.ms, found.plan.cost)))
 
 
-def _on_hosts(asked: Asked, weight: float) -> FoundTiers:
-    """The best plan found, where what is fetched ahead counts with this weight, but in the plan's own cost. If it needs more of a
-    host than there is, a second search pays for that."""
-    found = _searched(asked, weight)
-    if found.bound.ms is not None:
-        # by any weight from 0 to 1, a device waits at least weight x (fetched - hidden)
-        ms = max(found.bound.ms - weight * asked.permitted.hidden_ms, 0.0)
-        found = replace(found, bound=replace(found.bound, ms=ms))
-    if not found.plan.over:
-        return found
-    within = _searched(asked, weight, HostPrices.of(asked.permitted, found.plan.state.cost))
-    return replace(within, bound=found.bound)
-
-
-def _searched(asked: Asked, weight: float, hosts: HostPrices | None = None) -> FoundTiers:
-    """As `_on_hosts`, whatever hosts have; with prices of their memory (`hosts`), there is no bound of all plans."""
-    kept = asked.kept
-    searched = asked.permitted if kept is None else kept.task
+def relaxation(asked: Asked, weight: float = 1.0, hosts: HostPrices | None = None) -> tuple[TierProblems, State]:
+    """The problems of a task, and a plan in which each part of a table may be in any tier. What is fetched ahead counts with this
+    weight."""
+    searched = asked.permitted if asked.kept is None else asked.kept.task
     points = PartPoints(searched, with_tiers(for_task(asked.cost_model, searched)), weight)
-    few = replace(asked, settings=few_rounds(asked.settings))
-    rng = np.random.default_rng(asked.settings.seed)
-    with asked.watch.sharing(0.4):
+    with asked.watch.sharing(asked.settings.tuning.time.relaxation):
         prices = points.prices()
-        prices = refined(prices, _mean_price(searched, prices, points))
-        problems = TierProblems(asked, prices, points, hosts)
-        asked, few = (replace(one, current=problems.current) for one in (asked, few))
-        relaxed = find(problems.anywhere, replace(few, watch=asked.watch.quiet())).best
-    first = lower_bound(problems.anywhere, relaxed)
-    before = asked.previous
-    start = None if before is None else start_plan(problems, before.plan, worth(problems, relaxed), asked.watch)
-    estimates = Estimates.of(problems, relaxed)
+        problems = TierProblems(asked, refined(prices, _mean_price(searched, prices, points)), points, hosts)
+        few = replace(asked, settings=few_rounds(asked.settings), watch=asked.watch.quiet(), current=problems.current)
+        return problems, find(problems.anywhere, few).best
+
+
+def _bound(asked: Asked, weight: float) -> Bound:
+    """A bound on all plans, whatever their cuts, where what is fetched ahead counts with this weight."""
+    problems, relaxed = relaxation(replace(asked, previous=None, kept=None), weight)
+    return lower_bound(problems.anywhere, relaxed)
+
+
+class Begun(NamedTuple):
+    """The cheapest first plan, the plan to start from in its tiers, and a bound, where what is fetched ahead counts with this
+    `weight`."""
+
+    problems: TierProblems
+    plan: InTierPlan
+    start: InTierPlan | None
+    bound: Bound
+    weight: float
+
+
+def _begun(asked: Asked, weight: float, hosts: HostPrices | None = None) -> Begun:
+    """First plans, whatever hosts have; with prices of their memory (`hosts`), the bound is none of all plans."""
+    problems, relaxed = relaxation(asked, weight, hosts)
+    few = replace(asked, settings=few_rounds(asked.settings), current=problems.current)
+    before, start, estimates = asked.previous, None, Estimates.of(problems, relaxed)
+    if before is not None:
+        start = start_plan(problems, before.plan, worth(problems, relaxed), asked.watch)
     plan = _first_plan(problems, estimates, None, start, relaxed, few)
-    most = MOST_SIDES if hosts is None else 0
-    bound, sides = bound_by_sides(problems.sides, first, plan.state, most, lambda: asked.watch.expired)
+    bound, most = lower_bound(problems.anywhere, relaxed), MOST_SIDES if hosts is None else 0
+    bound, sides = bound_by_sides(problems.sides, bound, plan.state, most, lambda: asked.watch.expired)
     if sides.some and not asked.watch.expired:
         with suppress(Infeasible):  # none fits beside these sides
             other = _first_plan(problems, estimates, sides, None, relaxed, few)
             plan = min(plan, other, key=lambda one: one.rank)
-    if plan.over and hosts is None:
-        return FoundTiers(plan, bound, problems.notes)  # improved with a price of host memory
+    if asked.kept is not None and asked.kept.cut:
+        bound = _bound(asked, weight)
+    if bound.ms is not None:
+        # by any weight from 0 to 1, a device waits at least weight x (fetched - hidden)
+        bound = replace(bound, ms=max(bound.ms - weight * asked.permitted.hidden_ms, 0.0))
+    return Begun(problems, plan, start, bound, weight)
+
+
+def _ended(asked: Asked, begun: Begun) -> FoundTiers:
+    """What first plans are improved to."""
+    problems, plan, start, bound, _ = begun
+    asked, rng = replace(asked, current=problems.current), np.random.default_rng(asked.settings.seed)
     for _ in range(HOSTS_TRIED if plan.over else 0):  # whatever the time: a plan must fit
         fits = LocalSearch([plan.state], rng, Watch(), problems.current).run(RELAXED_ROUNDS)
         plan = min(plan, problems.found(fits, plan.choice, asked.watch, Watch()), key=lambda one: one.rank)
@@ -139,32 +155,17 @@ def _searched(asked: Asked, weight: float, hosts: HostPrices | None = None) -> F
     quiet = asked.watch.quiet()
     last = LocalSearch([plan.state], rng, quiet, problems.current).run(asked.settings.most_rounds)
     plan = min(plan, problems.found(last, plan.choice, asked.watch, quiet), key=lambda one: one.rank)
-    if (
-        start is not None
-        and start.over <= plan.over
-        and plan.cost > start.cost * (1 - start.state.problem.tuning.worth_moving)
-    ):
+    worth = 1 - start.state.problem.tuning.worth_moving if start is not None else 1.0
+    if start is not None and start.over <= plan.over and plan.cost > start.cost * worth:
         plan = start  # nothing moves for next to no gain
     best, plan = plan, fewest_beyond(problems, plan, asked.settings.simplicity, asked.watch)
-    if kept is not None and kept.cut:
-        bound = _bound(few, prices, weight)
-    return FoundTiers(
-        plan, bound, (*problems.notes, *more_in_hbm_cost(len(best.tiers), best.cost, len(plan.tiers), plan.cost))
-    )
+    said = more_in_hbm_cost(len(best.tiers), best.cost, len(plan.tiers), plan.cost)
+    return FoundTiers(plan, bound, (*problems.notes, *said))
 
 
 def few_rounds(settings: SearchSettings) -> SearchSettings:
     """Those of a search whose plan is improved later, or only tells something."""
     return replace(settings, rounds=min(RELAXED_ROUNDS, settings.most_rounds), simplicity=0.0)
-
-
-def _bound(few: Asked, prices: Floats, weight: float) -> Bound:
-    """A bound on all plans, where a search had only those that keep column cuts."""
-    few = replace(few, watch=few.watch.quiet(), previous=None, kept=None, current=None)
-    points = PartPoints(few.permitted, with_tiers(for_task(few.cost_model, few.permitted)), weight)
-    problem = TierProblems(few, prices, points).anywhere
-    relaxed = find(problem, few).best
-    return lower_bound(problem, relaxed)
 
 
 def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Floats:
