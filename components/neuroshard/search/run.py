@@ -232,7 +232,7 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
         found = keeping_cuts(
             replace(asked, permitted=roomy.task), lambda one: _found(roomy, one, less, near), attrgetter("shards")
         )
-        planned = _as_planned(problem.task, found.best, task)
+        planned = asked.planned(found.best)
         check_step(planned, found.shards, found.best)
         return found, planned
 
@@ -275,20 +275,6 @@ def _without_choice(asked: Asked, task: ShardingTask, notes: Sequence[str]) -> P
         bound_assumptions=(STAY if task.copied else "no table can be held otherwise",),
         provenance=asked.provenance(notes),
     )
-
-
-def _as_planned(permitted: ShardingTask, best: State, task: ShardingTask) -> ShardingTask:
-    """The `permitted` task with what the plan does, and nothing more: rows are split only if the caller or the plan splits some,
-    and the tables that the plan copies are data-parallel."""
-    copied = [name for name, sharding in best.problem.spread_as.items() if sharding.copied]
-    planned = permitted
-    if not task.may_split_rows and not best.problem.splits_rows:
-        planned = planned.model_copy(update={"constraints": task.constraints})
-    if copied:
-        planned = planned.with_copies(planned.constraints.data_parallel.union(copied))
-    elif not task.copied:
-        planned = planned.model_copy(update={"dense_optimizer": task.dense_optimizer})
-    return planned
 
 
 def _found(problem: Problem, asked: Asked, less: Ints, near: State | None) -> Found:

@@ -111,12 +111,7 @@ def _beyond_hbm(asked: Asked) -> Plan:
         )
     _check_bytes(permitted, asked.may)
     asked, found = _with_or_without_copies(asked)
-    task, permitted, watch = asked.task, asked.permitted, asked.watch
-    planned = permitted
-    if not task.may_split_rows and not found.plan.state.problem.splits_rows:
-        planned = planned.model_copy(update={"constraints": task.constraints})
-    planned = planned.with_tiers(found.plan.tiers)
-    shards = found.plan.shards
+    planned, shards = asked.planned(found.plan.state).with_tiers(found.plan.tiers), found.plan.shards
     check_host_memory(planned, shards)
     check_step(planned, shards, found.plan.state)
     return make_plan(
@@ -125,7 +120,7 @@ def _beyond_hbm(asked: Asked) -> Plan:
         shards,
         bound_ms=found.bound.ms,
         bound_assumptions=(*found.bound.why, IN_ANY_TIER),
-        improvements=watch.improvements,
+        improvements=asked.watch.improvements,
         provenance=asked.provenance((*asked.notes, *found.notes)),
     )
 
@@ -158,12 +153,11 @@ def _with_or_without_copies(asked: Asked) -> tuple[Asked, FoundTiers]:
     rest = {sharding: some for sharding, some in asked.may.items() if sharding is not DATA_PARALLEL}
     if not names:
         return asked, _found(replace(asked, may=rest))
-    none = task if task.copied else task.model_copy(update={"dense_optimizer": asked.task.dense_optimizer})
     had, best, fault = frozenset[str](), None, None
     if asked.previous is not None:
         had = asked.previous.plan.task.constraints.data_parallel.intersection(names)
     with asked.watch.sharing(asked.settings.tuning.time.without_copies):
-        without = replace(asked, permitted=none, may=rest, watch=asked.watch.anew())
+        without = replace(asked, may=rest, watch=asked.watch.anew())
         try:
             best = without, _found(without)
         except Infeasible as error:  # the plan to start from may serve with its copies alone
