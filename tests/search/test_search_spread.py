@@ -156,7 +156,7 @@ def test_the_set_of_row_wise_tables_is_sought_for_all_columns_of_a_table_wider_t
     task = make_task([(1000, 512, 9.0), heavy, *others], [1] * 4)
     rules = tuple(TableRule(table=table.name, row_wise=True) for table in task.tables[1:])
     problem = Problem(task.model_copy(update={"constraints": Constraints(tables=rules)}), AnalyticModel())
-    problem.tuning = replace(TUNING, all_row_sets_up_to=0, row_sets=1)
+    problem.tuning = replace(TUNING, row_sets=1)
     assert [state.problem.spread.tolist() for state in row_wise_plans(problem)] == [[1]]
 
 

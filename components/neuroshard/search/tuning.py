@@ -143,10 +143,6 @@ class Tuning:
     full_sets_most_cells: int = 2_000_000
     larger_sets_most_cells: int = 16_000
     row_sets: int = 3  # sets of tables tried row-wise, of each order: a guess
-    # Tables that may be row-wise, up to which every set is tried: 0.17 % heavy, at most 4.1 %
-    all_row_sets_up_to: int = 4
-    # Sets x tables x devices above which it is not, where there are domains: a guess
-    all_row_sets_most_cells: int = 200_000
     # Tables over all devices, where the others are over those of a domain. Without such sets: 0.36 % heavy, at most 8.7 %
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     # Tables up to which sets of an order differ by one; beyond, by a fifth of the rest: a guess

@@ -75,16 +75,10 @@ def _first_plans(problem: Problem, sets: list[tuple[Ints, Ints]]) -> list[State]
 
 
 def _sets(problem: Problem, most_ms: float) -> list[tuple[Ints, Ints]]:
-    """The sets of groups split row-wise, and the place of each, that are estimated to cost least, and no more than `most_ms`. Of
-    few groups, all sets."""
+    """The sets of groups split row-wise, and the place of each, that are estimated to cost least, and no more than `most_ms`."""
     options, tuning = problem.options, problem.tuning
     split_rows = [way for way, kind in enumerate(options.kinds) if kind.sharding.splits_rows]
     permitted = options.groups[options.allowed[:, split_rows].any(axis=1)]
-    if len(permitted) <= tuning.all_row_sets_up_to:
-        every = _all_sets(problem, permitted)
-        few = len(every) * problem.devices * len(problem.whole) <= tuning.all_row_sets_most_cells
-        if few or not options.over_domains:
-            return every
     estimate, found = _SetCosts(problem), dict[bytes, tuple[Ints, Ints]]()
     nbytes = problem.nbytes[problem.whole]
     largest = permitted[np.argsort(-nbytes[permitted], kind="stable")]
@@ -153,27 +147,6 @@ def _sets_of(
                 by_number = np.argsort(order[:count])
                 found.append((order[:count][by_number], _places(problem, order[:count], split[:count])[by_number]))
     return found
-
-
-def _all_sets(problem: Problem, permitted: Ints) -> list[tuple[Ints, Ints]]:
-    """Every set of these groups, split in every way; of domains that are alike, the first is taken first."""
-    options = problem.options
-    alike = options.over_domains and problem.any_device and len(set(problem.memory.tolist())) == 1
-    found: list[tuple[tuple[int, int], ...]] = [()]
-    for group, allowed in zip(permitted.tolist(), options.allowed[options.positions(permitted)].tolist(), strict=True):
-        longer = []
-        for some in found:
-            used = max((place for _, place in some if options.way_of[place] == OVER_DOMAIN), default=OVER_ALL)
-            over = [
-                place
-                for place, (way, _) in enumerate(options.places)
-                if allowed[way] and options.kinds[way].sharding.splits_rows
-                if not (alike and way == OVER_DOMAIN and place > used + 1)
-            ]
-            longer += [some, *((*some, (group, place)) for place in over)]
-        found = longer
-    pairs = sorted((some for some in found if some), key=lambda some: (len(some), some))
-    return [(np.array([group for group, _ in some]), np.array([place for _, place in some])) for some in pairs]
 
 
 def _places(problem: Problem, groups: Ints, ways: Ints) -> Ints:
