@@ -278,7 +278,7 @@ def test_first_tiers_fill_the_hbm_that_they_are_given_and_take_fewer_ms_with_mor
     ms, nbytes = (linear_ms(problems, relaxed, slope) for slope in model.parts_of_slope(relaxed.sums))
     hbm, each, taken = sum(problems.task.placeable_bytes), np.arange(len(problems.large)), []
     for share in (0.4, 0.6, 0.8, 0.97):
-        choice = first_choice(problems, Estimates.of(problems, relaxed), share, None)
+        choice = first_choice(problems, Estimates.of(problems, relaxed), share)
         assert nbytes[choice, each].sum() <= share * hbm
         taken.append(ms[choice, each].sum())
     assert taken == sorted(taken, reverse=True)
@@ -287,7 +287,7 @@ def test_first_tiers_fill_the_hbm_that_they_are_given_and_take_fewer_ms_with_mor
 
 def test_from_a_plan_each_choice_of_tiers_is_tried_once(monkeypatch):
     asked, problems, relaxed = problems_of(drawn(5, 8, 4, 0.25))
-    choice = first_choice(problems, Estimates.of(problems, relaxed), 0.9, None)
+    choice = first_choice(problems, Estimates.of(problems, relaxed), 0.9)
     plan, tried = problems.in_tiers(find(problems.of(choice), asked).best, choice), list[bytes]()
 
     def never_better(state: State, choice: Ints) -> InTierPlan:

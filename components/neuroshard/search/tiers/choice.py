@@ -10,7 +10,6 @@ from neuroshard.costmodel.protocol import Floats, Ints
 from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, TierProblems, linear_ms
-from neuroshard.search.tiers.sides import Sides
 
 
 def worth(problems: TierProblems, relaxed: State) -> Floats:
@@ -35,17 +34,14 @@ class Estimates(NamedTuple):
         return cls(_possible(problems, ms), nbytes)
 
 
-def first_choice(problems: TierProblems, estimates: Estimates, share: float, sides: Sides | None) -> Ints:
+def first_choice(problems: TierProblems, estimates: Estimates, share: float) -> Ints:
     """An option of each table group (G,), so that they fill this share of all HBM and take few ms.
 
     All begin with the option that needs least HBM. Where hosts have too little memory for that, tables come to HBM, those first
     that gain most a byte. Then bytes are given along the convex hull of each group's options, first where they save most: the
-    greedy way for a knapsack of several choices. Groups with a side are on it, if they fit.
+    greedy way for a knapsack of several choices.
     """
-    ms, nbytes = estimates.ms.copy(), estimates.nbytes
-    if sides is not None:
-        ms[1:, sides.inside] += ms[np.isfinite(ms)].sum()  # first of all, if they fit
-        ms[WHOLE, sides.beyond] = np.inf
+    ms, nbytes = estimates
     room, choice = share * sum(problems.task.placeable_bytes), np.zeros(ms.shape[1], dtype=np.int64)
     orders: dict[int, Ints] = {}  # of a table group of each owner, its options from the least bytes on
     for group in np.unique(problems.owner, return_index=True)[1].tolist():

@@ -8,7 +8,7 @@
 4. Tables that gain nothing beyond HBM come back to it (simplest.py).
 
 Every plan is compared by what it costs once its devices have divided their HBM (division.py). All of it is done once more where
-hosts have too little memory (hosts.py), and steps 1 and 2 where dense layers hide what is fetched ahead.
+hosts have too little memory (hosts.py), and where dense layers hide what is fetched ahead.
 """
 
 from contextlib import suppress
@@ -38,7 +38,7 @@ from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.hosts import HostPrices
 from neuroshard.search.tiers.options import InTierPlan, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
-from neuroshard.search.tiers.sides import Sides, bound_by_sides
+from neuroshard.search.tiers.sides import bound_by_sides
 from neuroshard.search.tiers.simplest import fewest_beyond
 from neuroshard.search.tiers.start import start_plan
 from neuroshard.search.tiers.toggle import toggled
@@ -71,22 +71,30 @@ class FoundTiers:
 def search_tiers(asked: Asked) -> FoundTiers:
     """The best plan found, where the task's tables do not all fit into HBM.
 
-    Where dense layers hide what is fetched ahead, first plans are made as if they hid nothing, and as if they hid all of it. The
-    cheaper is improved, and the higher bound taken. If it needs more of a host than there is, a second search pays for that.
+    Where dense layers hide what is fetched ahead, one search is made as if they hid nothing and one as if they hid all of it. The
+    cheaper plan is taken, and the higher bound. Where first plans need more of a host than there is, others pay for that.
 
     Raises Infeasible where HBM does not even hold what tables need there that are in host memory, or too many bytes would move,
     and UsageError where the model knows no tiers.
     """
-    first = [_begun(asked, 1.0)]
-    if asked.permitted.hidden_ms and not asked.watch.expired:
-        with suppress(Infeasible):
-            first.append(_begun(asked, 0.0))
-    best = min(first, key=lambda one: one.plan.rank)
-    if best.plan.over:
-        best = _begun(asked, best.weight, HostPrices.of(asked.permitted, best.plan.state.cost))
-    bound = max((one.bound for one in first), key=lambda one: one.ms or 0.0)
-    found = _ended(asked, best)
-    return replace(found, bound=bound if bound.ms is None else replace(bound, ms=min(bound.ms, found.plan.cost)))
+    found = _searched(asked, 1.0)
+    if not asked.permitted.hidden_ms or asked.watch.expired:
+        return found
+    with suppress(Infeasible):
+        hidden = _searched(asked, 0.0)
+        bound = max(found.bound, hidden.bound, key=lambda one: one.ms or 0.0)
+        found = min(found, hidden, key=lambda one: one.plan.rank)
+        found = replace(found, bound=bound if bound.ms is None else replace(bound, ms=min(bound.ms, found.plan.cost)))
+    return found
+
+
+def _searched(asked: Asked, weight: float) -> FoundTiers:
+    """The same where what is fetched ahead counts with this weight, but in the plan's own cost."""
+    first = _begun(asked, weight)
+    if not first.plan.over:
+        return _ended(asked, first)
+    within = _begun(asked, weight, HostPrices.of(asked.permitted, first.plan.state.cost))
+    return replace(_ended(asked, within), bound=first.bound)
 
 
 def relaxation(asked: Asked, weight: float = 1.0, hosts: HostPrices | None = None) -> tuple[TierProblems, State]:
@@ -108,14 +116,12 @@ def _bound(asked: Asked, weight: float) -> Bound:
 
 
 class Begun(NamedTuple):
-    """The cheapest first plan, the plan to start from in its tiers, and a bound, where what is fetched ahead counts with this
-    `weight`."""
+    """The cheapest first plan, the plan to start from in its tiers, and a bound."""
 
     problems: TierProblems
     plan: InTierPlan
     start: InTierPlan | None
     bound: Bound
-    weight: float
 
 
 def _begun(asked: Asked, weight: float, hosts: HostPrices | None = None) -> Begun:
@@ -125,24 +131,20 @@ def _begun(asked: Asked, weight: float, hosts: HostPrices | None = None) -> Begu
     before, start, estimates = asked.previous, None, Estimates.of(problems, relaxed)
     if before is not None:
         start = start_plan(problems, before.plan, worth(problems, relaxed), asked.watch)
-    plan = _first_plan(problems, estimates, None, start, relaxed, few)
+    plan = _first_plan(problems, estimates, start, relaxed, few)
     bound, most = lower_bound(problems.anywhere, relaxed), MOST_SIDES if hosts is None else 0
-    bound, sides = bound_by_sides(problems.sides, bound, plan.state, most, lambda: asked.watch.expired)
-    if sides.some and not asked.watch.expired:
-        with suppress(Infeasible):  # none fits beside these sides
-            other = _first_plan(problems, estimates, sides, None, relaxed, few)
-            plan = min(plan, other, key=lambda one: one.rank)
+    bound = bound_by_sides(problems.sides, bound, plan.state, most, lambda: asked.watch.expired)
     if asked.kept is not None and asked.kept.cut:
         bound = _bound(asked, weight)
     if bound.ms is not None:
         # by any weight from 0 to 1, a device waits at least weight x (fetched - hidden)
         bound = replace(bound, ms=max(bound.ms - weight * asked.permitted.hidden_ms, 0.0))
-    return Begun(problems, plan, start, bound, weight)
+    return Begun(problems, plan, start, bound)
 
 
 def _ended(asked: Asked, begun: Begun) -> FoundTiers:
     """What first plans are improved to."""
-    problems, plan, start, bound, _ = begun
+    problems, plan, start, bound = begun
     asked, rng = replace(asked, current=problems.current), np.random.default_rng(asked.settings.seed)
     for _ in range(HOSTS_TRIED if plan.over else 0):  # whatever the time: a plan must fit
         fits = LocalSearch([plan.state], rng, Watch(), problems.current).run(RELAXED_ROUNDS)
@@ -178,7 +180,6 @@ def _mean_price(task: ShardingTask, prices: Floats, points: PartPoints) -> Float
 def _first_plan(
     problems: TierProblems,
     estimates: Estimates,
-    sides: Sides | None,
     start: InTierPlan | None,
     relaxed: State,
     few: Asked,
@@ -186,7 +187,7 @@ def _first_plan(
     """The cheapest plan of the first choices, of less and less HBM until some are dearer. If none fits, of the choice of the plan
     to start from, for others may ask to move too much. Raises Infeasible if none fits."""
     best, dearer, why, quiet, tried = None, 0, None, few.watch.quiet(), set[bytes]()
-    choices = (first_choice(problems, estimates, room, sides) for room in ROOMS)
+    choices = (first_choice(problems, estimates, room) for room in ROOMS)
     for choice in choices if start is None else chain(choices, [start.choice]):
         if choice.tobytes() in tried or (best is not None and few.watch.expired):
             continue

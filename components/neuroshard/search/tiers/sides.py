@@ -1,4 +1,4 @@
-"""A lower bound, and first choices, by which tables are in HBM and which are not.
+"""A lower bound by which tables are in HBM and which are not.
 
 The relaxation in which every part of a table may be in any tier lets half of a large table be in HBM. So plans are
 distinguished by the side of single tables: all plans in which a table is in HBM, and all in which it is not. Either kind has a
@@ -28,11 +28,6 @@ class Sides:
     inside: NDArray[np.bool_]
     beyond: NDArray[np.bool_]
     ms: float
-
-    @property
-    def some(self) -> bool:
-        """Whether any group has a side."""
-        return bool(self.inside.any() or self.beyond.any())
 
 
 @dataclass(frozen=True)
@@ -67,14 +62,12 @@ class ThreeProblems:
         return best if torn[best] > 0 else None
 
 
-def bound_by_sides(
-    problems: ThreeProblems, first: Bound, plan: State, most: int, expired: Callable[[], bool]
-) -> tuple[Bound, Sides]:
-    """The bound after up to `most` tables were distinguished, and the plans with the least bound. `first` is the bound of all
-    plans, `plan` a plan in which each table has one tier."""
+def bound_by_sides(problems: ThreeProblems, first: Bound, plan: State, most: int, expired: Callable[[], bool]) -> Bound:
+    """The bound after up to `most` tables were distinguished. `first` is the bound of all plans, `plan` a plan in which each
+    table has one tier."""
     none = np.zeros(len(problems.anywhere.tables), dtype=bool)
     if first.ms is None:
-        return first, Sides(none, none, 0.0)
+        return first
     open_sides = [(first.ms, 0, Sides(none, none, first.ms))]
     count = 0
     while count < most and not expired():
@@ -93,5 +86,4 @@ def bound_by_sides(
             assert found.ms is not None
             at_least = max(found.ms, ms)
             heapq.heappush(open_sides, (at_least, 2 * count + number, replace(child, ms=at_least)))
-    least = open_sides[0][2]
-    return replace(first, ms=min(least.ms, plan.cost)), least
+    return replace(first, ms=min(open_sides[0][0], plan.cost))
