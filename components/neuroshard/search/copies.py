@@ -1,8 +1,9 @@
-"""Tables of which every device has a copy: which may be, what they need, and what a plan says of them."""
+"""Tables that every device holds: copies, and row blocks of tables that give rows to ids as they train. Which may be copies, what
+they need, and what a plan says of them."""
 
 from collections.abc import Collection
 
-from neuroshard.core.errors import Infeasible
+from neuroshard.core.errors import Infeasible, UsageError
 from neuroshard.core.operator_limits import Device, held, widest_shard
 from neuroshard.core.plan import Plan
 from neuroshard.core.table import DenseOptimizer
@@ -75,3 +76,42 @@ def copies_note(plan: Plan, model: CostModel, *, assumed: bool) -> str:
         f"devices ({copies_ms(model, tables, task).backward_ms:.3g} ms), and the trainer's dense optimizer trains them; they "
         f"take {format_bytes(task.copies_bytes, 'up')} of every device, {_memory_as(task, assumed=assumed)}"
     )
+
+
+def check_mapped(task: ShardingTask, model: CostModel, device: Device) -> None:
+    """Raise Infeasible where the blocks of such tables do not fit a device, or its operator, and UsageError where the cost model
+    prices no rows."""
+    if not task.mapped:
+        return
+    if not model.prices_rows:
+        raise UsageError(
+            f"table {task.mapped[0].name!r} gives rows to ids as it trains, so it is row-wise over all devices, and given costs "
+            "are of whole tables; take a cost model that prices rows (measured, or analytic:DEVICE)"
+        )
+    for table in task.mapped:
+        most = widest_shard(table, device)
+        if most is not None and table.dim > most:
+            raise Infeasible(
+                f"table {table.name!r} gives rows to ids as it trains and has {table.dim:,} columns, all of them in each block "
+                f"of rows; {held(most, device)}: give it fewer"
+            )
+    for place, (taken, usable) in enumerate(zip(task.mapped_bytes, task.usable_bytes, strict=True)):
+        if taken > usable - task.by_access.map_bytes:
+            raise Infeasible(
+                f"the blocks of {counted(len(task.mapped), 'table')} that give rows to ids as they train need "
+                f"{format_bytes(taken, 'up')} on device {place}, which has {format_bytes(usable)}; give them fewer rows, or take "
+                "more devices"
+            )
+
+
+def check_room(task: ShardingTask) -> None:
+    """Raise Infeasible where the blocks and copies of such a task do not fit a device."""
+    copies = task.copies_bytes
+    for place, (blocks, usable) in enumerate(zip(task.mapped_bytes, task.usable_bytes, strict=True)):
+        if blocks + copies > usable - task.by_access.map_bytes:
+            raise Infeasible(
+                f"the blocks of {counted(len(task.mapped), 'table')} that give rows to ids as they train need "
+                f"{format_bytes(blocks, 'up')} on device {place}, and the copies of "
+                f"{counted(len(task.copied), 'data-parallel table')} {format_bytes(copies, 'up')}, but it has "
+                f"{format_bytes(usable)}; let fewer be data-parallel, or take more devices"
+            )

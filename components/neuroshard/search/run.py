@@ -44,7 +44,7 @@ from neuroshard.search.algorithms import Found, find, go_on
 from neuroshard.search.as_it_is import or_as_it_is
 from neuroshard.search.asked import Asked, keeping_cuts
 from neuroshard.search.bound.lower_bound import lower_bound
-from neuroshard.search.copies import STAY
+from neuroshard.search.copies import STAY, check_mapped, check_room
 from neuroshard.search.groups import (
     cheapest,
     less_memory,
@@ -53,7 +53,6 @@ from neuroshard.search.groups import (
     tasks_of,
 )
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
-from neuroshard.search.mapped import check_mapped, check_room
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of

@@ -5,7 +5,7 @@
 2. At these prices tables get their first tiers, for less and less HBM until plans become dearer (choice.py), or those of the
    plan to start from (start.py). A short search places the tables of each, from the relaxed plan where its shards may stay.
 3. One or two tables at a time change their tier, those that an estimate ranks best, as long as that helps (toggle.py).
-4. Tables that gain nothing beyond HBM come back to it (simplest.py).
+4. Tables that gain nothing beyond HBM come back to it (toggle.py).
 
 Every plan is compared by what it costs once its devices have divided their HBM (division.py). All of it is done once more where
 hosts have too little memory (hosts.py), and where dense layers hide what is fetched ahead.
@@ -39,9 +39,8 @@ from neuroshard.search.tiers.hosts import HostPrices
 from neuroshard.search.tiers.options import InTierPlan, TierProblems
 from neuroshard.search.tiers.points import PartPoints, refined
 from neuroshard.search.tiers.sides import bound_by_sides
-from neuroshard.search.tiers.simplest import fewest_beyond
 from neuroshard.search.tiers.start import start_plan
-from neuroshard.search.tiers.toggle import toggled
+from neuroshard.search.tiers.toggle import fewest_beyond, toggled
 from neuroshard.search.watch import Watch
 
 RELAXED_ROUNDS = 16  # of the relaxation, whose plan the first ones begin with: a guess

@@ -1,4 +1,5 @@
-"""Table groups change sides, one or two at a time: into HBM, beyond it, or to another share of cached rows."""
+"""Table groups change sides, one or two at a time: into HBM, beyond it, or to another share of cached rows. In the end those that
+gain nothing beyond HBM are in it."""
 
 import numpy as np
 
@@ -7,7 +8,9 @@ from neuroshard.progress import progress
 from neuroshard.search.asked import Asked
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.problem.filling import started
+from neuroshard.search.problem.state import State
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, InTierPlan, TierProblems, linear_ms
+from neuroshard.search.watch import Watch
 
 # How often tables change sides: as often as so many cells, table groups x devices, allow, and at most and at least so often. 120
 # for 60 tables on 8 devices took half of a search's time
@@ -17,6 +20,7 @@ TOGGLE_CANDIDATES = 24  # the best by the estimate, of which one is drawn: a gue
 TWO_AT_A_TIME = 0.35  # share of the times that two change sides: a guess
 # Mean rank of the one that is drawn. 2.5 left one of three tasks of 10 tables on 3 devices 1 % above its optimum, 5 did not
 TOGGLE_LUCK = 5.0
+TRIED = 24  # plans with more tables in HBM, at most: a guess. Where HBM has room for all tables that gain nothing, one
 
 
 def toggled(problems: TierProblems, best: InTierPlan, asked: Asked, rng: np.random.Generator) -> InTierPlan:
@@ -89,3 +93,23 @@ def _change(problems: TierProblems, plan: InTierPlan) -> Floats:
     change[2:, ~problems.large] = np.inf
     change[:, ~problems.chosen] = np.inf
     return change
+
+
+def fewest_beyond(problems: TierProblems, plan: InTierPlan, simplicity: float, watch: Watch) -> InTierPlan:
+    """The plan with more tables in HBM, the smallest first, where that costs at most the share `simplicity` more. Its shards stay
+    where they are. Tables are tried together, and in halves where some of them have no room or cost too much."""
+    most_ms, need = plan.cost * (1 + simplicity), problems.of_owner(problems.need_bytes)[WHOLE]
+    groups = np.flatnonzero(problems.chosen & (plan.choice != WHOLE))
+    together, tried = [groups[np.argsort(need[groups], kind="stable")]], 0
+    while together and tried < TRIED and not watch.expired:
+        some, tried = together.pop(), tried + 1
+        choice = plan.choice.copy()
+        choice[np.isin(problems.owner, problems.owner[some])] = WHOLE
+        there = problems.of(choice).with_spread(plan.state.problem.spread, plan.state.problem.places)
+        state = None if there is None else State(there, plan.state.widths)
+        other = None if state is None or (state.free < 0).any() else problems.in_tiers(state, choice)
+        if other is not None and other.over <= plan.over and other.cost <= most_ms:
+            plan = other
+        elif len(some) > 1:
+            together += [some[len(some) // 2 :], some[: len(some) // 2]]
+    return plan
