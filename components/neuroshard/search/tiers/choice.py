@@ -12,14 +12,6 @@ from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.options import DIVIDED, WHOLE, TierProblems, linear_ms
 
 
-def worth(problems: TierProblems, relaxed: State) -> Floats:
-    """What each option of each table group takes at the prices of the relaxed plan, in ms and for its bytes: (O, G). Infinite if
-    none."""
-    model = cast(Divided, relaxed.problem.model)
-    ms, nbytes = model.parts_of_slope(relaxed.sums)
-    return _possible(problems, linear_ms(problems, relaxed, ms + model.price_of(relaxed.sums)[:, None] * nbytes))
-
-
 class Estimates(NamedTuple):
     """What each option of each table group takes in ms, and the bytes of HBM that it then has, by the shards and the prices of
     the relaxed plan: (O, G) each. Ms are infinite where a group may not have the option."""

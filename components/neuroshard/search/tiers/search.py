@@ -33,7 +33,7 @@ from neuroshard.search.problem.filling import started
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.state import State
 from neuroshard.search.settings import SearchSettings
-from neuroshard.search.tiers.choice import Estimates, first_choice, worth
+from neuroshard.search.tiers.choice import Estimates, first_choice
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.hosts import HostPrices
 from neuroshard.search.tiers.options import InTierPlan, TierProblems
@@ -129,7 +129,7 @@ def _begun(asked: Asked, weight: float, hosts: HostPrices | None = None) -> Begu
     few = replace(asked, settings=few_rounds(asked.settings), current=problems.current)
     before, start, estimates = asked.previous, None, Estimates.of(problems, relaxed)
     if before is not None:
-        start = start_plan(problems, before.plan, worth(problems, relaxed), asked.watch)
+        start = start_plan(problems, before.plan, asked.watch)
     plan = _first_plan(problems, estimates, start, relaxed, few)
     bound, most = lower_bound(problems.anywhere, relaxed), MOST_SIDES if hosts is None else 0
     bound = bound_by_sides(problems.sides, bound, plan.state, most, lambda: asked.watch.expired)
