@@ -9,7 +9,6 @@ import pytest
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.moves import moved_bytes
 from neuroshard.core.plan import Plan
-from neuroshard.core.sharding import DATA_PARALLEL
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.tiers import Tier
@@ -155,9 +154,9 @@ def test_a_plan_with_copies_and_tiers_is_started_from():
 def test_the_copies_of_the_plan_to_start_from_stay_where_those_beside_them_do_not_pay(monkeypatch):
     task = with_a_hot_table()
     live, model = planned(task.with_copies(["hot"])), analytic_model("h100", task.batch_size)
-    others = [table.name for table in sorted(task.tables, key=lambda table: table.memory_bytes)[-3:]]
-    copying = SimpleNamespace(problem=SimpleNamespace(spread_as=dict.fromkeys(others, DATA_PARALLEL)))
-    monkeypatch.setattr("neuroshard.search.tiers.plan.relaxation", lambda *_: (None, copying))
+    largest, copied = sorted(task.tables, key=lambda table: table.memory_bytes)[-3:], SimpleNamespace(copied=True)
+    relaxed = None, SimpleNamespace(problem=SimpleNamespace(spread_as={table.name: copied for table in largest}))
+    monkeypatch.setattr("neuroshard.search.tiers.plan.relaxation", lambda *_: relaxed)
     again = search(task, model, replace(FEW, try_data_parallel=True), previous=live)
     assert again.held.constraints.data_parallel == live.held.constraints.data_parallel
     assert again.cost_ms <= live.cost_ms * (1 + 1e-9)
