@@ -41,9 +41,7 @@ def install_torchrec() -> str:
     """The command that installs TorchRec beside the build of FBGEMM that is here: the extra, and on GPUs the packages by version,
     since TorchRec takes any FBGEMM, and pip would bring one for another torch."""
     here = Installed.here()
-    if GPU_BUILD not in here.fbgemm:
-        return install_command("torchrec")
-    return torchrec_on_gpus(here.pair)
+    return torchrec_on_gpus(here.pair) if GPU_BUILD in here.fbgemm else install_command("torchrec")
 
 
 def torchrec_on_gpus(pair: Pair) -> str:

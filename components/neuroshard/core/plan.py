@@ -164,7 +164,8 @@ class Plan(Value):
     @classmethod
     def _fill_task_digest(cls, data: Any) -> Any:
         if isinstance(data, dict) and "task_digest" not in data and isinstance(data.get("task"), ShardingTask):
-            known = max(data["task"].plan_format, *(one.since for one in data.get("holdings") or ()), 1)
+            since = (getattr(one, "since", PLAN_FORMAT) for one in data.get("holdings") or ())
+            known = max(data["task"].plan_format, 1, *since)
             return {"format_version": known, **data, "task_digest": data["task"].digest()}
         return data
 
