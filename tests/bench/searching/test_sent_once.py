@@ -13,7 +13,7 @@ from neuroshard.core.skew import largest_block
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.analytic import analytic_model
-from neuroshard.costmodel.pricing import price_shards
+from neuroshard.costmodel.pricing import map_ms, price_shards
 from neuroshard.files.importers.presets import preset
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
@@ -60,6 +60,12 @@ def test_ids_that_never_come_again_cost_more_if_they_are_sent_once() -> None:
     both = [price_shards(model, task(far, index_dedup=how), shards) for how in (None, True)]
     every, once = (float(prices.total_ms.max()) for prices in both if prices)
     assert every < once
+
+
+@pytest.mark.parametrize(("kind", "ns"), [("h100", 0.12), ("cpu", 25.0)])
+def test_each_rank_finds_the_distinct_ids_among_all_of_its_own(kind: str, ns: float) -> None:
+    every, once = (map_ms(analytic_model(kind, BATCH), task(table(), index_dedup=how).parted) for how in (None, True))
+    assert (every, once * 1e6) == (0.0, pytest.approx(ns * 50 * BATCH / RANKS))
 
 
 def test_a_plan_says_that_ids_are_sent_once_and_is_weighed_and_priced_so() -> None:
