@@ -117,7 +117,7 @@ def _with_copies(problem: Problem, best: State | None, asked: Asked, rng: np.ran
     if (best.cuts == len(best.problem.spread)) and (uncut := problem.uncut()) is not None:
         problem = uncut
     first = _affordable(_with_rows_split(problem, _copying(problem)), asked.current)
-    if _least_ms(first) * (1 - problem.tuning.both_kinds_within) > best.cost:
+    if first and _least_ms(first) * (1 - problem.tuning.both_kinds_within) > best.cost:
         return best
     there = problem.with_spread(best.problem.spread, best.problem.places)
     assert there is not None
@@ -191,8 +191,8 @@ def _local_search(problem: Problem, asked: Asked, rng: np.random.Generator, firs
 
 def _enough_ms(problem: Problem, plans: Sequence[State], settings: SearchSettings) -> float:
     """A plan that costs at most this is proven to cost at most `simplicity` more than the cheapest, so it is simplified, and not
-    improved. 0 if there is no bound."""
-    if not settings.simplicity or not plans:
+    improved. 0 if there is no bound, as where tables may be copied."""
+    if not settings.simplicity or not plans or problem.may_copy:
         return 0.0
     bound_ms = lower_bound(problem, min(plans, key=lambda plan: plan.cost), QUICK).ms
     return (bound_ms or 0.0) * (1 + settings.simplicity)
