@@ -35,6 +35,7 @@ class TimeShares:
     first_plans: float = 0.5  # descending from the first of them, before those with rows split are made
     without_cuts: float = 0.5  # plans without cuts, before those with some
     without_copies: float = 0.5  # plans without copies, before those with some
+    from_rows: float = 0.5  # going on from plans with rows split, before the others
     until_cuts: float = 0.85  # everything before cuts are undone
     in_hbm: float = 0.5  # plans in HBM, before those beyond it
     relaxation: float = 0.4  # the relaxation in which a part of a table is in any tier
