@@ -112,17 +112,21 @@ def _cheapest(problem: Problem, asked: Asked, rng: np.random.Generator) -> State
 
 
 def _with_copies(problem: Problem, best: State | None, asked: Asked, rng: np.random.Generator) -> State:
-    """The cheapest plan found from first plans with copies and from the `best` one without, which has cuts or none."""
+    """The cheapest plan found from first plans with copies and from the `best` one without; without cuts if that has none. None
+    is sought if the first ones are far dearer."""
     if best is None:
         return _improved(problem, _first(problem, asked, rng), asked, rng)
-    if (best.cuts == len(best.problem.spread)) and (uncut := problem.uncut()) is not None:
-        problem = uncut
-    first = _affordable(_with_rows_split(problem, _copying(problem)), asked.current)
-    if first and _least_ms(first) * (1 - problem.tuning.both_kinds_within) > best.cost:
+    uncut = problem.uncut() if best.cuts == len(best.problem.spread) else None
+    kinds = [kind for kind in (uncut, problem) if kind is not None]
+    proposed = [_affordable(_with_rows_split(kind, _copying(kind)), asked.current) for kind in kinds]
+    first = min(proposed, key=_least_ms)
+    kind = first[0].problem.root if first else problem
+    if first and _least_ms(first) * (1 - kind.tuning.both_kinds_within) > best.cost:
         return best
-    there = problem.with_spread(best.problem.spread, best.problem.places)
+    kind = kind if first else problem  # where first plans with copies have no room, cuts may make some
+    there = kind.with_spread(best.problem.spread, best.problem.places)
     assert there is not None
-    return _improved(problem, [State(there, best.widths), *first], asked, rng)
+    return _improved(kind, [State(there, best.widths), *first], asked, rng)
 
 
 def _with_or_without_cuts(problem: Problem, asked: Asked, rng: np.random.Generator) -> State:
