@@ -55,6 +55,8 @@ def test_a_plan_fits_with_its_step_and_what_is_said_to_help_does(seed: int, full
     for memory, peak, usable in zip(plan.memory_bytes(), plan.step_peaks(), plan.task.usable_bytes, strict=True):
         assert peak.nbytes < memory <= usable
     assert plan.lower_bound_ms is None or plan.lower_bound_ms <= plan.cost_ms
+    # a heuristic's plan fits with its step too, or is none
+    assert all(one.cost_ms is None or one.cost_ms >= plan.cost_ms for one in plan.baselines)
 
 
 def test_what_is_kept_free_for_a_step_is_no_assumption_of_a_bound() -> None:

@@ -6,7 +6,7 @@ A task becomes its sharding options, as arrays (`problem/`), an algorithm finds 
 and priced, with the heuristics' plans and a lower bound beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from neuroshard.core.row_order import LISTS_FOLDER
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import first_few
+from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.analytic import SPREAD
 from neuroshard.costmodel.network import for_task
 from neuroshard.costmodel.protocol import CostModel, Ints, trains_on
@@ -225,8 +226,10 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
     """As `_in_hbm`, on devices with so many bytes (D,) less."""
     task, settings = asked.task, asked.settings
     said = [*asked.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
+    rooms = list[Room | None]()
 
-    def placed(room: Room | None, near: State | None) -> tuple[Found, ShardingTask]:
+    def placed(problem: Problem, room: Room | None, near: State | None) -> tuple[Found, ShardingTask]:
+        rooms.append(room)
         roomy = problem if room is None else problem.keeping_free(*room)
         found = keeping_cuts(
             replace(asked, permitted=roomy.task), lambda one: _found(roomy, one, less, near), attrgetter("shards")
@@ -235,17 +238,25 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
         check_step(planned, found.shards, found.best)
         return found, planned
 
-    found, planned = with_room(problem.task, placed)
-    said += found.notes
+    found, planned = with_room(problem.task, partial(placed, problem))
+    if problem.may_copy and asked.previous is None and len(rooms) > 1:  # it kept room for steps of plans with copies
+        with suppress(Infeasible):
+            without = with_room(problem.task, partial(placed, problem.without_copies()))
+            found, planned = min((found, planned), without, key=lambda one: one[0].best.cost)
     if settings.algorithm == LOCAL_SEARCH:
         said += say.mean_pooled(task, settings.try_row_wise)
     if not planned.placed:
-        return _without_choice(asked, planned, said)
+        return _without_choice(asked, planned, [*said, *found.notes])
     if planned.copied != task.copied or (found.cut_before and problem.wide):
         problem = Problem(planned, problem.model, problem.tuning, cut_before=found.cut_before)
     else:
         problem = problem.for_planned(planned)
-    heuristics: dict[str, Attempt] = {} if settings.algorithm in KEYS else baselines(problem, settings.seed)
+    heuristics: dict[str, Attempt] = {}
+    if settings.algorithm not in KEYS:
+        best, heuristics = _with_their_steps(asked, problem, found.best, baselines(problem, settings.seed))
+        is_ours = settings.algorithm == LOCAL_SEARCH and settings.tuning.baselines and asked.previous is None
+        if best is not found.best and is_ours and not less.any():
+            found, planned = found._replace(best=best, shards=lay_out(best), notes=()), asked.planned(best)
     bound = lower_bound(problem, found.best)
     check_host_memory(problem.task, found.shards)
     return make_plan(
@@ -256,8 +267,26 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
         bound_ms=bound.ms,
         bound_assumptions=bound.why,
         improvements=found.improvements,
-        provenance=asked.provenance(said),
+        provenance=asked.provenance([*said, *found.notes]),
     )
+
+
+def _with_their_steps(
+    asked: Asked, problem: Problem, best: State, attempts: Mapping[str, Attempt]
+) -> tuple[State, dict[str, Attempt]]:
+    """The cheapest of the `best` plan and of the heuristics', which need not keep the room that a search does; and the attempts,
+    which are no plans where their training step does not fit."""
+    found = dict(attempts)
+    for name, attempt in attempts.items():
+        if isinstance(attempt, str):
+            continue
+        plan = State.of(problem, attempt)
+        try:
+            check_step(asked.planned(plan), lay_out(plan), plan)
+            best = min(best, plan, key=lambda one: one.cost)
+        except StepDoesNotFit as error:
+            found[name] = f"its training step needs {format_bytes(error.short, 'up')} more of a device"
+    return best, found
 
 
 def _without_choice(asked: Asked, task: ShardingTask, notes: Sequence[str]) -> Plan:
@@ -316,8 +345,14 @@ def _copies_not_chosen(settings: SearchSettings) -> tuple[str, ...]:
 
 
 def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
-    """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits."""
+    """The problem of a task whose tables keep their column cuts. Raises Infeasible where then nothing fits, and UsageError where
+    the cost model does not price what they are cut into."""
     model = problem.model
+    if kept.cut and not model.prices_rows:
+        raise UsageError(
+            f"given costs are of whole tables: they do not say what the kept cuts of {first_few(kept.cut)} cost; leave out "
+            "--keep-optimizer-state, or give a cost model"
+        )
     if isinstance(model, InTiers):  # of tiers that rules name; the pieces have rules of their own
         model = in_tiers(model.inner, kept.task)
     try:
