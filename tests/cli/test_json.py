@@ -80,7 +80,7 @@ def test_from_cases_to_a_cost_model_as_json(folder: Path) -> None:
 
 
 def test_without_quiet_a_search_says_how_far_it_is(folder: Path) -> None:
-    assert "search without cuts: 1/1 rounds" in run(folder, f"{SEARCH} -o plan.json").stderr
+    assert "search from first plans: 1/1 rounds" in run(folder, f"{SEARCH} -o plan.json").stderr
     assert run(folder, f"{SEARCH} -o plan.json --quiet").stderr == ""
 
 

@@ -250,7 +250,7 @@ def pressed(*given):
     return perturbed(*given)
 local_search.perturbed = pressed
 sys.argv[1:] = "search t.json --model analytic:h100 --batch-size 64 --devices 2 --memory 1GiB -o plan.json".split()
-sys.argv += ["--time-budget", budget]
+sys.argv += ["--time-budget", budget, "--simplicity", "0"]
 main()
 """
 
