@@ -36,7 +36,7 @@ from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tiers.choice import Estimates, first_choice
 from neuroshard.search.tiers.divided import Divided
 from neuroshard.search.tiers.division import divided
-from neuroshard.search.tiers.options import InTierPlan, TierProblems, linear_ms
+from neuroshard.search.tiers.options import DIVIDED, InTierPlan, TierProblems, linear_ms
 from neuroshard.search.tiers.points import PartPoints, Points, refined
 from neuroshard.search.tiers.search import search_tiers
 from neuroshard.search.tiers.toggle import toggled
@@ -241,13 +241,13 @@ def relaxed_ms(parts: list[Points], hbm: float) -> float:
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_what_the_search_sees_of_a_plan_is_what_it_costs(share):
     task = drawn(5, 16, 4, share)
-    model = for_task(analytic_model("h100", task.batch_size), task)
-    found = search_tiers(Asked.of(task, model, FEW, Watch()))
+    found = search_tiers(Asked.of(task, model := for_task(analytic_model("h100", task.batch_size), task), FEW, Watch()))
     planned = task.with_tiers(found.plan.tiers)
     prices = price_shards(model, planned, found.plan.shards)
     assert prices is not None
     assert prices.total_ms.max() == pytest.approx(found.plan.cost)
-    assert 0.98 * found.plan.cost <= found.plan.state.cost <= found.plan.cost * (1 + 1e-6)
+    chosen = 1e-6 if found.plan.choice.max() <= DIVIDED else 0.02  # a large table's share of cached rows, which its device betters
+    assert 0.98 * found.plan.cost <= found.plan.state.cost <= found.plan.cost * (1 + chosen)
 
 
 @pytest.mark.parametrize(("seed", "share"), [(0, 0.1), (1, 0.25), (2, 0.5)])
