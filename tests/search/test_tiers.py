@@ -246,7 +246,7 @@ def test_what_the_search_sees_of_a_plan_is_what_it_costs(share):
     prices = price_shards(model, planned, found.plan.shards)
     assert prices is not None
     assert prices.total_ms.max() == pytest.approx(found.plan.cost)
-    chosen = 1e-6 if found.plan.choice.max() <= DIVIDED else 0.02  # a large table's share of cached rows, which its device betters
+    chosen = 1e-6 if found.plan.choice.max() <= DIVIDED else 0.02  # a share of cached rows, which a device betters
     assert 0.98 * found.plan.cost <= found.plan.state.cost <= found.plan.cost * (1 + chosen)
 
 
