@@ -149,8 +149,8 @@ def test_a_plan_launches_and_holds_what_was_counted_for_it(ranks, local_world_si
             plan.held.constraints.data_parallel,
         )
         copies = sum(table.rows * table.optimizer_bytes_per_row for table in plan.task.tables if table.name in copied)
-        held = [joined_again(t, sharding_of(plan.held, t, plan.by_table()[t.name])) for t in plan.task.tables]
-        sequences = plan.held.joined_columns + sum(held)
+        again = [joined_again(t, sharding_of(plan.held, t, plan.by_table()[t.name])) for t in plan.task.tables]
+        sequences = plan.held.joined_columns + sum(again)
         for rank, counts in enumerate(of_ranks):
             assert counts.pop("weights") == memory[rank].weights
             assert counts.pop("state") == (memory[rank].optimizer - copies) * (pod == 1)
