@@ -38,7 +38,7 @@ def choose(task: ShardingTask, model: CostModel, search: Callable[..., Plan], wa
         return _said(search(task.with_dedup(names), watch=watch.anew()), "nothing fits otherwise")
     prices = price_shards(model, off.task.with_dedup(names), off.shards)
     saved = 0.0 if prices is None else 1 - float(prices.total_ms.max()) / (off.cost_ms or 1.0)
-    if saved < WORTH or watch.expired:
+    if saved < WORTH:
         said = f"use_index_dedup is left off: in the plan found it saves {max(saved, 0.0):.1%}, less than {WORTH:.0%}"
         return with_notes(assuming(off, OFF), said)
     try:
