@@ -10,7 +10,7 @@ from helpers import servers
 from helpers.memory_store import MemoryStore
 from neuroshard.core.errors import Conflict
 from neuroshard.core.extras import install_command, pip
-from neuroshard.doctor import services
+from neuroshard.doctor import machine, services
 from neuroshard.doctor.checks import Check, check_lines, last_line
 from neuroshard.doctor.machine import GIB, disk_check, memory_check, operator_check
 from neuroshard.doctor.services import FOLDER, check_kfp, check_store
@@ -152,3 +152,9 @@ def test_the_command_says_all_of_it_and_its_exit_status_whether_something_failed
     assert "kubeflow/runner is admitted could not be checked" in found["runs"]["says"]
     assert "agrees with torch" in found["cpu backend"]["says"]  # FBGEMM's operator really ran
     assert sys.version.split()[0] in done.stdout
+
+
+def test_amds_gpus_are_planned_by_a_datasheet(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "AMD_COMPUTE", tmp_path)
+    monkeypatch.setattr(machine, "operator_check", lambda kind, has_gpu: Check(kind, "ok", ""))
+    assert "analytic:mi300x" in [*machine.check_backends(())][-1].mend

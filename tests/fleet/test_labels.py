@@ -10,7 +10,7 @@ from helpers.nodes import GPU_TAINT, mixed_fleet, node
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.topology import Topology
-from neuroshard.fleet.cluster import Node, recorded_nodes
+from neuroshard.fleet.cluster import AMD_DEVICE, AMD_PRODUCT, Node, recorded_nodes
 from neuroshard.fleet.labels import Kind, kinds_of
 from neuroshard.fleet.run import TOLERATIONS
 
@@ -156,7 +156,10 @@ def test_a_node_without_its_device_plugin_is_out_of_service() -> None:
     [
         ({"nvidia.com/gpu.memory": "lots"}, "label nvidia.com/gpu.memory is 'lots', not a whole number"),
         ({"nvidia.com/gpu.product": "NVIDIA-H200-MIG-INVALID"}, "its GPUs have different MIG slices"),
-        ({"amd.com/gpu.product-name": "AMD_Instinct_MI325X"}, "analytic:mi325x"),
+        ({AMD_DEVICE: "74a5", AMD_PRODUCT: "AMD_Instinct_MI325_OAM"}, "(--model analytic:mi325x)"),
+        ({AMD_DEVICE: "1", f"{AMD_PRODUCT}.AMD_Radeon_8060S_Graphics": "1"}, "AMD_Radeon_8060S_Graphics (amd.com/gpu"),
+        ({AMD_DEVICE: "74b5", "amd.com/gpu.driver-version": "6.12.12"}, "(device 74b5) (amd.com/gpu, driver 6.12.12)"),
+        ({"feature.node.kubernetes.io/amd-gpu": "true"}, "(device unknown)"),
     ],
 )
 def test_labels_that_cannot_be_become_a_note_and_the_others_are_seen(change: dict[str, str], message: str) -> None:

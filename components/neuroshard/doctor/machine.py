@@ -19,6 +19,7 @@ from neuroshard.doctor.packages import install
 
 GIB = 2**30
 LITTLE_MEMORY, LITTLE_DISK = 6 * GIB, 5 * GIB
+AMD_COMPUTE = Path("/dev/kfd")  # of AMD's driver, amdgpu
 OPERATOR_SECONDS = 600  # a busy machine imports torch and FBGEMM in minutes
 
 
@@ -92,8 +93,8 @@ def operator_check(kind: str, python: str = sys.executable, has_gpu: bool = Fals
 
 def _why_no_gpu() -> str:
     """How to fix it, with or without a driver."""
+    if AMD_COMPUTE.exists():
+        return "AMD's GPUs are planned by a datasheet (search --model analytic:mi300x), and with ROCm nothing was tried"
     if not Path("/proc/driver/nvidia").exists():
         return "measure on a node with GPUs, or with --backend cpu; without measuring: search --model analytic:h100"
-    return (
-        f"a driver is loaded, but NVML shows no GPU: {pip()} install nvidia-ml-py, and give the container the devices"
-    )
+    return f"a driver is loaded, but NVML shows no GPU: {pip()} install nvidia-ml-py; give containers the devices"

@@ -22,9 +22,7 @@ def main(kind: str) -> None:
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    place = (
-        (EmbeddingLocation.HOST, ComputeDevice.CPU) if kind == "cpu" else (EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-    )
+    place = EmbeddingLocation.HOST if kind == "cpu" else EmbeddingLocation.DEVICE, ComputeDevice[kind.upper()]
     device = torch.device(kind)
     generator = torch.Generator().manual_seed(0)
     operator = SplitTableBatchedEmbeddingBagsCodegen(

@@ -12,8 +12,11 @@ from neuroshard.core.value import Value, decode_json, shown
 from neuroshard.files.disk import read_bytes
 from neuroshard.kube import kubernetes_api
 
-AMD_PRODUCT = "amd.com/gpu.product-name"  # of the node labeller of AMD's GPU operator
-GPU_NODES = "nvidia.com/gpu.present=true", AMD_PRODUCT
+# Of AMD's node labeller (ROCm/k8s-device-plugin, cmd/k8s-node-labeller), which gives some nodes no product; of node feature
+# discovery by the rule of AMD's GPU operator
+AMD_DEVICE, AMD_PRODUCT = "amd.com/gpu.device-id", "amd.com/gpu.product-name"
+AMD_NODES = AMD_DEVICE, "feature.node.kubernetes.io/amd-gpu"
+GPU_NODES = "nvidia.com/gpu.present=true", *AMD_NODES
 # Seconds to connect, and between two bytes of an answer: 1,000 nodes with their labels are 10 MB of JSON
 TIMEOUT = (5.0, 30.0)
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its token
@@ -108,7 +111,8 @@ def recorded_nodes(path: Path) -> list[Node]:
     """The GPU nodes of a file that `kubectl get nodes -o json` wrote. Raises InvalidInput."""
     listed = decode_json(read_bytes(path), str(path))
     key, present = GPU_NODES[0].split("=")
-    return [one for one in _nodes(listed, str(path)) if one.labels.get(key) == present or AMD_PRODUCT in one.labels]
+    nodes = _nodes(listed, str(path))
+    return [one for one in nodes if one.labels.get(key) == present or not one.labels.keys().isdisjoint(AMD_NODES)]
 
 
 def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
@@ -121,13 +125,13 @@ def list_nodes(context: str | None = None) -> tuple[str, list[Node]]:
 
         # As JSON, since the client's own classes refuse fields of newer servers; and all at once, as the server holds them in its
         # memory: pages of a list expire while they are asked for
-        host, found = api.configuration.host, list[Node]()
+        host, found = api.configuration.host, dict[str, Node]()
         for selector in GPU_NODES:
             answer = CoreV1Api(api).list_node(
                 label_selector=selector, resource_version="0", _request_timeout=TIMEOUT, _preload_content=False
             )
-            found += _nodes(decode_json(answer.data, "the Kubernetes API"), host)
-        return host, found
+            found |= {one.name: one for one in _nodes(decode_json(answer.data, "the Kubernetes API"), host)}
+        return host, list(found.values())
 
 
 def _nodes(listed: Any, where: str) -> list[Node]:

@@ -19,7 +19,7 @@ from neuroshard.core.errors import InvalidInput
 from neuroshard.core.topology import Topology
 from neuroshard.core.value import Value, canonical_json, sha256
 from neuroshard.devices import whole_gib
-from neuroshard.fleet.cluster import AMD_PRODUCT, Node, Toleration
+from neuroshard.fleet.cluster import AMD_DEVICE, AMD_NODES, AMD_PRODUCT, Node, Toleration
 
 NVIDIA = "nvidia.com/"
 OLD_DRIVER = tuple(f"nvidia.com/cuda.driver.{part}" for part in ("major", "minor", "rev"))
@@ -136,12 +136,8 @@ def largest(group: Sequence[NodeResource]) -> list[NodeResource]:
 
 def found_on(node: Node) -> list[NodeResource]:
     """The GPU resources of a node. Raises InvalidInput where its labels do not identify them, and for AMD's."""
-    if product := node.labels.get(AMD_PRODUCT):
-        sheet = product.lower().removeprefix("amd_instinct_").partition("_")[0]
-        raise InvalidInput(
-            f"node {node.name}: has {product} (amd.com/gpu), and no image of ours measures AMD's GPUs: plan by the datasheet "
-            f"(--model analytic:{sheet}), or measure there by hand, with ROCm's builds of torch and FBGEMM, which nobody tried"
-        )
+    if not node.labels.keys().isdisjoint(AMD_NODES):
+        raise InvalidInput(f"node {node.name}: has {_of_amd(node)}")
     if "MIG-INVALID" in node.labels.get("nvidia.com/gpu.product", ""):
         raise InvalidInput(
             f"node {node.name}: its GPUs have different MIG slices, which MIG strategy single cannot name"
@@ -153,6 +149,22 @@ def found_on(node: Node) -> list[NodeResource]:
     )
     whole = ["gpu"] if not slices or _allocatable(node, "gpu") else []
     return [_found(node, name) for name in (*slices, *whole)]
+
+
+def _of_amd(node: Node) -> str:
+    """What is known of AMD's GPUs of a node, and what to do. A node of several products has a label for each."""
+    from neuroshard.costmodel.analytic import sheet_of
+
+    several = (key.removeprefix(f"{AMD_PRODUCT}.") for key in sorted(node.labels) if key.startswith(f"{AMD_PRODUCT}."))
+    device = f"GPUs of AMD's (device {node.labels.get(AMD_DEVICE, 'unknown')})"
+    product = node.labels.get(AMD_PRODUCT) or ", ".join(several) or device
+    sheet = sheet_of(re.sub(r"(MI\d+)(?=_|$)", r"\1X", product))  # an MI325X is AMD_Instinct_MI325_OAM
+    by = f"the datasheet (--model analytic:{sheet})" if sheet else "a datasheet, if it is theirs (analytic:mi300x)"
+    driver = node.labels.get("amd.com/gpu.driver-version", "unknown")
+    return (
+        f"{product} (amd.com/gpu, driver {driver}), and no image of ours measures AMD's GPUs: plan by {by}, or measure there by "
+        "hand, with ROCm's builds of torch and FBGEMM, which nobody tried"
+    )
 
 
 def _found(node: Node, name: str) -> NodeResource:
