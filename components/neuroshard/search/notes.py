@@ -80,6 +80,10 @@ def caveats(plan: Plan, model: CostModel) -> list[str]:
     once = plan.held.sent_once
     if task.index_dedup and not once:
         notes.append("no table is a sequence, of which alone --index-dedup is: it changes nothing")
+    if once and trains_on(model) == "cpu":
+        notes.append(
+            "use_index_dedup needs a kernel of FBGEMM's that CPUs lack: there TorchRec fails at the first step"
+        )
     if unknown := [table.name for table in plan.held.tables if table.name in once and not knows_repeats(table)]:
         notes.append(
             f"how often ids of {counted(len(unknown), 'sequence')} come again in a batch is not known ({first_few(unknown)}): "

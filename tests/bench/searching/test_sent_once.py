@@ -103,3 +103,8 @@ def test_ids_are_sent_once_also_where_no_time_is_left_to_search() -> None:
     settings = SearchSettings(time_budget_s=1e-6, try_row_wise=True, try_index_dedup=True)
     plan = search(task(table(rows=10**6)), analytic_model("h100", BATCH), settings)
     assert plan.held.sent_once == {"t"}
+
+
+def test_a_plan_for_cpus_says_that_they_lack_the_kernel() -> None:
+    plan = search(task(table(), index_dedup=True), analytic_model("cpu", BATCH), SearchSettings(rounds=1))
+    assert any("CPUs lack" in note for note in plan.provenance.notes)

@@ -37,7 +37,7 @@ from neuroshard.files.importers.imported import (
     read_number,
     table_defaults,
 )
-from neuroshard.files.importers.presets import preset
+from neuroshard.files.importers.presets import PRESETS, preset
 from neuroshard.files.importers.sharding_stats import Printed, read_stats, stats_entries
 from neuroshard.files.traces import Traces
 
@@ -60,7 +60,8 @@ def read_entries(path: Path) -> tuple[list[TableEntry], tuple[str, ...]]:
     """The unchecked entries of a .json, .csv or .parquet file, and notes. Raises UsageError, InvalidInput."""
     read = READERS.get(path.suffix.lower())
     if read is None:
-        raise UsageError(f"{path}: its name has no known suffix; known: {', '.join(READERS)}, .pt, .pt.gz")
+        preset_too = f"; for a preset: neuroshard tables --preset {path} -o tables.json" * (str(path) in PRESETS)
+        raise UsageError(f"{path}: its name has no known suffix; known: {', '.join(READERS)}, .pt, .pt.gz{preset_too}")
     entries, unknown = read(path)
     return entries, notes_of(entries, unknown)
 
