@@ -346,23 +346,28 @@ def peaks_of(case: StepCase, folder: Path) -> list[int]:
     return on_ranks(case.plan.task.devices, folder, _peak, case)
 
 
-def _peak(rank: int, case: StepCase) -> int:
+def sharded_model(case: StepCase) -> Any:
+    """The model of the case on the ranks of this world, by its plan."""
     warnings.simplefilter("ignore")
     os.environ.update(LOCAL_WORLD_SIZE=str(case.local), TORCHREC_RESOLVED_POD_SIZE="1")
-    if case.pipeline in ("fused-sparse-dist", "semi-sync"):
-        _without_streams()
-    task, model = case.plan.task, Model(case.plan.task.tables)
+    dedup, model = bool(case.plan.held.sent_once), Model(case.plan.task.tables)
     fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
     codecs = {} if (registry := qcomms(case.plan)) is None else {"qcomm_codecs_registry": registry}
     sharders = [
         EmbeddingBagCollectionSharder(fused_params=dict(fused), **codecs),
-        EmbeddingCollectionSharder(fused_params=dict(fused), **codecs, use_index_dedup=bool(task.index_dedup)),
+        EmbeddingCollectionSharder(fused_params=dict(fused), **codecs, use_index_dedup=dedup),
     ]
-    if task.index_dedup:
+    if dedup:
         torch.library.impl("fbgemm::jagged_unique_indices", "CPU", unique_indices)  # there is none
     plan = to_torchrec(case.plan, model, device_type="cpu", sharders=sharders, any_output_order=True, optimizer="sgd")
     env = ShardingEnv.from_process_group(dist.group.WORLD)
-    sharded = DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=plan, sharders=sharders)
+    return DistributedModelParallel(model, env=env, device=torch.device("cpu"), plan=plan, sharders=sharders)
+
+
+def _peak(rank: int, case: StepCase) -> int:
+    if case.pipeline in ("fused-sparse-dist", "semi-sync"):
+        _without_streams()
+    task, sharded = case.plan.task, sharded_model(case)
     copies = [parameter for _, parameter in sharded.named_parameters()]
     optimizer: Any = torch.optim.SGD(copies, lr=0.1) if copies else _NoOptimizer()
     made = batches(task.tables, task.batch_size // task.devices, rank, WARM_UP + STEPS)
