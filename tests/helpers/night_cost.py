@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from neuroshard.submit.steps import loop_source
-
 POD_SECONDS = 10.0  # at least, from one pod to the next: Argo checks every 10 s (KFP 2.17 with Argo 4.0.5)
 
 
@@ -86,3 +84,18 @@ def _task(
         1 + math.ceil(count / limit) * (1 + one.in_a_row),
         max(min(count, limit) * one.at_once, 1),
     )
+
+
+def loop_source(task: Mapping[str, Any], outer: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+    """The sources of a task's inputs and, if it is a loop, of its items; `outer` are the sources of the pipeline around it."""
+    inputs = {key: _source(one, outer) for key, one in task.get("inputs", {}).get("parameters", {}).items()}
+    items = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
+    return inputs, None if items is None else inputs.get(items, items)
+
+
+def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
+    """The name of an input at its source."""
+    if "taskOutputParameter" in one:
+        return str(one["taskOutputParameter"].get("outputParameterKey", ""))
+    name = str(one.get("componentInputParameter", ""))
+    return outer.get(name, name)

@@ -6,18 +6,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from helpers.kubeflow import recorded
 from neuroshard.submit.kubeflow import read_run
-from neuroshard.submit.package import PACKAGE
 from neuroshard.submit.steps import (
     FailedStep,
     Task,
     error_line,
     failed_steps,
     fnv1a,
-    loop_item,
     refused_at_once,
     running_pods,
     step_text,
@@ -27,6 +24,8 @@ from neuroshard.submit.steps import (
 # the recordings as they came lie beside the checkout, where they are kept at all
 WHOLE = next((one for folder in Path(__file__).parents if (one := folder / "shared/recorded/kfp-2.17").is_dir()), None)
 FEED = json.dumps({"model": json.dumps({"models": [{"name": "feed"}]})})  # inputs of a step of one model
+JOB = json.dumps({"job": json.dumps({"campaign": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2})})
+TOO_LARGE = "tables need 93.1 GiB, and one device has 80.0 GiB"
 LOG = """\
 [KFP Executor 2026-01-01 00:00:00,000 INFO]: Got executor_input:
 {
@@ -94,9 +93,8 @@ def test_the_pods_and_the_model_of_a_failed_step_are_known() -> None:
     run = answered(recorded("cpu2"))
     [step] = failed_steps(run.tasks)
     assert step.pods == ("2501641722",)
-    assert loop_item(run.spec, step.path) == ("names", 0)
     log = LOG % '{"batch_size": 512}'
-    assert step_text(step, run.spec, run.models, log, "Error (exit code 1)") == (
+    assert step_text(step, run.models, log, "Error (exit code 1)") == (
         "search of model 'm': tables need 93.1 GiB, and one device has 80.0 GiB"
     )
 
@@ -176,43 +174,27 @@ def test_the_same_step_of_two_models_is_two() -> None:
         state, attempts = ("SUCCEEDED", "S") if index == 1 else ("FAILED", "F")
         nodes |= dict.fromkeys((item, f"{item}(0)", f"{item}(0).iteration-item", f"{item}(0).iteration-item(0)"), state)
         nodes |= step_nodes(f"{item}(0).iteration-item(0)", "search", attempts)
-    spec = recorded("cpu2")["pipeline_spec"]["pipeline_spec"]
-    steps = failed_steps(tree(nodes))
-    assert [loop_item(spec, step.path) for step in steps] == [("names", 0), ("names", 2)]
-    models = json.dumps([{"name": "planned later"}, {"name": "ads"}, {"name": "feed"}, {"name": "video"}])
-    assert [step_text(step, spec, models, "", "OOMKilled (exit code 137)") for step in steps] == [
-        "search of model 1 of those planned at once: OOMKilled (exit code 137)",
-        "search of model 3 of those planned at once: OOMKilled (exit code 137)",
-    ]
+    assert names(tree(nodes)) == ["search", "search"]
 
 
-def test_a_model_of_several_is_not_named_by_its_place_in_a_loop() -> None:
-    """Each loop has some of the models; which, only the log says."""
-    spec = next(yaml.safe_load_all(PACKAGE.read_text()))
-    models = json.dumps([{"name": "ads"}, {"name": "feed"}])
-    kind = "for-loop-1.iteration-iterations(0:0).iteration-item"
-    scopes = {"for-loop-3": "planned at once", f"{kind}.for-loop-2": "planned after measuring"}
-    for scope, planned in scopes.items():
-        path = f"w.root.{scope}.iteration-iterations(0:0).iteration-item.search"
-        step = FailedStep("search", path)
-        assert step_text(step, spec, models, "", "OOMKilled") == f"search of model 1 of those {planned}: OOMKilled"
-        assert step_text(step, spec, models, LOG % FEED, "").startswith("search of model 'feed': ")
-        assert step_text(step, spec, '[{"name": "ads"}]', "", "OOMKilled") == "search of model 'ads': OOMKilled"
+@pytest.mark.parametrize(
+    ("step", "models", "log", "text"),
+    [
+        ("search", '[{"name": "ads"}]', "", "search of model 'ads': OOMKilled"),
+        ("search", '[{"name": "ads"}, {"name": "feed"}]', "", "search: OOMKilled"),  # which of them, nothing says
+        ("search", '[{"name": "ads"}]', LOG % FEED, f"search of model 'feed': {TOO_LARGE}"),
+        ("measure", '[{"name": "ads"}]', LOG % JOB, f"measure on NVIDIA-H200: {TOO_LARGE}"),
+        ("measure", '[{"name": "ads"}]', "", "measure: OOMKilled"),
+    ],
+)
+def test_a_step_is_reported_by_its_inputs_in_its_log_else_by_the_only_model(
+    step: str, models: str, log: str, text: str
+) -> None:
+    assert step_text(FailedStep(step), models, log, "OOMKilled") == text
 
 
-def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them() -> None:
-    step = FailedStep("measure", "w.root.measure-jobs.for-loop-1.iteration-iterations(1:1).iteration-item.measure")
-    job = {"campaign": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2}
-    spec = recorded("cpu2")["pipeline_spec"]["pipeline_spec"]
-    assert step_text(step, spec, "", LOG % json.dumps({"job": json.dumps(job)}), "").startswith(
-        "measure on NVIDIA-H200: "
-    )
-    assert step_text(step, spec, "", LOG % FEED, "").startswith("measure of model 'feed': ")
-    assert step_text(step, spec, "", "", "") == "measure (job 2): failed"
-    assert step_text(FailedStep("load", step.path.replace("measure-jobs", "plan-models")), spec, "", "", "").startswith(
-        "load of model 2 of those planned at once: "
-    )
-    assert step_text(FailedStep("survey", "w.root.survey"), spec, "", "", "") == "survey: failed"
+def test_a_step_of_which_nothing_is_known_failed() -> None:
+    assert step_text(FailedStep("survey"), "", "", "") == "survey: failed"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from neuroshard.core.clean import CleanedStream
@@ -57,7 +56,6 @@ class Run(NamedTuple):
     models: str = ""  # the parameter, as JSON
     secret: str = ""  # the parameter store_secret
     store: str = ""  # the parameter
-    spec: Mapping[str, Any] = MappingProxyType({})  # of its pipeline, which may be of another version than this package
 
     @property
     def ended(self) -> bool:
@@ -176,7 +174,7 @@ class Kubeflow:
             logs = self._logs(run, step.pods[-1]) if step.pods and index < MOST_STEPS else ()
             log = next((log for log, _ in logs if log is not None), "")
             message = next((messages[key] for key in reversed(step.nodes) if messages.get(key)), "")
-            said.append(step_text(step, run.spec, run.models, log, message))
+            said.append(step_text(step, run.models, log, message))
         if not failed and workflow.message:  # it ended before its first step
             said = [one_line(workflow.message)]
         return tuple(said)
@@ -337,7 +335,6 @@ def read_run(answer: Any) -> Run:
         models=str(given.get("models") or _default(spec, "models")),
         secret=str(given.get("store_secret") or _default(spec, "store_secret")),
         store=str(given.get("store") or _default(spec, "store")),
-        spec=spec,
     )
 
 

@@ -33,8 +33,7 @@ TEMPLATES = (
     "system-container-driver",
     "system-dag-driver",
 )
-# outputs that pipelines/neuroshard.py loops over, each for some of the models (`names` in packages of before)
-LOOPS_OVER_MODELS = dict.fromkeys(("at_once", "names"), "planned at once") | {"later": "planned after measuring"}
+OF_MODELS = ("load", "search", "deploy")  # steps that are each for one model, in packages of before too
 AGAIN = re.compile(r"-\d+$")  # of the name of a step that a pipeline has in several places
 MOST_STEPS = 5  # in one message
 QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
@@ -180,51 +179,20 @@ def running_pods(tasks: Sequence[Task]) -> list[str]:
     return found
 
 
-def step_text(step: FailedStep, spec: Mapping[str, Any], models: str, log: str, message: str) -> str:
+def step_text(step: FailedStep, models: str, log: str, message: str) -> str:
     """`search of model 'ads': tables need 40 GiB …`: the step, what it was for, and why it failed.
 
-    `spec` is the pipeline's, `models` the run's parameter, `log` that of the step's last pod and `message` what Argo says of
-    that pod; each may be empty.
+    `models` is the run's parameter, `log` that of the step's last pod and `message` what Argo says of that pod; each may be
+    empty.
     """
     why = error_line(log) or one_line(message) or step.error or "failed"
-    return f"{step.name}{_of(step, spec, models, log)}: {why}"
+    return f"{step.name}{_of(step, models, log)}: {why}"
 
 
 def steps_text(said: Sequence[str]) -> str:
     """`search of 'ads': …; deploy of 'feed': … and 3 more`: the error of each step, for the first few."""
     more = f" and {len(said) - MOST_STEPS} more" if len(said) > MOST_STEPS else ""
     return "; ".join(said[:MOST_STEPS]) + more
-
-
-def loop_item(spec: Mapping[str, Any], path: str) -> tuple[str, int] | None:
-    """The source of the innermost loop around a step, and the number of the item: ("names", 1). None for a step in no loop.
-
-    `spec` is the pipeline's; the source is the output or parameter that the items come from.
-    """
-    dag = spec.get("root", {}).get("dag", {})
-    inputs: dict[str, str] = {}
-    found: tuple[str, int] | None = None
-    scopes = path.split(".")[2:]  # without the workflow and its root
-    components = spec.get("components", {})
-    for scope in scopes:
-        item = ITEM.search(scope)
-        if item is not None and found is not None:
-            found = (found[0], int(item[1]))
-        task = dag.get("tasks", {}).get(ITEM.sub("", scope))
-        if task is None:
-            continue
-        inputs, source = loop_source(task, inputs)
-        if source is not None:
-            found = (source, -1)
-        dag = components.get(task.get("componentRef", {}).get("name"), {}).get("dag", {})
-    return found if found is not None and found[1] >= 0 else None
-
-
-def loop_source(task: Mapping[str, Any], outer: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """The sources of a task's inputs and, if it is a loop, of its items; `outer` are the sources of the pipeline around it."""
-    inputs = {key: _source(one, outer) for key, one in task.get("inputs", {}).get("parameters", {}).items()}
-    items = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
-    return inputs, None if items is None else inputs.get(items, items)
 
 
 def error_line(log: str) -> str:
@@ -241,8 +209,9 @@ def error_line(log: str) -> str:
     return one_line(errors[-1].removeprefix("error: ")) if errors else ""
 
 
-def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str:
-    """The model or the kind of hardware of a step, by its inputs in its log, else by its item of its loop."""
+def _of(step: FailedStep, models: str, log: str) -> str:
+    """The model or the kind of hardware of a step, by its inputs in its log, else the only model of the run; empty where neither
+    says it."""
     _, _, rest = log.partition("Got executor_input:\n")  # kfp writes them at the beginning
     given = _in_json(rest, "inputs", "parameterValues")
     given = given if isinstance(given, dict) else {}
@@ -252,15 +221,8 @@ def _of(step: FailedStep, spec: Mapping[str, Any], models: str, log: str) -> str
     for value in given.values():  # a Job or a Campaign
         if hardware := _in_json(value, "campaign", "hardware", "name") or _in_json(value, "hardware", "name"):
             return f" on {one_line(hardware, 80)}"
-    item = loop_item(spec, step.path)
-    if item is None:
-        return ""
-    items, index = item
-    if items not in LOOPS_OVER_MODELS:
-        return f" ({items.removesuffix('s')} {index + 1})"
-    if _in_json(models, 1) is None and (only := _in_json(models, 0, "name")):
-        return f" of model {only!r}"
-    return f" of model {index + 1} of those {LOOPS_OVER_MODELS[items]}"  # which ones, the API does not say
+    is_only = step.name in OF_MODELS and _in_json(models, 1) is None
+    return f" of model {name!r}" if is_only and (name := _in_json(models, 0, "name")) else ""
 
 
 def _in_json(text: object, *path: str | int) -> Any:
@@ -272,14 +234,6 @@ def _in_json(text: object, *path: str | int) -> Any:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return found
-
-
-def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
-    """The name of an input at its source."""
-    if "taskOutputParameter" in one:
-        return str(one["taskOutputParameter"].get("outputParameterKey", ""))
-    name = str(one.get("componentInputParameter", ""))
-    return outer.get(name, name)
 
 
 def _scopes(name: str) -> list[str]:
