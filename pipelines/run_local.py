@@ -62,22 +62,10 @@ OUTPUTS = {
     "deploy*/release": "release.json",
     "deploy*/page": "report.html",
 }
-# Where the pipeline and `make run` have different names for the same.
-OPTION_NAMES = {"measure_budget": "--budget"} | {
-    name: "--" + name.replace("_", "-")
-    for name in (
-        "batch_size",
-        "store",
-        "backend",
-        "nodes",
-        "compute_cases",
-        "collective_cases",
-        "max_error",
-        "algorithm",
-        "seed",
-        "memory_margin",
-    )
-}
+# Options that are parameters of the pipeline, and where these have other names
+_PASSED = "batch_size store backend nodes compute_cases collective_cases max_error memory_margin algorithm seed"
+PASSED = _PASSED.split()
+OPTION_NAMES = {"measure_budget": "--budget"} | {name: f"--{name.replace('_', '-')}" for name in PASSED}
 TRAINER_RANKS = 16  # as in examples/train.py
 USER_ERROR = re.compile(r"neuroshard\.core\.errors\.\w+: (.*)")
 OTHER_ERROR = re.compile(r"[\w.]*(Error|Exception)(: .*)?$")
@@ -131,11 +119,13 @@ def in_use(store: Path, fresh: bool) -> Iterator[None]:
     Raises Failed where another run holds it. Folders without locks (NFS locks no folders) are not protected.
     """
     if fresh and store.exists():
-        with _flocked(store, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with _flocked(store, fcntl.LOCK_EX | fcntl.LOCK_NB) as (_, state):
+            if state == "taken":
+                raise Failed(f"--fresh: {store} is in use by another run; wait for that run, or give another --store")
             print(f"--fresh: {store} is kept as {set_aside(store)}", file=sys.stderr)
     while True:
         store.mkdir(parents=True, exist_ok=True)
-        with _flocked(store, fcntl.LOCK_SH) as lock:
+        with _flocked(store, fcntl.LOCK_SH) as (lock, _):
             if not store.exists() or not os.path.samestat(os.fstat(lock), store.stat()):
                 continue  # set aside between the two
             yield
@@ -143,18 +133,18 @@ def in_use(store: Path, fresh: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _flocked(store: Path, how: int) -> Iterator[int]:
-    lock = os.open(store, os.O_RDONLY | os.O_CLOEXEC)
+def _flocked(folder: Path, how: int) -> Iterator[tuple[int, str]]:
+    """Hold a folder's lock, which the kernel frees with this process. Yields its descriptor, and whether the lock is "held",
+    "taken" by another process, or neither, where the file system has no locks."""
+    lock, state = os.open(folder, os.O_RDONLY | os.O_CLOEXEC), "held"
     try:
         try:
             fcntl.flock(lock, how)
         except BlockingIOError:
-            raise Failed(
-                f"--fresh: {store} is in use by another run; wait for that run, or give another --store"
-            ) from None
+            state = "taken"
         except OSError:
-            pass
-        yield lock
+            state = ""
+        yield lock, state
     finally:
         os.close(lock)
 
@@ -185,10 +175,11 @@ def scratch(out: Path, folder: Path) -> Iterator[Path]:
     Its owner holds a lock on it, so that a run also removes those of runs that were killed, and of no others.
     """
     for left in out.glob(f"*/{SCRATCH}"):
-        with _locked(left) as (_, was_free):
-            if was_free:
+        with contextlib.suppress(OSError), _flocked(left, fcntl.LOCK_EX | fcntl.LOCK_NB) as (_, state):
+            if state == "held":
                 shutil.rmtree(left, ignore_errors=True)
-    with _locked(Path(tempfile.mkdtemp(prefix=".new-", dir=folder))) as (new, _):
+    new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
+    with _flocked(new, fcntl.LOCK_EX | fcntl.LOCK_NB):
         steps = new.rename(folder.absolute() / SCRATCH)  # locked already, or another run could take it for a dead one's
         temporary = steps / "tmp"
         temporary.mkdir()
@@ -203,21 +194,6 @@ def scratch(out: Path, folder: Path) -> Iterator[Path]:
             else:
                 os.environ["TMPDIR"] = before[0]
             shutil.rmtree(steps, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Hold a folder's lock, which the kernel frees with this process. Yields the folder, and whether it is locked."""
-    lock, held = None, False
-    with contextlib.suppress(OSError):
-        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = True
-    try:
-        yield folder, held
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -326,20 +302,8 @@ def run_pipeline(options: argparse.Namespace, folder: Path, steps: Path, childre
 
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """The pipeline's parameters, as far as this run does not leave them to their defaults."""
-    return {
-        "models": json.dumps([order(options)]),
-        "batch_size": options.batch_size,
-        "store": options.store,
-        "backend": options.backend,
-        "nodes": options.nodes,
-        "compute_cases": options.compute_cases,
-        "collective_cases": options.collective_cases,
-        "measure_budget": options.budget,
-        "max_error": options.max_error,
-        "memory_margin": options.memory_margin,
-        "algorithm": options.algorithm,
-        "seed": options.seed,
-    }
+    passed = {name: getattr(options, name) for name in PASSED}
+    return {"models": json.dumps([order(options)]), "measure_budget": options.budget, **passed}
 
 
 class Log(io.TextIOBase):

@@ -13,10 +13,8 @@ POD_SECONDS = 10.0  # at least, from one pod to the next: Argo checks every 10 s
 
 
 class NightCost(NamedTuple):
-    """The pods of a run, the longest chain of pods that wait for each other, and the most pods at once.
-
-    The items of a loop run at once, as many as its iteratorPolicy allows.
-    """
+    """The pods of a run, the longest chain of pods that wait for each other, and the most pods at once. The items of a loop run
+    at once, as many as its iteratorPolicy allows."""
 
     pods: int
     in_a_row: int
@@ -87,15 +85,10 @@ def _task(
 
 
 def loop_source(task: Mapping[str, Any], outer: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """The sources of a task's inputs and, if it is a loop, of its items; `outer` are the sources of the pipeline around it."""
-    inputs = {key: _source(one, outer) for key, one in task.get("inputs", {}).get("parameters", {}).items()}
+    """The sources of a task's inputs and, if it is a loop, of its items; `outer` are those of the pipeline around it."""
+    inputs = {}
+    for key, one in task.get("inputs", {}).get("parameters", {}).items():
+        name = str(one.get("componentInputParameter", ""))
+        inputs[key] = one.get("taskOutputParameter", {}).get("outputParameterKey", outer.get(name, name))
     items = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
-    return inputs, None if items is None else inputs.get(items, items)
-
-
-def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
-    """The name of an input at its source."""
-    if "taskOutputParameter" in one:
-        return str(one["taskOutputParameter"].get("outputParameterKey", ""))
-    name = str(one.get("componentInputParameter", ""))
-    return outer.get(name, name)
+    return inputs, inputs.get(items, items)
