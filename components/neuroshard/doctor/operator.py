@@ -7,8 +7,18 @@ import json
 import sys
 import time
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 ROWS, DIM, BATCH, LOOKUPS, LEARNING_RATE = 1000, 16, 64, 4, 0.5
+
+
+def fused(sizes: Sequence[tuple[int, int]], device: str, location: str = "DEVICE", **settings: Any) -> Any:
+    """FBGEMM's fused operator of tables of these rows and columns: on cpu, or on cuda with weights in that EmbeddingLocation."""
+    import fbgemm_gpu.split_table_batched_embeddings_ops_training as ops
+
+    place = ops.EmbeddingLocation["HOST" if device == "cpu" else location], ops.ComputeDevice[device.upper()]
+    return ops.SplitTableBatchedEmbeddingBagsCodegen([(*size, *place) for size in sizes], device=device, **settings)
 
 
 def main(kind: str) -> None:
@@ -16,18 +26,9 @@ def main(kind: str) -> None:
     warnings.simplefilter("ignore")
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
 
-    place = EmbeddingLocation.HOST if kind == "cpu" else EmbeddingLocation.DEVICE, ComputeDevice[kind.upper()]
-    device = torch.device(kind)
-    generator = torch.Generator().manual_seed(0)
-    operator = SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS, DIM, *place)], optimizer=EmbOptimType.EXACT_SGD, learning_rate=LEARNING_RATE, device=device
-    )
+    device, generator = torch.device(kind), torch.Generator().manual_seed(0)
+    operator = fused([(ROWS, DIM)], kind, optimizer=EmbOptimType.EXACT_SGD, learning_rate=LEARNING_RATE)
     weights = torch.randn(ROWS, DIM, generator=generator)
     operator.split_embedding_weights()[0].data.copy_(weights)
     indices = torch.randint(ROWS, (BATCH * LOOKUPS,), generator=generator)

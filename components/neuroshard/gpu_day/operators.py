@@ -9,6 +9,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from neuroshard.core.tiers import TIERS, Tier
+from neuroshard.doctor.operator import fused
 
 if TYPE_CHECKING:
     import torch
@@ -70,18 +71,13 @@ def _step(
     """
     import torch
     from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
-    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-        ComputeDevice,
-        SplitTableBatchedEmbeddingBagsCodegen,
-    )
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 
-    on_cpu = device == "cpu"
-    gpu = (EmbeddingLocation[TIERS[tier].place], ComputeDevice.CUDA)
-    place = (EmbeddingLocation.HOST, ComputeDevice.CPU) if on_cpu else gpu
     dims = [DIMS[-1]] * len(DIMS) if pooling == "none" else list(DIMS)
-    operator = SplitTableBatchedEmbeddingBagsCodegen(
-        [(ROWS, dim, *place) for dim in dims],
+    operator = fused(
+        [(ROWS, dim) for dim in dims],
+        device,
+        TIERS[tier].place,
         optimizer=EmbOptimType[f"EXACT_{optimizer.upper()}"],
         learning_rate=LEARNING_RATE,
         eps=1e-8,
@@ -90,7 +86,6 @@ def _step(
         output_dtype=SparseType.FP32,
         stochastic_rounding=False,
         cache_sets=CACHE_SETS if tier == "cached" else 0,
-        device=torch.device(device),
     )
     generator = torch.Generator().manual_seed(0)
     for weights in operator.split_embedding_weights():
