@@ -19,7 +19,7 @@ from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.rowcap import buffer_bytes
 from neuroshard.measure.timing.clocks import TimedDevice
 from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding
-from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, timing
+from neuroshard.measure.timing.harness import LONG_CASE_MS, MIN_REPEATS, CaseTiming, Timing, cold_ms, timing
 
 VISITS = 4  # of a table set, which share its repeats; up to twice as many while they disagree
 SETTLED_ERROR = 0.03  # standard error of a label over its visits, as a share, at which it needs no more visits …
@@ -115,15 +115,9 @@ def visit(
     slow: Callable[[], float],
 ) -> list[Repeat]:
     """Warm-up, then `repeats` repeats, each step from a cold cache. `slow` is called right after each for its slowness."""
-    taken = []
-    for repeat in range(warmup + repeats):
-        device.flush()
-        forward_ms, result = device.timed(forward)
-        device.flush()
-        backward_ms, _ = device.timed(partial(backward, result))
-        if repeat >= warmup:
-            taken.append(Repeat(forward_ms, backward_ms, slow()))
-    return taken
+    for _ in range(warmup):
+        cold_ms(device, forward, backward)
+    return [Repeat(*cold_ms(device, forward, backward), slow()) for _ in range(repeats)]
 
 
 def enough(visits: Sequence[Sequence[Repeat]], repeats: int) -> bool:

@@ -93,10 +93,7 @@ def time_case(
     backwards: list[float] = []
     for repeat in range(warmup + 2 * repeats):
         before()
-        device.flush()  # also in the warm-up: cache lines that are used again and again outlast one flush
-        forward_ms, result = device.timed(forward)
-        device.flush()
-        backward_ms, _ = device.timed(partial(backward, result))
+        forward_ms, backward_ms = cold_ms(device, forward, backward)
         if repeat < warmup:
             continue
         forwards.append(forward_ms)
@@ -108,6 +105,15 @@ def time_case(
             break
     disturbed = max(disagreement(forwards), disagreement(backwards)) > DISTURBED_DIFFERENCE
     return CaseTiming(timing(forwards, min), timing(backwards, min), disturbed)
+
+
+def cold_ms(device: TimedDevice, forward: Callable[[], Any], backward: Callable[[Any], Any]) -> tuple[float, float]:
+    """Ms of a forward and of its backward, each from a cold cache. Cache lines that are used again and again outlast one flush,
+    so a warm-up is cold too."""
+    device.flush()
+    forward_ms, result = device.timed(forward)
+    device.flush()
+    return forward_ms, device.timed(partial(backward, result))[0]
 
 
 def disagreement(samples: Sequence[float]) -> float:
