@@ -35,7 +35,6 @@ from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.row_order import RowOrder
 from neuroshard.core.table import Feature, Table
 from neuroshard.core.task import ShardingTask
-from neuroshard.core.topology import Topology
 from neuroshard.core.value import sha256
 from neuroshard.files.row_orders import bytes_of_ids
 
@@ -87,47 +86,6 @@ def planned(kind: str = "pooled", *, by: bool = True) -> Plan:
         ),
         shards=(*blocks, *(copies + cold if by else whole), Shard(table="b", rows=17, dim=8, device=1)),
         provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
-    )
-
-
-def over_hosts(kind: str = "pooled") -> Plan:
-    """Table a dealt in a grid over two hosts of two ranks, c over the ranks of the second, b whole."""
-    plan = planned(kind)
-    grid = [
-        Shard(table="a", row_offset=at, rows=rows, column_offset=4 * part, dim=4, device=2 * part + on)
-        for part in (0, 1)
-        for on, (at, rows) in enumerate([(0, 21), (21, 20)])
-    ]
-    rows = [Shard(table="c", row_offset=15 * on, rows=15 - on, dim=8, device=2 + on) for on in (0, 1)]
-    task = ShardingTask(
-        tables=plan.task.tables,
-        device_memory_bytes=(2**20,) * 4,
-        batch_size=32,
-        topology=Topology(domain=2, local_world_size=2),
-        constraints=Constraints(
-            tables=tuple(TableRule(table=name, rows_by_access=RowsByAccess(dealt=True)) for name in "ac")
-        ),
-    )
-    return Plan(
-        task=task, shards=(*grid, *rows, Shard(table="b", rows=17, dim=8, device=1)), provenance=plan.provenance
-    )
-
-
-def test_rows_are_dealt_over_the_ranks_of_a_host() -> None:
-    plan = over_hosts()
-    sharding_plan = to_torchrec(plan, by_access(model(), plan, HOT), device_type="cpu", local_world_size=2).plan["e"]
-    assert {name: (of.sharding_type, of.ranks) for name, of in sharding_plan.items()} == {
-        f"a/dealt-{DIGEST['a']}-2": ("grid_shard", [0, 1, 2, 3]),
-        "b": ("table_wise", [1]),
-        f"c/dealt-{DIGEST['c']}-2": ("table_row_wise", [2, 3]),
-    }
-    assert "is for hosts of 2 ranks, but here a host has 4" in refused(
-        lambda: to_torchrec(plan, by_access(model(), plan, HOT), device_type="cpu", local_world_size=4)
-    )
-    sequences = nn.ModuleDict({"e": CASES["sequences"].collection()})
-    other = over_hosts("sequences")
-    assert "is a sequence, and TorchRec has no grid_shard sharding for sequences" in refused(
-        lambda: to_torchrec(other, by_access(sequences, other, HOT), device_type="cpu", local_world_size=2)
     )
 
 

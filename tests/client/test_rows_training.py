@@ -32,15 +32,9 @@ ON_HOSTS = {"a": dealt(41, 2), "b": in_parts(17, 5, blocks=(2, 4)), "c": in_part
 
 
 def check(
-    ranks: int,
-    folder: Path,
-    case: Case,
-    held: Mapping[str, TableRows],
-    split: str = "",
-    most: float = 1e-6,
-    cut: str = "",
+    ranks: int, folder: Path, case: Case, held: Mapping[str, TableRows], most: float = 1e-6, cut: str = ""
 ) -> None:
-    every = on_ranks(ranks, folder, differences, case, held, list(split), list(cut))
+    every = on_ranks(ranks, folder, differences, case, held, list(cut))
     for found in every:
         assert found.pop("learned") > 1e-4
         assert max(found.values()) <= most, found
@@ -77,10 +71,6 @@ def test_and_over_the_ranks_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("held", [APART, COPIED], ids=["apart", "copied"])
 def test_means_are_divided_by_all_lookups_of_a_sample(tmp_path: Path, held: Mapping[str, TableRows]) -> None:
     check(2, tmp_path, Means(optimizer="rowwise_adagrad"), held)
-
-
-def test_means_that_are_dealt_stand_with_row_wise_ones(tmp_path: Path) -> None:
-    check(2, tmp_path, Means(), {"a": dealt(41, 2), "b": dealt(17, 2), "c": dealt(29, 2)}, "abc")
 
 
 @pytest.mark.parametrize("held", [DEALT, COPIED], ids=["dealt", "copied"])

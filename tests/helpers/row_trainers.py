@@ -204,16 +204,11 @@ def wanted(key: str, value: Tensor) -> Tensor:
 
 
 def differences(
-    rank: int,
-    case: Case,
-    held: Mapping[str, TableRows],
-    split: Sequence[str] = (),
-    cut: Sequence[str] = (),
-    steps: int = 6,
+    rank: int, case: Case, held: Mapping[str, TableRows], cut: Sequence[str] = (), steps: int = 6
 ) -> dict[str, float]:
     """How far tables held by access are from the same tables as ever: outputs of the first step, losses, weights after all."""
     by_part = case.optimizer == "rowwise_adagrad"  # it has a moment for each part of a row, so a grid learns otherwise
-    ours, theirs = Trainer(case, held, cut=cut), Trainer(case, split=split, cut=cut if by_part else ())
+    ours, theirs = Trainer(case, held, cut=cut), Trainer(case, cut=cut if by_part else ())
     found = {"outputs": 0.0, "losses": 0.0}
     for step in range(steps):
         (out, loss), (other, their_loss) = ours.step(step), theirs.step(step)
