@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor, nn
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from helpers.gloo import on_ranks
 from helpers.refusals import refused
 from helpers.row_trainers import Case, Trainer, dealt
+from helpers.sharded import sharded as sharded_by
+from helpers.sharded import sharders_of
 from helpers.tensor_dicts import as_tensor_dict
 from helpers.torchrec_models import module_of
 from helpers.trainers import Cuts, cut_plan
@@ -88,15 +88,10 @@ class Model(nn.Module):
         return found.square().sum(), found.detach()
 
 
-def sharded(given: Plan) -> DistributedModelParallel:
+def sharded(given: Plan) -> Any:
     warnings.simplefilter("ignore")
     model = Model(given)
-    return DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=to_torchrec(given, model),
-    )
+    return sharded_by(model, to_torchrec(given, model), sharders_of("sgd"))
 
 
 def refused_of(work: Callable[[], Any]) -> str:
@@ -195,7 +190,7 @@ HOLDINGS: dict[str, Cuts | None] = {
 }
 
 
-def changed(model: DistributedModelParallel, features: KeyedJaggedTensor) -> set[int]:
+def changed(model: nn.Module, features: KeyedJaggedTensor) -> set[int]:
     """The rows of x on this rank that a step changes."""
     of_x = model.state_dict()["m.embedding_bags.x.weight"]
     shards = [(shard.metadata.shard_offsets[0], shard.tensor) for shard in of_x.local_shards()]

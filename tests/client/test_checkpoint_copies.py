@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from helpers.gloo import on_ranks
+from helpers.sharded import sharded, sharders_of
 from helpers.trainers import Saved, cut_plan
 from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
@@ -37,18 +34,11 @@ ALL = plan({}, copied={"m.a", "b", "n.a"})
 
 
 class Trainer(Saved):
-    def __init__(self, given: Plan, optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD) -> None:
+    def __init__(self, given: Plan, optimizer: str = "rowwise_adagrad") -> None:
         warnings.simplefilter("ignore")
         torch.manual_seed(1)
         meta = nn.ModuleDict({"m": self.collection("a", "b"), "n": self.collection("a")})
-        fused = {"optimizer": optimizer, "learning_rate": 0.05}
-        self.model = DistributedModelParallel(
-            meta,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(given, meta),
-            sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
-        )
+        self.model = sharded(meta, to_torchrec(given, meta), sharders_of(optimizer))
 
     @staticmethod
     def collection(*names: str) -> EmbeddingBagCollection:
@@ -129,7 +119,7 @@ def of_copies(rank: int, folder: Path) -> dict[str, Any]:
         load_resharded(state, folder, old_plan=ALL, new_plan=ALL)
     with pytest.raises(InvalidInput) as sharded:
         load_resharded(Trainer(ALL).state(), folder, new_plan=SHARDED)
-    sgd = EmbOptimType.EXACT_SGD
+    sgd = "sgd"
     return {
         "given": load_resharded(state, folder, old_plan=ALL, new_plan=SHARDED),
         "sgd": load_resharded(Trainer(SHARDED, sgd).state(), folder, old_plan=ALL, new_plan=SHARDED),

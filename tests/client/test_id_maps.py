@@ -12,7 +12,6 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
@@ -24,6 +23,7 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection
 from helpers.gloo import on_ranks
 from helpers.mapped import FEATURES, ROWS, SAMPLES, Model, batch
 from helpers.refusals import refused
+from helpers.sharded import sharded
 from neuroshard.client.checkpoint import load_resharded, reshard
 from neuroshard.client.model.order import keep_output_order, output_order
 from neuroshard.client.model.warn import ShardingWarning
@@ -63,13 +63,7 @@ class Trainer:
     def __init__(self, given: Plan, *, rows: int = ROWS) -> None:
         warnings.simplefilter("ignore")
         module = Model(rows=rows, remapped=True)
-        self.model = DistributedModelParallel(
-            module,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(given, module, sharders=SHARDERS),
-            sharders=list(SHARDERS),
-        )
+        self.model = sharded(module, to_torchrec(given, module, sharders=SHARDERS), list(SHARDERS))
 
     def state(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.model.fused_optimizer.state_dict()}

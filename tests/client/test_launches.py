@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.permute_pooled_embedding_modules_split import PermutePooledEmbeddingsSplit
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     DenseTableBatchedEmbeddingBagsCodegen,
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -19,11 +18,10 @@ from torch import nn
 from torchrec import (
     KeyedJaggedTensor,
 )
-from torchrec.distributed import DistributedModelParallel, ShardingEnv, embeddingbag
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed import embeddingbag
 
 from helpers.gloo import on_ranks
+from helpers.sharded import sharded, sharders_of
 from helpers.torchrec_models import DIM, ROWS, module_of, random_shards, random_tables
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.launches import joined_again, launches
@@ -82,25 +80,16 @@ def bytes_held(model: nn.Module) -> dict[str, int]:
     return {name: sum(each.nbytes for each in of) for name, of in (("weights", weights), ("state", state))}
 
 
-def count_steps(rank: int, plans: list[Plan], optimizer: EmbOptimType) -> list[Counter[str]]:
+def count_steps(rank: int, plans: list[Plan], optimizer: str) -> list[Counter[str]]:
     """What this rank launches in a step of each plan, and the bytes that it holds."""
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
     counting(counts)
-    fused = {"optimizer": optimizer, "learning_rate": 0.1}
     found = []
     for plan in plans:
         unsharded = module_of(plan.task.tables)
-        model = DistributedModelParallel(
-            unsharded,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(plan, unsharded, optimizer="sgd" if optimizer is EmbOptimType.EXACT_SGD else None),
-            sharders=[
-                EmbeddingBagCollectionSharder(fused_params=fused),
-                EmbeddingCollectionSharder(fused_params=fused),
-            ],
-        )
+        given = to_torchrec(plan, unsharded, optimizer="sgd" if optimizer == "sgd" else None)
+        model = sharded(unsharded, given, sharders_of(optimizer, 0.1))
         counts.clear()
         total = torch.zeros(())
         for path, module in model.module.items():
@@ -138,7 +127,7 @@ def test_a_plan_launches_and_holds_what_was_counted_for_it(ranks, local_world_si
         plans.append(Plan(task=task, shards=tuple(shards), provenance=provenance))
 
     # where a domain is several hosts, TorchRec cannot train a grid with state per row (core.sharding.Sharding.trains)
-    optimizer = EmbOptimType.EXACT_ROWWISE_ADAGRAD if pod == 1 else EmbOptimType.EXACT_SGD
+    optimizer = "rowwise_adagrad" if pod == 1 else "sgd"
     found = on_ranks(ranks, tmp_path, count_steps, plans, optimizer)
 
     in_order: list[float] = []  # columns that need not be put into order, since the ranks happen to hold them so
@@ -176,14 +165,6 @@ def facts_of(operator: SplitTableBatchedEmbeddingBagsCodegen) -> dict[str, objec
 
 def compare_operators(_: int, held: tuple[Table, ...], optimizer: str) -> tuple[list[object], list[object]]:
     """Facts of the operators that TorchRec makes of these tables of one collection, and of those that are measured."""
-    sharder: object
-    fused = {
-        "optimizer": {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}[optimizer]
-    }
-    sharder = (EmbeddingCollectionSharder if held[0].pooling == "none" else EmbeddingBagCollectionSharder)(
-        fused_params=fused
-    )
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
     task = ShardingTask(tables=held, device_memory_bytes=(2**20,), batch_size=8)
     shards = tuple(
         Shard(table=table.name, row_offset=0, rows=ROWS, column_offset=0, dim=DIM, device=0) for table in held
@@ -192,8 +173,8 @@ def compare_operators(_: int, held: tuple[Table, ...], optimizer: str) -> tuple[
         Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand")),
         whole := module_of(held),
     )
-    made = DistributedModelParallel(whole, env=env, device=torch.device("cpu"), plan=plan, sharders=[sharder])
-    lookups = [part for sharded in made.module.values() for lookup in sharded._lookups for part in lookup.modules()]
+    made = sharded(whole, plan, sharders_of(optimizer, 0.01))
+    lookups = [part for one in made.module.values() for lookup in one._lookups for part in lookup.modules()]
     theirs = [one for one in lookups if isinstance(one, SplitTableBatchedEmbeddingBagsCodegen)]
     sets = TableBatchedEmbedding("cpu", 0, MeasureSettings(batch_size=8, optimizer=optimizer), None, 2**20, 2**20)
     ours = [sets.operator(group, [table.rows for table in group]) for group in fused_groups(held)]

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.shard import Shard as TensorShard
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from helpers.gloo import on_ranks
+from helpers.sharded import local_parts, sharded, sharders_of, table_of
 from helpers.trainers import Saved, cut_plan
 from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import to_torchrec
@@ -34,12 +32,7 @@ from neuroshard.core.table import Table
 
 pytestmark = pytest.mark.slow
 
-STEPS, SAMPLES, LEARNING_RATE = 6, 12, 0.05
-OPTIMIZERS = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
+STEPS, SAMPLES = 6, 12
 TABLES = tuple(
     Table(name=name, rows=rows, dim=dim, pooling_factor=2.0)
     for name, rows, dim in (("user", 40, 16), ("shop", 23, 8), ("page", 11, 8))
@@ -91,20 +84,11 @@ class Trainer(Saved):
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         meta = Model(given.task.tables, "meta")
-        fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": LEARNING_RATE}
-        self.model = DistributedModelParallel(
-            meta,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(given, meta),
-            sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
-        )
+        self.model = sharded(meta, to_torchrec(given, meta), sharders_of(optimizer))
         generator = torch.Generator().manual_seed(7)
         whole = {t.name: torch.rand(t.rows, t.dim, generator=generator) for t in given.task.tables}
-        for name, value in self.model.state_dict().items():
-            for part in value.local_shards():
-                (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
-                part.tensor.detach().copy_(whole[name.split(".")[-2]][row : row + rows, column : column + columns])
+        for key, place, part in local_parts(self.model.state_dict()):
+            part.copy_(whole[table_of(key)][place])
 
     def train(self, first: int, end: int) -> list[float]:
         """The losses of all ranks together, step by step."""
@@ -121,39 +105,24 @@ class Trainer(Saved):
 
     def weights(self) -> dict[str, np.ndarray]:
         """Whole tables, of all ranks' shards."""
-        found = {}
-        for table in TABLES:
-            whole = torch.zeros(table.rows, table.dim)
-            for part in self.shards(table.name):
-                (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
-                whole[row : row + rows, column : column + columns] = part.tensor.detach()
-            dist.all_reduce(whole)
-            found[table.name] = whole.numpy()
-        return found
+        return summed(local_parts(self.model.state_dict()))
 
     def moments(self) -> dict[str, np.ndarray]:
         """Row-wise Adagrad's moments of every element of a table: its row's in its shard."""
         state = self.model.fused_optimizer.state_dict()["state"].values()
-        of = {name: value for each in state for name, value in each.items()}
-        found = {}
-        for table in TABLES:
-            whole = torch.zeros(table.rows, table.dim)
-            if parts := self.shards(table.name):
-                for part, moment in zip(parts, of[f"{table.name}.momentum1"].local_shards(), strict=True):
-                    (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
-                    whole[row : row + rows, column : column + columns] = moment.tensor[:, None]
-            dist.all_reduce(whole)
-            found[table.name] = whole.numpy()
-        return found
+        of = {name.partition(".")[0]: iter(value.local_shards()) for each in state for name, value in each.items()}
+        own = local_parts(self.model.state_dict())
+        return summed((key, place, next(of[table_of(key)]).tensor[:, None]) for key, place, _ in own)
 
-    def shards(self, table: str) -> list[TensorShard]:
-        """This rank's of a table's weights: its state lacks some tables of which it has none."""
-        return [
-            part
-            for name, value in self.model.state_dict().items()
-            if name.split(".")[-2] == table
-            for part in value.local_shards()
-        ]
+
+def summed(parts: Iterable[tuple[str, tuple[slice, ...], Tensor]]) -> dict[str, np.ndarray]:
+    """Whole tables, of the parts that all ranks have."""
+    found = {table.name: torch.zeros(table.rows, table.dim) for table in TABLES}
+    for key, place, part in parts:
+        found[table_of(key)][place] = part
+    for whole in found.values():
+        dist.all_reduce(whole)
+    return {name: whole.numpy() for name, whole in found.items()}
 
 
 def go_on(rank: int, old: Plan, new: Plan, optimizer: str, folder: Path) -> dict[str, Any]:

@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
 
 from helpers.gloo import on_ranks
 from helpers.refusals import refused
+from helpers.sharded import sharded
 from helpers.trainers import cut_plan
 from neuroshard.client.torchrec import ShardingWarning, to_torchrec
 from neuroshard.core.errors import InvalidInput, UsageError
@@ -75,13 +73,7 @@ def trained(rank: int, plan: Plan) -> dict[str, tuple[int, int, int, int]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module = nn.ModuleDict({"sparse": collection(plan)})
-            model = DistributedModelParallel(
-                module,
-                env=ShardingEnv.from_process_group(dist.group.WORLD),
-                device=torch.device("cpu"),
-                plan=to_torchrec(plan, module, device_type="cpu"),
-                sharders=[EmbeddingBagCollectionSharder()],
-            )
+            model = sharded(module, to_torchrec(plan, module, device_type="cpu"), [EmbeddingBagCollectionSharder()])
             copies = [
                 parameter
                 for key, parameter in model.named_parameters()

@@ -10,15 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_tower_sharding import ShardedEmbeddingTower
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
 from torchrec.distributed.train_pipeline.tracing import Tracer
@@ -31,6 +25,8 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise
 from helpers.refusals import refused
+from helpers.sharded import local_parts, sharders_of
+from helpers.sharded import sharded as sharded_by
 from helpers.step_cases import Batch
 from neuroshard.client.model.order import keep_output_order, output_order
 from neuroshard.client.torchrec import to_torchrec
@@ -159,27 +155,14 @@ def drawn_batch(kinds: dict[str, str], configs: dict[str, list[Any]], seed: int)
     return features
 
 
-def sharded(model: nn.Module, plan: Plan, learning_rate: float = 0.0) -> DistributedModelParallel:
-    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": learning_rate}
-    bags = EmbeddingBagCollectionSharder(fused_params=fused)
-    return DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=to_torchrec(plan, model, any_output_order=True),
-        sharders=[bags, FeatureProcessedEmbeddingBagCollectionSharder(bags), EmbeddingCollectionSharder(fused)],
-    )
+def sharded(model: nn.Module, plan: Plan, learning_rate: float = 0.0) -> Any:
+    return sharded_by(model, to_torchrec(plan, model, any_output_order=True), sharders_of("sgd", learning_rate))
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """This rank's part of every weight; by key, so that tables and dense layers alike."""
-    for name, target in model.state_dict().items():
-        if not isinstance(target, ShardedTensor):
-            target.copy_(weights[name])
-            continue
-        for part in target.local_shards():
-            (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
-            part.tensor.detach().copy_(weights[name][row : row + rows, column : column + columns])
+    for name, place, part in local_parts(model.state_dict()):
+        part.copy_(weights[name][place])
 
 
 def shown(output: Any) -> tuple[list[str], Tensor]:

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
@@ -22,6 +21,7 @@ from helpers.drawn_plans import model_of, random_plan
 from helpers.gloo import on_ranks
 from helpers.plans import NOW, TABLES, make_plan
 from helpers.refusals import names, refused
+from helpers.sharded import sharded
 from neuroshard.client.torchrec import NeuroShardPlanner, ShardingWarning, qcomms, to_torchrec
 from neuroshard.client.torchrec.planner import rank_storage
 from neuroshard.core.errors import InvalidInput, NotFound, UsageError
@@ -66,17 +66,11 @@ def train(rank: int, store: str) -> tuple[str, tuple[int, ...]]:
     warnings.simplefilter("ignore")
     planner, sharders = NeuroShardPlanner(store, "m"), [EmbeddingBagCollectionSharder()]
     whole = model()
-    sharded = DistributedModelParallel(
-        whole,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=planner.collective_plan(whole, sharders, dist.group.WORLD),
-        sharders=sharders,
-    )
+    held = sharded(whole, planner.collective_plan(whole, sharders, dist.group.WORLD), sharders)
     features = KeyedJaggedTensor(
         keys=[t.name for t in TABLES], values=torch.zeros(6, dtype=torch.long), lengths=torch.ones(6, dtype=torch.long)
     )
-    pooled = sharded.module["sparse"](features).values()
+    pooled = held.module["sparse"](features).values()
     return planner.loaded.digest(), tuple(pooled.shape)
 
 

@@ -9,9 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -21,6 +19,8 @@ from helpers.drawn_plans import OPTIMIZERS, PIPELINES, model_of
 from helpers.gloo import on_ranks
 from helpers.plans import NOW, TABLES, make_plan
 from helpers.refusals import refused
+from helpers.sharded import local_parts
+from helpers.sharded import sharded as sharded_by
 from neuroshard.client.torchrec import ShardingWarning, from_torchrec
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan
@@ -317,18 +317,11 @@ def train(rank: int, store: str) -> tuple[list[float], dict[str, list[int]], int
     context = PlannerSessionContext(request=request, results={})
     orchestrator = ProductionPlannerOrchestrator(DefaultPlannerExecutor(NeuroShardPlannerProvider(store, "m")), "any")
     planned = orchestrator.plan(request, context)["any"]
-    sharded = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=planned.sharding_plan,
-        sharders=sharders,
-    )
+    sharded = sharded_by(model, planned.sharding_plan, sharders)
     begun = Ranker().state_dict()
-    for key, weight in sharded.state_dict().items():  # tables were drawn anew as they were sharded
-        for shard in weight.local_shards() if isinstance(weight, ShardedTensor) else ():
-            (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-            shard.tensor.detach().copy_(begun[key][row : row + rows, column : column + columns])
+    for key, place, part in local_parts(sharded.state_dict()):  # tables were drawn anew as they were sharded
+        if key in begun:
+            part.copy_(begun[key][place])
     optimizer = torch.optim.SGD(sharded.module.dense.parameters(), lr=RATE)
     losses = []
     for step in range(STEPS):

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from helpers.gloo import on_ranks
+from helpers.sharded import sharded
 from neuroshard.client.torchrec import qcomms, to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import SHARE_OF_FP32, parse_precision
@@ -102,13 +102,7 @@ def train_a_step(rank: int, plans: list[Plan], **fused: Any) -> list[tuple[float
             fused_params={"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5, **fused},
             qcomm_codecs_registry=qcomms(plan),
         )
-        model = DistributedModelParallel(
-            meta,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(plan, meta, sharders=[sharder]),
-            sharders=[sharder],
-        )
+        model = sharded(meta, to_torchrec(plan, meta, sharders=[sharder]), [sharder])
         parts = [shard for shard in plan.shards if shard.device == rank]
         local = next(iter(model.state_dict().values())).local_shards()
         for part, shard in zip(parts, local, strict=True):

@@ -15,14 +15,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed import DistributedModelParallel
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.clipping import GradientClippingOptimizer
@@ -30,6 +26,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from helpers.gloo import on_ranks
+from helpers.sharded import OPTIMIZERS, sharded, sharders_of
 from helpers.trainers import Saved, cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
 from neuroshard.client.checkpoint import load_resharded, reshard
@@ -43,11 +40,6 @@ from neuroshard.core.units import format_bytes
 pytestmark = pytest.mark.slow
 
 STEPS, LEARNING_RATE, WIDTH = 3, 0.05, 5 * 16 + 8 + 16
-OPTIMIZERS = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
 plan = partial(cut_plan, TABLES, batch_size=SAMPLES)
 ONE = plan(
     2,
@@ -121,19 +113,7 @@ class Trainer(Saved):
                 meta.tables.sequences.embeddings["read"].weight,
             ):
                 apply_optimizer_in_backward(RowWiseAdagrad, [weight], {"lr": 4 * LEARNING_RATE})
-        fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": LEARNING_RATE}
-        bags = EmbeddingBagCollectionSharder(fused_params=fused)
-        self.model = DistributedModelParallel(
-            meta,
-            env=ShardingEnv.from_process_group(group or dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(given, meta),
-            sharders=[
-                bags,
-                FeatureProcessedEmbeddingBagCollectionSharder(bags),
-                EmbeddingCollectionSharder(fused_params=fused),
-            ],
-        )
+        self.model = sharded(meta, to_torchrec(given, meta), sharders_of(optimizer, LEARNING_RATE), group)
         dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         self.dense: torch.optim.Optimizer = torch.optim.Adagrad(dense.values(), lr=0.01)
 

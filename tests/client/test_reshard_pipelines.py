@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torchrec import EmbeddingBagCollection
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
@@ -23,6 +20,7 @@ from torchrec.distributed.train_pipeline.gradient_accumulation import (
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
 
 from helpers.gloo import on_ranks
+from helpers.sharded import sharded, sharders_of
 from helpers.step_cases import Batch
 from helpers.trainers import cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
@@ -54,15 +52,8 @@ class Trainer:
         warnings.simplefilter("ignore")
         torch.manual_seed(1)
         meta = Scored()
-        fused = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": LEARNING_RATE}
-        sharders = [EmbeddingBagCollectionSharder(fused_params=fused)]
-        self.model = DistributedModelParallel(
-            meta,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(ONE, meta, sharders=sharders),
-            sharders=sharders,
-        )
+        sharders = sharders_of("adagrad", LEARNING_RATE)
+        self.model = sharded(meta, to_torchrec(ONE, meta, sharders=sharders), sharders)
         self.dense = torch.optim.SGD(self.model.module.over.parameters(), lr=LEARNING_RATE)
 
     def batches(self, first: int, end: int) -> Iterator[Batch]:

@@ -1,25 +1,22 @@
 """Real TorchRec trainers on gloo by plans that split rows: what they compute is what the unsharded tables compute."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_loader import load as checkpoint_load
-from torch.distributed.checkpoint.state_dict_saver import save as checkpoint_save
+from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import DataType, PoolingType
 
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise as row_wise_shards
+from helpers.sharded import OPTIMIZERS, local_parts, sharded, sharders_of, table_of
+from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.table import Table
@@ -32,7 +29,6 @@ pytestmark = pytest.mark.slow
 STEPS, LOCAL_BATCH, LEARNING_RATE = 10, 6, 0.02
 POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 DATA_TYPES = {4: DataType.FP32, 2: DataType.FP16}
-OPTIMIZERS = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 
 
 def tables(element_bytes: int = 4) -> tuple[Table, ...]:
@@ -174,31 +170,17 @@ def loss_of(pooled: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:
     return torch.stack([(value - targets[name]).square().sum() for name, value in pooled.items()]).sum()
 
 
-def sharded(plan: Plan, optimizer: str) -> DistributedModelParallel:
-    fused = {"optimizer": OPTIMIZERS[optimizer], "learning_rate": LEARNING_RATE}
+def by_plan(plan: Plan, optimizer: str) -> Any:
     model = Model(plan.task.tables, "meta")
-    return DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=to_torchrec(plan, model),
-        sharders=[EmbeddingBagCollectionSharder(fused_params=fused)],
-    )
-
-
-def local_parts(model: nn.Module) -> Iterator[tuple[str, tuple[slice, slice], Tensor]]:
-    for name, weight in model.state_dict().items():
-        for part in weight.local_shards():
-            (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
-            yield name, (slice(row, row + rows), slice(column, column + columns)), part.tensor.detach()
+    return sharded(model, to_torchrec(plan, model), sharders_of(optimizer, LEARNING_RATE))
 
 
 def differences(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, float]:
     """The largest of each table between this rank's shards and the whole weights."""
     found: dict[str, float] = {}
-    for name, place, part in local_parts(model):
+    for name, place, part in local_parts(model.state_dict()):
         if part.numel():
-            table = name.split(".")[-2]
+            table = table_of(name)
             found[table] = max(found.get(table, 0.0), float((part.float() - weights[name][place]).abs().max()))
     return found
 
@@ -214,8 +196,8 @@ class Training:
         if self.tables[0].element_bytes == 2:
             for weight in self.reference.model.parameters():
                 weight.data = weight.data.half().float()
-        self.model = sharded(plan, optimizer)
-        for name, place, part in local_parts(self.model):
+        self.model = by_plan(plan, optimizer)
+        for name, place, part in local_parts(self.model.state_dict()):
             part.copy_(self.weights[name][place])
         self.generator = torch.Generator().manual_seed(1)
 
@@ -240,11 +222,9 @@ class Training:
 
     def go_on_with(self, plan: Plan, folder: Path) -> None:
         """Save everything, shard anew, and read it back."""
-        checkpoint_save(self.state(), checkpoint_id=folder)
-        self.model = sharded(plan, self.optimizer)
-        read = self.state()
-        checkpoint_load(read, checkpoint_id=folder)
-        self.model.fused_optimizer.load_state_dict(read["optimizer"])
+        save(self.state(), checkpoint_id=folder)
+        self.model = by_plan(plan, self.optimizer)
+        assert load_resharded(self.state(), folder) == ()
 
     def state(self) -> dict[str, object]:
         return {"model": self.model.state_dict(), "optimizer": self.model.fused_optimizer.state_dict()}
@@ -283,7 +263,7 @@ def check_same(results: dict[str, dict[str, dict[str, float]]]) -> None:
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_split_rows_train_as_unsplit_tables_do_also_with_row_wise_adagrad(tmp_path, devices):
-    for results in on_ranks(devices, tmp_path, train, mixed_plan(devices), list(OPTIMIZERS)):
+    for results in on_ranks(devices, tmp_path, train, mixed_plan(devices), ["sgd", "rowwise_adagrad"]):
         check_same(results)
         assert results["rowwise_adagrad"]["last"]["columns"] > 1e-3
 
@@ -301,7 +281,7 @@ def test_rows_split_over_the_ranks_of_a_host_train_as_unsplit_tables_do(tmp_path
         "rows_sum": ("table_row_wise", [2, 3]),
         "rows_weighted": ("table_row_wise", [0, 1]),
     }
-    for results in on_ranks(4, tmp_path, train, plan, list(OPTIMIZERS)):
+    for results in on_ranks(4, tmp_path, train, plan, ["sgd", "rowwise_adagrad"]):
         check_same(results)
 
 
@@ -330,42 +310,6 @@ def test_a_checkpoint_goes_from_whole_rows_to_split_ones_and_back_with_the_optim
         assert max(found.values()) < 2e-6
 
 
-def with_its_cuts_elsewhere(plan: Plan, together: str) -> Plan:
-    """The same shards, those with all rows on the next device; both shards of one table on the last device."""
-    rows = {table.name: table.rows for table in plan.task.tables}
-
-    def moved(shard: Shard) -> Shard:
-        device = plan.task.devices - 1 if shard.table == together else (shard.device + 1) % plan.task.devices
-        return shard.model_copy(update={"device": device}) if shard.rows == rows[shard.table] else shard
-
-    return plan.model_copy(update={"shards": tuple(map(moved, plan.shards))})
-
-
-def off_unsplit_tables(rank: int, plan: Plan, others: list[Plan], folder: Path) -> dict[str, float]:
-    """What the last step of training by row-wise Adagrad differs by, by table, where it goes on with other plans on its way."""
-    training = Training(rank, plan, "rowwise_adagrad")
-    for number, other in enumerate(others):
-        training.step()
-        training.step()
-        if other is not plan:
-            training.go_on_with(other, folder / str(number))
-    return training.step()
-
-
-def test_a_checkpoint_goes_to_a_plan_with_the_same_column_cuts_with_row_wise_state(tmp_path):
-    plan = mixed_plan(2)
-    cut = [table.name for table in plan.task.tables if table.name.startswith("columns")]
-    elsewhere = with_its_cuts_elsewhere(plan, cut[0])
-    assert elsewhere.shards != plan.shards
-    results = []
-    for name, others in (("alone", [plan, plan]), ("moved", [elsewhere, plan])):
-        (tmp_path / name).mkdir()
-        results.append(on_ranks(2, tmp_path / name, off_unsplit_tables, plan, others, tmp_path / name))
-    for uninterrupted, found in zip(*results, strict=True):
-        assert min(uninterrupted[name] for name in cut) > 1e-4  # two halves of a row learn at rates of their own
-        assert found == pytest.approx(uninterrupted, abs=2e-6)
-
-
 def off_unsharded(rank: int, some: dict[str, tuple[str, str, bool]], key: str) -> float:
     """What TorchRec makes of tables in one collection: the largest difference of what `key` names from the unsharded one's.
     Tables by name: pooling, feature, and whether rows are split."""
@@ -380,14 +324,8 @@ def off_unsharded(rank: int, some: dict[str, tuple[str, str, bool]], key: str) -
     unsharded, meta = (EmbeddingBagCollection(tables=configs, device=torch.device(name)) for name in ("cpu", "meta"))
     makers = {name: row_wise() if split else table_wise(rank=1) for name, (_, _, split) in some.items()}
     plan = construct_module_sharding_plan(meta, makers, world_size=2, local_size=2, device_type="cpu")
-    model = DistributedModelParallel(
-        meta,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan(plan={"": plan}),
-        sharders=[EmbeddingBagCollectionSharder()],
-    )
-    for name, place, part in local_parts(model):
+    model = sharded(meta, ShardingPlan(plan={"": plan}), sharders_of("sgd"))
+    for name, place, part in local_parts(model.state_dict()):
         part.copy_(unsharded.state_dict()[name][place])
     features = [Table(name=f, rows=10, dim=8, pooling_factor=2.0) for f in sorted({f for _, f, _ in some.values()})]
     jagged = batch(features, False, 8, torch.Generator().manual_seed(1))
@@ -415,24 +353,18 @@ def test_means_of_split_rows_may_share_a_feature(tmp_path):
         assert max(on_ranks(2, tmp_path / key, off_unsharded, some, key)) < 1e-5
 
 
-def fault_of_grid(_: int, plan: Plan, optimizer: EmbOptimType) -> str:
+def fault_of_grid(_: int, plan: Plan, optimizer: str) -> str:
     """TorchRec's error where it makes the model that a plan holds, for this optimizer, whatever to_torchrec says of it."""
     (table,) = plan.task.tables
     unsharded = Model.collection([table], False, "meta")
     try:
-        DistributedModelParallel(
-            unsharded,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(plan, unsharded, optimizer="sgd"),
-            sharders=[EmbeddingBagCollectionSharder(fused_params={"optimizer": optimizer})],
-        )
+        sharded(unsharded, to_torchrec(plan, unsharded, optimizer="sgd"), sharders_of(optimizer))
     except ValueError as error:
         return str(error)
     return ""
 
 
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS.values(), EmbOptimType.EXACT_ADAGRAD])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("local", "pod"), [(1, 2), (2, 1)])
 def test_torchrec_still_fails_on_state_per_row_in_grids_over_several_hosts(
     tmp_path, monkeypatch, optimizer, local, pod
@@ -456,7 +388,7 @@ def test_torchrec_still_fails_on_state_per_row_in_grids_over_several_hosts(
     plan = Plan(task=task, shards=tuple(shards), provenance=provenance)
 
     found = on_ranks(4, tmp_path, fault_of_grid, plan, optimizer)
-    if optimizer is EmbOptimType.EXACT_ROWWISE_ADAGRAD and pod == 2:
+    if optimizer == "rowwise_adagrad" and pod == 2:
         assert all("Total volume of shards" in fault for fault in found)
     else:
         assert found == [""] * 4

@@ -8,21 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 
 from helpers.gloo import on_ranks
-from helpers.row_trainers import OPTIMIZERS
+from helpers.row_trainers import sharders_by_access
+from helpers.sharded import local_parts
+from helpers.sharded import sharded as sharded_by
 from neuroshard.client import load_plan_on_all_ranks
 from neuroshard.client.checkpoint import load_model_state, load_resharded, model_state
-from neuroshard.client.rows import CollectionByAccessSharder
 from neuroshard.client.rows.held import by_access
 from neuroshard.client.rows.lists import hot_ids
 from neuroshard.client.torchrec import to_torchrec
@@ -70,32 +66,20 @@ def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(model(features), labels)
 
 
-def sharded(plan: Plan, given: dict[str, Any]) -> DistributedModelParallel:
-    fused = {"optimizer": OPTIMIZERS["adagrad"], "learning_rate": 0.05}
-    inside = EmbeddingBagCollectionSharder(dict(fused)), EmbeddingCollectionSharder(dict(fused))
-    sharders = [*inside, CollectionByAccessSharder(*inside)]
-    whole = Model()
+def sharded(plan: Plan, given: dict[str, Any]) -> Any:
+    sharders, whole = sharders_by_access("adagrad"), Model()
     start = {name: value.clone() for name, value in whole.state_dict().items()}
     model = by_access(whole, plan, given)
-    sharding_plan = to_torchrec(plan, model, sharders=sharders, batch_size=BATCH)
-    env = ShardingEnv.from_process_group(dist.group.WORLD)
-    parallel = DistributedModelParallel(
-        model, env=env, device=torch.device("cpu"), plan=sharding_plan, sharders=sharders
-    )
+    parallel = sharded_by(model, to_torchrec(plan, model, sharders=sharders, batch_size=BATCH), sharders)
     set_weights(parallel, start)
     return parallel
 
 
-def set_weights(model: DistributedModelParallel, weights: dict[str, Tensor]) -> None:
+def set_weights(model: Any, weights: dict[str, Tensor]) -> None:
     """TorchRec draws the weights of pooled tables anew."""
     state = model_state(model)
-    for key, value in state["model"].items():
-        if isinstance(value, ShardedTensor):
-            for shard in value.local_shards():
-                (row, column), (rows, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                shard.tensor.detach().copy_(weights[key][row : row + rows, column : column + columns])
-        else:
-            value.detach().copy_(weights[key.replace("over.module.", "over.")])
+    for key, place, part in local_parts(state["model"]):
+        part.copy_(weights[key.replace("over.module.", "over.")][place])
     load_model_state(model, state)
 
 

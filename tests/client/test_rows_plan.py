@@ -8,23 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 import neuroshard as ns
 from helpers.gloo import on_ranks
-from helpers.row_trainers import OPTIMIZERS, Case, hot_ids
+from helpers.row_trainers import Case, hot_ids, sharders_by_access
+from helpers.sharded import sharded as sharded_by
 from neuroshard.client.access import AccessTrace
 from neuroshard.client.checkpoint import load_model_state, load_resharded, model_state, reshard
-from neuroshard.client.rows import CollectionByAccessSharder
 from neuroshard.client.rows.held import by_access
 from neuroshard.client.rows.lists import hot_ids as read_hot_ids
 from neuroshard.client.torchrec import from_torchrec, to_torchrec
@@ -96,17 +92,9 @@ def tables_inside(rank: int, kind: str, folder: Path) -> list[list[str]]:
     for by in (True, False):
         case, plan = CASES[kind], planned(kind, by=by)
         model = by_access(nn.ModuleDict({"e": case.collection()}), plan, HOT)
-        fused = {"optimizer": OPTIMIZERS[case.optimizer], "learning_rate": 0.05}
-        inside = EmbeddingBagCollectionSharder(dict(fused)), EmbeddingCollectionSharder(dict(fused))
-        sharders = [*inside, CollectionByAccessSharder(*inside)]
+        sharders = sharders_by_access(case.optimizer)
         sharding_plan = to_torchrec(plan, model, sharders=sharders, batch_size=32)
-        sharded = DistributedModelParallel(
-            model,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=sharding_plan,
-            sharders=sharders,
-        )
+        sharded = sharded_by(model, sharding_plan, sharders)
         kinds = {name: of.sharding_type for name, of in sharding_plan.plan["e"].items()}
         assert kinds == {
             **(

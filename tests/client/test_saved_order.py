@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from helpers.gloo import on_ranks
 from helpers.refusals import warned
+from helpers.sharded import sharded as sharded_by
+from helpers.sharded import sharders_of
 from helpers.trainers import cut_plan
 from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.torchrec import ShardingWarning, keep_output_order, output_order, to_torchrec
@@ -45,15 +44,9 @@ def make_model() -> nn.Module:
 OWN, OTHER = plan(0, 0, 1), plan(1, 0, 0)
 
 
-def sharded(given: Plan) -> DistributedModelParallel:
+def sharded(given: Plan) -> Any:
     model = make_model()
-    return DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=to_torchrec(given, model, any_output_order=True),
-        sharders=[EmbeddingBagCollectionSharder()],
-    )
+    return sharded_by(model, to_torchrec(given, model, any_output_order=True), sharders_of("sgd"))
 
 
 def loads(rank: int, folder: Path) -> list[tuple[list[str], Any]]:

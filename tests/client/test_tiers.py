@@ -15,14 +15,11 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType
@@ -32,6 +29,7 @@ from helpers.fbgemm_bytes import allocated
 from helpers.gloo import on_ranks
 from helpers.plans import NOW
 from helpers.refusals import names, refused
+from helpers.sharded import OPTIMIZERS, local_parts, sharded, sharders_of, table_of
 from helpers.torchrec_models import module_of, random_shards, random_tables
 from helpers.trainers import Saved, cut_plan
 from neuroshard.client.checkpoint import load_resharded
@@ -81,21 +79,11 @@ def operators_of(_: int, plans: list[Plan], sharder_params: dict[str, Any]) -> l
     found = []
     for plan in plans:
         whole = module_of(plan.task.tables)
-        fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1, **sharder_params}
-        sharders: list[Any] = [
-            EmbeddingBagCollectionSharder(fused_params=fused),
-            EmbeddingCollectionSharder(fused_params=fused),
-        ]
-        sharded = DistributedModelParallel(
-            whole,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(plan, whole, sharders=sharders),
-            sharders=sharders,
-        )
+        sharders = sharders_of("rowwise_adagrad", 0.1, **sharder_params)
+        held = sharded(whole, to_torchrec(plan, whole, sharders=sharders), sharders)
         configs = [
             emb._config
-            for one in sharded.module.values()
+            for one in held.module.values()
             for lookup in one._lookups
             for emb in getattr(lookup, "module", lookup)._emb_modules  # copies are in a DistributedDataParallel
         ]
@@ -231,11 +219,6 @@ OTHER_TIERS = in_tiers(
     {"user": ("host", None), "shop": ("host", None), "page": ("cached", 32), "word": ("cached", 64)},
 )
 STEPS = 6
-OPTIMIZERS = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-}
 
 
 def model() -> nn.Module:
@@ -251,22 +234,12 @@ class Trainer(Saved):
 
     def __init__(self, plan: Plan, optimizer: str) -> None:
         whole = model()
-        sharders: list[Any] = [
-            EmbeddingBagCollectionSharder(fused_params={"optimizer": OPTIMIZERS[optimizer], "learning_rate": 0.05})
-        ]
-        self.model = DistributedModelParallel(
-            whole,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(plan, whole, sharders=sharders),
-            sharders=sharders,
-        )
+        sharders = sharders_of(optimizer)
+        self.model = sharded(whole, to_torchrec(plan, whole, sharders=sharders), sharders)
         generator = torch.Generator().manual_seed(7)
         first = {table.name: torch.rand(table.rows, table.dim, generator=generator) for table in LEARNED}
-        for name, value in self.model.state_dict().items():
-            for part in value.local_shards():
-                (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
-                part.tensor.detach().copy_(first[name.split(".")[-2]][row : row + rows, column : column + columns])
+        for key, place, part in local_parts(self.model.state_dict()):
+            part.copy_(first[table_of(key)][place])
 
     def train(self, first: int, end: int) -> list[float]:
         """The losses of both ranks together, step by step."""
@@ -306,7 +279,7 @@ def go_on(_: int, old: Plan, new: Plan, optimizer: str, folder: Path) -> tuple[l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_plan_with_tiers_trains_as_one_with_all_tables_in_hbm(optimizer: str, tmp_path: Path) -> None:
     for in_hbm, tiered, *_ in on_ranks(2, tmp_path, train_under, [ALL_IN_HBM, TIERED], optimizer):
         assert tiered == pytest.approx(in_hbm, rel=1e-6)

@@ -8,15 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.state_dict_saver import save
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 
 from helpers.gloo import on_ranks
+from helpers.sharded import sharded, sharders_of
 from helpers.trainers import Saved, cut_plan
 from helpers.whole_model import SAMPLES, TABLES, Model, batch
 from neuroshard.client.checkpoint import load_resharded
@@ -40,19 +36,7 @@ class Trainer(Saved):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)  # what every rank has a copy of begins alike
         meta = Model()
-        fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05}
-        bags = EmbeddingBagCollectionSharder(fused_params=fused)
-        self.model = DistributedModelParallel(
-            meta,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=to_torchrec(given, meta),
-            sharders=[
-                bags,
-                FeatureProcessedEmbeddingBagCollectionSharder(bags),
-                EmbeddingCollectionSharder(fused_params=fused),
-            ],
-        )
+        self.model = sharded(meta, to_torchrec(given, meta), sharders_of("rowwise_adagrad"))
 
     def train(self, steps: int) -> None:
         for step in range(steps):

@@ -1,12 +1,9 @@
 """A model of several modules on gloo: tables of one name, position weights that are learned, sequences, a copied table."""
 
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torchrec import (
     EmbeddingBagCollection,
@@ -15,16 +12,13 @@ from torchrec import (
     EmbeddingConfig,
     KeyedJaggedTensor,
 )
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModule, PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from helpers.gloo import on_ranks
 from helpers.plans import row_wise as row_wise_shards
+from helpers.sharded import local_parts, sharded, sharders_of
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.constraints import Constraints, TableRule
 from neuroshard.core.plan import Plan, Provenance, Shard
@@ -158,17 +152,6 @@ def batch(rank: int, step: int) -> dict[str, KeyedJaggedTensor]:
     return {"s": jagged(READ, False)} | {module: jagged(names, module == "e") for module, names in MODULES.items()}
 
 
-def parts(model: nn.Module) -> Iterator[tuple[str, tuple[slice, ...], Tensor]]:
-    """This rank's tensors of a sharded model: name, place in the whole, values."""
-    for name, value in model.state_dict().items():
-        if hasattr(value, "local_shards"):
-            for part in value.local_shards():
-                (row, column), (rows, columns) = part.metadata.shard_offsets, part.metadata.shard_sizes
-                yield name, (slice(row, row + rows), slice(column, column + columns)), part.tensor.detach()
-        else:
-            yield name, (slice(None),) * value.dim(), value.detach()
-
-
 def train(rank: int, ranks: int, as_collection: bool) -> dict[str, float]:
     """The largest differences from the unsharded model, of outputs and of what was trained, by name."""
     warnings.simplefilter("ignore")
@@ -176,22 +159,10 @@ def train(rank: int, ranks: int, as_collection: bool) -> dict[str, float]:
     reference = Model("cpu", as_collection)
     for value in reference.parameters():
         nn.init.uniform_(value, 0.2, 1.0)
-    fused = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": LEARNING_RATE}
-    of_bags = EmbeddingBagCollectionSharder(fused_params=fused)
     unsharded = Model("meta", as_collection)
-    model = DistributedModelParallel(
-        unsharded,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=to_torchrec(plan(ranks), unsharded),
-        sharders=[
-            of_bags,
-            FeatureProcessedEmbeddingBagCollectionSharder(of_bags),
-            EmbeddingCollectionSharder(fused_params=fused),
-        ],
-    )
+    model = sharded(unsharded, to_torchrec(plan(ranks), unsharded), sharders_of("sgd", LEARNING_RATE))
     whole = {name: value.clone() for name, value in reference.state_dict().items()}
-    for name, place, part in parts(model):
+    for name, place, part in local_parts(model.state_dict()):
         part.copy_(whole[name][place])
 
     def dense() -> list[nn.Parameter]:
@@ -214,7 +185,7 @@ def train(rank: int, ranks: int, as_collection: bool) -> dict[str, float]:
             for value in (*dense(), *reference.parameters()):
                 value.sub_(LEARNING_RATE * value.grad)
     trained = reference.state_dict()
-    for name, place, part in parts(model):
+    for name, place, part in local_parts(model.state_dict()):
         if part.numel():
             found[name] = max(found.get(name, 0.0), float((part - trained[name][place]).abs().max()))
     moved = {name: float((trained[name] - whole[name]).abs().max()) for name in trained}

@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, KeyedTensor
-from torchrec.distributed import DistributedModelParallel, ShardingEnv
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingPlan
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 
+from helpers.sharded import local_parts, sharders_of, table_of
+from helpers.sharded import sharded as sharded_by
 from neuroshard.client.checkpoint import load_model_state, model_state
 from neuroshard.client.rows import CollectionByAccessSharder
 from neuroshard.client.rows.collection import CollectionByAccess, TableRows
@@ -25,12 +23,6 @@ from neuroshard.client.rows.map import Part
 from neuroshard.files.importers.torchrec_tables import configs_of
 
 SAMPLES, LEARNING_RATE, EPS = 16, 0.05, 1e-8
-OPTIMIZERS = {
-    "sgd": EmbOptimType.EXACT_SGD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    "adam": EmbOptimType.ADAM,
-}
 
 
 @dataclass(frozen=True)
@@ -112,6 +104,12 @@ def sharding(rows: int, dim: int, blocks: int, rank: int, parts: int = 1) -> Par
     return ParameterSharding(kind, "fused", ranks=placed, sharding_spec=EnumerableShardingSpec(shards))
 
 
+def sharders_by_access(optimizer: str, **fused: object) -> list[Any]:
+    """As of tables held as ever, and one of collections by access."""
+    bags, _, sequences = sharders_of(optimizer, LEARNING_RATE, **fused)
+    return [bags, sequences, CollectionByAccessSharder(bags, sequences)]
+
+
 class Trainer:
     """One rank's, of a `case` whose tables are held as `held` says, the others whole (or row-wise: `split`). Tables whose
     names begin as one of `cut` are cut into two parts of the columns."""
@@ -134,21 +132,11 @@ class Trainer:
             parts = 2 if config.name.startswith(tuple(cut)) else 1
             over = blocks.get(config.name, ranks // parts if config.name in {*split, *cut} else 1)
             plan[config.name] = sharding(config.num_embeddings, case.dim, over, place % ranks, parts)
-        fused = {"optimizer": OPTIMIZERS[case.optimizer], "learning_rate": LEARNING_RATE, "eps": EPS, **case.fused}
-        sharders = EmbeddingBagCollectionSharder(fused_params=dict(fused)), EmbeddingCollectionSharder(dict(fused))
-        self.model = DistributedModelParallel(
-            nn.ModuleDict({"e": given}),
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=torch.device("cpu"),
-            plan=ShardingPlan({"e": plan}),
-            sharders=[*sharders, CollectionByAccessSharder(*sharders)],
-        )
+        sharders = sharders_by_access(case.optimizer, eps=EPS, **case.fused)
+        self.model = sharded_by(nn.ModuleDict({"e": given}), ShardingPlan({"e": plan}), sharders)
         state = model_state(self.model)  # TorchRec draws the weights of pooled tables anew
-        for key, weight in state["model"].items():
-            for shard in weight.local_shards():
-                (row, column), (count, columns) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-                start = case.start()[key.split(".")[-2]]
-                shard.tensor.detach().copy_(start[row : row + count, column : column + columns])
+        for key, inside, part in local_parts(state["model"]):
+            part.copy_(case.start()[table_of(key)][inside])
         load_model_state(self.model, state)
 
     @property
