@@ -127,8 +127,8 @@ def test_after_a_write_of_many_batches_a_new_trace_begins(tmp_path: Path) -> Non
 
 def test_tables_of_a_trace_have_the_hot_rows_and_the_misses_of_the_trainer(tmp_path: Path) -> None:
     meta, rows, rng = torch.device("meta"), 20_000, np.random.default_rng(0)
-    config = EmbeddingBagConfig(name="t", embedding_dim=8, num_embeddings=rows, feature_names=["f"])
-    module = EmbeddingBagCollection(tables=[config], device=meta)
+    config = EmbeddingConfig(name="t", embedding_dim=8, num_embeddings=rows, feature_names=["f"])
+    module = EmbeddingCollection(tables=[config], device=meta)
     trace = AccessTrace(module, str(tmp_path / "store"), "ads")
     truth = Table.parse({"name": "t", "rows": rows, "dim": 8, "pooling_factor": 10.0, "access": "zipf:1.05"}, "t")
     shares = 1 / np.arange(1, rows + 1) ** 1.05

@@ -189,7 +189,7 @@ def counted(folder: Path, seed: int) -> ns.Tables:
     """As traces of ids say, whose shares of lookups by id are rounded where they are counted."""
     ids = np.random.default_rng(seed).zipf(1.3, 4 * 40_000) * 7919 % 1_000_000
     write_traces(folder / "traces", Traces({"user": Lookups(ids, np.full(40_000, 4))}))
-    table = {"name": "user", "rows": 1_000_000, "dim": 64, "pooling_factor": 4}
+    table = {"name": "user", "rows": 1_000_000, "dim": 64, "pooling_factor": 4, "pooling": "none"}
     return ns.tables([table], traces=folder / "traces", batch_size=4096, row_orders=folder / "rows", quiet=True)
 
 
@@ -197,8 +197,8 @@ def from_batches(folder: Path, seed: int) -> ns.Tables:
     torchrec = pytest.importorskip("torchrec")
     ids = torch.from_numpy(np.random.default_rng(seed).zipf(1.3, 8 * 2048) * 7919 % 100_000)
     kjt = torchrec.KeyedJaggedTensor(["f"], ids, lengths=torch.full((8192,), 2))
-    config = torchrec.EmbeddingBagConfig(name="t", embedding_dim=64, num_embeddings=100_000, feature_names=["f"])
-    model = torchrec.EmbeddingBagCollection(tables=[config], device=torch.device("meta"))
+    config = torchrec.EmbeddingConfig(name="t", embedding_dim=64, num_embeddings=100_000, feature_names=["f"])
+    model = torchrec.EmbeddingCollection(tables=[config], device=torch.device("meta"))
     return ns.tables(model, batches=[kjt] * 4, row_orders=folder / "rows", quiet=True)
 
 

@@ -67,7 +67,7 @@ def tables(
     wrote, cut into batches of `batch_size` samples. `order` is "time" where they come as they are trained, else "shuffled". A
     mapping as `access`, such as {"user_*": "zipf:1.2"}, replaces what the tables of these names say. `counted` is a model in a
     store, such as "s3://bucket/prefix/ads-ranker": then the trace is what its trainer recorded. With `row_orders`, a folder,
-    tables also have orders of their rows by what is counted, whose lists of hot rows are written there.
+    sequences also have orders of their rows by what is counted, whose lists of hot rows are written there.
 
     Raises UsageError for an unknown kind of source, InvalidInput for a fault in it; both are NeuroshardError, in one line.
 

@@ -108,7 +108,7 @@ def tables(
         bool,
         option(
             "",
-            "also find the hottest rows of each table; their lists go to rows/ beside tables.json.",
+            "also find the hottest rows of each sequence; their lists go to rows/ beside tables.json.",
             "--row-orders",
             needs="--access-from",
         ),

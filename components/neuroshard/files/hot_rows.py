@@ -53,7 +53,8 @@ class _Counts(NamedTuple):
 
 
 class HotRows:
-    """Counts the lookups of one table with `rows` rows. `lookups` are those of each half of the batches."""
+    """Counts the lookups of one table: `rows` are its rows; without `counters` how lookups fall over ids alone. `lookups` are of
+    each half of the batches."""
 
     def __init__(self, rows: int, counters: int = COUNTERS) -> None:
         self.rows, self.counters = rows, counters
@@ -71,10 +72,9 @@ class HotRows:
         self.lookups[half] += counts.sum()
         ranges = len(self._by_id)
         self._by_id += np.bincount(rows * ranges // self.rows, counts, ranges).astype(np.int64)
-        halves = np.zeros((len(rows), 2), dtype=np.int64)
-        halves[:, half] = counts
-        self._new.append((rows, halves))
-        self._waiting += len(rows)
+        if self.counters:
+            self._new.append((rows, counts[:, None] * np.eye(2, dtype=np.int64)[half]))
+            self._waiting += len(rows)
         if self._waiting > self.counters // 2:  # sorting a few at once costs much each
             self._merge()
 

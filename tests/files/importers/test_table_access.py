@@ -208,11 +208,17 @@ def test_batches_that_cannot_be_counted_are_refused(batches: object, said: str) 
         ns.tables(Model(), batches=batches, quiet=True)  # type: ignore[arg-type]
 
 
-def test_batches_are_for_models() -> None:
-    with pytest.raises(UsageError, match="batches are for a model"):
-        ns.tables([USER], batches=[], quiet=True)
-    with pytest.raises(UsageError, match="batches are for a model"):
-        ns.tables(Model(), batches=[], pooling_factors={"a": 3}, quiet=True)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"source": [USER], "batches": []}, "batches are for a model"),
+        ({"source": Model(), "batches": [], "pooling_factors": {"a": 3}}, "batches are for a model"),
+        ({"source": [USER], "row_orders": "rows"}, "row_orders is for traces, batches or counted"),
+    ],
+)
+def test_what_is_for_models_or_for_what_is_counted_is_refused_elsewhere(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ns.tables(**given, quiet=True)
 
 
 def test_the_command_counts_traces_and_takes_words_by_table(neuroshard, tmp_path: Path) -> None:

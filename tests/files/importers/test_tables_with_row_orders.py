@@ -5,16 +5,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 
 import neuroshard as ns
 from helpers.recorded import record
 from helpers.streams import independent, zipf
-from neuroshard.core.errors import UsageError
 from neuroshard.core.row_order import LISTS_FOLDER, RowOrder
 from neuroshard.core.table import Table
 from neuroshard.files.access import Ints
+from neuroshard.files.hot_rows import RANGES
 from neuroshard.files.importers.table_access import with_traces
 from neuroshard.files.row_orders import ids_of
 from neuroshard.files.tables import read_tables, write_tables
@@ -23,11 +22,11 @@ from neuroshard.store.open import open_store
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    from torchrec import EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
 BATCH, ROWS = 500, 3000
-USER = Table.parse({"name": "user", "rows": ROWS, "dim": 16, "pooling_factor": 1.0}, "t")
-ITEM = Table.parse({"name": "item", "rows": 500, "dim": 16, "pooling_factor": 1.0}, "t")
+USER = Table.parse({"name": "user", "rows": ROWS, "dim": 16, "pooling_factor": 1.0, "pooling": "none"}, "t")
+ITEM = Table.parse({"name": "item", "rows": 500, "dim": 16, "pooling_factor": 1.0, "pooling": "none"}, "t")
 
 
 def skewed(batches: int = 20) -> tuple[Ints, list[Ints]]:
@@ -57,6 +56,13 @@ def test_a_table_has_the_order_of_its_trace_and_one_without_stays_as_it_is(tmp_p
     assert item == ITEM
 
 
+def test_a_pooled_table_has_its_lookups_by_id_and_no_order(tmp_path: Path) -> None:
+    path, pooled = traced(tmp_path / "t", skewed(80)[1]), USER.model_copy(update={"pooling": "sum"})
+    (user,), notes = with_traces((pooled,), [path], BATCH, row_orders=tmp_path / "r")
+    assert (user.row_order, len(user.lookups_by_id)) == (None, RANGES)
+    assert "1 pooled table without a row order: plans hold sequences alone by one" in notes
+
+
 def test_without_a_folder_nothing_is_ordered_and_an_order_from_before_stays(tmp_path: Path) -> None:
     path = traced(tmp_path / "t", skewed()[1])
     (ordered,), _ = with_traces((USER,), [path], BATCH, row_orders=tmp_path / "r")
@@ -75,13 +81,6 @@ def test_rows_that_are_read_alike_lose_their_order_with_a_note(tmp_path: Path) -
     assert said in notes
 
 
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        config = EmbeddingBagConfig(name="user", num_embeddings=ROWS, embedding_dim=16, feature_names=["u", "v"])
-        self.bags = EmbeddingBagCollection(device=torch.device("meta"), tables=[config])
-
-
 def test_batches_in_hand_give_orders_to_a_model_s_tables(tmp_path: Path) -> None:
     hottest, batches = skewed()
     kjts = [
@@ -92,7 +91,9 @@ def test_batches_in_hand_give_orders_to_a_model_s_tables(tmp_path: Path) -> None
         )
         for ids in batches
     ]
-    (user,) = ns.tables(Model(), batches=kjts, row_orders=tmp_path / "r", quiet=True)
+    config = EmbeddingConfig(name="user", num_embeddings=ROWS, embedding_dim=16, feature_names=["u", "v"])
+    model = EmbeddingCollection(device=torch.device("meta"), tables=[config])
+    (user,) = ns.tables(model, batches=kjts, row_orders=tmp_path / "r", quiet=True)
     order, ids = order_and_ids(user, tmp_path / "r")
     assert set(ids[:5].tolist()) == set(hottest[:5].tolist())
     assert order.source == f"20 batches of {BATCH // 2} samples"
@@ -127,8 +128,3 @@ def test_what_a_trainer_recorded_gives_orders(neuroshard, tmp_path: Path) -> Non
     assert "100 of 300 steps" in order.source
     (same,) = ns.tables([USER], counted=place, row_orders=tmp_path / "other", quiet=True)
     assert order_and_ids(same, tmp_path / "other")[1].tolist() == ids.tolist()
-
-
-def test_orders_are_for_what_is_counted(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="row_orders is for traces, batches or counted"):
-        ns.tables([USER], row_orders=tmp_path)

@@ -56,7 +56,7 @@ def with_access(
     row_orders: Path | None = None,
 ) -> Imported:
     """Imported tables with the access that options give them: words first, then traces. With `row_orders`, the folder
-    of the lists of hot rows, also with orders of their rows. Raises UsageError, InvalidInput."""
+    of the lists of hot rows, sequences also with orders of their rows. Raises UsageError, InvalidInput."""
     default, named = access_options(access)
     tables, notes = with_words(imported.tables, named), imported.notes
     if default != "uniform" and not any(table.access and table.access.source == default for table in tables):
@@ -98,9 +98,9 @@ def with_traces(
     """The tables with what their traces count (files one after the other in time), and notes.
 
     A batch is `batch_size` samples; what a trainer recorded says how many, and its curves know no order in time. Pooling factor,
-    reuse bins and access curve are the traces', and so is the row order with `row_orders`, the folder of the lists of hot rows;
-    tables without a trace stay as they are, as do those of which a trainer has other rows. Memory is that of a batch and of one
-    table's counted rows. Raises UsageError, InvalidInput.
+    reuse bins and access curve are the traces', and so is the row order of a sequence with `row_orders`, the folder of the lists
+    of hot rows; tables without a trace stay as they are, as do those of which a trainer has other rows. Memory is that of a batch
+    and of one table's counted rows. Raises UsageError, InvalidInput.
     """
     if others := _without_maps(tables):
         return _beside(tables, *with_traces(others, paths, batch_size, order, tracked_rows, row_orders))
@@ -187,7 +187,7 @@ def _beside(
 
 
 def _counter(table: Table, row_orders: Path | None, counters: int, tracked_rows: int = TRACKED_ROWS) -> AccessCounter:
-    hot_rows = None if row_orders is None else HotRows(table.rows, counters)
+    hot_rows = None if row_orders is None else HotRows(table.rows, counters if table.pooling == "none" else 0)
     return AccessCounter(table.rows, tracked_rows, f"table {table.name!r}", hot_rows)
 
 
@@ -203,17 +203,19 @@ def _with_row_order(table: Table, counter: AccessCounter, folder: Path | None, s
 
 
 def _notes_on_row_orders(tables: Sequence[Table]) -> list[str]:
-    """What was found of the hot rows of these tables."""
-    orders = [(table.name, table.row_order) for table in tables if table.row_order is not None]
+    """What was found of the hot rows of these tables; sequences alone have orders."""
+    sequences = [table for table in tables if table.pooling == "none"]
+    orders = [(table.name, table.row_order) for table in sequences if table.row_order is not None]
     listed = [f"{name} ({order.hot_rows:,} rows, {order.lookup_share:.1%} of the lookups)" for name, order in orders]
-    alike = [table.name for table in tables if table.row_order is None]
-    notes = [f"hot rows of {counted(len(listed), 'table')}: {first_few(listed)}"] if listed else []
-    if alike:
-        notes.append(
-            f"{counted(len(alike), 'table')} without a row order, as rows are read alike or too few batches were counted: "
-            f"{first_few(alike)}"
-        )
-    return notes
+    alike = [table.name for table in sequences if table.row_order is None]
+    pooled = len(tables) - len(sequences)
+    why = "as rows are read alike or too few batches were counted"
+    notes = [
+        (listed, f"hot rows of {counted(len(listed), 'table')}: {first_few(listed)}"),
+        (alike, f"{counted(len(alike), 'table')} without a row order, {why}: {first_few(alike)}"),
+        (pooled, f"{counted(pooled, 'pooled table')} without a row order: plans hold sequences alone by one"),
+    ]
+    return [note for there, note in notes if there]
 
 
 def with_batches(
@@ -227,12 +229,12 @@ def with_batches(
 
     `features` are the names of the features that read each table. A batch is a TorchRec KeyedJaggedTensor, or several of them
     as a list or dict, each feature in one. Any number of batches may come, in the order in which they are trained; only one is
-    held at a time. With `row_orders`, the folder of the lists of hot rows, the tables also have orders of their rows. Raises
+    held at a time. With `row_orders`, the folder of the lists of hot rows, sequences also have orders of their rows. Raises
     InvalidInput for a batch that lacks a feature, and for a row that a table lacks.
     """
     if others := _without_maps(tables):
         return _beside(tables, *with_batches(others, features, batches, order, row_orders))
-    of_each = max(COUNTERS // len(tables), FEWEST_COUNTERS)
+    of_each = max(COUNTERS // max(sum(table.pooling == "none" for table in tables), 1), FEWEST_COUNTERS)
     counters = {table.name: _counter(table, row_orders, of_each) for table in tables}
     lookups = {table.name: np.zeros(len(features[table.name])) for table in tables}
     samples = smaller = 0
