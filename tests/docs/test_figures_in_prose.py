@@ -32,9 +32,8 @@ SENTENCES = [
         "README.md",
         "a step takes {trainer-steps 0 2 0} % longer with the published search's plans than with ours (95 % interval "
         "{trainer-steps 0 2 1} to {trainer-steps 0 2 2}), {trainer-steps 4 2 0} to {trainer-steps 5 2 0} % with heuristics' "
-        "plans, {trainer-steps 6 2 0} % "
-        "with TorchRec's ({trainer-steps 6 2 1} to {trainer-steps 6 2 2}). Of two plans predicted 10 % "
-        "apart or more, the one predicted slower is slower in {trainer-steps 7 0 1} of {trainer-steps 7 0 2} pairs",
+        "plans, {trainer-steps 6 2 0} % with TorchRec's ({trainer-steps 6 2 1} to {trainer-steps 6 2 2}). Of two plans predicted "
+        "10 % apart or more, the one predicted slower is slower in {trainer-steps 7 0 1} of {trainer-steps 7 0 2} pairs",
     ),
     ("README.md", "slowest rank takes {search-printed 0 1 0} ms, ours {search-printed 2 1 0} ms"),
     (
@@ -53,6 +52,8 @@ SENTENCES = [
     ("README.md", "are {truth-operator 3 3 0 |.0f} to {truth-operator 0 3 0 |.0f} % below what others measured"),
     ("docs/benchmarks.md", "are within {truth-operator 12 3 0 |.0f} % on an H100"),
     ("docs/benchmarks.md", "of four kinds of GPU are within {truth-all-to-alls 3 3 0 |.0f} %"),
+    ("docs/dlrmv4.md", "priced at {search-dlrmv4 9 3 0} ms, TorchRec's plan at {search-dlrmv4 0 3 0}"),
+    ("docs/dlrmv4.md", "{trainer-dlrmv4 9 1 0} times that of TorchRec's plan, {trainer-dlrmv4 9 4 0} of its memory"),
     ("docs/cost-model.md", "a step takes {trainer-hosts 2 5 0 .0f} to {trainer-hosts 1 5 0 .0f} % less time"),
     ("docs/cache.md", "misses of the second half were up to {cache-real 4 2 1 |.1f} points off"),
     ("docs/cache.md", "counted on the second half itself is at most {cache-real 0 3 1 |.1f} points off"),

@@ -139,7 +139,7 @@ class ShardingTask(SparseValue):
             raise ValueError(  # torchrec 1.8, construct_jagged_tensors
                 f"table {sequence!r} is a sequence: TorchRec reads lengths of what was sent again, which clear_data_dist_inputs "
                 "has freed, and every rank fails (`setStorage: … out of bounds`) unless it is row-wise; leave the option out of "
-                "--pipeline-options, or train with use_index_dedup (--index-dedup)"
+                "--pipeline-options, or train with use_index_dedup (--index-dedup on)"
             )
         if (copied := self.constraints.data_parallel) and not self.trains_copies:
             raise ValueError(
