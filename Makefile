@@ -126,7 +126,7 @@ bench-release: .venv/dev.done ## races, kills, faults, damaged files, and a trai
 	@$(BIN)/python tests/bench/release.py $(ARGS)
 	@$(BIN)/python tests/bench/trainer.py $(ARGS)
 
-bench-sequences: .venv/dev.done ## DLRMv4's tables: our plans beside those of TorchRec's planner and of the benchmark's makers; ARGS="--quick" for 8 ranks
+bench-sequences: .venv/dev.done ## DLRMv4's tables: our plans beside those of TorchRec's planner and of the benchmark's makers, priced, and run on gloo ranks by a scaled copy; ARGS=--quick
 	@$(BIN)/python tests/bench/dlrmv4.py $(ARGS)
 
 bench-rows: .venv/dev.done ## what copies of hot rows cost and save two gloo ranks, and a search: the map, sequences, shaped links (as root); ARGS="--tables-dir FOLDER", "--ratings u.data --requests FILE" (real streams), --quick

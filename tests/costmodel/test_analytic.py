@@ -201,7 +201,7 @@ def test_hardware_gets_its_own_datasheet_or_a_common_one_of_its_kind() -> None:
         "l40": "NVIDIA L40",
         "a40": "NVIDIA A40",
         "mi300x": "AMD Instinct MI300X OAM",
-        "mi355x": "AMD Instinct MI355X",
+        "mi455x": "AMD Instinct MI455X",
     }.items():
         assert analytic_for(hardware("cuda", device)) == (name, True)
     for other, name in {
