@@ -179,8 +179,8 @@ TASKS: list[Task] = [
         of(4, pipeline="sparse-dist", pipeline_options=["free_features_storage_early", "clear_data_dist_inputs"]),
     ),
     Task("batches queued late", tables(20, 24), of(4, pipeline_options="enqueue_batch_after_forward"), full=0.5),
-    Task("ids sent once", tables(23, 9, every={"sequence": 1}, most=6), of(8, index_dedup=True)),
-    Task("ids sent once over hosts", tables(24, 16, every=SEQUENCES), hosts(16, 8, rounds=10, index_dedup=True)),
+    Task("ids sent once", tables(23, 9, every={"sequence": 1}, most=6), of(8, index_dedup="on")),
+    Task("ids sent once over hosts", tables(24, 16, every=SEQUENCES), hosts(16, 8, rounds=10, index_dedup="on")),
     # sequences, orders, ids
     Task("sequences", tables(22, 20, every=SEQUENCES), of(4)),
     Task("sequences only", tables(23, 9, every={"sequence": 1}, most=6), of(8)),
