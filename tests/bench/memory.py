@@ -31,6 +31,7 @@ KINDS: tuple[Kind, ...] = (
     ("TrainPipelineSparseDistLite", ("sparse-dist-lite",), (None,), EVEN),
     ("TrainPipelineFusedSparseDist", ("fused-sparse-dist",), (None,), EVEN),
     ("TrainPipelineSemiSync", ("semi-sync",), (None,), EVEN),
+    ("PrefetchTrainPipelineSparseDist", ("prefetch",), (None,), EVEN),
     ("exchange in fp16 or bf16", ("none", *PIPELINES), ("fp16", "bf16"), EVEN),
     ("ids by Zipf's law", ("none", *PIPELINES), (None, None, "fp16"), SKEWED),
     (DEDUP, ("none", *PIPELINES), (None, None, "fp16"), (0.0, 0.8, 1.2)),

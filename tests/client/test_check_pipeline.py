@@ -1,6 +1,8 @@
 """The pipeline that a trainer builds, and the one that its plan is for. Each test builds pipelines of TorchRec's own."""
 
+import importlib
 import inspect
+import pkgutil
 import warnings
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -8,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import nn
+from torchrec.distributed import train_pipeline
 from torchrec.distributed.train_pipeline import experimental_pipelines, train_pipelines
 from torchrec.distributed.train_pipeline.gradient_accumulation import (
     GradientAccumulationConfig,
@@ -114,8 +117,8 @@ def test_a_pipeline_that_stashes_or_looks_up_ahead_is_refused_by_name(name):
 def test_every_training_pipeline_of_torchrec_is_counted_or_refused():
     classes = {
         name
-        for module in (train_pipelines, experimental_pipelines)
-        for name, one in vars(module).items()
+        for found in pkgutil.iter_modules(train_pipeline.__path__, f"{train_pipeline.__name__}.")
+        for name, one in vars(importlib.import_module(found.name)).items()
         if inspect.isclass(one) and issubclass(one, train_pipelines.TrainPipeline)
     }
     known = {*PIPELINES, *UNKNOWN, *EVALUATING, "TrainPipeline", "StagedTrainPipeline"}

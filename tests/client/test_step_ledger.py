@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from helpers.refusals import names, refused
-from helpers.step_cases import PIPELINES, drawn_case, held, peaks_of, shares_by_id, skewed_case
+from helpers.step_cases import PIPELINES, StepCase, drawn_case, held, peaks_of, shares_by_id, skewed_case
 from neuroshard.client.peak_memory import Peak, _most_live, against_plan, peak_memory
 from neuroshard.core.errors import UsageError
 from neuroshard.core.groups import Groups
@@ -31,6 +31,32 @@ def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_pa
     case = drawn_case(random.Random(seed), [pipeline], [None, "fp16"], [0.0, 1.1])
     said = [peak.nbytes for peak in peaks_said(case.plan.task, case.plan.shards, pipeline, gloo=True)]
     assert peaks_of(case, tmp_path) == [pytest.approx(nbytes, rel=OFF) for nbytes in said]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", ["none", "sparse-dist", "prefetch"])
+def test_row_wise_sequences_keep_their_input_in_the_order_of_operators(pipeline: Pipeline, tmp_path: Path) -> None:
+    given = {"module": "m", "rows": 1000, "dim": 4, "pooling": "none"}
+    stateless = {"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": 0}
+    tables = tuple(  # the second is in an operator of its own, after the third
+        Table.model_validate(
+            {
+                **given,
+                **stateless,
+                "name": f"t{n}",
+                "element_bytes": nbytes,
+                "features": [{"name": f"f{n}", "pooling_factor": 20}],
+            }
+        )
+        for n, nbytes in enumerate([4, 2, 4])
+    )
+    task = ShardingTask(
+        tables=tables, device_memory_bytes=(2**30,) * 2, batch_size=1024, pipeline=pipeline, step_ledger=1
+    )
+    shards = tuple(shard for table in tables for shard in held(table, "rows", 0, 2, 2))
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    said = [peak.nbytes for peak in peaks_said(task, shards, gloo=True)]
+    assert peaks_of(StepCase(plan, pipeline, 2), tmp_path) == [pytest.approx(nbytes, rel=0.03) for nbytes in said]
 
 
 @pytest.mark.slow

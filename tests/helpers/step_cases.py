@@ -39,6 +39,7 @@ PIPELINES: dict[Pipeline, Any] = {
     "sparse-dist-lite": train_pipelines.TrainPipelineSparseDistLite,
     "fused-sparse-dist": train_pipelines.TrainPipelineFusedSparseDist,
     "semi-sync": train_pipelines.TrainPipelineSemiSync,
+    "prefetch": train_pipelines.PrefetchTrainPipelineSparseDist,
 }
 WAYS = (
     ("whole",),
@@ -365,7 +366,7 @@ def sharded_model(case: StepCase) -> Any:
 
 
 def _peak(rank: int, case: StepCase) -> int:
-    if case.pipeline in ("fused-sparse-dist", "semi-sync"):
+    if case.pipeline in ("fused-sparse-dist", "semi-sync", "prefetch"):
         _without_streams()
     task, sharded = case.plan.task, sharded_model(case)
     copies = [parameter for _, parameter in sharded.named_parameters()]
@@ -388,6 +389,8 @@ def _peak(rank: int, case: StepCase) -> int:
             options: dict[str, Any] = {"start_batch": 0} if case.pipeline == "semi-sync" else {}
             options |= dict.fromkeys(task.pipeline_options or (), True)
             pipeline = PIPELINES[case.pipeline](sharded, optimizer, torch.device("cpu"), **options)
+            if case.pipeline == "prefetch":  # without a stream it takes no ids ahead
+                pipeline._data_dist_stream = torch.cpu.Stream()
             for _ in range(STEPS):
                 pipeline.progress(made)
             del pipeline
@@ -395,9 +398,11 @@ def _peak(rank: int, case: StepCase) -> int:
 
 
 def _without_streams() -> None:
-    """FusedSparseDist and SemiSync ask for CUDA's streams, of which a CPU has none."""
+    """These pipelines ask for CUDA's streams, of which a CPU has none."""
     from torchrec.sparse import jagged_tensor
 
     torch.cuda.current_stream = lambda *args, **kwargs: None
+    of_cpu: Any = torch.cpu.Stream
+    of_cpu.device = torch.device("cpu")  # which TorchRec 1.9 asks for
     for one in (jagged_tensor.KeyedJaggedTensor, jagged_tensor.JaggedTensor, jagged_tensor.KeyedTensor, Tensor):
         one.record_stream = lambda self, stream: None

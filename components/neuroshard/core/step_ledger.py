@@ -35,33 +35,18 @@ from neuroshard.core.task import ShardingTask
 
 GLOO_THREADS = 2  # of a process group, by default: so many collectives run at once
 
-Cause = Literal[
-    "inputs",
-    "lookup outputs",
-    "exchange",
-    "codec",
-    "outputs",
-    "gradients",
-    "sorted ids",
-    "gradient buckets",
-    "dense layers",
-    "allocator",
-]
+Cause = (
+    Literal["inputs", "lookup outputs", "exchange", "codec", "outputs", "gradients"]
+    | Literal["sorted ids", "gradient buckets", "dense layers", "allocator"]
+)
 # FBGEMM's backward pass on a GPU sorts the ids that it looks up (`transpose_embedding_input`): of a lookup row number (int64) and
 # info (int32; int64 of sequences), both also sorted, and of equal ones the row (int64), how many (int32) and how many before
 # (int32). The sort's own buffers are gone when the last are made, and take no more.
 POOLED_SORTED_BYTES, SEQUENCE_SORTED_BYTES = 2 * (8 + 4) + 16, 2 * (8 + 8) + 16
-Moment = Literal[
-    "input exchange",
-    "lookup",
-    "forward encode",
-    "forward exchange",
-    "outputs put together",
-    "dense layers",
-    "backward encode",
-    "backward exchange",
-    "backward order",
-]
+Moment = (
+    Literal["input exchange", "lookup", "forward encode", "forward exchange", "outputs put together", "dense layers"]
+    | Literal["backward encode", "backward exchange", "backward order"]
+)
 
 
 @dataclass
@@ -122,10 +107,10 @@ class Collection:
 
     @property
     def sent(self) -> float:
-        """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one. Where ids are sent once, the
-        latter is what the context keeps."""
+        """Its input as it is sent: row blocks' has an order of its own, others' is the permuted one, which sequences keep in any
+        case."""
         blocks = sum(group.sent for group in self.groups if group.group.sharding.splits_rows)
-        return blocks + (self.permuted if len(self.groups) > self._of_blocks and not self.sum("once") else 0.0)
+        return blocks + self._permuted_for(len(self.groups) > self._of_blocks)
 
     @property
     def context(self) -> float:
@@ -146,8 +131,12 @@ class Collection:
     @property
     def kept_for_lookups(self) -> float:
         """What the forward pass keeps of the permuted input: that of sequences, and what copies look up."""
-        sequences = any(group.sequences for group in self.groups) and len(self.groups) > self._of_blocks
-        return self.permuted if self.copied or (sequences and not self.sum("once")) else 0.0
+        return self.permuted if self.copied else self._permuted_for(False)
+
+    def _permuted_for(self, sent: bool) -> float:
+        """The permuted input, if it is sent, or of sequences. Where ids are sent once, it is in what the context keeps."""
+        kept = (sent or self.groups[0].sequences) and not self.sum("once")
+        return self.permuted if kept else 0.0
 
     @property
     def _of_blocks(self) -> int:
@@ -366,20 +355,24 @@ class _Step:
         yield from self._forward()
         outputs = Counter[Cause]({"outputs": self.outputs})
         late = self._inputs("backward") + self._ahead()
-        yield "dense layers", late + outputs + Counter({"dense layers": self.dense_bytes})
+        dense = outputs + Counter[Cause]({"dense layers": self.dense_bytes})
+        yield "dense layers", late + dense
+        for position in range(len(self.collections) if self.flight.fetches else 0):
+            yield "input exchange", self._inputs("input", position) + self._kept() + dense
         yield from self._backward(late)
 
     def _inputs(self, when: Literal["input", "forward", "outputs", "backward"], position: int = 0) -> Counter[Cause]:
         """Batches while the collection at that position runs; a pipeline has those of all collections."""
         batches: Batches = getattr(self.flight, when)
-        nbytes = batches.own * self.own + self.kept
+        nbytes, fetched = batches.own * self.own + self.kept, self.flight.fetches
         # what is sent in the order of the batch are the batch's own tensors
         nbytes -= self.flight.freed * sum(one.sum("own") for one in self.collections if one.permuted)
         for number, one in enumerate(self.collections):
             there = Batches(*map(min, batches, self.flight.outputs)) if number < position else batches
             nbytes += self._contexts(when) * one.context
             if self.pipelined or number == position:
-                nbytes += there.sent * one.sent + there.received * one.sum("received")
+                nbytes += there.sent * one.sent * (not (fetched and when == "input" and number < position))
+                nbytes += (there.received + (fetched and when == "forward" and number > position)) * one.sum("received")
             if self.pipelined or (number <= position and when != "backward"):
                 nbytes += max(there.sent + self.flight.clears_sent, 1) * one.sum("order")
             if self.pipelined or number <= position or when == "backward":  # made with the input that is sent
@@ -387,7 +380,9 @@ class _Step:
                 nbytes += max(sent, 1) * one.divisor
             if when != "backward" and number < position + (when != "input"):  # its input is in order
                 nbytes += LENGTH_BYTES * one.sum("lengths") + one.sum("weights") + one.sum("unmapped")
-                nbytes += one.kept_for_lookups * (not self.pipelined)
+                nbytes += one.kept_for_lookups * (not self.pipelined or fetched)
+            elif when == "backward":  # of the next batch, in order already
+                nbytes += one.kept_for_lookups * fetched
         now = self.collections[position]
         if when == "input":
             nbytes += now.sum("received") + max((8 * group.lengths for group in now.groups), default=0.0)
@@ -401,7 +396,7 @@ class _Step:
         """Of how many batches there are contexts."""
         later = self.flight.backward.sent
         if when in ("outputs", "backward"):
-            return later + (when == "outputs" and not self._keeps_batch)
+            return later + (when == "outputs" and not self._keeps_batch) + self.flight.fetches
         return max(self.flight.forward.sent + self.flight.clears_sent, 1)
 
     def _held(self) -> Counter[Cause]:
@@ -421,7 +416,8 @@ class _Step:
         before = self._held()
         for position, now in enumerate(self.collections):
             arriving, inputs, last = self._inputs("input", position) + before, self._inputs("forward", position), 0.0
-            yield "input exchange", arriving
+            if not self.flight.fetches:
+                yield "input exchange", arriving
             if any(group.group.sharding.over_domains for group in now.groups):
                 yield "input exchange", arriving + self._dealt(now)
             for place, group in enumerate(now.groups):
@@ -513,14 +509,7 @@ class _Step:
 
     def _backward(self, late: Counter[Cause]) -> Iterator[tuple[Moment, Counter[Cause]]]:
         """Collections send their gradients, the last first, before what the last gets goes to its operators."""
-        kept = sum(
-            one.sum("order") * (not self.pipelined)
-            + one.sum("inverse") * (not self._keeps_batch)
-            + sum(map(one.sum, ("weights", "lengths_in_order")))
-            + self._looked_up(one)
-            for one in self.collections
-        )
-        base = late + Counter[Cause]({"inputs": kept, "gradients": sum(one.sum("output") for one in self.collections)})
+        base = late + self._kept() + Counter[Cause]({"gradients": self.outputs})
         # Where the forward pass runs ahead, each collection has a backward pass of its own, in their order, and gradients of
         # outputs stay to the end.
         ahead = self.flight.ahead
@@ -556,6 +545,17 @@ class _Step:
                         yield "backward exchange", base + self._running(copies) + more
                 if now.copied:
                     base -= Counter[Cause]({"gradients": now.sum("output")})
+
+    def _kept(self) -> Counter[Cause]:
+        """What the backward pass reads, beside gradients."""
+        nbytes = sum(
+            one.sum("order") * (not self.pipelined)
+            + one.sum("inverse") * (not self._keeps_batch)
+            + sum(map(one.sum, ("weights", "lengths_in_order")))
+            + self._looked_up(one)
+            for one in self.collections
+        )
+        return Counter[Cause]({"inputs": nbytes})
 
     def _sent_back_as_it_is(self, now: Collection) -> bool:
         """Whether the gradient of a collection's outputs is what is sent: that of row blocks alone, in fp32."""

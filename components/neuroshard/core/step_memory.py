@@ -33,11 +33,8 @@ WEIGHT_BYTES = 4
 OUTPUT_BYTES = 4  # of an element: outputs are fp32, also of tables in fp16
 # Where lookups reach the ranks that hold their rows within the step that needs them, not in one before.
 WAIT_FOR_INPUT: frozenset[Pipeline] = frozenset({"none", "base", "sparse-dist-lite"})
-BATCHES: Mapping[str, int] = {
-    "none": 1,
-    "sparse-dist": 2,
-    "prefetch": 3,
-}  # of lookups on the device, as TorchRec estimates
+# of lookups on the device, as TorchRec estimates
+BATCHES: Mapping[str, int] = {"none": 1, "sparse-dist": 2, "prefetch": 3}
 
 
 class Batches(NamedTuple):
@@ -58,9 +55,10 @@ class InFlight(NamedTuple):
     ahead: bool = False  # whether the next batch's outputs are there too, and its ids in order
     freed: int = 0  # of how many batches the own input is freed once it is in the order in which it is sent
     clears_sent: bool = False  # whether what was sent of this batch is freed before the next is sent
+    fetches: bool = False  # whether the next batch's ids come, and are put in order, between forward and backward pass
 
 
-# Counted in real steps of TorchRec 1.8 (tests/bench/memory.py).
+# Counted in real steps of TorchRec 1.8 and 1.9 (tests/bench/memory.py).
 IN_FLIGHT: Mapping[Pipeline, InFlight] = {
     "none": InFlight(Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0), Batches(1, 0, 0)),
     "base": InFlight(Batches(2, 1, 1), Batches(2, 0, 0), Batches(2, 0, 0), Batches(1, 0, 0)),
@@ -68,8 +66,9 @@ IN_FLIGHT: Mapping[Pipeline, InFlight] = {
     "sparse-dist-lite": InFlight(Batches(1, 1, 1), Batches(1, 1, 1), Batches(1, 0, 0), Batches(1, 0, 0)),
     "fused-sparse-dist": InFlight(Batches(2, 1, 1), Batches(2, 1, 1), Batches(3, 2, 1), Batches(3, 2, 2)),
     "semi-sync": InFlight(Batches(3, 3, 2), Batches(3, 3, 2), Batches(3, 3, 2), Batches(3, 3, 3), ahead=True),
-    # not measured, since a CPU has no caches to fetch rows into: as sparse-dist, with one batch more on its way
-    "prefetch": InFlight(Batches(4, 3, 2), Batches(4, 3, 2), Batches(4, 2, 1), Batches(4, 2, 2)),
+    "prefetch": InFlight(
+        Batches(3, 1, 1), Batches(3, 1, 1), Batches(3, 1, 1), Batches(3, 0, 1), clears_sent=True, fetches=True
+    ),
 }
 
 
@@ -82,7 +81,9 @@ def in_flight(pipeline: Pipeline, options: Collection[PipelineOption]) -> InFlig
         return Batches(batches.own - later, batches.sent - sent, batches.received)
 
     before, outputs = [fewer(one, clears) for one in (flight.input, flight.forward)], fewer(flight.outputs, 0)
-    return InFlight(before[0], before[1], outputs, flight.backward, flight.ahead, freed, clears)
+    return flight._replace(
+        input=before[0], forward=before[1], outputs=outputs, freed=freed, clears_sent=clears or flight.clears_sent
+    )
 
 
 def parse_pipeline_options(text: str) -> tuple[PipelineOption, ...]:
