@@ -7,7 +7,9 @@ tests' own.
 import os
 import types
 import warnings
+from collections.abc import Callable
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,17 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed import model_parallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
+from helpers import step_cases
 from helpers.gloo import on_ranks
 from helpers.plans import NOW, row_wise
 from neuroshard.client.checkpoint import load_resharded
 from neuroshard.client.load import check_world_size
+from neuroshard.client.peak_memory import peak_memory
 from neuroshard.client.torchrec import NeuroShardPlanner, dmp_collection, to_torchrec
 from neuroshard.client.torchrec.planner import rank_storage
 from neuroshard.core.errors import InvalidInput, UsageError
 from neuroshard.core.groups import Groups, sizes_of
-from neuroshard.core.plan import Plan, Provenance, Shard
+from neuroshard.core.plan import Plan, Provenance, Shard, peaks_of
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -113,12 +117,14 @@ def on_cpu(kind: Any) -> Any:
     return OnCpu
 
 
-def trainer_of(plan: Plan, optimizer: str) -> tuple[Any, dict[str, torch.Tensor]]:
+def trainer_of(
+    plan: Plan, optimizer: str, make: Callable[[], nn.Module] = Model
+) -> tuple[Any, dict[str, torch.Tensor]]:
     """The sharded model, and the weights that it had before."""
     warnings.simplefilter("ignore")
     module = without_assertions()
     torch.manual_seed(0)
-    model = Model()
+    model = make()
     fused = {"optimizer": getattr(EmbOptimType, optimizer), "learning_rate": RATE, "eps": 1e-8}
     sharders, groups, cpu = [EmbeddingBagCollectionSharder(fused_params=fused)], plan.task.groups, torch.device("cpu")
     begins = {name: value.clone() for name, value in model.state_dict().items()}
@@ -169,6 +175,44 @@ def train(rank: int, plan: Plan, optimizer: str, steps: int = STEPS) -> tuple[li
         dist.all_reduce(mean)
         losses.append(mean.item() / dist.get_world_size())
     return losses, _moments(trained)
+
+
+def peak_of(rank: int, plan: Plan) -> int:
+    """Of live tensors in steps that average replicas."""
+    tables = plan.task.tables
+    trained, _ = trainer_of(plan, "EXACT_SGD", lambda: step_cases.Model(tables))
+    descent = torch.optim.SGD([one for _, one in trained.named_parameters()], lr=RATE)
+    made = step_cases.batches(tables, plan.task.batch_size // plan.task.devices, rank, 12)
+
+    def steps(number: int) -> None:
+        for batch in islice(made, number):
+            descent.zero_grad(set_to_none=False)
+            trained(batch)[0].backward()
+            descent.step()
+            trained.sync()
+
+    steps(4)
+    with peak_memory() as peak:
+        steps(8)
+    return peak.nbytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_each_rank_of_groups_takes_in_a_step_what_the_ledger_says_of_its_device(tmp_path, contiguous):
+    ways = ("whole", "columns", "rows", "copies")
+    named = [{"name": way, "features": [{"name": way, "pooling_factor": 20}]} for way in ways]
+    tables = tuple(Table.model_validate({"module": "m", "rows": 1000, "dim": 32, **one}) for one in named)
+    groups = groups_of(RANKS, contiguous)
+    given = {"tables": tables, "device_memory_bytes": (2**30,) * 2, "batch_size": 512, "pipeline": "none"}
+    given |= {"step_ledger": 1, "groups": groups, "topology": groups.topology(2, None), "dense_optimizer": "sgd"}
+    task = ShardingTask.model_validate(given).with_copies(["copies"])
+    shards = tuple(one for table in tables for one in step_cases.held(table, table.name, 1, 2, 2))
+    plan = Plan(task=task, shards=shards, provenance=Provenance(neuroshard_version="0", algorithm="by hand"))
+    said = [peak.nbytes for peak in peaks_of(plan.held, shards, gloo=True)]
+    assert abs(said[0] / said[1] - 1) > 0.1
+    measured = on_ranks(RANKS, tmp_path, peak_of, plan)
+    assert measured == [pytest.approx(said[groups.of_rank(rank, 2)[1]], rel=0.05) for rank in range(RANKS)]
 
 
 def _set(trained: Any, begins: dict[str, torch.Tensor], plan: Plan, rank: int) -> None:

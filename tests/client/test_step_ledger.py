@@ -36,20 +36,10 @@ def test_a_step_takes_what_the_ledger_says(pipeline: Pipeline, seed: int, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("pipeline", ["none", "sparse-dist", "prefetch"])
 def test_row_wise_sequences_keep_their_input_in_the_order_of_operators(pipeline: Pipeline, tmp_path: Path) -> None:
-    given = {"module": "m", "rows": 1000, "dim": 4, "pooling": "none"}
-    stateless = {"optimizer_bytes_per_row": 0, "optimizer_bytes_per_element": 0}
-    tables = tuple(  # the second is in an operator of its own, after the third
-        Table.model_validate(
-            {
-                **given,
-                **stateless,
-                "name": f"t{n}",
-                "element_bytes": nbytes,
-                "features": [{"name": f"f{n}", "pooling_factor": 20}],
-            }
-        )
-        for n, nbytes in enumerate([4, 2, 4])
-    )
+    given, nbytes = {"module": "m", "rows": 1000, "dim": 4, "pooling": "none"}, [4, 2, 4]  # t1's operator is the last
+    named = [{"name": f"t{n}", "features": [{"name": f"f{n}", "pooling_factor": 20}]} for n in range(3)]
+    each = zip(nbytes, named, strict=True)
+    tables = tuple(Table.model_validate({**given, **one, "element_bytes": size}) for size, one in each)
     task = ShardingTask(
         tables=tables, device_memory_bytes=(2**30,) * 2, batch_size=1024, pipeline=pipeline, step_ledger=1
     )
