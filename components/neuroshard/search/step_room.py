@@ -69,6 +69,8 @@ def check_step(task: ShardingTask, shards: Sequence[Shard], state: State) -> Non
     peak = peaks_of(task, shards)[device]
     causes = ", ".join(f"{cause} {format_bytes(nbytes)}" for cause, nbytes in peak.causes.items())
     cures = "more devices, or a smaller batch" if peak.moment != "dense layers" else "less --dense-memory"
+    if any(table.pooling == "none" and table.access is None for table in task.tables):
+        cures += ", or count access (neuroshard tables --access-from; ids that come again can be sent once)"
     if (task.allocator_share or 0) > WITH_EXPANDABLE_SEGMENTS:
         cures += f", or {EXPANDABLE_SEGMENTS}"
     raise StepDoesNotFit(

@@ -7,6 +7,7 @@ import pytest
 
 from helpers.refusals import refused
 from neuroshard.core.dedup import sent_once
+from neuroshard.core.errors import Infeasible
 from neuroshard.core.part import Part
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.skew import largest_block
@@ -108,3 +109,9 @@ def test_ids_are_sent_once_also_where_no_time_is_left_to_search() -> None:
 def test_a_plan_for_cpus_says_that_they_lack_the_kernel() -> None:
     plan = search(task(table(), index_dedup=True), analytic_model("cpu", BATCH), SearchSettings(rounds=1))
     assert any("CPUs lack" in note for note in plan.provenance.notes)
+
+
+def test_where_no_step_fits_and_nobody_knows_of_repeats_counting_is_a_way_out() -> None:
+    long = task(table(rows=10**6, pooling_factor=5_000.0, access=None), device_memory_bytes=(2**28,) * RANKS)
+    with refused(Infeasible, "in a step", "--access-from"):
+        search(long, analytic_model("h100", BATCH), TRYING)
