@@ -1,27 +1,38 @@
 """The pipeline: who feeds whom, and what each step needs. `make compile` writes it to neuroshard.yaml.
 
-    survey -> for each model that need not wait: search -> deploy
-           -> for each kind of hardware to measure: augment -> for each share: measure -> pretrain
-                  -> for each model that waited: search -> deploy
-              -> the last model: search -> deploy
+    survey -> night: plan, for the first model that need not wait
+                     for each other one: plan
+                     for each kind of hardware to measure: augment -> kind: for each share: measure -> pretrain
+                                                                            -> for each model that waited: plan
 
 `survey` finds the kinds of hardware whose live cost models do not cover what the models need. Only `measure` uses devices, on
 the nodes that `augment` names. Steps meet in the store, where they find a run under RUN, its name, so that a run continues where
 the one before it failed. A failure of one kind of hardware, or of one model, is recorded there, and the others go on.
 
 What a pod costs decides the shape: a step is two pods, and each loop, each item of one and each inner pipeline has another. So
-one model is planned outside of loops: in a night that measures nothing the first one, else one that waits for what is measured.
+one model is planned outside of loops, by a name that the store knows.
+
+KFP 2.17 finds the output of a step by the names of all steps of its pipeline, inner ones too, and fails for good where a name
+is there twice, as after a driver that Argo made again: its node was lost, its log could not be saved. So outputs are looked up
+in two places alone, right after the step that has them and before anything else of that pipeline begins: `night` takes those of
+`survey`, and `kind` those of `augment`, as parameters, which cost no look-up.
 """
 
-from typing import List  # noqa: UP035 # as in the components
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, List  # noqa: UP035 # as in the components
 
 from kfp import dsl, kubernetes
 
 from neuroshard.component import CPU_IMAGE, GPU_IMAGE
 from neuroshard.kube import POD_LABELS, USER
-from neuroshard.nightly.component import augment, deploy, measure, pretrain, search, survey
+from neuroshard.nightly.component import augment, measure, plan, pretrain, survey
 
 RUN = dsl.PIPELINE_JOB_ID_PLACEHOLDER
+# kfp mixes up the Kubernetes fields of steps of one name where one is in a pipeline and the other in a pipeline inside of it
+plan_later = deepcopy(plan)
+plan_later.component_spec.name = "plan-later"
+FIRST = ""  # the model that `survey` recorded as the first to plan
 
 # Keys of the secret with the credentials for S3. Without the secret, the pod's service account is used.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL", "AWS_REGION")
@@ -36,7 +47,9 @@ def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: st
     """Give a step its image, resources, labels and security context; and the secret, if the step uses the store."""
     step.set_container_image(image)
     step.set_cpu_request(cpus).set_memory_request(memory).set_memory_limit(memory)
-    step.register_pipeline_channels([image, cpus, memory])  # inside a loop kfp would forget these
+    step.register_pipeline_channels(
+        [one for one in (image, cpus, memory, secret) if one]
+    )  # inside a loop kfp would forget these
     # Pod Security `restricted` requires these; KFP sets the rest itself
     kubernetes.set_security_context(step, run_as_user=USER, run_as_group=USER, run_as_non_root=True)
     for key, value in POD_LABELS.items():
@@ -47,15 +60,20 @@ def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: st
     step.set_caching_options(False)  # every step reads what changes: the fleet, the store, a model's tables
 
 
-@dsl.pipeline(name="measure-shares")
-def measure_shares(
+def plan_model(step_of: dict[str, Any], pod: Sequence[Any], model: Any, *, at_once: bool) -> dsl.PipelineTask:
+    """The step that gives a model its plan."""
+    planned = (plan if at_once else plan_later)(**step_of, model=model, at_once=at_once)
+    equip(planned, *pod)
+    return planned
+
+
+@dsl.pipeline(name="kind")
+def measure_kind(
     shares: List[str],  # noqa: UP006
+    later: List[str],  # noqa: UP006
     kind: str,
     store: str,
     single_writer: bool,
-    budget: str,
-    training_runtime: str,
-    measure_image: str,
     image: str,
     cpus: str,
     memory: str,
@@ -63,29 +81,50 @@ def measure_shares(
     resource: str,
     nodes: dict,  # type: ignore[type-arg]
     tolerations: list,  # type: ignore[type-arg]
+    step_image: str,
+    step_cpus: str,
+    step_memory: str,
     store_secret: str,
 ) -> None:
-    """Each share of a kind of hardware in a pod of its own, on a node of the kind.
-
-    A pipeline of its own, as KFP knows no output of another step in a loop's Kubernetes fields, but parameters.
-    """
+    """Each share of a kind of hardware in a pod of its own, on a node of the kind; then its cost model, and the models that
+    waited for it."""
+    step_of = {"run": RUN, "store": store, "single_writer": single_writer}
+    pod = (step_image, step_cpus, step_memory, store_secret)
     with dsl.ParallelFor(shares) as share:
-        measured = measure(
-            run=RUN,
-            kind=kind,
-            share=share,
-            store=store,
-            single_writer=single_writer,
-            budget=budget,
-            training_runtime=training_runtime,
-            measure_image=measure_image,
-        )
+        measured = measure(**step_of, kind=kind, share=share)
         equip(measured, image, cpus, memory, store_secret)
         measured.register_pipeline_channels([gpus, resource])
         measured.set_accelerator_type(resource).set_accelerator_limit(gpus)
         kubernetes.add_node_selector_json(measured, nodes)
         kubernetes.add_toleration_json(measured, tolerations)
         kubernetes.empty_dir_mount(measured, "shm", "/dev/shm", medium="Memory")  # for the processes of NCCL and gloo
+    learnt = pretrain(**step_of, kind=kind).after(measured)
+    equip(learnt, *pod)
+    with dsl.ParallelFor(later) as model:
+        plan_model(step_of, pod, model, at_once=False).after(learnt)
+
+
+@dsl.pipeline(name="night")
+def night(
+    kinds: List[str],  # noqa: UP006
+    at_once: List[str],  # noqa: UP006
+    store: str,
+    single_writer: bool,
+    step_image: str,
+    step_cpus: str,
+    step_memory: str,
+    store_secret: str,
+) -> None:
+    """The first of the models that need not wait, the others, and each kind of hardware to measure, beside each other."""
+    step_of = {"run": RUN, "store": store, "single_writer": single_writer}
+    pod = {"step_image": step_image, "step_cpus": step_cpus, "step_memory": step_memory, "store_secret": store_secret}
+    plan_model(step_of, [*pod.values()], FIRST, at_once=True)
+    with dsl.ParallelFor(at_once) as model:
+        plan_model(step_of, [*pod.values()], model, at_once=True)
+    with dsl.ParallelFor(kinds) as kind:
+        drawn = augment(**step_of, kind=kind)
+        equip(drawn, *pod.values())
+        measure_kind(**drawn.outputs, **pod, kind=kind, store=store, single_writer=single_writer)
 
 
 @dsl.pipeline(name="neuroshard")
@@ -151,59 +190,14 @@ def neuroshard(
         step_image: The image of every other pod.
         store_secret: A secret with AWS_ACCESS_KEY_ID and so on; it may be absent.
     """
-    given = dict(locals())
-    pod = (step_image, step_cpus, step_memory, store_secret)
-    step_of = {"run": RUN, "store": store, "single_writer": single_writer}
-
-    def plan_model(model: str, at_once: bool = False) -> dsl.PipelineTask:
-        """The two steps that give a model its plan; the first of them."""
-        searched = search(**step_of, model=model, algorithm=algorithm, memory_margin=memory_margin)
-        live = deploy(
-            **step_of,
-            model=model,
-            at_once=at_once,
-            searched=searched.outputs["Output"],
-            plan=searched.outputs["plan"],
-            tables=searched.outputs["tables"],
-            min_gain=min_gain,
-            memory_margin=memory_margin,
-        )
-        for step in (searched, live):
-            equip(step, *pod)
-        return searched
-
-    seen = survey(run=RUN, **given)
-    equip(seen, *pod)
-
-    with dsl.ParallelFor(seen.outputs["kinds"]) as kind:
-        drawn = augment(
-            **step_of,
-            kind=kind,
-            training_runtime=training_runtime,
-            measure_image=measure_image,
-            measure_cpus=measure_cpus,
-            measure_memory=measure_memory,
-            step_image=step_image,
-            step_cpus=step_cpus,
-            step_memory=step_memory,
-        )
-        measured = measure_shares(
-            **{name: output for name, output in drawn.outputs.items() if name != "later"},
-            kind=kind,
-            store=store,
-            single_writer=single_writer,
-            budget=measure_budget,
-            training_runtime=training_runtime,
-            measure_image=measure_image,
-            store_secret=store_secret,
-        )
-        learnt = pretrain(**step_of, kind=kind).after(measured)
-        for step in (drawn, learnt):
-            equip(step, *pod)
-        with dsl.ParallelFor(drawn.outputs["later"]) as waited:
-            plan_model(waited).after(learnt)
-
-    with dsl.ParallelFor(seen.outputs["at_once"]) as model:
-        plan_model(model, at_once=True)
-
-    plan_model(seen.outputs["last"]).after(learnt)
+    seen = survey(run=RUN, **locals())
+    equip(seen, step_image, step_cpus, step_memory, store_secret)
+    night(
+        **seen.outputs,
+        store=store,
+        single_writer=single_writer,
+        step_image=step_image,
+        step_cpus=step_cpus,
+        step_memory=step_memory,
+        store_secret=store_secret,
+    )

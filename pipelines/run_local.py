@@ -53,14 +53,14 @@ END_WITH_PARENT = "NEUROSHARD_END_WITH_PARENT"  # make's process id: make does n
 RANK_SECONDS = 600  # that ranks of the trainer wait for one another: on a busy machine they start minutes apart
 
 # Where KFP's local runner leaves what the steps made (step/output), and under which name a user finds it. The pipeline has
-# the two steps that plan a model in three places: search-2, deploy-3.
+# the step that plans a model in three places: plan-2, plan-3.
 OUTPUTS = {
     "pretrain/costs": "costs",
     "pretrain/cost_model": "cost_model",
-    "search*/tables": "tables.json",
-    "search*/plan": "plan.json",
-    "deploy*/release": "release.json",
-    "deploy*/page": "report.html",
+    "plan*/tables": "tables.json",
+    "plan*/plan": "plan.json",
+    "plan*/release": "release.json",
+    "plan*/page": "report.html",
 }
 # Options that are parameters of the pipeline, and where these have other names
 _PASSED = "batch_size store backend nodes compute_cases collective_cases max_error memory_margin algorithm seed"
@@ -74,7 +74,7 @@ COLOR = re.compile(r"\x1b\[\d+m")
 CHATTER = re.compile(
     r"    ( |[{}]$|Traceback|KeyboardInterrupt$|neuroshard\.core\.errors|\[KFP Executor)"
     r"|    \w+: (Artifact|Dataset|HTML|Metrics|Model)\("
-    r"|    (Output|at_once|cpus|gpus|image|kinds|last|later|memory|nodes|resource|shares|tolerations): "
+    r"|    (Output|at_once|cpus|gpus|image|kinds|later|memory|nodes|resource|shares|tolerations): "
     r"|.* - INFO - (Streamed logs|Task '[\w-]+' outputs):|-{20,}|\s*$"
 )
 
@@ -312,7 +312,7 @@ class Log(io.TextIOBase):
     def __init__(self, file: TextIO, called: Mapping[str, str]) -> None:
         """`called` gives the folder of the steps the name under which their outputs are found in the end."""
         self.file, self.error, self.rest = file, "", ""
-        self.scratch = [  # a loop's steps are in a folder of their own; `search*` is search-2, too
+        self.scratch = [  # a loop's steps are in a folder of their own; `plan*` is plan-2, too
             (
                 re.compile(rf"{re.escape(steps)}/(?:[^/\s]+/)+" + re.escape(made).replace(r"\*", "[^/]*") + r"\b"),
                 f"{folder}/{name}",

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from kfp.local import io, status, subprocess_task_handler
+from kfp.local import status, subprocess_task_handler
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 6.0  # for a step to keep what it measured
@@ -170,23 +170,7 @@ class StepProcess(subprocess_task_handler.SubprocessTaskHandler):
         return status.Status.FAILURE if code else status.Status.SUCCESS
 
 
-class NamedOutputs(io.IOStore):
-    """Finds the items of a loop over one of several outputs of a step, which kfp's local runner takes for an input."""
-
-    def get_parent_input(self, key: str) -> Any:
-        """The input of a DAG, as kfp finds it; or the output that `pipelinechannel--STEP-OUTPUT` names."""
-        try:
-            return super().get_parent_input(key)
-        except ValueError:
-            for step, outputs in self._task_output_data.items():
-                for name, value in outputs.items():
-                    if key == f"pipelinechannel--{step}-{name}":
-                        return value
-            raise
-
-
 def use_own_steps(children: Children) -> None:
-    """Let kfp's SubprocessRunner start its steps as StepProcess does, and find NamedOutputs: kfp has no place to say so."""
+    """Let kfp's SubprocessRunner start its steps as StepProcess does: kfp has no place to say so."""
     StepProcess.children = children
     subprocess_task_handler.SubprocessTaskHandler = StepProcess
-    io.IOStore = NamedOutputs

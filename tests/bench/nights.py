@@ -51,14 +51,11 @@ def relabelled(nodes: Sequence[dict[str, Any]], driver: str) -> list[dict[str, A
 
 
 NEW_DRIVER = relabelled(H200, "580.65.06")
-STAGES = ("survey", "augment", "measure", "pretrain", "search-3", "deploy-3")
+STAGES = ("survey", "augment", "measure", "pretrain", "plan")
 RUN = """
 import json, sys, warnings
 warnings.filterwarnings("ignore")
 from kfp import components, local
-from kfp.local import io
-from pipelines.steps import NamedOutputs
-io.IOStore = NamedOutputs
 local.init(local.SubprocessRunner(use_venv=False), pipeline_root=sys.argv[2])
 components.load_component_from_file("pipelines/neuroshard.yaml")(**json.loads(sys.argv[1]))
 """
@@ -155,7 +152,7 @@ class Table:
 
     def row(self, what: str, night: Night, note: str, may_fail: bool = False) -> None:
         measured = ", ".join(night.measured) or "nothing"
-        searched = sum(step.startswith("deploy") for step in night.steps)  # deploy-3 of the last model
+        searched = sum(step.startswith("plan") for step in night.steps)  # of each model, and once where all wait
         self.good = self.good and (night.succeeded or may_fail)
         ended = "ended well" if night.succeeded else "killed" if may_fail else "FAILED"
         if ended == "FAILED" and (said := re.findall(r"neuroshard\.core\.errors\.(\w+: .{,100})", night.log)):
@@ -241,7 +238,7 @@ def runs(quick: bool) -> Table:
         before.fleet = H200
         if not before.night().succeeded:
             sys.exit("error: the night before the kills failed")
-        for stage in ("measure", "deploy-3") if quick else STAGES:
+        for stage in ("measure", "plan") if quick else STAGES:
             killed(table, before, Path(scratch, f"killed-{stage}"), stage)
     return table
 
@@ -289,7 +286,7 @@ def store_down(table: Table, folder: Path) -> None:
         place = Place(folder, "s3://plans/prefix", env)
         os.environ.update(env)
         table.row("the store away for 20 s, in pretrain", place.night("pretrain", away), f"plan {place.live()}")
-        table.row("the store away for 20 s, in search", place.night("search-3", away), f"plan {place.live()}")
+        table.row("the store away for 20 s, in plan", place.night("plan", away), f"plan {place.live()}")
 
 
 def killed(table: Table, before: Place, folder: Path, stage: str) -> None:

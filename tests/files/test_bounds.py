@@ -32,7 +32,7 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError
 from neuroshard.core.plan import DeviceCost, Plan
 from neuroshard.core.release import SEAL, ModelRelease, Refusal, Release, Sealed
 from neuroshard.core.table import Table
-from neuroshard.core.value import Value, sha256
+from neuroshard.core.value import Value, decode_json, sha256
 from neuroshard.costmodel.analytic import analytic_model
 from neuroshard.costmodel.cache import Caches, miss_curve
 from neuroshard.costmodel.given import GivenCosts, load_given
@@ -52,7 +52,7 @@ from neuroshard.fleet.cluster import Node
 from neuroshard.fleet.labels import Fleet
 from neuroshard.measure.backends import MeasureSettings, open_backend
 from neuroshard.measure.evaluate import Evaluation
-from neuroshard.orders.nightly import Job, ModelSpec, Searched, Survey, Verdict, parse_message, read_specs
+from neuroshard.orders.nightly import Job, ModelSpec, Survey, Verdict, read_specs
 from neuroshard.pretrain.labels import collect
 from neuroshard.report.facts import FleetFile, fleet_rows
 from neuroshard.report.text import refusals_text, releases_text
@@ -155,7 +155,7 @@ def shown_as(show: Callable[[Any], str], kind: type[Sealed]) -> Callable[[Any, P
 
 
 def message(kind: type[Value]) -> Callable[[Any, Path], object]:
-    return lambda data, _: parse_message(kind, json.dumps(data))
+    return lambda data, _: kind.parse(decode_json(json.dumps(data).encode(), "it"), "it")
 
 
 def golden(name: str, **fields: Any) -> Any:
@@ -253,7 +253,7 @@ IN_PARQUET = (
     Cases,
     type(COSTS),
 )
-NEVER_READ = (Evaluation, Fleet, Node, Searched)  # written only; a node is what Kubernetes says, drawn in tests/fleet
+NEVER_READ = (Evaluation, Fleet, Node)  # written only; a node is what Kubernetes says, drawn in tests/fleet
 
 
 def or_one_line(use: Callable[[], object], what: str) -> bool:

@@ -71,7 +71,10 @@ def _task(
     component = spec["components"].get(task["componentRef"]["name"], {})
     if "dag" not in component:
         return NightCost(2, 2, 1)
-    inputs, source = loop_source(task, outer)
+    given = task.get("inputs", {}).get("parameters", {})
+    inputs = {key: _source(one, outer) for key, one in given.items()}
+    loop = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
+    source = None if loop is None else inputs.get(loop, loop)
     one = _dag(spec, component["dag"], inputs, items)
     if source is None:
         return NightCost(1 + one.pods, 1 + one.in_a_row, one.at_once)
@@ -84,11 +87,7 @@ def _task(
     )
 
 
-def loop_source(task: Mapping[str, Any], outer: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """The sources of a task's inputs and, if it is a loop, of its items; `outer` are those of the pipeline around it."""
-    inputs = {}
-    for key, one in task.get("inputs", {}).get("parameters", {}).items():
-        name = str(one.get("componentInputParameter", ""))
-        inputs[key] = one.get("taskOutputParameter", {}).get("outputParameterKey", outer.get(name, name))
-    items = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
-    return inputs, inputs.get(items, items)
+def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
+    """The output or parameter that an input comes from in the end."""
+    name = str(one.get("componentInputParameter", ""))
+    return str(one.get("taskOutputParameter", {}).get("outputParameterKey") or outer.get(name, name))

@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 from neuroshard.core.errors import MeasureError, NeuroshardError
 from neuroshard.core.table import Table
-from neuroshard.deploy.run import DeploySettings
 from neuroshard.fleet.survey import SurveySettings
 from neuroshard.measure.backends import MeasureSettings
 from neuroshard.measure.run import run as measure_run
@@ -22,13 +21,14 @@ from neuroshard.nightly.deploy import ReleaseFiles, check_red
 from neuroshard.nightly.deploy import run as release
 from neuroshard.nightly.pretrain import run as learn
 from neuroshard.nightly.search import run as plan
-from neuroshard.nightly.survey import planned_after, planned_at_once, planned_last
+from neuroshard.nightly.survey import planned_after
 from neuroshard.nightly.survey import run as survey
 from neuroshard.orders.nightly import Job, Request, Survey, Verdict
 from neuroshard.pretrain.run import run as pretrain
 from neuroshard.store.folder import FolderStore
 
 CLOCKS = ("nightly.survey", "nightly.pretrain", "nightly.fallbacks", "deploy.run")  # who asks what time it is
+PARAMETERS = {"algorithm": "size", "memory_margin": 0.0, "min_gain": -1.0}
 WRITES = ("create", "swap", "delete")
 
 
@@ -94,11 +94,11 @@ class Place:
                 max_age_seconds=self.max_age_seconds,
                 max_error=self.max_error,
             )
-            found = survey(json.dumps(self.models), self.store, settings)
+            found = survey(json.dumps(self.models), self.store, settings, parameters=PARAMETERS)
             campaigns = tuple(campaign.hardware.name for campaign in found.campaigns)
-            red = self._plan_all(found, planned_at_once(found, self.store), verdicts, at_once=True)
+            red = self._plan_all(found, found.at_once, verdicts, at_once=True)
             self._renew(found)
-            red += self._plan_all(found, dict.fromkeys([*planned_after(found), planned_last(found)]), verdicts)
+            red += self._plan_all(found, planned_after(found), verdicts)
             if red:
                 return NightlyRun("; ".join(red), verdicts, campaigns)
         except NeuroshardError as error:
@@ -144,10 +144,10 @@ class Place:
         tables, out, released, page = (
             self.fresh(each) for each in ("tables.json", "plan.json", "release.json", "p.html")
         )
-        _, searched = plan(found, name, self.store, tables, out, algorithm="size")
+        _, searched = plan(found, name, self.store, tables, out)
         with patch("neuroshard.nightly.deploy.report"):
             files = ReleaseFiles(out, tables, released, page)
-            return release(found, name, searched, files, self.store, DeploySettings())
+            return release(found, name, searched, files, self.store)
 
     def fresh(self, name: str) -> Path:
         import tempfile

@@ -599,9 +599,9 @@ def test_models_do_not_wait_for_cases_that_another_run_draws_or_died_drawing(pla
     settings = SurveySettings(Request.parse(place.request, "request"), nodes=str(place.folder / "nodes.json"))
     found = survey_module.run(json.dumps(place.models), place.store, settings)
     store_of(place).delete(f"{folder}/{FAILED}")
-    assert survey_module.planned_at_once(found, place.store) == []
+    assert survey_module.planned_at_once(found, store_of(place)) == ()
     store_of(place).create(f"{folder}/{AUGMENT_LEASE}", b"{}")
-    assert survey_module.planned_at_once(found, place.store) == ["ads"]
+    assert survey_module.planned_at_once(found, store_of(place)) == ("ads",)
 
 
 def test_a_dead_runs_lease_is_taken_over_and_a_living_ones_is_not(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from neuroshard.core.errors import NotFound, StoreError
 from neuroshard.core.units import parse_bytes
 from neuroshard.costmodel.bundle import save_cost_model
 from neuroshard.deploy.bundles import PublishRule, publish_model
-from neuroshard.deploy.run import DeploySettings
 from neuroshard.files.tables import write_tables
 from neuroshard.nightly import deploy as room
 from neuroshard.nightly.deploy import ReleaseFiles
@@ -42,7 +41,12 @@ def found(**asked: Any) -> Survey:
     request = Request(compute_cases=1, collective_cases=0, batch_size=BENCH.batch_size, seed=0, backend=BENCH.backend)
     hardware = {"ads": BENCH.hardware.fingerprint}
     return Survey(
-        owner="tonight", request=request, models=read_specs(json.dumps([spec])), hardware=hardware, campaigns=()
+        owner="tonight",
+        request=request,
+        models=read_specs(json.dumps([spec])),
+        hardware=hardware,
+        campaigns=(),
+        parameters={"algorithm": "size", "memory_margin": 0.1, "min_gain": -1.0},
     )
 
 
@@ -66,15 +70,8 @@ def night(store: FolderStore, tmp_path: Path) -> Night:
         tables, out, released, page = (tmp_path / name for name in names)
         for left in (tables, out, released, page):
             left.unlink(missing_ok=True)
-        _, searched = plan(survey, "ads", store.url, tables, out, algorithm="size")
-        return release(
-            survey,
-            "ads",
-            searched,
-            ReleaseFiles(out, tables, released, page),
-            store.url,
-            DeploySettings(memory_margin=0.1),
-        )
+        _, searched = plan(survey, "ads", store.url, tables, out)
+        return release(survey, "ads", searched, ReleaseFiles(out, tables, released, page), store.url)
 
     return steps
 

@@ -53,10 +53,16 @@ def plan_of(tmp_path):
         request = Request(compute_cases=1, collective_cases=0, batch_size=65536, seed=seed, backend="synthetic")
         hardware = {"ads": model.manifest.hardware_fingerprint}
         topologies = {hardware["ads"]: nodes} if nodes else {}
-        survey = Survey(request=request, models=(spec,), hardware=hardware, campaigns=(), topologies=topologies)
-        found, searched = search_plan(
-            survey, "ads", store, tmp_path / "tables.json", tmp_path / "plan.json", "local-search", margin
+        parameters = {"algorithm": "local-search", "memory_margin": margin}
+        survey = Survey(
+            request=request,
+            models=(spec,),
+            hardware=hardware,
+            campaigns=(),
+            topologies=topologies,
+            parameters=parameters,
         )
+        found, searched = search_plan(survey, "ads", store, tmp_path / "tables.json", tmp_path / "plan.json")
         assert searched.instead == ""
         return found
 

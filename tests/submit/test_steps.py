@@ -159,42 +159,14 @@ def test_what_a_later_attempt_made_good_did_not_fail() -> None:
     assert names(tasks) == ["survey"]
 
 
-def test_the_same_step_of_two_models_is_two() -> None:
-    loop = "w(0).root(0).plan-models(0).for-loop-1(0).iteration-iterations"
-    nodes = {"w": "FAILED"}
-    for end in ("w(0)", "w(0).root", "w(0).root(0)", "w(0).root(0).plan-models", "w(0).root(0).plan-models(0)"):
-        nodes[end] = "FAILED"
-    nodes |= {
-        loop.removesuffix("(0).iteration-iterations"): "FAILED",
-        loop.removesuffix(".iteration-iterations"): "FAILED",
-    }
-    nodes[loop] = "FAILED"
-    for index in range(3):
-        item = f"{loop}({index}:{index})"
-        state, attempts = ("SUCCEEDED", "S") if index == 1 else ("FAILED", "F")
-        nodes |= dict.fromkeys((item, f"{item}(0)", f"{item}(0).iteration-item", f"{item}(0).iteration-item(0)"), state)
-        nodes |= step_nodes(f"{item}(0).iteration-item(0)", "search", attempts)
-    assert names(tree(nodes)) == ["search", "search"]
-
-
-@pytest.mark.parametrize(
-    ("step", "models", "log", "text"),
-    [
-        ("search", '[{"name": "ads"}]', "", "search of model 'ads': OOMKilled"),
-        ("search", '[{"name": "ads"}, {"name": "feed"}]', "", "search: OOMKilled"),  # which of them, nothing says
-        ("search", '[{"name": "ads"}]', LOG % FEED, f"search of model 'feed': {TOO_LARGE}"),
-        ("measure", '[{"name": "ads"}]', LOG % JOB, f"measure on NVIDIA-H200: {TOO_LARGE}"),
-        ("measure", '[{"name": "ads"}]', "", "measure: OOMKilled"),
-    ],
-)
-def test_a_step_is_reported_by_its_inputs_in_its_log_else_by_the_only_model(
-    step: str, models: str, log: str, text: str
-) -> None:
-    assert step_text(FailedStep(step), models, log, "OOMKilled") == text
-
-
-def test_a_step_of_which_nothing_is_known_failed() -> None:
-    assert step_text(FailedStep("survey"), "", "", "") == "survey: failed"
+def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them_else_by_the_only_model() -> None:
+    of_job = LOG % json.dumps({"job": json.dumps({"campaign": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2})})
+    measure, plan, two = FailedStep("measure"), FailedStep("plan"), '[{"name": "ads"}, {"name": "feed"}]'
+    assert step_text(measure, two, of_job, "").startswith("measure on NVIDIA-H200: ")
+    assert step_text(plan, two, LOG % FEED, "").startswith("plan of model 'feed': ")
+    assert step_text(plan, '[{"name": "ads"}]', "", "OOMKilled") == "plan of model 'ads': OOMKilled"
+    assert step_text(plan, two, "", "OOMKilled") == "plan: OOMKilled"
+    assert step_text(measure, '[{"name": "ads"}]', "", "") == "measure: failed"
 
 
 @pytest.mark.parametrize(

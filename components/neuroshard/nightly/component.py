@@ -4,7 +4,7 @@ is in the store under that name.
 
 from typing import List, NamedTuple  # noqa: UP035 # kfp reads the annotations as text, and knows List
 
-from kfp.dsl import HTML, Artifact, Dataset, Input, Metrics, Model, Output
+from kfp.dsl import HTML, Artifact, Dataset, Metrics, Model, Output
 
 from neuroshard.component import component
 
@@ -38,9 +38,9 @@ def survey(
     step_memory: str,
     step_image: str,
     store_secret: str,
-) -> NamedTuple("Survey", [("kinds", List[str]), ("at_once", List[str]), ("last", str)]):  # type: ignore[valid-type]  # noqa: UP006
-    """Compare the fleet and the store with what the models need: which kinds of hardware to measure, which models to plan at
-    once, and which after that. All parameters of the run are checked here, before anything is measured.
+) -> NamedTuple("Survey", [("kinds", List[str]), ("at_once", List[str])]):  # type: ignore[valid-type]  # noqa: UP006
+    """Compare the fleet and the store with what the models need: which kinds of hardware to measure, and which models to plan at
+    once beside the first. All parameters of the run are checked here, before anything is measured, and recorded for its steps.
     """
     given = dict(locals())
     del given["run"]
@@ -65,9 +65,8 @@ def survey(
             max_age_seconds=parse_duration(max_age) if max_age else None,
             max_error=max_error or None,
         )
-        found = night.run(models, store, settings, owner=run, single_writer=single_writer)
-        kinds = [campaign.hardware.fingerprint for campaign in found.campaigns]
-        return kinds, night.planned_at_once(found, store), night.planned_last(found)
+        found = night.run(models, store, settings, owner=run, single_writer=single_writer, parameters=given)
+        return [campaign.hardware.fingerprint for campaign in found.campaigns], list(found.at_once[1:])
 
 
 @component
@@ -76,13 +75,6 @@ def augment(
     kind: str,
     store: str,
     single_writer: bool,
-    training_runtime: str,
-    measure_image: str,
-    measure_cpus: str,
-    measure_memory: str,
-    step_image: str,
-    step_cpus: str,
-    step_memory: str,
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Augment",
     [
@@ -101,48 +93,25 @@ def augment(
     for it, and the pod of a share. With a training runtime all shares are one TrainJob, which a pod without GPUs starts.
     """
     from neuroshard.nightly import augment as night
-    from neuroshard.nightly.measure import ALL, Pod, measuring_pod
-    from neuroshard.nightly.survey import planned_after, planned_last
+    from neuroshard.nightly.measure import measuring_pods
+    from neuroshard.nightly.survey import planned_after
     from neuroshard.store.night import night_step
 
     with night_step(store, run, "augment", kind, single_writer=single_writer) as found:
-        campaign, last = found.campaign(kind), planned_last(found)
-        shares = [str(share) for share in night.run(found, campaign, store, single_writer=single_writer)]
-        later = [name for name in planned_after(found, kind) if name != last]
-        pod = measuring_pod(campaign, measure_image, measure_cpus, measure_memory)
-        if training_runtime:
-            shares, pod = [ALL] if shares else [], Pod(step_image, step_cpus, step_memory)
+        left = night.run(found, found.campaign(kind), store, single_writer=single_writer)
+        shares, pod = measuring_pods(found, found.campaign(kind), left)
         *request, nodes, tolerations = pod
-        return shares, later, *request, dict(nodes), list(tolerations)
+        return shares, planned_after(found, kind), *request, dict(nodes), list(tolerations)
 
 
 @component
-def measure(
-    run: str,
-    kind: str,
-    share: str,
-    store: str,
-    single_writer: bool,
-    budget: str,
-    training_runtime: str,
-    measure_image: str,
-) -> None:
-    """Measure a share of a kind's cases on this pod's devices, for at most `budget` (3m, 2h), into the store."""
-    from neuroshard.core.units import parse_duration
+def measure(run: str, kind: str, share: str, store: str, single_writer: bool) -> None:
+    """Measure a share of a kind's cases on this pod's devices, for at most the run's `measure_budget`, into the store."""
     from neuroshard.nightly import measure as night
     from neuroshard.store.night import night_step
 
     with night_step(store, run, "measure", f"{kind}/{share}", single_writer=single_writer) as found:
-        night.run(
-            found,
-            found.campaign(kind),
-            share,
-            store,
-            budget_seconds=parse_duration(budget),
-            single_writer=single_writer,
-            training_runtime=training_runtime,
-            image=measure_image,
-        )
+        night.run(found, found.campaign(kind), share, store, single_writer=single_writer)
 
 
 @component
@@ -173,61 +142,41 @@ def pretrain(
 
 
 @component
-def search(
-    run: str,
-    model: str,
-    store: str,
-    single_writer: bool,
-    algorithm: str,
-    memory_margin: float,
-    tables: Output[Artifact],
-    plan: Output[Artifact],
-    predicted: Output[Metrics],
-) -> str:
-    """Search a model's plan for today's tables, with the best cost model there is."""
-    from pathlib import Path
-
-    from neuroshard.nightly import search as night
-    from neuroshard.store.night import night_step
-
-    paths = Path(tables.path), Path(plan.path)
-    with night_step(store, run, "search", model, single_writer=single_writer) as found:
-        best, searched = night.run(found, model, store, *paths, algorithm=algorithm, memory_margin=memory_margin)
-    if best is not None:
-        costs = {algorithm: best.cost_ms, **{b.algorithm: b.cost_ms for b in best.baselines}}
-        for by, milliseconds in costs.items():
-            if milliseconds is not None:
-                predicted.log_metric(f"{by}_ms", milliseconds)
-    return searched.canonical_json().decode()
-
-
-@component
-def deploy(
+def plan(
     run: str,
     model: str,
     at_once: bool,
-    searched: str,
-    plan: Input[Artifact],
-    tables: Input[Artifact],
     store: str,
-    min_gain: float,
-    memory_margin: float,
     single_writer: bool,
+    tables: Output[Artifact],
+    plan: Output[Artifact],
     release: Output[Artifact],
     page: Output[HTML],
+    predicted: Output[Metrics],
 ) -> None:
-    """Make the plan the model's live one, or keep the live one where that is predicted better; and draw a page of it."""
+    """Search a model's plan for today's tables, with the best cost model there is; make it the model's live one, or keep the live
+    one where that is predicted better; and draw a page of it. Without a name, of the first model that need not wait.
+    """
     from pathlib import Path
 
-    from neuroshard.deploy.run import DeploySettings
-    from neuroshard.nightly import deploy as night
-    from neuroshard.orders.nightly import Searched, parse_message
-    from neuroshard.store.night import night_step
+    from neuroshard.core.clean import log
+    from neuroshard.nightly import deploy, search
+    from neuroshard.store.night import first_model, night_step
 
-    settings = DeploySettings(
-        min_gain=min_gain if min_gain >= 0 else None, memory_margin=memory_margin, single_writer=single_writer
-    )
-    files = night.ReleaseFiles(Path(plan.path), Path(tables.path), Path(release.path), Path(page.path))
-    with night_step(store, run, "deploy", model, single_writer=single_writer) as found:
-        verdict = night.run(found, model, parse_message(Searched, searched), files, store, settings)
-        night.check_red(found, verdict, at_once=at_once)
+    model = model or first_model(store, run)
+    if not model:
+        log("every model waits for what is measured")
+        return
+    files = deploy.ReleaseFiles(Path(plan.path), Path(tables.path), Path(release.path), Path(page.path))
+    with night_step(store, run, "plan", model, single_writer=single_writer) as found:
+        best, searched = search.run(found, model, store, files.tables, files.plan)
+        costs = (
+            {best.provenance.algorithm: best.cost_ms, **{b.algorithm: b.cost_ms for b in best.baselines}}
+            if best
+            else {}
+        )
+        for by, cost_ms in costs.items():
+            if cost_ms is not None:
+                predicted.log_metric(f"{by}_ms", cost_ms)
+        verdict = deploy.run(found, model, searched, files, store, single_writer=single_writer)
+        deploy.check_red(found, verdict, at_once=at_once)

@@ -35,9 +35,10 @@ from neuroshard.deploy.run import run as deploy
 from neuroshard.files.plan import read_plan
 from neuroshard.files.tables import read_tables
 from neuroshard.models.open import open_cost_model
+from neuroshard.nightly.fallbacks import Searched
 from neuroshard.nightly.search import todays_order
 from neuroshard.nightly.survey import planned_after
-from neuroshard.orders.nightly import VERDICTS_FOLDER, End, ModelSpec, Searched, Survey, Verdict
+from neuroshard.orders.nightly import VERDICTS_FOLDER, End, ModelSpec, Survey, Verdict
 from neuroshard.orders.sizes import Kind, SizeOrder
 from neuroshard.report.run import run as report
 from neuroshard.search.run import task_of
@@ -63,14 +64,19 @@ class ReleaseFiles(NamedTuple):
 
 
 def run(
-    survey: Survey, name: str, searched: Searched, files: ReleaseFiles, store_url: str, settings: DeploySettings
+    survey: Survey, name: str, searched: Searched, files: ReleaseFiles, store_url: str, *, single_writer: bool = False
 ) -> Verdict:
-    """Deploy the plan of the model `name`, draw its page, and record the verdict in the store. Then put the model's page of sizes
-    there, if it asks for one: whatever happens to that, the release and its verdict are there.
+    """Deploy the plan of the model `name` by the run's `min_gain` and `memory_margin`, draw its page, and record the verdict in
+    the store. Then put the model's page of sizes there, if it asks for one: whatever happens to that, the release and its verdict
+    are there.
 
     Raises Unreachable where the store does not answer, and StoreError where a red verdict cannot be recorded.
     """
-    store = open_patiently(store_url, single_writer=settings.single_writer)
+    store = open_patiently(store_url, single_writer=single_writer)
+    min_gain, memory_margin = (survey.parameters[name] for name in ("min_gain", "memory_margin"))
+    settings = DeploySettings(
+        min_gain=min_gain if min_gain >= 0 else None, memory_margin=memory_margin, single_writer=single_writer
+    )
     try:
         mended = mended_or_why_not(store, plans_of(name))
         doubts = [*survey.notes, *([mended] if mended else [])]
@@ -84,7 +90,7 @@ def run(
         files.release.write_bytes(verdict.canonical_json())
     log(*verdict.text.splitlines())
     _record(store, verdict)
-    if why := put_sizes(survey, verdict, files.tables, store, settings.memory_margin):
+    if why := put_sizes(survey, verdict, files.tables, store, memory_margin):
         log(f"note: {name}: no page of sizes: {why}")
         verdict = verdict.model_copy(update={"no_sizes": why})
         _record(store, verdict)

@@ -22,7 +22,7 @@ from neuroshard.costmodel.protocol import predicts
 from neuroshard.models.open import open_cost_model
 from neuroshard.models.published import list_published
 from neuroshard.models.serving import Known, Shortfall, Wanted, known_models, live_at, serves, usable
-from neuroshard.orders.nightly import ModelSpec, Searched, Survey, campaign_folder
+from neuroshard.orders.nightly import ModelSpec, Survey, campaign_folder
 from neuroshard.store.measuring import FAILED, read_record
 from neuroshard.store.protocol import Store
 
@@ -32,6 +32,15 @@ class Candidate(NamedTuple):
 
     cost_model: str
     what: str = ""
+
+
+class Searched(NamedTuple):
+    """`model` names the cost model of a plan as `--model` does, and `instead` says why it is not the hardware's own. Where there
+    is no plan, `no_plan` is the reason."""
+
+    model: str = ""
+    instead: str = ""
+    no_plan: str = ""
 
 
 def choose(survey: Survey, spec: ModelSpec, store: Store) -> Searched:

@@ -18,11 +18,12 @@ from neuroshard.core.operator_limits import device_of, fault_of_plan
 from neuroshard.core.plan import Plan
 from neuroshard.core.release import Release
 from neuroshard.core.row_order import LISTS_FOLDER
+from neuroshard.core.value import canonical_json
 from neuroshard.deploy.run import Placement, placement, rolled_back_digests, rolled_back_placements
 from neuroshard.files.importers.table_access import with_traces
 from neuroshard.files.tables import read_tables, write_tables
-from neuroshard.nightly.fallbacks import choose
-from neuroshard.orders.nightly import ModelSpec, Searched, Survey
+from neuroshard.nightly.fallbacks import Searched, choose
+from neuroshard.orders.nightly import ModelSpec, Survey
 from neuroshard.orders.options import ALGORITHMS
 from neuroshard.orders.search import SearchOrder
 from neuroshard.search.run import KeptOrders
@@ -36,35 +37,30 @@ from neuroshard.store.traces import fetch_trace
 from neuroshard.store.track import Live
 
 
-def run(
-    survey: Survey, name: str, store_url: str, tables: Path, out: Path, *, algorithm: str, memory_margin: float = 0.0
-) -> tuple[Plan | None, Searched]:
-    """Write the model's tables as tables.json, and its plan as plan.json; the plan, and the cost model it was searched with.
+def run(survey: Survey, name: str, store_url: str, tables: Path, out: Path) -> tuple[Plan | None, Searched]:
+    """Write the model's tables as tables.json, and its plan as plan.json, by the run's `algorithm` and with its `memory_margin`
+    left free; the plan, and the cost model it was searched with.
 
-    `memory_margin` is the share of each device's memory that the plan leaves free. Where there is no plan, both files hold
-    the reason, as JSON. Raises Unreachable where the store does not answer.
+    Where there is no plan, both files hold the reason, as JSON. Raises Unreachable where the store does not answer.
     """
     reason = survey.no_plan.get(name, "")
     try:
         if not reason:
             store = open_patiently(store_url)
             patiently(lambda: fetch_tables(survey.spec(name).tables, tables))
-            return patiently(lambda: search_plan(survey, name, store, tables, out, algorithm, memory_margin))
+            return patiently(lambda: search_plan(survey, name, store, tables, out))
     except Unreachable:
         raise
     except NeuroshardError as error:
         reason = str(error)
     log(f"no plan for {name}: {reason}")
-    searched = Searched(no_plan=reason)
     for path in (tables, out):
         if not path.exists():
-            path.write_bytes(searched.canonical_json())
-    return None, searched
+            path.write_bytes(canonical_json({"no_plan": reason}))
+    return None, Searched(no_plan=reason)
 
 
-def search_plan(
-    survey: Survey, name: str, store: Store, tables: Path, out: Path, algorithm: str, memory_margin: float = 0.0
-) -> tuple[Plan, Searched]:
+def search_plan(survey: Survey, name: str, store: Store, tables: Path, out: Path) -> tuple[Plan, Searched]:
     """Search the plan of the model `name`, and write it as plan.json.
 
     Raises what search/run.py raises, StoreError, and InvalidInput for invalid constraints.
@@ -84,10 +80,10 @@ def search_plan(
     if start is not None and start.task.groups is not None:
         log(f"note: the live plan of {name!r} is for groups of ranks, so it is not started from: no night plans any")
         start = None
-    of_the_night = {"algorithm": algorithm, "seed": survey.request.seed}
+    of_the_night = {"algorithm": survey.parameters["algorithm"], "seed": survey.request.seed}
     if start is None:
         of_the_night |= {"move_budget_bytes": None, "keep_optimizer_state": False}
-    order = todays_order(survey, spec, memory_margin)
+    order = todays_order(survey, spec, survey.parameters["memory_margin"])
     order = replace(order, settings={**order.settings, **of_the_night}, previous=start)
     # a new order of the night is taken where access has drifted from that of the live plan, and that is worth moving rows
     keeping = None if live is None else KeptOrders(live, partial(read_ids, store, name))
@@ -155,4 +151,4 @@ def _another(
             plan = search_for(replace(order, settings={**order.settings, "algorithm": other}), instead=why)
     if placement(plan) in barred:
         return search_for(order, instead=searched.instead), searched
-    return plan, searched.model_copy(update={"instead": why or searched.instead})
+    return plan, searched._replace(instead=why or searched.instead)

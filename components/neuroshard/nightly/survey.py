@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from neuroshard import __version__
@@ -43,10 +43,16 @@ DECISIONS: Mapping[str, Literal["go on", "draw more", "leave"]] = {
 
 
 def run(
-    models: str, store_url: str, settings: SurveySettings, *, owner: str = "", single_writer: bool = False
+    models: str,
+    store_url: str,
+    settings: SurveySettings,
+    *,
+    owner: str = "",
+    single_writer: bool = False,
+    parameters: Mapping[str, Any] | None = None,
 ) -> Survey:
     """Survey the fleet for the `models` (a JSON list), and report on stderr how each kind of hardware is covered. What was found
-    is put into the store, under the name of the run, `owner`.
+    is put into the store, under the name of the run, `owner`, with the `parameters` that its other steps need.
 
     GPUs are found at the cluster's API, or in the file `settings.nodes`; CPUs in a cluster are those of measuring pods. Where
     there is no cluster, all hardware is this machine's. Raises UsageError and InvalidInput for a fault of all models, StoreError,
@@ -79,26 +85,24 @@ def run(
         notes=tuple(notes),
         max_error=settings.max_error,
         max_age_seconds=settings.max_age_seconds,
+        parameters={name: value for name, value in (parameters or {}).items() if name != "models"},
     )
+    surveyed = surveyed.model_copy(update={"at_once": planned_at_once(surveyed, store)})
     write_survey(store, surveyed)
     return surveyed
 
 
-def planned_at_once(found: Survey, store_url: str) -> list[str]:
-    """The models that need not wait, but for the last one: this run measures nothing for them; or an earlier attempt to measure
-    failed, or left a lease behind or holds it still, so that nothing may come of waiting."""
-    store = open_patiently(store_url)
+def planned_at_once(found: Survey, store: Store) -> tuple[str, ...]:
+    """The models that need not wait: this run measures nothing for them; or an earlier attempt to measure failed, or left a lease
+    behind or holds it still, so that nothing may come of waiting."""
     failed = set()
     for campaign in found.campaigns:
         now = measuring(store, campaign.folder)
         if not now.others.isdisjoint((FAILED, AUGMENT_LEASE)) or now.leases:
             failed.add(campaign.hardware.fingerprint)
-    waiting, last = planned_after(found), planned_last(found)
-
-    def at_once(name: str) -> bool:
-        return found.hardware.get(name) in failed if name in waiting else name != last
-
-    return [spec.name for spec in found.models if at_once(spec.name)]
+    waiting = planned_after(found)
+    names = [spec.name for spec in found.models]
+    return tuple(name for name in names if name not in waiting or found.hardware.get(name) in failed)
 
 
 def planned_after(found: Survey, kind: str = "") -> list[str]:
@@ -107,11 +111,6 @@ def planned_after(found: Survey, kind: str = "") -> list[str]:
         campaign.hardware.fingerprint for campaign in found.campaigns if kind in ("", campaign.hardware.fingerprint)
     }
     return [one.name for one in found.models if found.hardware.get(one.name) in kinds and one.name not in found.no_plan]
-
-
-def planned_last(found: Survey) -> str:
-    """The model that the pipeline plans outside of its loops, after what is measured: a loop and its item cost a pod each."""
-    return (planned_after(found) or [spec.name for spec in found.models])[0]
 
 
 def _fleet(settings: SurveySettings) -> tuple[Fleet, list[str]]:

@@ -3,7 +3,6 @@
     Survey     what the run found: each model's hardware, and what to measure. It is in the store (store/night.py)
     Campaign   one kind of hardware to measure, and where in the store its cases and costs are
     Job        one pod's share of a Campaign
-    Searched   which cost model a plan was searched with, and why it was not the hardware's own; or why there is no plan
 
 They are below the stages because `measure` and `fleet` parse them too, and no stage imports nightly/.
 
@@ -172,7 +171,8 @@ class Survey(Value):
     `models` are all that need a plan. `hardware` maps a model to the fingerprint of its hardware, "" where that is not known;
     `kinds` maps fingerprints to the hardware of the fleet, and `topologies` to how its nodes are joined, where that is known.
     `no_plan` maps each model that cannot be planned to the reason. `campaigns` are those of the kinds to measure or learn.
-    `notes` are faults of the run that degrade every plan.
+    `at_once` are the models that are planned before anything is measured. `notes` are faults of the run that degrade every plan,
+    and `parameters` those of the pipeline.
     """
 
     owner: str = ""
@@ -186,23 +186,14 @@ class Survey(Value):
     notes: tuple[str, ...] = ()
     max_error: Annotated[float, Field(ge=0)] | None = None
     max_age_seconds: Seconds | None = None
+    at_once: tuple[str, ...] = ()
+    parameters: dict[str, Any] = Field(default_factory=dict)
 
     def spec(self, name: str) -> ModelSpec:
         return next(spec for spec in self.models if spec.name == name)
 
     def campaign(self, fingerprint: str) -> Campaign:
         return next(one for one in self.campaigns if one.hardware.fingerprint == fingerprint)
-
-
-class Searched(Value):
-    """`model` names the cost model as `--model` does. `instead` says why it is not the hardware's own.
-
-    Where there is no plan, `no_plan` is the reason, and `model` is empty.
-    """
-
-    model: str = ""
-    instead: str = ""
-    no_plan: str = ""
 
 
 # The new plan went live; or it is valid, but the live one stays; or there is no new plan, or it broke a rule, and the live one
@@ -261,8 +252,3 @@ def read_specs(models: str) -> tuple[ModelSpec, ...]:
         if names.count(spec.name) > 1:
             raise UsageError(f"model {spec.name!r} is asked for {names.count(spec.name)} times; give each model once")
     return specs
-
-
-def parse_message(kind: type[Value], text: str) -> Any:
-    """The message of an earlier step. Raises InvalidInput."""
-    return kind.parse(decode_json(text.encode(), kind.__name__), kind.__name__)

@@ -25,6 +25,7 @@ from neuroshard.core.text import one_line
 ATTEMPT = re.compile(r"\((\d+)\)")
 ITEM = re.compile(r"\((\d+):[^()]*\)$")
 MOST_ATTEMPTS = 10  # of a node; KFP makes three, and an administrator may have asked for more
+OF_A_MODEL = ("plan", "search", "deploy")  # search and deploy in packages of before
 DRIVER, POD = "-driver", "executor"  # names of a step's two pods
 # Argo's templates, which are part of pods' names: of a step with as many labels as ours has, of one without, of a driver
 TEMPLATES = (
@@ -33,8 +34,7 @@ TEMPLATES = (
     "system-container-driver",
     "system-dag-driver",
 )
-OF_MODELS = ("load", "search", "deploy")  # steps that are each for one model, in packages of before too
-AGAIN = re.compile(r"-\d+$")  # of the name of a step that a pipeline has in several places
+AGAIN = re.compile(r"-(later|\d+)$")  # of the name of a step that a pipeline has in several places
 MOST_STEPS = 5  # in one message
 QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
 FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
@@ -210,8 +210,7 @@ def error_line(log: str) -> str:
 
 
 def _of(step: FailedStep, models: str, log: str) -> str:
-    """The model or the kind of hardware of a step, by its inputs in its log, else the only model of the run; empty where neither
-    says it."""
+    """The model or the kind of hardware of a step, by its inputs in its log, else the only model of the run."""
     _, _, rest = log.partition("Got executor_input:\n")  # kfp writes them at the beginning
     given = _in_json(rest, "inputs", "parameterValues")
     given = given if isinstance(given, dict) else {}
@@ -221,8 +220,8 @@ def _of(step: FailedStep, models: str, log: str) -> str:
     for value in given.values():  # a Job or a Campaign
         if hardware := _in_json(value, "campaign", "hardware", "name") or _in_json(value, "hardware", "name"):
             return f" on {one_line(hardware, 80)}"
-    is_only = step.name in OF_MODELS and _in_json(models, 1) is None
-    return f" of model {name!r}" if is_only and (name := _in_json(models, 0, "name")) else ""
+    only = _in_json(models, 0, "name") if _in_json(models, 1) is None and step.name in OF_A_MODEL else ""
+    return f" of model {only!r}" if only else ""
 
 
 def _in_json(text: object, *path: str | int) -> Any:
