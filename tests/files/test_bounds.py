@@ -59,8 +59,8 @@ from neuroshard.report.text import refusals_text, releases_text
 from neuroshard.report.trust import Evaluated, read_evaluation
 from neuroshard.store.folder import FolderStore
 from neuroshard.store.measuring import Share, left_of_share, write_record
-from neuroshard.store.night import degraded
 from neuroshard.store.traces import TracePointer
+from neuroshard.submit.wait import told
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TABLES = random_tables(20)
@@ -412,4 +412,4 @@ def test_a_verdict_that_cannot_be_read_is_as_one_that_is_not_there(tmp_path: Pat
     for release in (-1, 10**25, "x"):
         verdict = {"run": "r", "model": "ads", "end": "red", "why": "", "release": release}
         write_record(FolderStore(tmp_path), "_nightly/ads.json", verdict)
-        assert len(degraded(FolderStore(tmp_path), survey)) == 1
+        assert len(told(FolderStore(tmp_path), survey, ended_well=True)) == 1

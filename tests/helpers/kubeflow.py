@@ -50,6 +50,22 @@ def recorded(name: str) -> dict[str, Any]:
     }
 
 
+def recorded_workflow(name: str) -> dict[str, Any]:
+    """What Argo kept of a recorded run."""
+    return dict(json.loads(RECORDED.with_name("workflows.json").read_text())["workflows"][name])
+
+
+def wrong_types(body: Any) -> list[str]:
+    """What the server says of parameters that are not of their declared types: it converts none (source of KFP 2.17.0)."""
+    declared = body["pipeline_spec"]["pipeline_spec"]["root"]["inputDefinitions"]["parameters"]
+    given = body.get("runtime_config", {}).get("parameters", {})
+    kinds = {name: declared[name]["parameterType"] for name in given}
+    takes = {name: {"STRING": (str,), "BOOLEAN": (bool,)}.get(kind, (int, float)) for name, kind in kinds.items()}
+    return [
+        f"input parameter {name} requires type {kinds[name]}" for name in given if type(given[name]) not in takes[name]
+    ]
+
+
 @dataclass
 class KfpStub:
     """Not Kubeflow Pipelines: it keeps what is created, and records what it was asked.
@@ -89,6 +105,8 @@ class KfpStub:
                 return 200, self.experiments[-1]
             case "GET", ["runs"]:
                 return 200, {"runs": self.runs[::-1]} if self.runs else {}
+            case "POST", ["runs"] if wrong_types(body):
+                return 400, {"message": wrong_types(body)[0]}
             case "POST", ["runs"]:
                 self.runs.append(
                     {**body, "run_id": f"r{len(self.runs) + 1}", "state": "PENDING", "created_at": CREATED}

@@ -28,14 +28,12 @@ class NightCost(NamedTuple):
 
 def night_cost(spec: Mapping[str, Any], items: Mapping[str, int]) -> NightCost:
     """The cost of a run whose loops have this many `items` each, by the output or parameter that they come from."""
-    inside = _dag(spec, spec["root"]["dag"], {}, items)
+    inside = _dag(spec, spec["root"]["dag"], items)
     return NightCost(1 + inside.pods, 1 + inside.in_a_row, inside.at_once)  # the root has a driver too
 
 
-def _dag(
-    spec: Mapping[str, Any], dag: Mapping[str, Any], inputs: Mapping[str, str], items: Mapping[str, int]
-) -> NightCost:
-    costs = {name: _task(spec, task, inputs, items) for name, task in dag["tasks"].items()}
+def _dag(spec: Mapping[str, Any], dag: Mapping[str, Any], items: Mapping[str, int]) -> NightCost:
+    costs = {name: _task(spec, task, items) for name, task in dag["tasks"].items()}
     ends: dict[str, int] = {}
 
     def end(name: str) -> int:
@@ -65,29 +63,18 @@ def _at_once(dag: Mapping[str, Any], pods: Mapping[str, int]) -> int:
     return max((sum(pods[name] for name in names) for names in sets if apart(names)), default=1)
 
 
-def _task(
-    spec: Mapping[str, Any], task: Mapping[str, Any], outer: Mapping[str, str], items: Mapping[str, int]
-) -> NightCost:
+def _task(spec: Mapping[str, Any], task: Mapping[str, Any], items: Mapping[str, int]) -> NightCost:
     component = spec["components"].get(task["componentRef"]["name"], {})
     if "dag" not in component:
         return NightCost(2, 2, 1)
-    given = task.get("inputs", {}).get("parameters", {})
-    inputs = {key: _source(one, outer) for key, one in given.items()}
+    one = _dag(spec, component["dag"], items)
     loop = task.get("parameterIterator", {}).get("items", {}).get("inputParameter")
-    source = None if loop is None else inputs.get(loop, loop)
-    one = _dag(spec, component["dag"], inputs, items)
-    if source is None:
+    if loop is None:
         return NightCost(1 + one.pods, 1 + one.in_a_row, one.at_once)
-    count = items[source]
+    count = items[loop.rpartition("-")[2]]  # pipelinechannel--survey-names: the name of the output or parameter
     limit = task.get("iteratorPolicy", {}).get("parallelismLimit") or max(count, 1)
     return NightCost(
         1 + count * (1 + one.pods),
         1 + math.ceil(count / limit) * (1 + one.in_a_row),
         max(min(count, limit) * one.at_once, 1),
     )
-
-
-def _source(one: Mapping[str, Any], outer: Mapping[str, str]) -> str:
-    """The output or parameter that an input comes from in the end."""
-    name = str(one.get("componentInputParameter", ""))
-    return str(one.get("taskOutputParameter", {}).get("outputParameterKey") or outer.get(name, name))

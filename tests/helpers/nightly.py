@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
@@ -130,15 +131,8 @@ class Place:
                 learn(found, campaign, self.store, costs, model)
 
     def measure(self, found: Survey, job: Any) -> None:
-        request = found.request
-        measure(
-            job,
-            self.store,
-            backend=request.backend,
-            batch_size=request.batch_size,
-            budget_seconds=self.budget_seconds,
-            seed=request.seed,
-        )
+        asked = found.request.model_dump(include={"backend", "batch_size", "seed"})
+        measure(job, self.store, **asked, budget_seconds=self.budget_seconds)
 
     def _plan(self, found: Survey, name: str) -> Verdict:
         tables, out, released, page = (
@@ -150,8 +144,6 @@ class Place:
             return release(found, name, searched, files, self.store)
 
     def fresh(self, name: str) -> Path:
-        import tempfile
-
         return Path(tempfile.mkdtemp(dir=self.folder), name)
 
 

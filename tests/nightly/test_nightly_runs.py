@@ -343,6 +343,23 @@ def test_another_kind_that_cannot_be_measured_stops_no_model(in_use: Place, monk
     assert well(in_use.nightly_run()).campaigns == ()
 
 
+def test_a_fleet_of_two_kinds_of_which_one_vanishes_overnight_and_comes_back(place: Place) -> None:
+    """A model that names no hardware is planned for what is there; the night says that it is another kind."""
+    place.nodes = [H200, H100]
+    place.models = [spec(place, hardware=""), spec(place, "old", hardware="h100")]
+    first = place.nightly_run()
+    assert (first.error, first.ends, len(first.campaigns)) == ("", {"ads": "live", "old": "live"}, 2)
+    held = first.verdicts["ads"].hardware
+    place.nodes = [H200] if "H100" in held else [H100]
+    second = place.nightly_run()
+    assert (second.error, second.campaigns) == ("", ())
+    assert (second.verdicts["ads"].before, second.verdicts["old"].before) == (held, "")
+    assert f", the night before for {held}: " in second.verdicts["ads"].text
+    place.nodes = [H200, H100]
+    third = place.nightly_run()
+    assert (third.error, third.campaigns, third.verdicts["ads"].hardware) == ("", (), held)
+
+
 def test_a_missing_tables_file_stops_its_own_model_alone(in_use: Place) -> None:
     in_use.models = [spec(in_use), spec(in_use, "feed", "not-there.json")]
     ended = in_use.nightly_run()

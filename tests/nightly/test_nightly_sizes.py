@@ -21,8 +21,8 @@ from neuroshard.nightly.deploy import run as release
 from neuroshard.nightly.search import run as plan
 from neuroshard.orders.nightly import Request, Survey, Verdict, read_specs
 from neuroshard.store.folder import FolderStore
-from neuroshard.store.night import degraded
 from neuroshard.store.releases import read_live, size_keys
+from neuroshard.submit.wait import told
 
 Night = Callable[..., Verdict]
 FEW = {"devices": "2,4", "time_budget": "10m"}
@@ -146,7 +146,7 @@ def test_a_sweep_that_fails_leaves_the_release_and_says_why(
     assert Verdict.parse(json.loads(store.read("_nightly/ads.json")), "ads") == verdict
     with pytest.raises(NotFound):
         store.read(PAGE)
-    assert degraded(store, survey) == (verdict.text,)
+    assert told(store, survey, ended_well=True) == (f"degraded: {verdict.text}",)
 
 
 def test_neither_a_fault_of_ours_nor_a_page_that_may_not_be_written_fails_the_step(

@@ -19,18 +19,7 @@ pytestmark = [needs_proc, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 # few cases, so that measuring soon begins, of so large a batch that it lasts more than an hour on an idle core: whatever
 # lives on is at work
-LONG = [
-    "--compute-cases",
-    "600",
-    "--collective-cases",
-    "400",
-    "--batch-size",
-    "65536",
-    "--budget",
-    "10h",
-    "--steps",
-    "0",
-]
+LONG = ["--compute-cases=600", "--collective-cases=400", "--batch-size=65536", "--budget=10h", "--steps=0"]
 ENDS = HANGS / 3  # seconds
 
 

@@ -1,6 +1,7 @@
 """A folder kept in a store while it grows, and a store that is away for a while."""
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,22 @@ def test_deleting_a_folder_leaves_its_neighbours() -> None:
         store.create(key, b"")
     delete_folder(store, "w")
     assert [entry.key for entry in store.list("")] == ["w2/d"]
+
+
+def test_a_store_that_hangs_says_so_while_it_does_and_when_it_answers_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, said = MemoryStore(), ""
+
+    def hanging(key: str, most: int) -> bytes:
+        nonlocal said
+        while not said:  # until somebody says it
+            said = capsys.readouterr().err
+            time.sleep(0.01)
+        return b"there"
+
+    monkeypatch.setattr(patience, "SLOW_SECONDS", 0.02)
+    monkeypatch.setattr(store, "read", hanging)
+    assert PatientStore(store).read("k") == b"there"
+    assert f"note: {store.url} has not answered for 0 s; it is asked for up to 10 min\n" in said
+    assert f"note: {store.url} answers again, after 0 s\n" in capsys.readouterr().err

@@ -1,28 +1,24 @@
-"""Failed steps by name: from runs that a real Kubeflow Pipelines recorded, reduced (recorded.json), and whole where they are."""
+"""Failed steps by name and reason: from runs that a real Kubeflow Pipelines recorded, reduced."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from helpers.kubeflow import recorded
+from helpers.kubeflow import recorded, recorded_workflow
 from neuroshard.submit.kubeflow import read_run
 from neuroshard.submit.steps import (
     FailedStep,
-    Task,
+    Workflow,
+    cut,
     error_line,
-    failed_steps,
-    fnv1a,
-    refused_at_once,
-    running_pods,
+    read_workflow,
+    step_name,
     step_text,
     steps_text,
 )
 
-# the recordings as they came lie beside the checkout, where they are kept at all
-WHOLE = next((one for folder in Path(__file__).parents if (one := folder / "shared/recorded/kfp-2.17").is_dir()), None)
 FEED = json.dumps({"model": json.dumps({"models": [{"name": "feed"}]})})  # inputs of a step of one model
 JOB = json.dumps({"job": json.dumps({"campaign": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2})})
 TOO_LARGE = "tables need 93.1 GiB, and one device has 80.0 GiB"
@@ -53,8 +49,8 @@ def answered(answer: dict[str, Any]) -> Any:
     return read_run(ApiClient().deserialize(response, V2beta1Run))
 
 
-def names(tasks: tuple[Task, ...]) -> list[str]:
-    return [step.name for step in failed_steps(tasks)]
+def workflow(name: str) -> Workflow:
+    return read_workflow(json.dumps(recorded_workflow(name)))
 
 
 def test_the_models_of_a_run_that_gives_none_are_the_pipelines_default() -> None:
@@ -65,108 +61,80 @@ def test_the_models_of_a_run_that_gives_none_are_the_pipelines_default() -> None
     assert answered(answer).models == "[]"
 
 
-def test_the_hash_is_argos() -> None:
-    assert fnv1a("") == 0x811C9DC5
-    assert fnv1a("foobar") == 0xBF9CF968  # from the authors' own test vectors
-    assert fnv1a("bar", fnv1a("foo")) == fnv1a("foobar")
-
-
 @pytest.mark.parametrize(
-    ("name", "failed", "at_once"),
+    ("name", "failed", "storm"),
     [
         ("cpu2", ["search"], ("search", 1)),
         ("cron-failed", ["search"], ("search", 1)),
         ("pss-forbidden", ["survey"], ("survey", 45)),
         ("terminated-storm", ["deploy"], ("deploy", 9)),
         ("recurring-orphan", [], ("", 0)),
+        ("driver-failed", ["the driver of for-loop-2"], ("the driver of for-loop-2", 1)),
+        (
+            "account-deleted",
+            [f"the driver of {of}" for of in ("for-loop-1", "for-loop-3", "survey", "root")],
+            ("the driver of for-loop-1", 9),
+        ),
     ],
 )
 def test_a_step_that_failed_is_named_once_however_often_it_was_tried(
-    name: str, failed: list[str], at_once: tuple[str, int]
+    name: str, failed: list[str], storm: tuple[str, int]
 ) -> None:
-    tasks = answered(recorded(name)).tasks
-    assert names(tasks) == failed
-    assert refused_at_once(tasks) == at_once
-
-
-def test_the_pods_and_the_model_of_a_failed_step_are_known() -> None:
-    run = answered(recorded("cpu2"))
-    [step] = failed_steps(run.tasks)
-    assert step.pods == ("2501641722",)
-    log = LOG % '{"batch_size": 512}'
-    assert step_text(step, run.models, log, "Error (exit code 1)") == (
-        "search of model 'm': tables need 93.1 GiB, and one device has 80.0 GiB"
-    )
-
-
-@pytest.mark.skipif(WHOLE is None, reason="the recordings as they came are not beside this checkout")
-@pytest.mark.parametrize(
-    ("name", "failed"),
-    [
-        ("cpu2", ["search"]),
-        ("cpu3", []),
-        ("cron-failed", ["search"]),
-        ("gpu1", []),
-        ("own-cpu", []),
-        ("own-synthetic", []),
-        ("pss-forbidden", ["survey"]),
-        ("pss-retried", []),
-        ("recurring-orphan", []),
-        ("terminated-storm", ["deploy"]),
-    ],
-)
-def test_the_recordings_as_they_came_say_the_same(name: str, failed: list[str]) -> None:
-    assert WHOLE is not None
-    tasks = answered(json.loads((WHOLE / f"run-{name}.json").read_text())).tasks
-    assert len(tasks) >= 12
-    assert names(tasks) == failed
-    assert (refused_at_once(tasks)[1] >= 6) == (name in ("pss-forbidden", "terminated-storm"))
-    assert bool(running_pods(tasks)) == (name == "recurring-orphan")
-
-
-def tree(nodes: dict[str, str], workflow: str = "w") -> tuple[Task, ...]:
-    """Tasks as Argo's nodes, from full names and states."""
-
-    def key(name: str) -> str:
-        return f"{workflow}-{fnv1a(name)}"
-
-    def outer(name: str) -> str:
-        return max((one for one in nodes if name.startswith((f"{one}.", f"{one}("))), key=len, default="")
-
-    return tuple(
-        Task(name.rpartition(".")[2], state, tuple(key(one) for one in nodes if outer(one) == name), 0.0, 100.0)
-        for name, state in nodes.items()
-    )
-
-
-def step_nodes(scope: str, name: str, states: str) -> dict[str, str]:
-    """A step with an attempt for each letter of `states`: F for one that failed, S for one that succeeded."""
-    states_of = {"F": "FAILED", "S": "SUCCEEDED"}
-    nodes = {f"{scope}.{name}": states_of[states[-1]]}
-    for attempt, letter in enumerate(states):
-        inner = f"{scope}.{name}({attempt})"
-        nodes |= {
-            inner: states_of[letter],
-            f"{inner}.executor": states_of[letter],
-            f"{inner}.executor(0)": states_of[letter],
-        }
-    return nodes
+    found = workflow(name)
+    assert [step.name for step in found.failed_steps()] == failed
+    assert found.storm() == storm
 
 
 def test_what_a_later_attempt_made_good_did_not_fail() -> None:
-    root = {"w": "FAILED", "w(0)": "FAILED", "w(0).root": "FAILED", "w(0).root(0)": "FAILED"}
-    tasks = tree({**root, **step_nodes("w(0).root(0)", "draw", "FS"), **step_nodes("w(0).root(0)", "survey", "FF")})
-    assert names(tasks) == ["survey"]
+    """The recorded drivers of two loops' items failed at first: their log could not be saved while the store was away."""
+    tried = {pod.path.rpartition(".")[2] for pod in workflow("driver-failed").pods("Failed")}
+    assert tried == {"iteration-item-driver", "iteration-driver"}
+
+
+def test_thirty_refused_pods_have_one_reason() -> None:
+    found = workflow("account-deleted")
+    said = steps_text(step_text(step, "", "") for step in found.failed_steps())
+    assert said == [
+        "the driver of for-loop-1 and 3 more steps: its pod is forbidden: error looking up service account kubeflow/storm: "
+        'serviceaccount "storm" not found'
+    ]
+    assert len(found.pods("Error")) == 30
+
+
+def test_a_container_that_was_lost_with_its_node_says_so() -> None:
+    step = FailedStep("measure", "pod", "main: Unknown (exit code 255)")
+    assert (step.is_lost, step.is_kubeflows) == (True, True)
+    assert step_text(step, "", "")[1] == "its container was lost with its node (main: Unknown (exit code 255))"
+    assert not FailedStep("measure", "pod", "OOMKilled (exit code 137)").is_kubeflows
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ("w(0).root(0).night(0).plan-2(0).executor(0)", "plan"),
+        ("w(0).root(0).kind(0).for-loop-2(0).iteration-iterations(1:1)(0).iteration-item(0).plan-later(0).executor(1)", "plan"),
+        ("w(0).root(0).night(0).plan-driver(2)", "the driver of plan"),
+        ("w(0).root(0).for-loop-1(0).iteration-driver(0)", "the driver of for-loop-1"),
+        ("w(0).for-loop-1(0).iteration-iterations(0:0)(0).iteration-item-driver(0)", "the driver of an item of for-loop-1"),
+        ("w(0).root-driver(0)", "the driver of root"),
+    ],
+)  # fmt: skip
+def test_a_step_is_called_as_in_the_pipeline(node: str, name: str) -> None:
+    assert step_name(node) == name
 
 
 def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them_else_by_the_only_model() -> None:
     of_job = LOG % json.dumps({"job": json.dumps({"campaign": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2})})
-    measure, plan, two = FailedStep("measure"), FailedStep("plan"), '[{"name": "ads"}, {"name": "feed"}]'
-    assert step_text(measure, two, of_job, "").startswith("measure on NVIDIA-H200: ")
-    assert step_text(plan, two, LOG % FEED, "").startswith("plan of model 'feed': ")
-    assert step_text(plan, '[{"name": "ads"}]', "", "OOMKilled") == "plan of model 'ads': OOMKilled"
-    assert step_text(plan, two, "", "OOMKilled") == "plan: OOMKilled"
-    assert step_text(measure, '[{"name": "ads"}]', "", "") == "measure: failed"
+    measure, plan, two = (
+        FailedStep("measure"),
+        FailedStep("plan", why="OOMKilled"),
+        '[{"name": "ads"}, {"name": "feed"}]',
+    )
+    assert step_text(measure, two, of_job)[0] == "measure on NVIDIA-H200"
+    assert step_text(plan, two, LOG % FEED)[0] == "plan of model 'feed'"
+    assert step_text(plan, '[{"name": "ads"}]', "") == ("plan of model 'ads'", "OOMKilled")
+    assert step_text(plan, two, "") == ("plan", "OOMKilled")
+    assert step_text(measure, '[{"name": "ads"}]', "") == ("measure", "failed")
 
 
 @pytest.mark.parametrize(
@@ -176,6 +144,10 @@ def test_a_step_is_reported_by_its_own_inputs_where_its_log_has_them_else_by_the
         ("Traceback (most recent call last):\n  File x\nKeyError: 'a'\n", "KeyError: 'a'"),
         ("Traceback (most recent call last):\n  File x\nMemoryError\nexit\n", "MemoryError"),
         ("note: x\nerror: share 2 of 4 is not there\nF0101 main.go:49] exit status 1\n", "share 2 of 4 is not there"),
+        (
+            "F1128 17:32:29.1       1 main.go:110] KFP driver: two tasks have the same task name\n",
+            "KFP driver: two tasks have the same task name",
+        ),
         ("all is well\n", ""),
         ("", ""),
     ],
@@ -185,5 +157,5 @@ def test_the_line_of_error_is_found_in_a_log(log: str, line: str) -> None:
 
 
 def test_a_long_list_is_cut() -> None:
-    assert steps_text(["a", "b"]) == "a; b"
-    assert steps_text([f"s{index}" for index in range(45)]) == "s0; s1; s2; s3; s4 and 40 more"
+    assert cut(["a", "b"]) == "a; b"
+    assert cut([f"s{index}" for index in range(45)]) == "s0; s1; s2; s3; s4 and 40 more"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from helpers import loopback
-from helpers.kubeflow import KfpStub, recorded, serving
+from helpers.kubeflow import KfpStub, recorded, recorded_workflow, serving
 from helpers.limits import HANGS
 from helpers.processes import wait_until
 from helpers.refusals import refused
@@ -28,7 +29,6 @@ from neuroshard.submit import wait as submit_wait
 from neuroshard.submit.kubeflow import Kubeflow, Server
 from neuroshard.submit.package import DEADLINE_SECONDS, RunSettings
 from neuroshard.submit.run import run
-from neuroshard.submit.steps import Task, failed_steps
 from neuroshard.submit.wait import Waiting
 
 ROOT = Path(__file__).parents[2]
@@ -48,26 +48,39 @@ def submitted(
     return list(run(Server(stub.url), settings, waiting, **more))
 
 
-def test_kfps_command_line_takes_the_package_and_its_parameters(kfp_stub: KfpStub) -> None:
-    given = ["batch_size=512", "store=s3://bucket/plans", 'measure_cpus="8"', "min_gain=0.05"]
-    ended = subprocess.run(
-        [Path(sys.executable).with_name("kfp"), "run", "submit", "-e", "neuroshard", "-f", PACKAGE, *given],
-        env={**os.environ, "KFP_ENDPOINT": kfp_stub.url},
-        capture_output=True,
-        text=True,
-        timeout=HANGS,
+def kfp_run(stub: KfpStub, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+    """kfp's own command line."""
+    kfp = Path(sys.executable).with_name("kfp")
+    return subprocess.run(
+        [kfp, *words], env={**os.environ, "KFP_ENDPOINT": stub.url}, capture_output=True, text=True, timeout=HANGS
     )
+
+
+def test_kfps_command_line_takes_the_package_and_what_is_printed_of_parameters(
+    kfp_stub: KfpStub, neuroshard, models: Path
+) -> None:
+    """It reads each value as JSON, and the server refuses a list or a number where text is declared."""
+    for bare in ("step_cpus=4", "models=[]", "tolerations=[]", "node_selector={}"):
+        ended = kfp_run(kfp_stub, "run", "submit", "-e", "neuroshard", "-f", PACKAGE, bare)
+        assert "requires type STRING" in ended.stdout + ended.stderr, bare
+        kfp_stub.requests.clear()
+    given = ["step_cpus=4", "tolerations=[]", "node_selector={}", "batch_size=512", "min_gain=0.05", "max_age="]
+    asked = [word for setting in given for word in ("--set", setting)]
+    printed = neuroshard("submit", "--print-command", "--models", models, *asked, KFP_ENDPOINT=kfp_stub.url)
+    assert (printed.returncode, kfp_stub.requests) == (0, []), printed.stderr
+    kfp, *words = shlex.split(printed.stdout)
+    assert kfp == "kfp"
+    ended = kfp_run(kfp_stub, *words)
     assert ended.returncode == 0, ended.stderr
     sent = kfp_stub.submitted()
     spec, platform = yaml.safe_load_all(PACKAGE.read_text())
     assert sent["experiment_id"] == "e1"
     assert sent["pipeline_spec"] == {"pipeline_spec": spec, "platform_spec": platform}
-    assert sent["runtime_config"]["parameters"] == {
-        "batch_size": 512,
-        "store": "s3://bucket/plans",
-        "measure_cpus": "8",
-        "min_gain": 0.05,
-    }
+    parameters = sent["runtime_config"]["parameters"]
+    assert json.loads(parameters.pop("models")) == yaml.safe_load(models.read_text())
+    assert parameters == {
+        "step_cpus": "4", "tolerations": "[]", "node_selector": "{}", "batch_size": 512, "min_gain": 0.05, "max_age": "",
+    }  # fmt: skip
 
 
 def test_the_command_submits_the_same_package_for_all_models_and_waits(
@@ -134,7 +147,7 @@ def test_a_run_that_ends_otherwise_is_an_error(state: str, kfp_stub: KfpStub) ->
 
 
 def test_the_step_that_failed_is_named_with_its_model_and_its_own_line(kfp_stub: KfpStub) -> None:
-    kfp_stub.shape = recorded("cpu2")
+    kfp_stub.shape, kfp_stub.workflow = recorded("cpu2"), recorded_workflow("cpu2")
     kfp_stub.logs["neuroshard-zgxwn-metadata-0-1-system-container-impl-2501641722"] = (
         "Traceback (most recent call last):\n  File x\nneuroshard.core.errors.Infeasible: tables need 93.1 GiB\n"
     )
@@ -147,11 +160,33 @@ def test_the_step_that_failed_is_named_with_its_model_and_its_own_line(kfp_stub:
 
 
 def test_without_a_log_the_reason_is_argos(kfp_stub: KfpStub) -> None:
-    kfp_stub.shape = recorded("cron-failed")
-    nodes = {"neuroshard-tznzf-3043119314": {"message": "OOMKilled (exit code 137)"}}
-    kfp_stub.workflow = {"status": {"nodes": nodes}}
+    kfp_stub.shape, kfp_stub.workflow = recorded("cron-failed"), recorded_workflow("cron-failed")
+    kfp_stub.workflow["status"]["nodes"]["neuroshard-tznzf-3043119314"]["message"] = "OOMKilled (exit code 137)"
     with refused(NeuroshardError, "OOMKilled (exit code 137)"):
         submitted(kfp_stub)
+
+
+def test_a_run_that_failed_by_no_fault_of_its_steps_is_followed_by_another_once(
+    kfp_stub: KfpStub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kfp_stub.states, kfp_stub.workflow = ["FAILED"], recorded_workflow("driver-failed")
+    pod = "neuroshard-4ln4c-system-dag-driver-1399717138"
+    with refused(
+        NeuroshardError, "run r2", f"the driver of for-loop-2: failed; kubectl -n kubeflow logs {pod} -c main"
+    ):
+        submitted(kfp_stub)
+    assert len(kfp_stub.runs) == 2
+    assert "another run is submitted, and continues" in capsys.readouterr().err
+    kfp_stub.states, kfp_stub.runs = ["RUNNING", "FAILED", "SUCCEEDED"], []
+    assert submitted(kfp_stub)[-1] == "run r2: SUCCEEDED"
+
+
+def test_a_run_whose_pods_were_refused_says_why_once_and_is_not_followed_by_another(kfp_stub: KfpStub) -> None:
+    kfp_stub.states, kfp_stub.workflow = ["FAILED"], recorded_workflow("account-deleted")
+    why = 'its pod is forbidden: error looking up service account kubeflow/storm: serviceaccount "storm" not found'
+    with refused(NeuroshardError, f"run r1 ended as FAILED (the driver of for-loop-1 and 3 more steps: {why}); models"):
+        submitted(kfp_stub)
+    assert len(kfp_stub.runs) == 1
 
 
 def test_a_run_that_ended_before_its_first_step_says_why(kfp_stub: KfpStub) -> None:
@@ -181,26 +216,21 @@ def test_a_server_that_answers_with_steps_is_understood_too(kfp_stub: KfpStub) -
 @pytest.mark.parametrize(
     ("name", "step", "times"), [("pss-forbidden", "survey", 45), ("terminated-storm", "deploy", 9)]
 )
-def test_a_storm_of_retries_is_ended_in_one_line(kfp_stub: KfpStub, name: str, step: str, times: int) -> None:
+def test_a_storm_of_retries_is_ended_in_one_line(
+    kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch, name: str, step: str, times: int
+) -> None:
+    monkeypatch.setattr(submit_wait, "LOOK_SECONDS", 0.0)
     kfp_stub.shape = {**recorded(name), "state": "RUNNING"}  # as it was before somebody ended it
-    refusal = 'pods "x" is forbidden: violates PodSecurity "restricted:latest"'
-    [last] = {one.nodes[-1] for one in failed_steps(tasks_of(kfp_stub))}
-    kfp_stub.workflow = {"status": {"nodes": {last: {"message": refusal}}}}
+    kfp_stub.workflow = recorded_workflow(name)
+    refusal = 'forbidden: violates PodSecurity "restricted:latest"'
+    for node in kfp_stub.workflow["status"]["nodes"].values():
+        node["message"] = f'pods "x" is {refusal}'
     with pytest.raises(NeuroshardError) as caught:
         submitted(kfp_stub)
     assert str(caught.value).startswith(f"run r1 was terminated: {times} pods of {step} ")
     assert refusal in str(caught.value)
     assert "\n" not in str(caught.value)
     assert kfp_stub.changes()[-1] == "POST /runs/r1:terminate"
-
-
-def tasks_of(stub: KfpStub) -> tuple[Task, ...]:
-    """The tasks of the recorded shape, as they are read."""
-    kubeflow_ = Kubeflow(Server(stub.url))
-    stub.runs.append({"run_id": "r0", "display_name": "shape", "state": "FAILED"})
-    tasks = kubeflow_.run("r0").tasks
-    stub.runs.clear()
-    return tasks
 
 
 @pytest.fixture
@@ -227,6 +257,7 @@ def test_a_run_whose_pods_are_gone_is_not_waited_for_and_another_is_submitted(
     submitted(kfp_stub, None, None)
     kfp_stub.runs[0]["state"] = "RUNNING"
     orphan = {**recorded("recurring-orphan"), "recurring_run_id": ""}
+    kfp_stub.workflow = recorded_workflow("recurring-orphan")
     answer = kfp_stub.answer
 
     def first_is_an_orphan(method: str, path: str, body: Any) -> tuple[int, Any]:
@@ -244,6 +275,7 @@ def test_a_run_whose_pods_are_gone_is_not_waited_for_and_another_is_submitted(
 @pytest.mark.usefixtures("soon")
 def test_a_run_whose_pods_have_logs_is_waited_for(kfp_stub: KfpStub) -> None:
     kfp_stub.shape = {**recorded("recurring-orphan"), "recurring_run_id": ""}
+    kfp_stub.workflow = recorded_workflow("recurring-orphan")
     pod = "neuroshard-nightly4b8lf-1-358216334-system-container-impl-1853361701"
     kfp_stub.logs[pod] = "measuring\n"
     with refused(NeuroshardError, "run r1", "RUNNING"):

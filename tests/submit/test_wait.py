@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from helpers.kubeflow import KfpStub, recorded
+from helpers.kubeflow import KfpStub, recorded, recorded_workflow
 from helpers.limits import HANGS
 from helpers.nodes import FakeApiServer
 from helpers.refusals import refused
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.submit import wait
-from neuroshard.submit.kubeflow import Kubeflow, Server
+from neuroshard.submit.kubeflow import Server
 from neuroshard.submit.package import RunSettings
 from neuroshard.submit.run import run
-from neuroshard.submit.steps import Nodes, read_workflow
+from neuroshard.submit.steps import read_workflow
 from neuroshard.submit.wait import Waiting
 
 NO_ROOM = "Unschedulable: 0/3 nodes are available: 3 Insufficient memory."
@@ -99,48 +99,23 @@ def test_a_run_without_a_pod_says_where_to_look(kfp_stub: KfpStub) -> None:
     assert "kubectl -n kubeflow describe workflows -l pipeline/runid=r1" in waited(kfp_stub)[1]
 
 
-def argo_nodes(stub: KfpStub, shape: dict[str, Any]) -> dict[str, Any]:
-    """The nodes that Argo had of a recorded run, by id."""
-    stub.shape, stub.runs = shape, [{"run_id": "r0", "display_name": "shape", "state": "RUNNING"}]
-    nodes = Nodes(Kubeflow(Server(stub.url)).run("r0").tasks)
-    stub.runs = []
-    phases = {"": "Error", "FAILED": "Failed", "RUNNING": "Running", "SUCCEEDED": "Succeeded"}
-    # the recording has no node that succeeded; of those that follow them Argo has the ids there
-    found = {nodes.workflow: {"name": nodes.workflow, "displayName": nodes.workflow, "children": list(nodes.names)}}
-    for key, name in nodes.names.items():
-        task = nodes.parents.get(name)
-        began, ended = (
-            datetime.fromtimestamp(time, UTC).isoformat() for time in ((task.began, task.ended) if task else (0.0, 0.0))
-        )
-        found[key] = {
-            "name": name,
-            "displayName": name.rpartition(".")[2],
-            "phase": phases[task.state] if task else "Error",
-            "children": [*task.children] if task else [],
-            "startedAt": began,
-            "finishedAt": ended,
-            "message": "" if task else 'pods "x" is forbidden: error looking up service account',
-        }
-    return found
-
-
-def compressed(nodes: dict[str, Any]) -> dict[str, Any]:
+def compressed(name: str) -> dict[str, Any]:
     """As Argo keeps nodes that take more than 1 MB."""
+    nodes = recorded_workflow(name)["status"]["nodes"]
     packed = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
     return {"status": {"compressedNodes": packed}}
 
 
 def test_a_storm_in_a_run_whose_nodes_are_compressed_is_ended_with_its_reason(kfp_stub: KfpStub) -> None:
-    whole = {**recorded("terminated-storm"), "state": "RUNNING"}
-    kfp_stub.workflow = compressed(argo_nodes(kfp_stub, whole))
-    tasks = whole["run_details"]["task_details"]
-    kfp_stub.shape = {**whole, "run_details": {"task_details": tasks[:2]}}  # what the API had before
-    with refused(NeuroshardError, "run r1 was terminated: 9 pods of deploy", "service account"):
+    kfp_stub.workflow = compressed("account-deleted")
+    tasks = recorded("terminated-storm")["run_details"]["task_details"]
+    kfp_stub.shape = {"state": "RUNNING", "run_details": {"task_details": tasks[:2]}}  # what the API had before
+    with refused(NeuroshardError, "run r1 was terminated: 9 pods of the driver of for-loop-1", "service account"):
         waited(kfp_stub)
 
 
 def test_what_failed_in_a_run_whose_nodes_are_compressed_is_named(kfp_stub: KfpStub) -> None:
-    kfp_stub.workflow = compressed(argo_nodes(kfp_stub, recorded("cpu2")))
+    kfp_stub.workflow = compressed("cpu2")
     kfp_stub.shape = {**recorded("cpu2"), "run_details": {}}
     with refused(NeuroshardError, "run r1 ended as FAILED", "search of model 'm'"):
         waited(kfp_stub)
@@ -150,18 +125,18 @@ def test_what_failed_in_a_run_whose_nodes_are_compressed_is_named(kfp_stub: KfpS
     "packed", ["", "AA==", "%", base64.b64encode(gzip.compress(b"[1]", mtime=0) + b"x").decode(), 7]
 )
 def test_nodes_that_cannot_be_read_are_left_out(packed: object) -> None:
-    assert read_workflow(json.dumps({"status": {"compressedNodes": packed}})).tasks() == ()
+    assert read_workflow(json.dumps({"status": {"compressedNodes": packed}})).nodes == {}
 
 
 def test_a_run_that_somebody_ended_says_so(kfp_stub: KfpStub) -> None:
     history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "FAILED")]
-    kfp_stub.shape = {**recorded("cpu2"), "state_history": history}
+    kfp_stub.shape, kfp_stub.workflow = {**recorded("cpu2"), "state_history": history}, recorded_workflow("cpu2")
     with refused(NeuroshardError, "run r1 was terminated by a request to Kubeflow during search; models"):
         waited(kfp_stub)
 
 
 def test_credentials_that_fail_name_the_secret(kfp_stub: KfpStub) -> None:
-    kfp_stub.shape = recorded("cpu2")
+    kfp_stub.shape, kfp_stub.workflow = recorded("cpu2"), recorded_workflow("cpu2")
     kfp_stub.shape["runtime_config"]["parameters"]["store_secret"] = "keys"
     kfp_stub.logs["neuroshard-zgxwn-metadata-0-1-system-container-impl-2501641722"] = (
         "Traceback (most recent call last):\n  x\nneuroshard.core.errors.StoreError: s3://b: no usable credentials (X); set y\n"

@@ -90,9 +90,14 @@ def submit(
         bool, typer.Option(help="Ask the Kubernetes API first, in a dry run, whether it accepts the pods of a run.")
     ] = True,
     dry_run: DryRun = False,
+    print_command: Annotated[
+        bool,
+        typer.Option("--print-command", help="Print kfp's own command for such a run instead, quoted as it must be."),
+    ] = False,
     **options: Any,
 ) -> None:
     """Run the pipeline on Kubeflow Pipelines. If a run with the same parameters is under way, that one is waited for."""
+    from neuroshard.submit.package import kfp_command
     from neuroshard.submit.run import RUNS_NAMESPACE, run, run_admission
     from neuroshard.submit.wait import Waiting
 
@@ -115,6 +120,9 @@ def submit(
         }
     )
     server, settings = asked.read()
+    if print_command:
+        say(kfp_command(server.experiment, settings.parameters))
+        return
     poll_seconds, pods_are_in = take.duration("--poll", poll), server.namespace or RUNS_NAMESPACE
     lines = run(
         server,

@@ -44,7 +44,7 @@ from neuroshard.report.run import run as report
 from neuroshard.search.run import task_of
 from neuroshard.size.run import run as size
 from neuroshard.size.shown import sizes_page
-from neuroshard.store.measuring import write_over, write_record
+from neuroshard.store.measuring import read_record, write_over, write_record
 from neuroshard.store.patience import open_patiently, patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import live_plan, plans_of, size_keys
@@ -85,6 +85,7 @@ def run(
         raise
     except StoreError as error:  # a full disk, or a key that may not be read
         verdict = _without_plan(store, survey, name, str(error), survey.notes, files)
+    verdict = verdict.model_copy(update=_hardware_of(survey, name, store))
     _draw(files, searched, f"{store_url}#{name}", verdict)
     if not files.release.exists():
         files.release.write_bytes(verdict.canonical_json())
@@ -95,6 +96,14 @@ def run(
         verdict = verdict.model_copy(update={"no_sizes": why})
         _record(store, verdict)
     return verdict
+
+
+def _hardware_of(survey: Survey, name: str, store: Store) -> dict[str, str]:
+    """The kind of hardware of a model tonight, and that of the last night where it was another one."""
+    before = str((read_record(store, f"{VERDICTS_FOLDER}/{name}.json") or {}).get("hardware") or "")
+    kind = survey.kinds.get(survey.hardware.get(name, ""))
+    now = kind.name if kind else before
+    return {"hardware": now, "before": before if before != now else ""}
 
 
 def check_red(survey: Survey, verdict: Verdict, *, at_once: bool) -> None:

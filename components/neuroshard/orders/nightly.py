@@ -206,6 +206,7 @@ class Verdict(Value):
 
     `doubts` are the reasons why the model's plan is degraded, if it is; `release` is the number of the live release, 0 where
     nothing is live, None where that cannot be read. `no_sizes` says why tonight's page of sizes is missing, if one was asked for.
+    `hardware` is the kind that the night was for, and `before` that of the last night where that was another one.
     """
 
     run: str
@@ -215,6 +216,12 @@ class Verdict(Value):
     doubts: tuple[str, ...] = ()
     release: Annotated[int, Field(ge=0, le=MOST_RELEASES)] | None = 0
     no_sizes: str = ""
+    hardware: str = ""
+    before: str = ""
+
+    @property
+    def is_degraded(self) -> bool:
+        return bool(self.doubts or self.no_sizes or self.end == "no plan")
 
     @property
     def text(self) -> str:
@@ -224,7 +231,8 @@ class Verdict(Value):
         live = f"release {self.release} is live" if self.release else unnumbered
         doubts = "; ".join(doubt for doubt in self.doubts if doubt != self.why)
         no_sizes = f"; no page of sizes: {self.no_sizes}" if self.no_sizes else ""
-        return f"{self.model} {said} ({live}): {f'degraded: {doubts}; ' if doubts else ''}{self.why}{no_sizes}"
+        of = f" for {self.hardware}, the night before for {self.before}" if self.before else ""
+        return f"{self.model} {said} ({live}){of}: {f'degraded: {doubts}; ' if doubts else ''}{self.why}{no_sizes}"
 
 
 def campaign_folder(fingerprint: str, request: Request) -> str:

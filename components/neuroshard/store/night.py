@@ -7,7 +7,7 @@ _nightly/runs/<run>/
 So what a run says of itself does not depend on what Kubeflow's API lists, which is cut off in large runs.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Annotated, NamedTuple
@@ -60,10 +60,10 @@ class NightRecords(NamedTuple):
     outcomes: tuple[Outcome, ...]
     survey: Survey | None
 
-    def texts(self) -> tuple[str, ...]:
-        """A line for each step that failed, of a run that has ended."""
+    def texts(self, known: Container[str] = ()) -> tuple[str, ...]:
+        """A line for each step that failed, of a run that has ended; not for one that never ended where that step is `known`."""
         kinds = {one.hardware.fingerprint: one.hardware.name for one in self.survey.campaigns} if self.survey else {}
-        return tuple(one.text(kinds) for one in self.outcomes if one.failed)
+        return tuple(one.text(kinds) for one in self.outcomes if one.error or (one.failed and one.step not in known))
 
 
 def folder_of(run: str) -> str:
@@ -101,27 +101,12 @@ def read_night(store: Store, run: str) -> NightRecords:
     return NightRecords(tuple(outcomes), survey)
 
 
-def degraded(store: Store, survey: Survey) -> tuple[str, ...]:
-    """A line for each model that a run left with less than it should have, and for each kind of hardware that was not learned.
-
-    Raises Unreachable.
-    """
-    lines = []
-    for spec in survey.models:
-        raw = read_record(store, f"{VERDICTS_FOLDER}/{spec.name}.json")
-        verdict = None
-        if raw and raw.get("run") == survey.owner:
-            with suppress(InvalidInput):  # a record that cannot be read is as one that is not there
-                verdict = Verdict.parse(raw, spec.name)
-        if verdict is None:
-            lines.append(
-                f"{spec.name}: this run's verdict is not in the store: it did not get so far, or another run planned it"
-            )
-        elif verdict.end != "red" and (
-            verdict.doubts or verdict.no_sizes or verdict.end == "no plan"
-        ):  # red: its step failed
-            lines.append(verdict.text)
-    return (*lines, *(line for one in survey.campaigns if (line := not_learned(store, one))))
+def read_verdict(store: Store, survey: Survey, name: str) -> Verdict | None:
+    """How a run ended for a model; None where it did not come so far, and where that cannot be read. Raises Unreachable."""
+    raw = read_record(store, f"{VERDICTS_FOLDER}/{name}.json")
+    with suppress(InvalidInput):
+        return Verdict.parse(raw, name) if raw and raw.get("run") == survey.owner else None
+    return None
 
 
 def not_learned(store: Store, campaign: Campaign) -> str:

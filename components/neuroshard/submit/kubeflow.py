@@ -5,7 +5,6 @@ import os
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from datetime import datetime
@@ -18,17 +17,7 @@ from neuroshard.core.extras import install_command
 from neuroshard.core.text import one_line
 from neuroshard.kube import said, why_no_answer
 from neuroshard.submit.package import RunSettings, packaged
-from neuroshard.submit.steps import (
-    MOST_STEPS,
-    TEMPLATES,
-    Nodes,
-    Task,
-    Workflow,
-    failed_steps,
-    read_workflow,
-    running_pods,
-    step_text,
-)
+from neuroshard.submit.steps import FailedStep, Task, Workflow, error_line, read_workflow, step_text
 
 ENDED = ("SUCCEEDED", "FAILED", "SKIPPED", "CANCELED")
 PROJECTED = "KF_PIPELINES_SA_TOKEN_PATH"  # where the kubelet projects a token into the pod
@@ -159,53 +148,37 @@ class Kubeflow:
                 raise
         return True
 
-    def failures(self, run: Run, known: Mapping[str, int]) -> tuple[str, ...]:
-        """Each step of a run that failed, what it was for, and why, as far as the API says.
-
-        Steps of which no more failed than are `known` from elsewhere, by name, are left out.
-        """
-        workflow = self.workflow(run)
-        messages = {key: str(one.get("message") or "") for key, one in workflow.nodes.items()}
-        failed = failed_steps(workflow.tasks() if workflow.compressed else run.tasks)
-        counts = Counter(step.name for step in failed)
-        steps = [step for step in failed if counts[step.name] > known.get(step.name, 0)]
-        said = []
-        for index, step in enumerate(steps):
-            logs = self._logs(run, step.pods[-1]) if step.pods and index < MOST_STEPS else ()
-            log = next((log for log, _ in logs if log is not None), "")
-            message = next((messages[key] for key in reversed(step.nodes) if messages.get(key)), "")
-            said.append(step_text(step, run.models, log, message))
-        if not failed and workflow.message:  # it ended before its first step
-            said = [one_line(workflow.message)]
-        return tuple(said)
+    def reason(self, run: Run, step: FailedStep, namespace: str) -> tuple[str, str]:
+        """What a step that failed was for, and why, as far as its log and Argo say; else the command that shows its log."""
+        log = self._log(run, step.pod)[0] or "" if step.pod else ""
+        what, why = step_text(step, run.models, log)
+        if step.pod and not error_line(log) and (not step.why or "exit code" in step.why):
+            why += f"; kubectl -n {namespace} logs {step.pod} -c main shows its log"
+        return what, why
 
     def pods_are_gone(self, run: Run) -> bool:
-        """Whether pods are recorded as running of which the API finds none, by any name that they may have."""
-        running = running_pods(run.tasks)
-        logs = (one for pod in running for one in self._logs(run, pod))
-        return bool(running) and all(log is None and GONE.search(refusal) for log, refusal in logs)
+        """Whether pods are recorded as running of which the API finds none."""
+        logs = [self._log(run, pod.name) for pod in self.workflow(run).pods("Running")]
+        return bool(logs) and all(log is None and GONE.search(refusal) for log, refusal in logs)
 
-    def _logs(self, run: Run, pod: str) -> Iterator[tuple[str | None, str]]:
-        """A pod's log without its middle, by each name that it may have; where there is none, None and the API's message.
+    def _log(self, run: Run, pod: str) -> tuple[str | None, str]:
+        """A pod's log without its middle; where there is none, None and the API's message.
 
-        Argo puts the template into the name, unless it is set up otherwise. The API answers 200 with an error in the text (source
-        of KFP 2.17.0).
+        The API answers 200 with an error in the text (source of KFP 2.17.0).
         """
         from urllib3.exceptions import HTTPError
 
-        workflow = Nodes(run.tasks).workflow
-        for name in (*(f"{workflow}-{template}-{pod}" for template in TEMPLATES), f"{workflow}-{pod}"):
-            try:
-                answer = self._get(LOG, {"run_id": run.run_id, "node_id": name})
-                head, tail, most = b"", b"", MOST_LOG
-                while most > 0 and (chunk := answer.read(2**16)):
-                    most -= len(chunk)
-                    head, tail = (head + chunk, tail) if len(head) < KEPT_LOG else (head, (tail + chunk)[-KEPT_LOG:])
-                answer.release_conn()
-                text = (head + tail).decode(errors="replace")
-                yield (None, text) if text.startswith('{"error_message":') else (text, "")
-            except (NeuroshardError, HTTPError, OSError):
-                yield None, ""
+        try:
+            answer = self._get(LOG, {"run_id": run.run_id, "node_id": pod})
+            head, tail, most = b"", b"", MOST_LOG
+            while most > 0 and (chunk := answer.read(2**16)):
+                most -= len(chunk)
+                head, tail = (head + chunk, tail) if len(head) < KEPT_LOG else (head, (tail + chunk)[-KEPT_LOG:])
+            answer.release_conn()
+        except (NeuroshardError, HTTPError, OSError):
+            return None, ""
+        text = (head + tail).decode(errors="replace")
+        return (None, text) if text.startswith('{"error_message":') else (text, "")
 
     def workflow(self, run: Run) -> Workflow:
         """The run as Argo keeps it, with the reasons that API v2beta1 leaves out; empty where it cannot be read.
@@ -354,10 +327,9 @@ def _task(answer: Any) -> Task:
     return Task(
         name=str(answer.display_name or ""),
         state=str(answer.state or ""),
-        children=tuple(str(child.pod_name or child.task_id or "") for child in answer.child_tasks or ()),
-        began=_seconds(answer.start_time),
-        ended=_seconds(answer.end_time),
+        is_leaf=not answer.child_tasks,
         error=_why(answer),
+        moved=max(map(_seconds, (answer.start_time, answer.end_time))),
     )
 
 

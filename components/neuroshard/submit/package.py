@@ -4,6 +4,7 @@ import io
 import json
 import math
 import re
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -67,6 +68,22 @@ def _parameters() -> Mapping[str, Mapping[str, Any]]:
 
     found: Mapping[str, Any] = next(yaml.safe_load_all(PACKAGE.read_text()))["root"]["inputDefinitions"]["parameters"]
     return found
+
+
+PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf|infinity)$)[A-Za-z][\w.:/@-]*", re.IGNORECASE)
+
+
+def kfp_command(experiment: str, parameters: Mapping[str, Any]) -> str:
+    """kfp's own command for a run with these parameters.
+
+    It reads each value as JSON and then as a number, and the server refuses what is not of a parameter's type: text that could
+    be either has quotes of its own.
+    """
+    words = ["kfp", "run", "create", "-e", experiment, "-f", str(PACKAGE)]
+    for name, value in sorted(parameters.items()):
+        is_plain = isinstance(value, str) and PLAIN.fullmatch(value)
+        words.append(f"{name}={value if is_plain else json.dumps(value)}")
+    return shlex.join(words)
 
 
 @contextmanager

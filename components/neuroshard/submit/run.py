@@ -14,6 +14,7 @@ from neuroshard.submit.package import RunSettings, parameter
 from neuroshard.submit.wait import (
     MOST_POLL_SECONDS,
     PATIENCE_SECONDS,
+    Lost,
     Orphaned,
     Patience,
     Waiting,
@@ -58,7 +59,9 @@ def run(
 
 
 def submit_and_wait(submission: "Submission", patience: Patience, waiting: Waiting | None) -> Iterator[str]:
-    """Submit and, with `waiting`, wait. If the run with the same parameters is an orphan, another run is submitted."""
+    """Submit and, with `waiting`, wait. If the run with the same parameters is an orphan, another run is submitted; once, too, if
+    it failed by no fault of its steps: it continues with what is in the store."""
+    again = False
     while True:
         with stoppable(lambda: submission.unfinished):
             try:
@@ -77,7 +80,12 @@ def submit_and_wait(submission: "Submission", patience: Patience, waiting: Waiti
             if submission.started:
                 raise
             note(f"{error}; another one is submitted")
-            submission.ignored.add(submitted.run_id)
+        except Lost as error:
+            if again:
+                raise
+            again = True
+            note(f"{error}; another run is submitted, and continues with what this one measured and learned")
+        submission.ignored.add(submitted.run_id)
 
 
 class Submission:

@@ -1,13 +1,10 @@
-"""Which steps of a run failed, from what Kubeflow Pipelines answers about its tasks.
+"""Which steps of a run failed, and which pods do not start, from the nodes that Argo keeps of it.
 
-    wf(0).root(0).plan-models(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).search(0).executor(0)
+    wf(0).root(0).night(0).for-loop-1(0).iteration-iterations(1:1)(0).iteration-item(0).plan(0).executor(0)
 
-KFP 2.17 answers with Argo's nodes: a display name, a state and the ids of the children each. A node's id is the name of the
-workflow and a hash of the node's full name, so the full names can be found again from the display names. `(0)` is an attempt,
-`(1:1)` an item of a loop.
-
-Above 1 MB Argo keeps `nodes` as `compressedNodes` (gzip, then base64), which the API does not read: of such a run its tasks are
-those of the time before (recorded: 42 tasks of 172 nodes). Then the nodes are read from the Workflow.
+That is the name of a node, here of a pod; `(0)` is an attempt, `(1:1)` an item of a loop. A step has two pods, `plan-driver` and
+`plan.executor`. Argo's Workflow has the reasons, which the API of runs leaves out, and above 1 MB it has `compressedNodes` (gzip,
+then base64) in place of `nodes`.
 """
 
 import base64
@@ -17,37 +14,26 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from neuroshard.core.text import one_line
 
 ATTEMPT = re.compile(r"\((\d+)\)")
-ITEM = re.compile(r"\((\d+):[^()]*\)$")
-MOST_ATTEMPTS = 10  # of a node; KFP makes three, and an administrator may have asked for more
-OF_A_MODEL = ("plan", "search", "deploy")  # search and deploy in packages of before
-DRIVER, POD = "-driver", "executor"  # names of a step's two pods
-# Argo's templates, which are part of pods' names: of a step with as many labels as ours has, of one without, of a driver
-TEMPLATES = (
-    "metadata-0-1-system-container-impl",
-    "system-container-impl",
-    "system-container-driver",
-    "system-dag-driver",
-)
+DRIVER, EXECUTOR = "-driver", "executor"  # the ends of the names of a step's two pods
 AGAIN = re.compile(r"-(later|\d+)$")  # of the name of a step that a pipeline has in several places
+OF_A_MODEL = ("plan", "search", "deploy")  # search and deploy in packages of before
 MOST_STEPS = 5  # in one message
 QUICK_SECONDS = 60.0  # pods that are refused fail at once; pods that fail later are not counted
-FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
 MOST_BYTES = 2**26  # of the nodes of one run: Argo's own limit is 1 MB compressed
-STATES = {
-    "Pending": "PENDING",
-    "Running": "RUNNING",
-    "Succeeded": "SUCCEEDED",
-    "Failed": "FAILED",
-    "Skipped": "SKIPPED",
-}
 # what Argo says of a pod that was given a node and does not start, without the reason
 STARTING = ("ContainerCreating", "PodInitializing")
+# what it says of a pod that was lost with its node, or taken from it
+LOST = re.compile(
+    r"Unknown \(exit code 255\)|^pod deleted|imminent node shutdown|node was low on resource", re.IGNORECASE
+)
+ITS_POD = re.compile(r'^pods "[^"]*" is ')  # forbidden: …
+FATAL = re.compile(r"F\d{4} [^]]*\] (.*)")  # a last line of glog's; of a step's own failure the launcher has one too
+LAUNCHER = "failed to execute component"
 
 
 class Task(NamedTuple):
@@ -55,148 +41,147 @@ class Task(NamedTuple):
 
     name: str
     state: str
-    children: tuple[str, ...] = ()
-    began: float = 0.0  # seconds since 1970
-    ended: float = 0.0  # 0 while it has not
+    is_leaf: bool = True
     error: str = ""  # empty from KFP 2.17
+    moved: float = 0.0  # when it began or ended, in seconds since 1970
+
+
+class Pod(NamedTuple):
+    """A pod as Argo keeps it: its step, its node's name, when it began and ended in seconds since 1970 (0 where it has not), and
+    what Argo says of it."""
+
+    step: str
+    node: str
+    name: str
+    phase: str
+    began: float
+    ended: float
+    why: str
+
+    @property
+    def path(self) -> str:
+        return ATTEMPT.sub("", self.node)
 
 
 class FailedStep(NamedTuple):
-    """A step that failed. `path` is its full name without attempts, `pods` its pods, the last attempt last."""
+    """A step that failed, however often it was tried; its last pod; and the first reason that Argo has for it."""
 
     name: str
-    path: str = ""
-    pods: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()  # the ids of those pods' nodes
-    error: str = ""
+    pod: str = ""
+    why: str = ""
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(LOST.search(self.why))
+
+    @property
+    def is_kubeflows(self) -> bool:
+        """Whether it is no failure of a step's own, and may go well another time: of a node, or of a driver that was begun."""
+        return self.is_lost or (self.name.startswith("the driver") and not ITS_POD.match(self.why))
 
 
-def fnv1a(text: str, value: int = FNV_OFFSET) -> int:
-    """The 32-bit FNV-1a hash of a text, with which Argo makes a node's id from its name; `value` is that of what comes before."""
-    for byte in text.encode():
-        value = ((value ^ byte) * FNV_PRIME) & 0xFFFFFFFF
-    return value
+class Workflow(NamedTuple):
+    """Its message, and its nodes by id, both empty where they cannot be read."""
+
+    message: str = ""
+    nodes: Mapping[str, Mapping[str, Any]] = {}
+
+    def pods(self, *phases: str) -> list[Pod]:
+        """Those in one of these phases, the oldest first."""
+        found = []
+        for key, node in self.nodes.items():
+            if node.get("type") == "Pod" and node.get("phase") in phases:
+                workflow, _, end = key.rpartition("-")
+                name, why = str(node.get("name") or ""), one_line(str(node.get("message") or ""))
+                pod = "-".join(filter(None, (workflow, str(node.get("templateName") or ""), end)))
+                began, ended = (_seconds(node.get(time)) for time in ("startedAt", "finishedAt"))
+                found.append(Pod(step_name(name), name, pod, str(node["phase"]), began, ended, why))
+        return sorted(found, key=lambda one: (one.began, one.node))
+
+    def failed(self) -> list[list[Pod]]:
+        """The pods of each step that failed and of which no later attempt succeeded, the first failure first."""
+        well = {str(node.get("name")) for node in self.nodes.values() if node.get("phase") == "Succeeded"}
+        by_step: dict[str, list[Pod]] = {}
+        for pod in self.pods("Failed", "Error"):
+            if well.isdisjoint(_scopes(pod.node)):
+                by_step.setdefault(pod.path, []).append(pod)
+        return list(by_step.values())
+
+    def failed_steps(self) -> list[FailedStep]:
+        """Each step that failed, once, whatever its number of attempts."""
+        return [
+            FailedStep(pods[0].step, pods[-1].name, next((pod.why for pod in pods if pod.why), ""))
+            for pods in self.failed()
+        ]
+
+    def storm(self) -> tuple[str, int]:
+        """The step whose pods failed most often within a minute of their start, and how often that was.
+
+        KFP tries a pod three times, then each level above it three times: a step of which more pods failed is on its way to
+        hundreds.
+        """
+        quick = ([pod for pod in pods if pod.ended - pod.began < QUICK_SECONDS] for pods in self.failed())
+        worst = max(quick, key=len, default=[])
+        return (worst[0].step, len(worst)) if worst else ("", 0)
+
+    def waiting(self) -> list[Pod]:
+        """The pods that have not started, the oldest first, without a reason where Argo does not say it."""
+        return [pod._replace(why="" if pod.why in STARTING else pod.why) for pod in self.pods("Pending")]
 
 
-class Nodes:
-    """The tasks of a run, by the full names of Argo's nodes."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = tasks
-        self.ids = {child for task in tasks for child in task.children}
-        self.workflow = next(iter(self.ids)).rpartition("-")[0] if self.ids else ""
-
-    @cached_property
-    def names(self) -> Mapping[str, str]:
-        """The full name of every node by its id; empty where the ids are not Argo's."""
-        displayed = sorted({task.name for task in self.tasks if not re.search(r"\(\d+\)$", task.name)})
-        ends = [*(f".{name}" for name in displayed), *(f"({attempt})" for attempt in range(MOST_ATTEMPTS))]
-        found, todo = {}, [(self.workflow, fnv1a(self.workflow))]
-        while todo and self.workflow:
-            scope, value = todo.pop()
-            for end in ends:
-                inner = fnv1a(end, value)
-                key = f"{self.workflow}-{inner}"
-                if key in self.ids and key not in found:
-                    found[key] = scope + end
-                    todo.append((found[key], inner))
-        return found
-
-    @cached_property
-    def parents(self) -> Mapping[str, Task]:
-        """The tasks that have nodes inside of them, by full name. Nodes of one display name differ in their children's ids."""
-        found: dict[str, Task] = {}
-        for task in self.tasks:
-            inner = (self.names.get(child, "") for child in task.children)
-            scopes = [scope for name in inner for scope in _scopes(name) if _displayed(scope) == task.name]
-            if scopes:
-                found[max(scopes, key=len)] = task
-        return found
-
-    def failed(self) -> Iterator[tuple[str, Task]]:
-        """The innermost nodes that failed without a later attempt that succeeded, by full name, in the order of time."""
-        bad = {name: task for name, task in self.parents.items() if task.state == "FAILED"}
-        outer = {scope for name in bad for scope in _scopes(name)}
-        for name, task in sorted(bad.items(), key=lambda one: (one[1].ended, one[0])):
-            well = (self.parents.get(scope) for scope in _scopes(name))
-            if name not in outer and not any(one is not None and one.state == "SUCCEEDED" for one in well):
-                yield name, task
-
-    def attempts(self, name: str) -> list[str]:
-        """The ids of the pods of a node that is tried again and again, the first one first."""
-        made = (f"{self.workflow}-{fnv1a(f'{name}({attempt})')}" for attempt in range(MOST_ATTEMPTS))
-        return [key for key in made if key in self.ids]
+def read_workflow(manifest: object) -> Workflow:
+    """Parses `workflow_manifest` of API v1beta1. What is damaged, or kept elsewhere, is left out."""
+    try:
+        status = json.loads(manifest)["status"] if isinstance(manifest, str) else {}
+        nodes, packed = status.get("nodes"), status.get("compressedNodes")
+        if packed and not nodes:
+            with gzip.open(io.BytesIO(base64.b64decode(packed))) as unpacked:
+                nodes = json.loads(unpacked.read(MOST_BYTES))
+        message = str(status.get("message") or "")
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Workflow()
+    whole = {key: one for key, one in nodes.items() if isinstance(one, dict)} if isinstance(nodes, dict) else {}
+    return Workflow(message, whole)
 
 
-def failed_steps(tasks: Sequence[Task]) -> list[FailedStep]:
-    """Each step that failed, once, whatever its number of attempts.
+def steps_of_tasks(tasks: Sequence[Task]) -> list[FailedStep]:
+    """The steps that failed, where there is no Workflow and the server answers with the steps themselves (KFP after 2.17)."""
+    failed = {task.name: task for task in tasks if task.state == "FAILED" and task.is_leaf}
+    found = {ATTEMPT.sub("", name): task.error for name, task in failed.items()}
+    return [FailedStep(step_name(name), why=why) for name, why in found.items() if name != EXECUTOR]
 
-    A server that answers with the steps themselves (KFP after 2.17) is understood too; its steps have no path and no pods.
+
+def step_text(step: FailedStep, models: str, log: str) -> tuple[str, str]:
+    """A step and what it was for, and why it failed: `plan of model 'ads'`, `tables need 40 GiB …`.
+
+    `models` is the run's parameter, `log` that of the step's last pod; each may be empty.
     """
-    nodes = Nodes(tasks)
-    found: dict[str, FailedStep] = {}
-    for name, _ in nodes.failed():
-        path = ATTEMPT.sub("", name)
-        step = step_name(path)
-        keys = nodes.attempts(name)
-        if step:
-            pods = tuple(key.rpartition("-")[2] for key in keys)
-            found[path] = FailedStep(step, path.removesuffix(f".{POD}"), pods, tuple(keys))  # the last attempt stays
-    if found or nodes.names:
-        return list(found.values())
-    for task in tasks:
-        if task.state == "FAILED" and not task.children:
-            found[task.name] = FailedStep(ATTEMPT.sub("", task.name), error=task.error)
-    return list(found.values())
+    why = error_line(log) or ITS_POD.sub("its pod is ", step.why) or "failed"
+    if step.is_lost:
+        why = f"its container was lost with its node ({step.why})"
+    return f"{step.name}{_of(step, models, log)}", why
 
 
-def refused_at_once(tasks: Sequence[Task]) -> tuple[str, int]:
-    """The step whose pods failed most often within a minute of their start, and how often that was.
-
-    KFP tries a pod three times, then each level above it three times: a step of which more pods failed is on its way to hundreds.
-    """
-    if not any(task.state == "FAILED" for task in tasks):
-        return "", 0
-    nodes = Nodes(tasks)
-    counts: dict[str, int] = {}
-    for name, task in nodes.failed():
-        if task.ended - task.began < QUICK_SECONDS:
-            path = ATTEMPT.sub("", name)
-            counts[path] = counts.get(path, 0) + len(nodes.attempts(name))
-    worst = max(counts, key=lambda path: counts[path], default="")
-    return (step_name(worst), counts[worst]) if worst else ("", 0)
+def steps_text(said: Iterable[tuple[str, str]]) -> list[str]:
+    """Each reason once, with the first of its steps: `the driver of plan and 4 more steps: its pod is forbidden: …`."""
+    reasons: dict[str, list[str]] = {}
+    for step, why in said:
+        reasons.setdefault(why, []).append(step)
+    more = {2: " and one more step"}
+    return [
+        f"{steps[0]}{more.get(len(steps), f' and {len(steps) - 1} more steps') if steps[1:] else ''}: {why}"
+        for why, steps in reasons.items()
+    ]
 
 
-def running_pods(tasks: Sequence[Task]) -> list[str]:
-    """The ends of the names of the pods that are recorded as running."""
-    nodes = Nodes(tasks)
-    running = {task.name for task in tasks if task.state == "RUNNING" and not task.children}
-    found = []
-    for name, task in nodes.parents.items():
-        last = nodes.attempts(name)[-1:]
-        if task.state == "RUNNING" and last and _displayed(nodes.names[last[0]]) in running:
-            found.append(last[0].rpartition("-")[2])
-    return found
-
-
-def step_text(step: FailedStep, models: str, log: str, message: str) -> str:
-    """`search of model 'ads': tables need 40 GiB …`: the step, what it was for, and why it failed.
-
-    `models` is the run's parameter, `log` that of the step's last pod and `message` what Argo says of that pod; each may be
-    empty.
-    """
-    why = error_line(log) or one_line(message) or step.error or "failed"
-    return f"{step.name}{_of(step, models, log)}: {why}"
-
-
-def steps_text(said: Sequence[str]) -> str:
-    """`search of 'ads': …; deploy of 'feed': … and 3 more`: the error of each step, for the first few."""
+def cut(said: Sequence[str]) -> str:
+    """`plan of model 'ads': …; plan of model 'feed': … and 3 more`: the first few."""
     more = f" and {len(said) - MOST_STEPS} more" if len(said) > MOST_STEPS else ""
     return "; ".join(said[:MOST_STEPS]) + more
 
 
 def error_line(log: str) -> str:
-    """The step's error in the log of its pod: the last line of its traceback, or `error: …`; empty if there is none."""
+    """The step's error in the log of its pod: the last line of its traceback, `error: …`, or a driver's; empty without one."""
     lines = log.splitlines()
     begins = [index for index, line in enumerate(lines) if "Traceback (most recent call last)" in line]
     raised: Iterable[str] = lines[begins[-1] + 1 :] if begins else ()
@@ -205,8 +190,9 @@ def error_line(log: str) -> str:
         if match := re.match(r"(?:[\w.]+\.)?([A-Za-z_]\w*)(?:: (.*))?$", line):
             ours = line.startswith("neuroshard.") and match[2]
             return one_line(match[2] if ours else line)
-    errors = [line for line in lines if line.startswith("error: ")]
-    return one_line(errors[-1].removeprefix("error: ")) if errors else ""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    fatal = [match[1] for line in lines if (match := FATAL.match(line)) and LAUNCHER not in line]
+    return one_line((errors or fatal or [""])[-1])
 
 
 def _of(step: FailedStep, models: str, log: str) -> str:
@@ -235,83 +221,21 @@ def _in_json(text: object, *path: str | int) -> Any:
     return found
 
 
-def _scopes(name: str) -> list[str]:
+def _scopes(name: str) -> Iterator[str]:
     """All nodes around a node: `a(0).b(1)` -> a, a(0), a(0).b."""
-    return [name[:index] for index, letter in enumerate(name) if letter == "." or (letter == "(" and index)]
+    return (name[:index] for index, letter in enumerate(name) if letter == "." or (letter == "(" and index))
 
 
-def _displayed(name: str) -> str:
-    """The display name of a node: the end of its full name."""
-    return name.rpartition(".")[2]
-
-
-def step_name(path: str) -> str:
-    """The step of a node's path, without attempts and AGAIN; empty for a node that only contains steps."""
-    name = _displayed(path.removesuffix(f".{POD}"))
-    return AGAIN.sub("", name.removesuffix(DRIVER)) if not ITEM.search(name) else ""
-
-
-class WaitingPod(NamedTuple):
-    """A pod that was made and has not started. `since` is in seconds since 1970; `why` is empty where Argo does not say."""
-
-    step: str
-    pod: str
-    since: float
-    why: str
-
-
-class Workflow(NamedTuple):
-    """Its message, and its nodes by id, both empty where they cannot be read."""
-
-    message: str = ""
-    nodes: Mapping[str, Mapping[str, Any]] = {}
-    compressed: bool = False
-
-    def tasks(self) -> tuple[Task, ...]:
-        """The nodes as the API answers with them where they are not compressed."""
-        return tuple(
-            Task(
-                name=str(node.get("displayName") or ""),
-                state=STATES.get(str(node.get("phase")), ""),
-                children=tuple(str(child) for child in _list(node.get("children"))),
-                began=_seconds(node.get("startedAt")),
-                ended=_seconds(node.get("finishedAt")),
-            )
-            for node in self.nodes.values()
-        )
-
-    def waiting(self) -> list[WaitingPod]:
-        """The pods that have not started, the oldest first."""
-        found = []
-        for key, node in self.nodes.items():
-            if node.get("type") == "Pod" and node.get("phase") == "Pending":
-                workflow, _, end = key.rpartition("-")
-                pod = "-".join(filter(None, (workflow, str(node.get("templateName") or ""), end)))
-                why = one_line(str(node.get("message") or ""))
-                step = step_name(ATTEMPT.sub("", str(node.get("name") or "")))
-                found.append(
-                    WaitingPod(step or "a step", pod, _seconds(node.get("startedAt")), "" if why in STARTING else why)
-                )
-        return sorted(found, key=lambda one: one.since)
-
-
-def read_workflow(manifest: object) -> Workflow:
-    """Parses `workflow_manifest` of API v1beta1. What is damaged, or kept elsewhere, is left out."""
-    try:
-        status = json.loads(manifest)["status"] if isinstance(manifest, str) else {}
-        nodes, packed = status.get("nodes"), status.get("compressedNodes")
-        if packed and not nodes:
-            with gzip.open(io.BytesIO(base64.b64decode(packed))) as unpacked:
-                nodes = json.loads(unpacked.read(MOST_BYTES))
-        message = str(status.get("message") or "")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Workflow()
-    whole = {key: one for key, one in nodes.items() if isinstance(one, dict)} if isinstance(nodes, dict) else {}
-    return Workflow(message, whole, bool(packed))
-
-
-def _list(value: object) -> Sequence[object]:
-    return value if isinstance(value, list) else ()
+def step_name(node: str) -> str:
+    """`plan` of the node of its executor; `the driver of plan`, `the driver of for-loop-1` of those of drivers."""
+    path = ATTEMPT.sub("", node).removesuffix(f".{EXECUTOR}").split(".")
+    name = path[-1].removesuffix(DRIVER)
+    if name == path[-1]:
+        return AGAIN.sub("", name)
+    loops = [one for one in path[:-1] if one.startswith("for-loop")]
+    if name.startswith("iteration") and loops:  # of the loop itself, or of an item
+        return f"the driver of {'an item of ' if name.endswith('item') else ''}{loops[-1]}"
+    return f"the driver of {AGAIN.sub('', name)}"
 
 
 def _seconds(moment: object) -> float:

@@ -13,16 +13,29 @@ from typing import NamedTuple, TypeVar
 
 from neuroshard.core.clean import log
 from neuroshard.core.errors import NO_CREDENTIALS, NeuroshardError
-from neuroshard.core.text import counted, one_line
+from neuroshard.core.text import counted, first_few, one_line
 from neuroshard.core.units import format_duration
 from neuroshard.kube import last_warning
-from neuroshard.store.night import NightRecords, degraded, read_night
+from neuroshard.orders.nightly import Survey, Verdict
+from neuroshard.store.night import NightRecords, not_learned, read_night, read_verdict
 from neuroshard.store.open import open_store
+from neuroshard.store.protocol import Store
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run
-from neuroshard.submit.steps import Task, WaitingPod, failed_steps, refused_at_once, steps_text
+from neuroshard.submit.steps import (
+    MOST_STEPS,
+    FailedStep,
+    Pod,
+    Task,
+    Workflow,
+    cut,
+    step_text,
+    steps_of_tasks,
+    steps_text,
+)
 
 PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
 MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
+POLL_SHARE, LEAST_POLL_SECONDS = 0.03, 1.0  # of the time that a run has taken: a short one is seen to end at once
 STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
 # Of a run that failed: a deploy is one swap.
 WHAT_IS_LIVE = "models that it had deployed by then have their new plans, and the others keep theirs"
@@ -57,6 +70,10 @@ class Terminated(NeuroshardError):
 
 class Orphaned(NeuroshardError):
     """Kubeflow records a run as running, but none of its pods exists any more."""
+
+
+class Lost(NeuroshardError):
+    """A run failed by no fault of its steps: a container was lost with its node, or a driver of Kubeflow's failed."""
 
 
 class Patience:
@@ -105,29 +122,37 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
             if reason := orphans.orphaned(kubeflow, run):
                 raise Orphaned(f"run {run_id} is recorded as {state} for ever: {reason}; delete the record in Kubeflow")
             yield from pods.look(kubeflow, run)
-            seen = run._replace(tasks=pods.nodes or run.tasks)
-            step, times = refused_at_once(seen.tasks)
+            step, times = pods.workflow.storm()
             if times >= STORM and state != "CANCELING":
                 reason = f"{times} pods of {step} failed as soon as they were created, and Kubeflow keeps creating them"
                 # what steps recorded is left out: those that run have not ended
-                end(kubeflow, run, patience, f"{reason}{why(kubeflow, seen, waiting, NOTHING)}")
+                end(
+                    kubeflow,
+                    run,
+                    patience,
+                    f"{reason}{why(kubeflow, run, pods.workflow.failed_steps(), waiting, NOTHING)}",
+                )
             if pods.too_long:
                 end(kubeflow, run, patience, pods.too_long)
             if time.monotonic() > deadline:
                 raise NeuroshardError(
                     f"run {run_id} is {state} after {format_duration(waiting.seconds)}; it continues, but nothing waits for it"
                 )
-            time.sleep(waiting.poll_seconds)
+            elapsed = waiting.seconds - (deadline - time.monotonic())
+            time.sleep(min(waiting.poll_seconds, max(elapsed * POLL_SHARE, LEAST_POLL_SECONDS)))
+        workflow = kubeflow.workflow(run) if state != "SUCCEEDED" else Workflow()
+        failed = workflow.failed_steps() or steps_of_tasks(run.tasks)
         if run.terminated and state != "SUCCEEDED":
-            steps = ", ".join(dict.fromkeys(step.name for step in failed_steps(run.tasks)))
+            steps = ", ".join(dict.fromkeys(step.name for step in failed))
             during = f" during {steps}" if steps else ""
             raise NeuroshardError(f"run {run_id} was terminated by a request to Kubeflow{during}; {WHAT_IS_LIVE}")
-        night, less = night_of(run)
-        kinds = night.survey.campaigns if night.survey else ()
-        yield from (f"run {run_id}: measured {kind.hardware.name}: {kind.why}" for kind in kinds)
-        yield from (f"run {run_id}: degraded: {line}" for line in less)
+        night, lines = night_of(run)
+        yield from (f"run {run_id}: {line}" for line in lines)
         if state != "SUCCEEDED":
-            raise NeuroshardError(f"run {run_id} ended as {state}{why(kubeflow, run, waiting, night)}; {WHAT_IS_LIVE}")
+            said = why(kubeflow, run, failed, waiting, night, workflow.message)
+            own = any(one.error for one in night.outcomes) or not all(step.is_kubeflows for step in failed)
+            kind = NeuroshardError if own or not failed else Lost
+            raise kind(f"run {run_id} ended as {state}{said}; {WHAT_IS_LIVE}")
 
 
 class OrphanWatch:
@@ -158,37 +183,37 @@ class OrphanWatch:
 class PodWatch:
     """Says which pods do not start and why, again when the reason changes.
 
-    `nodes` are the run's tasks from Argo, where it compressed them and the API's are out of date; `too_long` says of which pod
-    the caller need not wait any longer.
+    `workflow` is what Argo had when it was last looked at; `too_long` says of which pod the caller need not wait any longer.
     """
 
     def __init__(self, waiting: Waiting) -> None:
         self.waiting = waiting
-        self.nodes: tuple[Task, ...] = ()
+        self.workflow = Workflow()
         self.too_long = ""
         self.tasks: tuple[Task, ...] = ()
         self.moved = self.looked = time.monotonic()
         self.said: set[tuple[str, str]] = set()  # steps and reasons
 
     def look(self, kubeflow: Kubeflow, run: Run) -> Iterator[str]:
-        """A line for each step whose pods have not started for some minutes. Asks for Argo's nodes only while that may be so."""
+        """A line for each step whose pods have not started for some minutes. Asks for Argo's nodes only while that may be so, and
+        where a task failed."""
         now = time.monotonic()
+        failed = any(task.state in ("FAILED", "") for task in run.tasks)
         if run.tasks != self.tasks and not any(task.state == "PENDING" for task in run.tasks):
             self.tasks, self.moved = run.tasks, now
-        if now - self.moved < STARTING_SECONDS or now - self.looked < LOOK_SECONDS:
+        if now - self.looked < LOOK_SECONDS or not (failed or now - self.moved >= STARTING_SECONDS):
             return
         self.looked = now
-        workflow = kubeflow.workflow(run)
-        self.nodes = workflow.tasks() if workflow.compressed else ()
-        late: dict[tuple[str, str], list[WaitingPod]] = {}
+        self.workflow = workflow = kubeflow.workflow(run)
+        late: dict[tuple[str, str], list[Pod]] = {}
         for pod in workflow.waiting():
-            if time.time() - pod.since >= STARTING_SECONDS:
-                reason = pod.why or last_warning(self.waiting.namespace, pod.pod)
+            if time.time() - pod.began >= STARTING_SECONDS:
+                reason = pod.why or last_warning(self.waiting.namespace, pod.name)
                 late.setdefault((pod.step, reason), []).append(pod)
         if not workflow.nodes and not run.tasks and run.state == "PENDING":
             command = f"kubectl -n {self.waiting.namespace} describe workflows -l pipeline/runid={run.run_id}"
             late["", f"it has no pod yet: {workflow.message or command}"] = []
-        begins = [pods[0].since for pods in late.values() if pods]
+        begins = [pods[0].began for pods in late.values() if pods]
         still, step = (time.time(), "") if workflow.nodes else idle(run)
         if step and time.time() - still >= STARTING_SECONDS:
             begins.append(still)
@@ -201,11 +226,11 @@ class PodWatch:
         if self.waiting.start_seconds and time.time() - since >= self.waiting.start_seconds:
             self.too_long = f"{next(iter(lines.values()))}, for {format_duration(time.time() - since)}"
 
-    def _line(self, step: str, reason: str, pods: list[WaitingPod]) -> str:
+    def _line(self, step: str, reason: str, pods: list[Pod]) -> str:
         if not pods:
             return reason
-        command = f"kubectl -n {self.waiting.namespace} describe pod {pods[0].pod}"
-        which = f"pod {pods[0].pod} has" if len(pods) == 1 else f"{counted(len(pods), 'pod')} have"
+        command = f"kubectl -n {self.waiting.namespace} describe pod {pods[0].name}"
+        which = f"pod {pods[0].name} has" if len(pods) == 1 else f"{counted(len(pods), 'pod')} have"
         return f"{step} waits, its {which} not started: {reason or f'{command} says why'}"
 
 
@@ -215,22 +240,35 @@ def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
     raise NeuroshardError(f"run {run.run_id} was terminated: {reason}; {WHAT_IS_LIVE}")
 
 
-def why(kubeflow: Kubeflow, run: Run, waiting: Waiting, night: NightRecords) -> str:
-    """Why the steps failed, in brackets: as they recorded it, then those that Kubeflow's API names and that recorded nothing.
-    Empty if none did."""
-    recorded = Counter(one.step for one in night.outcomes if one.failed)
-    said: Sequence[str] = (*night.texts(), *kubeflow.failures(run, recorded))
+def why(
+    kubeflow: Kubeflow,
+    run: Run,
+    failed: Sequence[FailedStep],
+    waiting: Waiting,
+    night: NightRecords,
+    message: str = "",
+) -> str:
+    """Why the steps failed, in brackets: as they recorded it, then what Kubeflow knows of those that recorded nothing; the
+    Workflow's `message` if there is none. Empty if none failed."""
+    recorded = Counter(one.step for one in night.outcomes if one.error)
+    counts = Counter(step.name for step in failed)
+    others = [step for step in failed if counts[step.name] > recorded[step.name]]
+    reasons = steps_text(
+        kubeflow.reason(run, step, waiting.namespace) if index < MOST_STEPS else step_text(step, run.models, "")
+        for index, step in enumerate(others)
+    )
+    said = [*night.texts(counts), *reasons, *([one_line(message)] if message and not failed else [])]
     last = night.outcomes[-1:]
     if not recorded and last:  # a pod that is never made records nothing
-        said = (*said, f"the last step that began was {last[0].step} at {last[0].began}")
-    text = steps_text(said)
+        said.append(f"the last step that began was {last[0].step} at {last[0].began}")
+    text = cut(said)
     if NO_CREDENTIALS in text and run.secret:
         text += f"; is there a secret {run.secret} in namespace {waiting.namespace}, with credentials of the store?"
     return f" ({text})" if text else ""
 
 
 def night_of(run: Run) -> tuple[NightRecords, tuple[str, ...]]:
-    """What the steps of a run recorded, and a line for each model and kind of hardware that has less than it should.
+    """What the steps of a run recorded, and what is to be said of its models and kinds of hardware.
 
     Nothing, and a note, where its store cannot be read from here.
     """
@@ -239,10 +277,40 @@ def night_of(run: Run) -> tuple[NightRecords, tuple[str, ...]]:
     try:
         store = open_store(run.store)
         found = read_night(store, run.run_id)
-        return found, degraded(store, found.survey) if found.survey else ()
+        return found, told(store, found.survey, ended_well=run.state == "SUCCEEDED") if found.survey else ()
     except NeuroshardError as error:
         log(f"note: what the steps recorded in {run.store} cannot be read from here: {one_line(error)}")
         return NOTHING, ()
+
+
+def told(store: Store, survey: Survey, *, ended_well: bool) -> tuple[str, ...]:
+    """What was measured, what of it failed, which models have another kind of hardware than before, and which have less than they
+    should: a line for all models of which the same is to be said. What failed in measuring is said once, not of each model too.
+
+    Of a run that did not end well nothing is said of models that it did not come to. Raises Unreachable.
+    """
+    lines, causes = [f"measured {kind.hardware.name}: {kind.why}" for kind in survey.campaigns], []
+    for kind in survey.campaigns:
+        if failed := not_learned(store, kind):
+            lines.append(f"degraded: {failed}")
+            causes.append(failed.removeprefix(f"{kind.hardware.name}: "))
+    models: dict[str, list[Verdict]] = {}
+    for spec in survey.models:
+        verdict = read_verdict(store, survey, spec.name)
+        if verdict is None and ended_well:
+            lines.append(f"degraded: {spec.name}: this run's verdict is not in the store; did another run plan it?")
+        elif (
+            verdict is not None and verdict.end != "red" and (verdict.is_degraded or verdict.before)
+        ):  # red: its step failed
+            key = verdict.model_copy(update={"model": "", "release": 0}).text
+            models.setdefault(key, []).append(verdict)
+    for same in models.values():
+        text = same[0].text
+        for cause in causes:
+            text = text.replace(f"; {cause}", "")
+        others = f"; the same of {first_few([one.model for one in same[1:]])}" if same[1:] else ""
+        lines.append(f"{'degraded: ' if same[0].is_degraded else ''}{text}{others}")
+    return tuple(lines)
 
 
 def idle(run: Run) -> tuple[float, str]:
