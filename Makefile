@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-fast test-next check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-sequences bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
+.PHONY: help setup run test test-fast test-next test-kfp check fix size compile images-check manifests-check apiserver-test gpu extras-check everything nightly findings package docs bench bench-cache bench-corpus bench-machines bench-measure bench-memory bench-pretrain bench-release bench-sequences bench-rows bench-search bench-tiers bench-nights bench-hosts bench-traces bench-truth bench-page submit lock clean
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -34,6 +34,9 @@ test-fast: .venv/dev.done ## while you write: the tests that start no process an
 
 test-next: .venv-next/next.done ## client, doctor, examples and measuring under the newer torch, FBGEMM and TorchRec, in a venv of its own; ARGS="tests/client"
 	@OMP_NUM_THREADS=1 .venv-next/bin/python -m pytest -n $(JOBS) --dist worksteal -p no:cacheprovider $(or $(ARGS),$(OF_TORCH))
+
+test-kfp: .venv-kfp/kfp.done ## the pipeline and its submission under the newest kfp of PyPI, in a venv of its own
+	@OMP_NUM_THREADS=1 .venv-kfp/bin/python -m pytest -n $(JOBS) --dist worksteal -p no:cacheprovider $(or $(ARGS),tests/pipelines tests/submit)
 
 check: .venv/dev.done ## formatting, lint, types, imports, unsafe calls, whether the compiled pipeline is current, and ceilings of lines
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo "not formatted: make fix" >&2; exit 1; }
@@ -204,6 +207,16 @@ LOCKS := $(addprefix requirements/,build.txt run.txt torch-cpu.txt torch-cuda.tx
 	  pathlib.Path(sysconfig.get_path("purelib"), "main.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
 	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	@ln -s ../../$(BIN)/rclone .venv-next/bin/
+	@touch $@
+
+# It has the newest kfp, and finds everything else in .venv. Unlike all others it is not pinned: what is newest is what is tried.
+.venv-kfp/kfp.done: .venv/dev.done
+	@$(BIN)/python -m venv --clear --without-pip .venv-kfp
+	@$(BIN)/python -m pip --python .venv-kfp install --quiet --disable-pip-version-check --no-deps kfp kfp-kubernetes kfp-pipeline-spec kfp-server-api
+	@.venv-kfp/bin/python -c 'import pathlib, sys, sysconfig; \
+	  pathlib.Path(sysconfig.get_path("purelib"), "main.pth").write_text(f"import site; site.addsitedir({sys.argv[1]!r})\n")' \
+	  "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	@ln -s ../../$(BIN)/rclone .venv-kfp/bin/
 	@touch $@
 
 .venv/docs.done: .venv/dev.done requirements/docs.txt

@@ -2,6 +2,7 @@
 
     python -m pipelines.run_local                        the tables of MLPerf's DLRM-DCNv2, measured on this CPU
     python -m pipelines.run_local --backend synthetic    costs by a formula instead: quick
+    python -m pipelines.run_local --models models.yaml   models of your own, as a night plans them; no trainer follows
 
 KFP's own local runner runs pipelines/neuroshard.yaml, each step in a process of its own. Every run has a folder of its own
 under --out; the store is kept, so a second run on the same hardware measures nothing and plans at once. Progress goes to
@@ -35,10 +36,13 @@ from neuroshard.core.release import Release
 from neuroshard.core.value import decode_json
 from neuroshard.costmodel.bundle import MANIFEST, load_cost_model
 from neuroshard.files.plan import read_plan
-from neuroshard.orders.nightly import Verdict
+from neuroshard.orders.nightly import VERDICTS_FOLDER, Verdict, read_specs
 from neuroshard.orders.parameters import faults
 from neuroshard.report.text import costs_by_device_text, plan_text
+from neuroshard.store.measuring import read_record
+from neuroshard.store.open import open_store
 from neuroshard.store.tables import load_tables
+from neuroshard.submit.package import read_parameters
 from neuroshard.system import fbgemm_lacks, loopback_address
 
 if TYPE_CHECKING:
@@ -222,15 +226,20 @@ def parse_arguments() -> argparse.Namespace:
         "--fresh", action="store_true", help="start with an empty store; the old one is renamed, not deleted"
     )
     parser.add_argument("--model", default="mlperf-dlrm-dcnv2", help="the name that the plan goes live under")
+    parser.add_argument("--models", type=Path, help="YAML list of models, as for nights, in place of one by options")
     parser.add_argument("--steps", type=int, default=20, help="of the trainer; 0 for none")
     options = parser.parse_args()
     options.store = options.store or str(options.out / "store")
+    options.steps = 0 if options.models else options.steps
     return options
 
 
 def faults_of(options: argparse.Namespace) -> list[str]:
     """What cannot be in these options or on this machine, a line each: found now, not after minutes of measuring."""
-    lines = list(faults(parameters(options)))
+    try:
+        lines = list(faults(parameters(options)))
+    except NeuroshardError as error:  # of the file of models
+        return str(error).splitlines()
     lines = [
         OPTION_NAMES.get(name := line.split(maxsplit=1)[0].rstrip(":"), name) + line[len(name) :] for line in lines
     ]
@@ -255,7 +264,8 @@ def faults_of(options: argparse.Namespace) -> list[str]:
             lines.append(lacks)
     if not lines:
         try:
-            load_tables(options.tables)
+            for spec in read_specs(parameters(options)["models"]):
+                load_tables(spec.tables)
         except NeuroshardError as error:
             lines.append(str(error))
     return lines
@@ -302,8 +312,20 @@ def run_pipeline(options: argparse.Namespace, folder: Path, steps: Path, childre
 
 def parameters(options: argparse.Namespace) -> dict[str, Any]:
     """The pipeline's parameters, as far as this run does not leave them to their defaults."""
-    passed = {name: getattr(options, name) for name in PASSED}
-    return {"models": json.dumps([order(options)]), "measure_budget": options.budget, **passed}
+    return {
+        "models": read_parameters(None, options.models)["models"] if options.models else json.dumps([order(options)]),
+        "batch_size": options.batch_size,
+        "store": options.store,
+        "backend": options.backend,
+        "nodes": options.nodes,
+        "compute_cases": options.compute_cases,
+        "collective_cases": options.collective_cases,
+        "measure_budget": options.budget,
+        "max_error": options.max_error,
+        "memory_margin": options.memory_margin,
+        "algorithm": options.algorithm,
+        "seed": options.seed,
+    }
 
 
 class Log(io.TextIOBase):
@@ -358,6 +380,12 @@ def run_trainer(options: argparse.Namespace, folder: Path, children: "Children")
 
 def summary(options: argparse.Namespace, folder: Path, trained: str) -> str:
     """The summary of a run. Every number says whether it was measured or predicted, and on what."""
+    if options.models:
+        verdicts = (
+            read_record(open_store(options.store), f"{VERDICTS_FOLDER}/{spec.name}.json")
+            for spec in read_specs(parameters(options)["models"])
+        )
+        return "\n".join(Verdict.parse(one, "verdict").text for one in verdicts if one)
     ended = decode_json((folder / "release.json").read_bytes(), "release.json")
     if "end" in ended:  # there is no new plan, and an older one stays live
         return Verdict.parse(ended, "release.json").text

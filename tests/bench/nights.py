@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,12 +82,12 @@ class Place:
     def __init__(self, folder: Path, store: str | None = None, env: dict[str, str] | None = None) -> None:
         self.folder, self.env = folder, env or {}
         self.store = store or str(folder / "store")
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.fleet: Sequence[dict[str, Any]] = [*H200, *H100]
         self.models = [model("ads", "h200")]
 
-    def night(self, at: str = "", do: Callable[[int], None] | None = None) -> Night:
-        """One run. When step `at` begins, `do` is called with the process group of the run."""
+    def night(self, at: Sequence[str] = (), do: Callable[[int], None] | None = None) -> Night:
+        """One run. When a step of `at` begins for the first time, `do` is called with the process group of the run."""
         (self.folder / "nodes.json").write_text(json.dumps({"items": list(self.fleet)}))
         parameters = {
             "models": json.dumps(self.models),
@@ -115,9 +116,8 @@ class Place:
             lines.append(line)
             if begun := re.search(r"Executing task .*?'(?:\x1b\[\d+m)?([\w-]+)", re.sub(r"\x1b\[\d+m", "", line)):
                 steps.append(begun[1])
-                if do is not None and begun[1] == at:
+                if do is not None and begun[1] in at and begun[1] not in steps[:-1]:
                     do(process.pid)
-                    do = None
         succeeded = process.wait() == 0
         return Night(succeeded, steps, "".join(lines), time.monotonic() - began)
 
@@ -234,6 +234,7 @@ def runs(quick: bool) -> Table:
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as scratch:
         changes(table, Path(scratch, "changes"))
         store_down(table, Path(scratch, "down"))
+        two_at_once(table, Path(scratch, "two"))
         before = Place(Path(scratch, "before"))
         before.fleet = H200
         if not before.night().succeeded:
@@ -263,8 +264,8 @@ def changes(table: Table, folder: Path) -> None:
     table.row("a model added", place.night(), f"plans {place.live()}, {place.live('old')}, {place.live('feed')}")
 
 
-def store_down(table: Table, folder: Path) -> None:
-    """A real S3 server that is killed in the middle of a run, and comes back 20 s later."""
+def store_down(table: Table, folder: Path, seconds: int = 60) -> None:
+    """A real S3 server that is killed in the middle of a run, and comes back so many seconds later."""
     (folder / "buckets" / "plans").mkdir(parents=True)
     port = free_port()
     rclone = Path(sys.executable).with_name("rclone")
@@ -280,13 +281,23 @@ def store_down(table: Table, folder: Path) -> None:
 
         def away(_: int) -> None:
             server.close()
-            time.sleep(20)
+            time.sleep(seconds)
             server.enter_context(serving([*command, folder / "buckets"], port))
 
         place = Place(folder, "s3://plans/prefix", env)
         os.environ.update(env)
-        table.row("the store away for 20 s, in pretrain", place.night("pretrain", away), f"plan {place.live()}")
-        table.row("the store away for 20 s, in plan", place.night("plan", away), f"plan {place.live()}")
+        table.row(f"the store away for {seconds} s in each step", place.night(STAGES, away), f"plan {place.live()}")
+        table.row(f"the store away for {seconds} s, in plan", place.night(["plan"], away), f"plan {place.live()}")
+
+
+def two_at_once(table: Table, folder: Path) -> None:
+    """Two nights of one store begin together, as where a person starts one and the CronJob another."""
+    places = [Place(folder / name, str(folder / "store")) for name in ("one", "other")]
+    with ThreadPoolExecutor() as pool:
+        nights = list(pool.map(Place.night, places))
+    for number, night in enumerate(nights, 1):
+        table.row(f"two nights at once: {number}", night, f"plan {places[0].live()}")
+    table.row("after two nights at once", places[0].night(), f"plan {places[0].live()}")
 
 
 def killed(table: Table, before: Place, folder: Path, stage: str) -> None:
@@ -294,7 +305,7 @@ def killed(table: Table, before: Place, folder: Path, stage: str) -> None:
     shutil.copytree(before.folder, folder)
     place = Place(folder)
     place.fleet, place.models = NEW_DRIVER, [model("ads", "h200", "36GiB")]
-    first = place.night(stage, kill)
+    first = place.night([stage], kill)
     between = "the plan from before is live" if place.live() == before.live() else f"plan {place.live()}"
     table.row(f"killed in {stage}", first, between, may_fail=True)
     age(Path(place.store), days=1)  # a killed run's leases last ten minutes

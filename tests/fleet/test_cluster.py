@@ -102,3 +102,14 @@ def test_a_recording_and_the_api_tell_the_same(api: FakeApiServer, tmp_path: Pat
     path = tmp_path / "nodes.json"
     path.write_text(json.dumps({"kind": "List", "items": mixed_fleet()}))
     assert kubernetes_fleet(recorded=path).kinds == kubernetes_fleet().kinds
+
+
+def test_where_no_node_has_the_label_it_is_named_with_the_nodes_that_have_gpus(api: FakeApiServer) -> None:
+    label = {"nvidia.com/gpu.present": "false"}
+    api.nodes[:] = [node("cpu-0", labels=label, allocatable={"nvidia.com/gpu": "0"})]
+    looked_for = f"no node has the label {' or '.join(cluster.GPU_NODES)}"
+    assert kubernetes_fleet().notes == (looked_for,)
+    api.nodes += [node("a", labels=label), node("b", labels=label)]
+    assert kubernetes_fleet().notes == (
+        f"{looked_for}, and 2 nodes have GPUs without it (a, b): is GPU feature discovery running there?",
+    )

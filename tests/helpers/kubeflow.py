@@ -5,7 +5,6 @@ terminate a run without a Workflow are as the source of KFP 2.17.0 has them, and
 """
 
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -157,8 +156,8 @@ class KfpStub:
 
 
 @contextmanager
-def serving(stub: KfpStub, at: socket.socket | None = None) -> Iterator[KfpStub]:
-    """The stub at a free port, or at that of a bound socket."""
+def serving(stub: KfpStub) -> Iterator[KfpStub]:
+    """The stub at a free port."""
 
     class Handler(JsonHandler):
         def answer(self) -> None:
@@ -173,11 +172,7 @@ def serving(stub: KfpStub, at: socket.socket | None = None) -> Iterator[KfpStub]
 
         do_GET = do_POST = do_DELETE = answer  # noqa: N815 # names that http.server looks for
 
-    with HttpServer(Handler, bind_and_activate=at is None) as server:
-        if at is not None:
-            server.socket.close()
-            server.socket = at
-            server.server_activate()
+    with HttpServer(Handler) as server:
         stub.url = server.url
         thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()

@@ -45,6 +45,7 @@ SMALL = {
     "setup": Small(),
     "run": Small("--backend synthetic --compute-cases 120 --collective-cases 24 --steps 2"),
     "test-fast": Small("tests/infra/test_makefile.py"),
+    "test-kfp": Small("tests/pipelines/test_compiled_pipeline.py", ("a package index",)),
     "fix": Small(),
     "size": Small(),
     "compile": Small(),

@@ -343,6 +343,15 @@ def test_another_kind_that_cannot_be_measured_stops_no_model(in_use: Place, monk
     assert well(in_use.nightly_run()).campaigns == ()
 
 
+def test_a_changed_model_among_many_is_the_only_one_with_a_new_release(place: Place) -> None:
+    place.models = [spec(place, name) for name in ("ads", "feed", "video")]
+    well(place.nightly_run())
+    place.models[1]["memory"] = "7GiB"
+    ended = well(place.nightly_run())
+    assert ended.campaigns == ()
+    assert {name: verdict.release for name, verdict in ended.verdicts.items()} == {"ads": 1, "feed": 2, "video": 1}
+
+
 def test_a_fleet_of_two_kinds_of_which_one_vanishes_overnight_and_comes_back(place: Place) -> None:
     """A model that names no hardware is planned for what is there; the night says that it is another kind."""
     place.nodes = [H200, H100]

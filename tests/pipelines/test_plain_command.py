@@ -10,6 +10,7 @@ from typing import Any
 
 import boto3
 import pytest
+import yaml
 
 from helpers import nodes, servers
 from helpers.limits import HANGS
@@ -21,7 +22,9 @@ from neuroshard.core.plan import Plan
 from neuroshard.core.store_url import KUBEFLOW_BUCKET
 from neuroshard.devices import pod_cpu
 from neuroshard.files.tables import write_tables
+from neuroshard.orders.parameters import quantity
 from neuroshard.store.s3 import KUBEFLOW_ENDPOINT
+from neuroshard.submit.package import parameter
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -94,28 +97,33 @@ def test_it_ends_with_a_live_plan_that_says_first_what_is_not_known(
     assert "mlperf-dlrm-dcnv2 has today's plan (release 1 is live): degraded: " in printed
 
 
-def test_what_pods_with_other_limits_measure_is_what_the_plan_is_by(tmp_path: Path) -> None:
-    """The steps' pods have less memory and fewer cores than measuring pods, and here another CPU: one node is not another."""
+@pytest.mark.parametrize("overlay", sorted(path.name for path in (ROOT / "manifests" / "overlays").iterdir()))
+def test_a_first_night_of_an_overlay_measures_in_pods_with_its_limits_and_plans_by_that(
+    tmp_path: Path, overlay: str
+) -> None:
+    """Its parameters and models; but few cases, tables of here, and a formula in place of GPUs. Measuring pods have other limits
+    than the others, and here another CPU: one node is not another."""
+    folder = ROOT / "manifests" / "overlays" / overlay
     write_tables(tmp_path / "tables.json", tables(6))
-    model = {"name": "ads", "tables": str(tmp_path / "tables.json"), "devices": 1, "memory": "8GiB"}
-    given = {
-        "models": json.dumps([model]),
-        "store": str(tmp_path / "store"),
-        "backend": "cpu",
-        "batch_size": 512,
-        "compute_cases": 24,
-        "collective_cases": 0,
-        "measure_memory": "4Gi",
-        "max_error": 0.0,
-    }
-    limits = {
-        "step": machine(tmp_path / "step", memory_bytes=2 * GIB, cores=1, cpu="AMD EPYC 7763"),
-        "measure": machine(tmp_path / "measure", memory_bytes=4 * GIB, cores=2, cpu="Intel Xeon 8488C"),
-    }
-    run(tmp_path, given, **{pod: {"NEUROSHARD_SYSTEM_ROOT": str(root)} for pod, root in limits.items()})
-    plan = load_plan(str(tmp_path / "store"), "ads")
-    assert isinstance(plan, Plan)
-    assert plan.provenance.cost_model_backend == "cpu"
-    assert (tmp_path / "store" / "hardware" / pod_cpu(4 * GIB).fingerprint / "512" / "live.json").exists()
-    [costs] = (tmp_path / "store").rglob("costs.json")
-    assert json.loads(costs.read_bytes())["bench"]["facts"] == {"cpu": "Intel Xeon 8488C, 2 cores"}
+    given, models = (yaml.safe_load((folder / name).read_text()) for name in ("parameters.yaml", "models.yaml"))
+    kinds = [node(f"{name}-0", product=f"NVIDIA-{name}", labels={"node-pool": "train"}) for name in ("H200", "H100")]
+    (tmp_path / "nodes.json").write_text(json.dumps({"items": kinds}))
+    here = {"store": str(tmp_path / "store"), "compute_cases": 60, "collective_cases": 40, "max_error": 0.0}
+    if given["backend"] == "cuda":
+        here |= {"backend": "synthetic", "nodes": str(tmp_path / "nodes.json")}
+    here["models"] = json.dumps([{**model, "tables": str(tmp_path / "tables.json")} for model in models])
+    limits = {}
+    for pod, cpu in (("step", "AMD EPYC 7763"), ("measure", "Intel Xeon 8488C")):
+        has = {name: str(parameter(given, f"{pod}_{name}")) for name in ("cpus", "memory")}
+        amounts = {"memory_bytes": quantity(has["memory"]), "cores": quantity(has["cpus"]), "node_bytes": 2**40}
+        limits[pod] = {"NEUROSHARD_SYSTEM_ROOT": str(machine(tmp_path / pod, cpu=cpu, **amounts))}
+    run(tmp_path, {**given, **here}, **limits)
+    for model in models:
+        plan = load_plan(str(tmp_path / "store"), model["name"])
+        assert isinstance(plan, Plan)
+        assert (plan.provenance.instead, plan.provenance.cost_model_backend) == ("", here.get("backend", "cpu"))
+    if given["backend"] == "cpu":
+        kind = pod_cpu(quantity(given["measure_memory"])).fingerprint
+        assert (tmp_path / "store" / "hardware" / kind / "512" / "live.json").exists()
+        [costs] = (tmp_path / "store").rglob("costs.json")
+        assert json.loads(costs.read_bytes())["bench"]["facts"] == {"cpu": "Intel Xeon 8488C, 2 cores"}

@@ -72,6 +72,17 @@ def test_an_unchanged_fleet_measures_nothing_and_still_gets_a_plan(out: Path, ru
     assert sorted((out / "store" / "hardware").rglob("model.json")) == models
 
 
+def test_models_of_ones_own_are_planned_as_a_night_does(out: Path, tmp_path: Path, run_local) -> None:
+    model = "- {{name: {}, tables: mlperf-dlrm-dcnv2, devices: 2, memory: {}GiB}}\n"
+    (tmp_path / "models.yaml").write_text(model.format("one", 64) + model.format("two", 60))
+    ended = run_local(out, "--models", tmp_path / "models.yaml")
+    assert ended.returncode == 0, ended.stderr
+    assert re.findall("^(.*) has today's plan [(]release 1 is live[)]", ended.stdout, re.M) == ["one", "two"]
+    (tmp_path / "models.yaml").write_text(model.format("one", -1) + model.format("two", "x"))
+    ended = run_local(out, "--models", tmp_path / "models.yaml")
+    assert re.fullmatch(r"error: .*models\[0\].*models\[1\].*\n", ended.stderr)
+
+
 def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(out: Path, run_local) -> None:
     before = {path: path.read_bytes() for path in (out / "store" / "ads").rglob("*") if path.is_file()}
     ended = run_local(out, "--model", "new", "--memory", "1MiB")

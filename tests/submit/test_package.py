@@ -171,6 +171,10 @@ SIZE = "[{name: a, tables: t, devices: 8, memory: 1GiB, hardware: h200, size: "
         ("[1]", ["models[0]"]),
         ("[{name: a, tables: t, devices: 8, memory: 1GiB}]\n---\n[]", ["2 YAML documents"]),
         ("[{tables: t}]", ["models[0]", "name", "missing"]),
+        (
+            "[{tables: t}, {name: b, tables: t, devices: 8, memory: 80}]",
+            ["models[0]", "missing", "models[1]", "not 80"],
+        ),
         ("[{name: a, tables: t, devices: 8, memory: 80}]", ["models[0]", "memory", "not 80"]),
         ("[{name: a, tables: t, devices: 8, memory: lots}]", ["'lots'"]),
         ("[{name: a, tables: t, devices: 8, memory: 1GiB, move_budget: lots}]", ["'lots'"]),

@@ -1,13 +1,11 @@
 """Failed steps by name and reason: from runs that a real Kubeflow Pipelines recorded, reduced."""
 
 import json
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from helpers.kubeflow import recorded, recorded_workflow
-from neuroshard.submit.kubeflow import read_run
+from helpers.kubeflow import KfpStub, recorded, recorded_workflow
+from neuroshard.submit.kubeflow import Kubeflow, Server
 from neuroshard.submit.steps import (
     FailedStep,
     Workflow,
@@ -39,26 +37,16 @@ F0101 00:00:01.000000      12 main.go:49] failed to execute component: exit stat
 """
 
 
-def answered(answer: dict[str, Any]) -> Any:
-    """The SDK's class for a run, made of JSON."""
-    from kfp_server_api import ApiClient, V2beta1Run
-
-    kept = ("display_name", "state", "start_time", "end_time", "child_tasks")
-    tasks = [{key: task[key] for key in kept if task.get(key)} for task in answer["run_details"]["task_details"]]
-    response = SimpleNamespace(data=json.dumps({**answer, "run_id": "r1", "run_details": {"task_details": tasks}}))
-    return read_run(ApiClient().deserialize(response, V2beta1Run))
-
-
 def workflow(name: str) -> Workflow:
     return read_workflow(json.dumps(recorded_workflow(name)))
 
 
-def test_the_models_of_a_run_that_gives_none_are_the_pipelines_default() -> None:
-    answer = {**recorded("cpu2"), "runtime_config": {"parameters": {}}}
-    answer["pipeline_spec"]["pipeline_spec"]["root"]["inputDefinitions"] = {
-        "parameters": {"models": {"defaultValue": "[]"}}
-    }
-    assert answered(answer).models == "[]"
+def test_the_models_of_a_run_that_gives_none_are_the_pipelines_default(kfp_stub: KfpStub) -> None:
+    kfp_stub.shape, kfp_stub.runs = recorded("cpu2"), [{"run_id": "r1"}]
+    kfp_stub.shape["runtime_config"]["parameters"] = {}
+    root = kfp_stub.shape["pipeline_spec"]["pipeline_spec"]["root"]
+    root["inputDefinitions"] = {"parameters": {"models": {"defaultValue": "[]"}}}
+    assert Kubeflow(Server(kfp_stub.url)).run("r1").models == "[]"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 import yaml
 
 from helpers import loopback
-from helpers.kubeflow import KfpStub, recorded, recorded_workflow, serving
+from helpers.kubeflow import KfpStub, recorded, recorded_workflow
 from helpers.limits import HANGS
 from helpers.processes import wait_until
 from helpers.refusals import refused
@@ -318,29 +316,6 @@ def test_an_api_that_is_away_at_the_start_loses_no_night(kfp_stub: KfpStub, caps
     assert len(notes(capsys)) == 2
 
 
-def test_a_closed_port_is_tried_until_it_opens() -> None:
-    late = KfpStub(states=["SUCCEEDED"])
-    with loopback.bound() as taken:  # nobody else's, and closed as long as nobody listens
-        url = loopback.url(loopback.port_of(taken))
-        opened = threading.Event()
-
-        def open_late() -> None:
-            time.sleep(0.5)
-            with serving(late, taken):
-                opened.wait()
-
-        thread = threading.Thread(target=open_late)
-        thread.start()
-        try:
-            assert (
-                list(run(Server(url), RunSettings({}), Waiting(HANGS, 0.1), patience_seconds=HANGS))[-1]
-                == "run r1: SUCCEEDED"
-            )
-        finally:
-            opened.set()
-            thread.join()
-
-
 def test_a_start_whose_answer_was_lost_is_not_made_twice(kfp_stub: KfpStub) -> None:
     kfp_stub.lost = True
     lines = submitted(kfp_stub)
@@ -433,11 +408,9 @@ def test_an_api_of_several_users_needs_the_namespace_of_one_and_says_how_to_give
 def test_the_plain_commands_that_readme_shows_submit_the_pipeline_with_its_defaults(
     kfp_stub: KfpStub, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    [command] = re.findall(r"^ +(kfp run create .*?) +#.* kfp run submit,", (ROOT / "README.md").read_text(), re.M)
-    monkeypatch.setenv("KFP_ENDPOINT", kfp_stub.url)
-    kfp, *words = command.replace("create", verb).split()
-    kfp = Path(sys.executable).with_name(kfp)
-    ended = subprocess.run([kfp, *words], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
+    [command] = re.findall(r"^ +kfp (run create .*?) +#.* kfp run submit,", (ROOT / "README.md").read_text(), re.M)
+    monkeypatch.chdir(ROOT)
+    ended = kfp_run(kfp_stub, *command.replace("create", verb).split())
     assert ended.returncode == 0, ended.stderr
     body, [spec, _] = kfp_stub.submitted(), yaml.safe_load_all(PACKAGE.read_text())
     assert body["pipeline_spec"]["pipeline_spec"]["root"] == spec["root"]

@@ -16,7 +16,7 @@ from neuroshard.core.errors import InvalidInput, NeuroshardError, UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import agreeing, one_line
-from neuroshard.core.value import Value, canonical_json, sha256, shown
+from neuroshard.core.value import Value, canonical_json, decode_json, sha256, shown
 from neuroshard.files.constraints import ConstraintsFile, MatchedRule, resolve
 from neuroshard.files.disk import read_bytes
 from neuroshard.files.importers.presets import PRESETS
@@ -158,31 +158,47 @@ def _check_models(given: Mapping[str, Any]) -> None:
         raise UsageError(
             f"models must be text with JSON, as --models makes of a YAML list, not {shown(given['models'])}"
         )
-    specs = read_specs(given["models"])
+    specs = _specs(given)
     carried = len(json.dumps(canonical_json([spec.model_dump(mode="json") for spec in specs]).decode()))
     if carried > MOST_CARRIED:
         raise InvalidInput(
             f"{agreeing(len(specs), 'model', 'takes', 'take')} {carried:,} bytes of a step's arguments, and at most "
             f"{MOST_CARRIED:,} may be: submit them in several lists, or say in fewer rules what their constraints say"
         )
+
+
+def _specs(given: Mapping[str, Any]) -> tuple[ModelSpec, ...]:
+    """The models. Raises InvalidInput for all that is wrong, of each model what is so first; UsageError where it is no list."""
+    wrong = []
+    listed = decode_json(given["models"].encode(), "models")
+    for index, written in enumerate(listed if isinstance(listed, list) else ()):
+        try:
+            _check_model(read_specs(json.dumps([written]))[0], written, given)
+        except NeuroshardError as error:
+            wrong.append(str(error).replace("models[0]", f"models[{index}]"))
+    if wrong:
+        raise InvalidInput("; ".join(wrong))
+    return read_specs(given["models"])
+
+
+def _check_model(spec: ModelSpec, written: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     batch_size = int(parameter(given, "batch_size"))
-    for written, spec in zip(json.loads(given["models"]), specs, strict=True):
-        where, rules = f"constraints of model {spec.name!r}", spec.rules
-        _no_others(written, ModelSpec, f"model {spec.name!r}")
-        _no_others(spec.constraints, ConstraintsFile, where)
-        for place, rule in enumerate(spec.constraints.get("tables", ())):
-            _no_others(rule, MatchedRule, f"{where}: tables[{place}]")
-        tables = _tables(spec, rules)
-        reserve = max(rules.reserve_share, float(parameter(given, "memory_margin")))
-        resolved = resolve(rules.model_copy(update={"reserve_share": reserve}), tables, where)
-        task = {**spec.order.task, "tables": tables, "batch_size": batch_size, "constraints": resolved}
-        ShardingTask.parse(task, f"model {spec.name!r}")
-        if spec.size is not None and (order := spec.sizes(batch_size, "")):
-            _no_others(written["size"], NightlySizes, f"size of model {spec.name!r}")
-            try:
-                check_order(order)
-            except UsageError as error:
-                raise UsageError(f"size of model {spec.name!r}: {error}") from None
+    where, rules = f"constraints of model {spec.name!r}", spec.rules
+    _no_others(written, ModelSpec, f"model {spec.name!r}")
+    _no_others(spec.constraints, ConstraintsFile, where)
+    for place, rule in enumerate(spec.constraints.get("tables", ())):
+        _no_others(rule, MatchedRule, f"{where}: tables[{place}]")
+    tables = _tables(spec, rules)
+    reserve = max(rules.reserve_share, float(parameter(given, "memory_margin")))
+    resolved = resolve(rules.model_copy(update={"reserve_share": reserve}), tables, where)
+    task = {**spec.order.task, "tables": tables, "batch_size": batch_size, "constraints": resolved}
+    ShardingTask.parse(task, f"model {spec.name!r}")
+    if spec.size is not None and (order := spec.sizes(batch_size, "")):
+        _no_others(written["size"], NightlySizes, f"size of model {spec.name!r}")
+        try:
+            check_order(order)
+        except UsageError as error:
+            raise UsageError(f"size of model {spec.name!r}: {error}") from None
 
 
 def _tables(spec: ModelSpec, rules: ConstraintsFile) -> Sequence[Table]:
