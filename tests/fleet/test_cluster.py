@@ -26,13 +26,13 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServ
         yield server
 
 
-def test_it_asks_for_gpu_nodes_alone_and_for_all_at_once(api: FakeApiServer) -> None:
+def test_it_asks_for_all_nodes_at_once(api: FakeApiServer) -> None:
     fleet = kubernetes_fleet()
     assert (len(fleet.kinds), fleet.source) == (6, api.url)
     api.nodes = [node(f"n{index}") for index in range(1001)]
     [kind] = kubernetes_fleet().kinds
     assert kind.nodes == 1001
-    assert api.asked == [{"labelSelector": one, "resourceVersion": "0"} for one in cluster.GPU_NODES] * 2
+    assert api.asked == [{"resourceVersion": "0"}] * 2
 
 
 @pytest.mark.parametrize(
@@ -111,5 +111,5 @@ def test_where_no_node_has_the_label_it_is_named_with_the_nodes_that_have_gpus(a
     assert kubernetes_fleet().notes == (looked_for,)
     api.nodes += [node("a", labels=label), node("b", labels=label)]
     assert kubernetes_fleet().notes == (
-        f"{looked_for}, and 2 nodes have GPUs without it (a, b): is GPU feature discovery running there?",
+        f"{looked_for}, and there are GPUs without it in a, b: is GPU feature discovery running there?",
     )

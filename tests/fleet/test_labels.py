@@ -10,7 +10,7 @@ from helpers.nodes import GPU_TAINT, mixed_fleet, node
 from helpers.refusals import refused
 from neuroshard.core.errors import InvalidInput
 from neuroshard.core.topology import Topology
-from neuroshard.fleet.cluster import AMD_DEVICE, AMD_PRODUCT, Node, labelled, recorded_nodes
+from neuroshard.fleet.cluster import AMD_DEVICE, AMD_PRODUCT, Node, labelled, list_nodes
 from neuroshard.fleet.labels import Kind, kinds_of
 from neuroshard.fleet.run import TOLERATIONS
 
@@ -35,7 +35,7 @@ def fingerprint(**changes: Any) -> str:
 
 
 def test_the_recorded_nodes_of_a_real_api_server() -> None:
-    found, notes = kinds_of(labelled(recorded_nodes(RECORDED)), {}, TOLERATIONS)
+    found, notes = kinds_of(labelled(list_nodes(RECORDED)[1]), {}, TOLERATIONS)
     rows = {kind.hardware.name: kind for kind in found}
     assert {name: (kind.nodes, kind.out_of_service, kind.devices) for name, kind in rows.items()} == {
         "NVIDIA-H200": (2, 1, 8),  # one is cordoned

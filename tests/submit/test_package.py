@@ -282,7 +282,7 @@ def test_the_sizes_of_a_model_may_be_asked_for_by_text_numbers_and_lists(tmp_pat
 
 def test_models_that_no_step_could_be_given_are_refused_before_they_are_submitted(tmp_path: Path) -> None:
     rules = [{"match": f"table_{number}", "min_dim": 16} for number in range(300)]
-    model = {"tables": "mlperf-dlrm-dcnv2", "devices": 4, "memory": "80GiB", "constraints": {"tables": rules}}
+    model = {"tables": "s3://bucket/t.json", "devices": 4, "memory": "80GiB", "constraints": {"tables": rules}}
     path = tmp_path / "models.yaml"
     path.write_text(json.dumps([{"name": f"model-{number}", **model} for number in range(9)]))
     with refused(InvalidInput, "9 models", "98,304"):

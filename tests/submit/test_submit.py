@@ -173,7 +173,6 @@ def test_a_run_that_failed_by_no_fault_of_its_steps_is_followed_by_another_once(
         NeuroshardError, "run r2", f"the driver of for-loop-2: failed; kubectl -n kubeflow logs {pod} -c main"
     ):
         submitted(kfp_stub)
-    assert len(kfp_stub.runs) == 2
     assert "another run is submitted, and continues" in capsys.readouterr().err
     kfp_stub.states, kfp_stub.runs = ["RUNNING", "FAILED", "SUCCEEDED"], []
     assert submitted(kfp_stub)[-1] == "run r2: SUCCEEDED"

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from neuroshard import system
 from neuroshard.core.errors import InvalidInput
-from neuroshard.core.text import agreeing, first_few
+from neuroshard.core.text import first_few
 from neuroshard.core.value import Value, decode_json, shown
 from neuroshard.files.disk import read_bytes
 from neuroshard.kube import kubernetes_api
@@ -18,7 +18,6 @@ from neuroshard.kube import kubernetes_api
 AMD_DEVICE, AMD_PRODUCT = "amd.com/gpu.device-id", "amd.com/gpu.product-name"
 AMD_NODES = AMD_DEVICE, "feature.node.kubernetes.io/amd-gpu"
 GPU_NODES = "nvidia.com/gpu.present=true", *AMD_NODES
-GPU_RESOURCES = "nvidia.com/gpu", "amd.com/gpu"  # that a device plugin makes, with or without labels
 # Seconds to connect, and between two bytes of an answer: 1,000 nodes with their labels are 10 MB of JSON
 TIMEOUT = (5.0, 30.0)
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"  # where a pod finds its token
@@ -109,11 +108,6 @@ def in_cluster() -> bool:
     return bool(system.read(f"{ACCOUNT}/token"))
 
 
-def recorded_nodes(path: Path) -> list[Node]:
-    """The nodes of a file that `kubectl get nodes -o json` wrote. Raises InvalidInput."""
-    return _nodes(decode_json(read_bytes(path), str(path)), str(path))
-
-
 def labelled(nodes: Sequence[Node]) -> list[Node]:
     """Those that are found by GPU_NODES."""
     key, present = GPU_NODES[0].split("=")
@@ -122,29 +116,25 @@ def labelled(nodes: Sequence[Node]) -> list[Node]:
 
 def unlabelled(nodes: Sequence[Node]) -> str:
     """What to say where no node is found by its label: which label it is, and which nodes have GPUs without one."""
-    having = [node.name for node in nodes if any(node.allocatable.get(name) for name in GPU_RESOURCES)]
-    said = f"no node has the label {' or '.join(GPU_NODES)}"
-    whose = f"{agreeing(len(having), 'node', 'has', 'have')} GPUs without it ({first_few(having)})"
-    return f"{said}, and {whose}: is GPU feature discovery running there?" if having else said
+    having = [one.name for one in nodes if one.allocatable.get("nvidia.com/gpu") or one.allocatable.get("amd.com/gpu")]
+    whose = f", and there are GPUs without it in {first_few(having)}: is GPU feature discovery running there?"
+    return f"no node has the label {' or '.join(GPU_NODES)}{whose if having else ''}"
 
 
-def list_nodes(context: str | None = None, selectors: Sequence[str] = GPU_NODES) -> tuple[str, list[Node]]:
-    """The address of the cluster's API, and its GPU nodes. Raises NeuroshardError and UsageError in one line.
+def list_nodes(recorded: Path | None = None, context: str | None = None) -> tuple[str, list[Node]]:
+    """The nodes of a file that `kubectl get nodes -o json` wrote, else of the cluster, and where they were listed.
 
-    In a pod its service account is used, else the kubeconfig, whose `context` may be chosen.
+    In a pod its service account is used, else the kubeconfig, whose `context` may be chosen. Raises NeuroshardError in one line.
     """
+    if recorded is not None:
+        return str(recorded), _nodes(decode_json(read_bytes(recorded), str(recorded)), str(recorded))
     with kubernetes_api(context=context, hints=WAYS_OUT) as api:
         from kubernetes.client import CoreV1Api
 
         # As JSON, since the client's own classes refuse fields of newer servers; and all at once, as the server holds them in its
         # memory: pages of a list expire while they are asked for
-        host, found = api.configuration.host, dict[str, Node]()
-        for selector in selectors:
-            answer = CoreV1Api(api).list_node(
-                label_selector=selector, resource_version="0", _request_timeout=TIMEOUT, _preload_content=False
-            )
-            found |= {one.name: one for one in _nodes(decode_json(answer.data, "the Kubernetes API"), host)}
-        return host, list(found.values())
+        answer = CoreV1Api(api).list_node(resource_version="0", _request_timeout=TIMEOUT, _preload_content=False)
+        return (host := api.configuration.host), _nodes(decode_json(answer.data, "the Kubernetes API"), host)
 
 
 def _nodes(listed: Any, where: str) -> list[Node]:

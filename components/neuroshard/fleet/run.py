@@ -12,7 +12,7 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.text import wrapped
 from neuroshard.core.units import format_bytes
 from neuroshard.core.value import shown
-from neuroshard.fleet.cluster import labelled, list_nodes, recorded_nodes, unlabelled
+from neuroshard.fleet.cluster import labelled, list_nodes, unlabelled
 from neuroshard.fleet.coverage import KindCoverage, coverage
 from neuroshard.fleet.labels import Fleet, Kind, kinds_of
 from neuroshard.models.serving import Wanted, known_models
@@ -58,12 +58,9 @@ def kubernetes_fleet(
 
     Raises NeuroshardError, InvalidInput and UsageError.
     """
-    every = recorded_nodes(recorded) if recorded else None
-    source, nodes = list_nodes(context) if every is None else (str(recorded), labelled(every))
-    kinds, notes = kinds_of(nodes, node_selector or {}, tolerations)
-    if not nodes:
-        notes = (*notes, unlabelled(list_nodes(context, [""])[1] if every is None else every))
-    return Fleet(source=source, kinds=kinds, notes=notes)
+    source, every = list_nodes(recorded, context)
+    kinds, notes = kinds_of(nodes := labelled(every), node_selector or {}, tolerations)
+    return Fleet(source=source, kinds=kinds, notes=notes if nodes else (unlabelled(every),))
 
 
 def against(

@@ -26,6 +26,7 @@ from neuroshard.orders.parameters import MAX_PARALLELISM, PARALLELISM, check_par
 from neuroshard.orders.sizes import NightlySizes
 from neuroshard.size.rows import check_order
 from neuroshard.store.tables import load_tables
+from neuroshard.submit.steps import cut
 
 PACKAGE = Path(__file__).with_name("neuroshard.yaml")
 DEADLINE_SECONDS = 24 * 3600.0  # as long as a run may take; the next night begins then
@@ -177,7 +178,7 @@ def _specs(given: Mapping[str, Any]) -> tuple[ModelSpec, ...]:
         except NeuroshardError as error:
             wrong.append(str(error).replace("models[0]", f"models[{index}]"))
     if wrong:
-        raise InvalidInput("; ".join(wrong))
+        raise InvalidInput(cut(wrong))
     return read_specs(given["models"])
 
 
