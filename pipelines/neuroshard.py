@@ -12,13 +12,12 @@ the one before it failed. A failure of one kind of hardware, or of one model, is
 What a pod costs decides the shape: a step is two pods, and each loop, each item of one and each inner pipeline has another. So
 one model is planned outside of loops, by a name that the store knows.
 
-KFP 2.17 finds the output of a step by the names of all steps of its pipeline, inner ones too, and fails for good where a name
-is there twice, as after a driver that Argo made again: its node was lost, its log could not be saved. So outputs are looked up
-in two places alone, right after the step that has them and before anything else of that pipeline begins: `night` takes those of
-`survey`, and `kind` those of `augment`, as parameters, which cost no look-up.
+KFP 2.17 finds an output by the names of all steps of its pipeline and of those inside, and fails for good where a name is there
+twice, as after a driver that Argo made again. So outputs are looked up in two places alone, right after their step and before
+anything else begins: `night` takes those of `survey`, and `kind` those of `augment`, as parameters, which cost no look-up.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, List  # noqa: UP035 # as in the components
 
@@ -60,7 +59,7 @@ def equip(step: dsl.PipelineTask, image: str, cpus: str, memory: str, secret: st
     step.set_caching_options(False)  # every step reads what changes: the fleet, the store, a model's tables
 
 
-def plan_model(step_of: dict[str, Any], pod: Sequence[Any], model: Any, *, at_once: bool) -> dsl.PipelineTask:
+def plan_model(step_of: dict[str, Any], pod: Iterable[Any], model: Any, *, at_once: bool) -> dsl.PipelineTask:
     """The step that gives a model its plan."""
     planned = (plan if at_once else plan_later)(**step_of, model=model, at_once=at_once)
     equip(planned, *pod)
@@ -118,9 +117,9 @@ def night(
     """The first of the models that need not wait, the others, and each kind of hardware to measure, beside each other."""
     step_of = {"run": RUN, "store": store, "single_writer": single_writer}
     pod = {"step_image": step_image, "step_cpus": step_cpus, "step_memory": step_memory, "store_secret": store_secret}
-    plan_model(step_of, [*pod.values()], FIRST, at_once=True)
+    plan_model(step_of, pod.values(), FIRST, at_once=True)
     with dsl.ParallelFor(at_once) as model:
-        plan_model(step_of, [*pod.values()], model, at_once=True)
+        plan_model(step_of, pod.values(), model, at_once=True)
     with dsl.ParallelFor(kinds) as kind:
         drawn = augment(**step_of, kind=kind)
         equip(drawn, *pod.values())
@@ -191,13 +190,6 @@ def neuroshard(
         store_secret: A secret with AWS_ACCESS_KEY_ID and so on; it may be absent.
     """
     seen = survey(run=RUN, **locals())
-    equip(seen, step_image, step_cpus, step_memory, store_secret)
-    night(
-        **seen.outputs,
-        store=store,
-        single_writer=single_writer,
-        step_image=step_image,
-        step_cpus=step_cpus,
-        step_memory=step_memory,
-        store_secret=store_secret,
-    )
+    pod = {"step_image": step_image, "step_cpus": step_cpus, "step_memory": step_memory, "store_secret": store_secret}
+    equip(seen, *pod.values())
+    night(**seen.outputs, **pod, store=store, single_writer=single_writer)

@@ -18,8 +18,6 @@ from neuroshard.submit.steps import (
 )
 
 FEED = json.dumps({"model": json.dumps({"models": [{"name": "feed"}]})})  # inputs of a step of one model
-JOB = json.dumps({"job": json.dumps({"campaign": {"hardware": {"name": "NVIDIA-H200"}}, "share": 2})})
-TOO_LARGE = "tables need 93.1 GiB, and one device has 80.0 GiB"
 LOG = """\
 [KFP Executor 2026-01-01 00:00:00,000 INFO]: Got executor_input:
 {

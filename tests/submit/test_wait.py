@@ -21,9 +21,7 @@ from neuroshard.submit.steps import read_workflow
 from neuroshard.submit.wait import Waiting
 
 NO_ROOM = "Unschedulable: 0/3 nodes are available: 3 Insufficient memory."
-SEARCH = (
-    "w(0).root(0).nightly-run(0).for-loop-1(0).iteration-iterations(0:0)(0).iteration-item(0).search(0).executor(0)"
-)
+SEARCH = "w(0).root(0).for-loop-1(0).iteration-iterations(0:0)(0).iteration-item(0).search(0).executor(0)"
 IMPL = "metadata-0-1-system-container-impl"
 
 
@@ -40,15 +38,8 @@ def waited(stub: KfpStub, **more: Any) -> list[str]:
 
 def pending(message: str, name: str = SEARCH, template: str = IMPL) -> dict[str, Any]:
     """A node as Argo keeps it of a pod that does not start."""
-    since = datetime.now(UTC).isoformat()
-    return {
-        "name": name,
-        "type": "Pod",
-        "phase": "Pending",
-        "message": message,
-        "templateName": template,
-        "startedAt": since,
-    }
+    node = {"name": name, "type": "Pod", "phase": "Pending", "templateName": template}
+    return {**node, "message": message, "startedAt": datetime.now(UTC).isoformat()}
 
 
 def test_a_pod_that_finds_no_room_is_named_once_and_again_for_another_reason(kfp_stub: KfpStub) -> None:

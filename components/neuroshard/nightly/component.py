@@ -161,7 +161,8 @@ def plan(
 
     from neuroshard.core.clean import log
     from neuroshard.nightly import deploy, search
-    from neuroshard.store.night import first_model, night_step
+    from neuroshard.nightly.survey import first_model
+    from neuroshard.store.night import night_step
 
     model = model or first_model(store, run)
     if not model:

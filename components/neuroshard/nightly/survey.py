@@ -24,7 +24,7 @@ from neuroshard.models.serving import known_models
 from neuroshard.nightly.augment import finished, lacking, left_over, read_draws, renamed, tables_of
 from neuroshard.orders.nightly import Campaign, ModelSpec, Survey, read_specs
 from neuroshard.store.measuring import AUGMENT_LEASE, FAILED, LEARNED, costs_digest, measuring, read_record
-from neuroshard.store.night import write_survey
+from neuroshard.store.night import read_survey, write_survey
 from neuroshard.store.patience import open_patiently
 from neuroshard.store.protocol import Store
 from neuroshard.store.releases import plans_of
@@ -103,6 +103,11 @@ def planned_at_once(found: Survey, store: Store) -> tuple[str, ...]:
     waiting = planned_after(found)
     names = [spec.name for spec in found.models]
     return tuple(name for name in names if name not in waiting or found.hardware.get(name) in failed)
+
+
+def first_model(store_url: str, run: str) -> str:
+    """The first model that a run plans at once; empty where all wait. Raises StoreError and InvalidInput."""
+    return next(iter(read_survey(open_patiently(store_url), run).at_once), "")
 
 
 def planned_after(found: Survey, kind: str = "") -> list[str]:

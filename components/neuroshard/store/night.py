@@ -86,11 +86,6 @@ def read_survey(store: Store, run: str) -> Survey:
     return found
 
 
-def first_model(store_url: str, run: str) -> str:
-    """The first model that a run plans at once; empty where all wait. Raises StoreError and InvalidInput."""
-    return next(iter(read_survey(open_patiently(store_url), run).at_once), "")
-
-
 def read_night(store: Store, run: str) -> NightRecords:
     """What a run recorded; what is damaged is left out. Raises StoreError where the records cannot be listed."""
     read = (_outcome(store, entry.key) for entry in store.list(f"{folder_of(run)}/"))

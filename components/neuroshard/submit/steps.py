@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from neuroshard.core.text import one_line
+from neuroshard.core.text import counted, one_line
 
 ATTEMPT = re.compile(r"\((\d+)\)")
 DRIVER, EXECUTOR = "-driver", "executor"  # the ends of the names of a step's two pods
@@ -167,11 +167,8 @@ def steps_text(said: Iterable[tuple[str, str]]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for step, why in said:
         reasons.setdefault(why, []).append(step)
-    more = {2: " and one more step"}
-    return [
-        f"{steps[0]}{more.get(len(steps), f' and {len(steps) - 1} more steps') if steps[1:] else ''}: {why}"
-        for why, steps in reasons.items()
-    ]
+    more = {why: f" and {counted(len(steps) - 1, 'more step')}" if steps[1:] else "" for why, steps in reasons.items()}
+    return [f"{steps[0]}{more[why]}: {why}" for why, steps in reasons.items()]
 
 
 def cut(said: Sequence[str]) -> str:

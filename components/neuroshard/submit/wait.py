@@ -241,12 +241,7 @@ def end(kubeflow: Kubeflow, run: Run, patience: Patience, reason: str) -> None:
 
 
 def why(
-    kubeflow: Kubeflow,
-    run: Run,
-    failed: Sequence[FailedStep],
-    waiting: Waiting,
-    night: NightRecords,
-    message: str = "",
+    kubeflow: Kubeflow, run: Run, failed: Sequence[FailedStep], waiting: Waiting, night: NightRecords, message: str = ""
 ) -> str:
     """Why the steps failed, in brackets: as they recorded it, then what Kubeflow knows of those that recorded nothing; the
     Workflow's `message` if there is none. Empty if none failed."""
