@@ -81,7 +81,7 @@ class Place:
         self.folder, self.env = folder, env or {}
         self.store = store or str(folder / "store")
         folder.mkdir(parents=True, exist_ok=True)
-        self.fleet: Sequence[dict[str, Any]] = [*H200, *H100]
+        self.fleet: Sequence[dict[str, Any]] = H200
         self.models = [model("ads", "h200")]
 
     def night(self, at: Sequence[str] = (), do: Callable[[int], None] | None = None) -> Night:
@@ -98,7 +98,7 @@ class Place:
             "max_error": 5.0,
             "single_writer": True,
         }
-        began = time.monotonic()
+        began, lines, steps = time.monotonic(), list[str](), list[str]()
         process = subprocess.Popen(
             [sys.executable, "-c", RUN, json.dumps(parameters), str(self.folder / "out")],
             cwd=ROOT,
@@ -108,13 +108,13 @@ class Place:
             text=True,
             start_new_session=True,
         )
-        lines, steps = list[str](), list[str]()
-        for line in process.stdout or ():
-            lines.append(line)
-            if begun := re.search(r"Executing task .*?'(?:\x1b\[\d+m)?([\w-]+)", re.sub(r"\x1b\[\d+m", "", line)):
-                steps.append(begun[1])
-                if do is not None and begun[1] in at and begun[1] not in steps[:-1]:
-                    do(process.pid)
+        with process:
+            for line in process.stdout or ():
+                lines.append(line)
+                if begun := re.search(r"Executing task .*?'(?:\x1b\[\d+m)?([\w-]+)", re.sub(r"\x1b\[\d+m", "", line)):
+                    steps.append(begun[1])
+                    if do is not None and begun[1] in at and begun[1] not in steps[:-1]:
+                        do(process.pid)
         return Night(process.wait() == 0, steps, "".join(lines), time.monotonic() - began)
 
     def live(self, name: str = "ads") -> str:
@@ -230,7 +230,6 @@ def runs(quick: bool) -> Table:
         store_down(table, Path(scratch, "down"))
         two_at_once(table, Path(scratch, "two"))
         before = Place(Path(scratch, "before"))
-        before.fleet = H200
         table.row("the night before the kills", before.night(), f"plan {before.live()}")
         for stage in ("measure", "plan") if quick else STAGES:
             killed(table, before, Path(scratch, f"killed-{stage}"), stage)
@@ -240,6 +239,7 @@ def runs(quick: bool) -> Table:
 def changes(table: Table, folder: Path) -> None:
     """What a platform team sees over the months."""
     place = Place(folder)
+    place.fleet = [*H200, *H100]
     table.row("the first", place.night(), f"plan {place.live()}")
     table.row("an unchanged fleet", place.night(), f"plan {place.live()}, searched anew")
     place.fleet = [*H200, *H100, *A100]

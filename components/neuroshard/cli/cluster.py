@@ -75,7 +75,7 @@ def submit(
     *,
     wait: Annotated[bool, typer.Option(help="Wait for the end of the run, and fail where it fails.")] = True,
     timeout: Annotated[str, option("TIME", "Longest time to wait.")] = "12h",
-    poll: Annotated[str, option("TIME", "Time between two looks at the run.")] = "15s",
+    poll: Annotated[str, option("TIME", "Longest time between two looks at the run.")] = "15s",
     metrics: Annotated[
         str | None, option("FILE", "Report the outcome to Prometheus: to a file, or to a Pushgateway (http://…:9091).")
     ] = None,
