@@ -132,8 +132,8 @@ def test_a_night_that_ended_well_says_what_it_ended_with_less_than_it_should(
 def test_a_cause_is_said_once_and_the_same_of_many_models_in_one_line(kfp_stub: KfpStub, store: FolderStore) -> None:
     write_survey(store, SURVEY)
     note_failure(store, CAMPAIGN.folder, "measure", "a GPU has 16.0 GiB")
+    doubts = ("this plan is by analytic:h200: no cost model is live; measure: a GPU has 16.0 GiB",)
     for name, release in (("ads", 3), ("feed", 7)):
-        doubts = ("this plan is by analytic:h200: no cost model is live; measure: a GPU has 16.0 GiB",)
         verdict = Verdict(run="r1", model=name, end="live", why="better", doubts=doubts, release=release)
         write_record(store, f"_nightly/{name}.json", verdict.model_dump(mode="json"))
     assert waited(kfp_stub)[2:] == [
@@ -147,12 +147,11 @@ def test_another_kind_of_hardware_under_a_model_is_said_with_what_the_gate_decid
     kfp_stub: KfpStub, store: FolderStore
 ) -> None:
     write_survey(store, SURVEY.model_copy(update={"models": SURVEY.models[:1], "campaigns": ()}))
+    verdict = Verdict(run="r1", model="ads", end="kept", why="9 % higher", release=3)
     kinds = {"hardware": "NVIDIA H100", "before": "NVIDIA H200"}
-    verdict = Verdict(run="r1", model="ads", end="kept", why="9 % higher", release=3, **kinds)
-    write_record(store, "_nightly/ads.json", verdict.model_dump(mode="json"))
-    assert waited(kfp_stub)[1:] == [
-        "run r1: ads keeps its live plan (release 3 is live) for NVIDIA H100, the night before for NVIDIA H200: 9 % higher"
-    ]
+    write_record(store, "_nightly/ads.json", verdict.model_dump(mode="json") | kinds)
+    said = "ads keeps its live plan (release 3 is live) for NVIDIA H100, the night before for NVIDIA H200: 9 % higher"
+    assert waited(kfp_stub)[1:] == [f"run r1: {said}"]
 
 
 def test_a_store_that_cannot_be_read_from_here_is_a_note(

@@ -119,6 +119,10 @@ def test_nodes_that_cannot_be_read_are_left_out(packed: object) -> None:
     assert read_workflow(json.dumps({"status": {"compressedNodes": packed}})).nodes == {}
 
 
+def test_a_run_is_looked_at_often_while_it_may_be_a_short_one() -> None:
+    assert [wait.pause(15.0, elapsed) for elapsed in (5.0, 100.0, 3600.0)] == [1.0, 3.0, 15.0]
+
+
 def test_a_run_that_somebody_ended_says_so(kfp_stub: KfpStub) -> None:
     history = [{"state": state} for state in ("PENDING", "RUNNING", "CANCELING", "FAILED")]
     kfp_stub.shape, kfp_stub.workflow = {**recorded("cpu2"), "state_history": history}, recorded_workflow("cpu2")

@@ -35,7 +35,6 @@ from neuroshard.submit.steps import (
 
 PATIENCE_SECONDS = 600.0  # longer than an API server takes to restart
 MOST_POLL_SECONDS = 15.0  # between two requests to an API that does not answer
-POLL_SHARE, LEAST_POLL_SECONDS = 0.03, 1.0  # of the time that a run has taken: a short one is seen to end at once
 STORM = 6  # pods of one step that failed at once: KFP makes three of a step, so the levels above it have begun again
 # Of a run that failed: a deploy is one swap.
 WHAT_IS_LIVE = "models that it had deployed by then have their new plans, and the others keep theirs"
@@ -138,8 +137,7 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
                 raise NeuroshardError(
                     f"run {run_id} is {state} after {format_duration(waiting.seconds)}; it continues, but nothing waits for it"
                 )
-            elapsed = waiting.seconds - (deadline - time.monotonic())
-            time.sleep(min(waiting.poll_seconds, max(elapsed * POLL_SHARE, LEAST_POLL_SECONDS)))
+            time.sleep(pause(waiting.poll_seconds, waiting.seconds - (deadline - time.monotonic())))
         workflow = kubeflow.workflow(run) if state != "SUCCEEDED" else Workflow()
         failed = workflow.failed_steps() or steps_of_tasks(run.tasks)
         if run.terminated and state != "SUCCEEDED":
@@ -153,6 +151,11 @@ def wait(kubeflow: Kubeflow, run_id: str, patience: Patience, waiting: Waiting) 
             own = any(one.error for one in night.outcomes) or not all(step.is_kubeflows for step in failed)
             kind = NeuroshardError if own or not failed else Lost
             raise kind(f"run {run_id} ended as {state}{said}; {WHAT_IS_LIVE}")
+
+
+def pause(most: float, elapsed: float) -> float:
+    """Seconds between two looks at a run: at first one, then 3 % of the time that it has taken, so that a short one is seen."""
+    return min(most, max(elapsed * 0.03, 1.0))
 
 
 class OrphanWatch:
