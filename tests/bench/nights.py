@@ -262,7 +262,7 @@ def store_down(table: Table, folder: Path, seconds: int = 60) -> None:
     rclone = Path(sys.executable).with_name("rclone")
     command: list[object] = [rclone, "serve", "s3", "--auth-key", f"{KEY},{SECRET}", "--addr", f"{NETLOC}:{port}"]
     env = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": url(port), "AWS_REGION": "us"}
-    with ExitStack() as server:
+    with patch.dict(os.environ, env), ExitStack() as server:
         server.enter_context(serving([*command, folder / "buckets"], port))
 
         def away(_: int) -> None:
@@ -271,7 +271,6 @@ def store_down(table: Table, folder: Path, seconds: int = 60) -> None:
             server.enter_context(serving([*command, folder / "buckets"], port))
 
         place = Place(folder, "s3://plans/prefix", env)
-        server.enter_context(patch.dict(os.environ, env))
         table.row(f"the store away for {seconds} s in each step", place.night(STAGES, away), f"plan {place.live()}")
 
 
