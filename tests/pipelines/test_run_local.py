@@ -80,7 +80,7 @@ def test_models_of_ones_own_are_planned_as_a_night_does(out: Path, tmp_path: Pat
     assert re.findall("^(.*) has today's plan [(]release 1 is live[)]", ended.stdout, re.M) == ["one", "two"]
     (tmp_path / "models.yaml").write_text(model.format("one", -1) + model.format("two", "x"))
     ended = run_local(out, "--models", tmp_path / "models.yaml")
-    assert re.fullmatch(r"error: .*models\[0\].*models\[1\].*\n", ended.stderr)
+    assert re.fullmatch(r"error: .*model 'one'.*model 'two'.*\n", ended.stderr)
 
 
 def test_a_step_that_fails_is_one_line_and_leaves_the_live_plan(out: Path, run_local) -> None:
@@ -162,6 +162,6 @@ def test_lines_name_outputs_by_where_they_are_found_in_the_end(
     with (tmp_path / "log.txt").open("w") as file:
         log = Log(file, {"/out/now/.scratch": "/out/now"})
         log.write("    note: /out/now/.scratch/neuroshard-2026/pretrain/costs: is large\n")
-        log.write("    note: /out/now/.scratch/neuroshard-2026/for-loop-1-iteration-0/search-2/plan: 1 table\n")
+        log.write("    note: /out/now/.scratch/neuroshard-2026/for-loop-1-iteration-0/plan-2/plan: 1 table\n")
     lines = "    note: /out/now/costs: is large\n    note: /out/now/plan.json: 1 table\n"
     assert capsys.readouterr().err == (tmp_path / "log.txt").read_text() == lines
