@@ -202,8 +202,7 @@ def main() -> None:
                     costs="formula",
                 )
     if options.only in (None, "runs"):
-        table = runs(options.quick)
-        good = good and table.good
+        good = (table := runs(options.quick)).good and good
         if options.publish:
             page.publish(
                 "nights-runs",
@@ -212,8 +211,7 @@ def main() -> None:
                 [[row[0], row[1], row[3], row[5]] for row in table.rows if row[1] != "killed"],
                 costs="formula",
             )
-    if not good:
-        sys.exit("error: not every night could be gone on from")
+    sys.exit(None if good else "error: not every night could be gone on from")
 
 
 def quietly(show: Callable[[], tuple[bool, list[list[str]]]]) -> tuple[bool, list[list[str]]]:
@@ -227,7 +225,7 @@ def runs(quick: bool) -> Table:
     table = Table()
     with tempfile.TemporaryDirectory(prefix="neuroshard-nights-") as scratch:
         changes(table, Path(scratch, "changes"))
-        store_down(table, Path(scratch, "down"))
+        store_down(table, Path(scratch, "down"), seconds=60)
         two_at_once(table, Path(scratch, "two"))
         before = Place(Path(scratch, "before"))
         table.row("the night before the kills", before.night(), f"plan {before.live()}")
@@ -248,14 +246,12 @@ def changes(table: Table, folder: Path) -> None:
     table.row("a driver update", place.night(), f"plan {place.live()}")
     place.fleet = [*NEW_DRIVER, *A100]
     place.models = [model("ads", "h200"), model("old", "h100")]
-    table.row(
-        "a node pool removed", place.night(), f"plan {place.live()}; of a model of that pool: {place.live('old')}"
-    )
+    table.row("a node pool removed", place.night(), f"plan {place.live()}; of that pool's model: {place.live('old')}")
     place.models += [model("feed", "A100-SXM4-80GB")]
     table.row("a model added", place.night(), f"plans {place.live()}, {place.live('old')}, {place.live('feed')}")
 
 
-def store_down(table: Table, folder: Path, seconds: int = 60) -> None:
+def store_down(table: Table, folder: Path, seconds: int = 7) -> None:
     """A real S3 server that is killed in the middle of a run, and comes back so many seconds later."""
     (folder / "buckets" / "plans").mkdir(parents=True)
     port = free_port()
@@ -288,12 +284,10 @@ def killed(table: Table, before: Place, folder: Path, stage: str) -> None:
     shutil.copytree(before.folder, folder)
     place = Place(folder)
     place.fleet, place.models = NEW_DRIVER, [model("ads", "h200", "36GiB")]
-    first = place.night([stage], kill)
-    between = "the plan from before is live" if place.live() == before.live() else f"plan {place.live()}"
-    table.row(f"killed in {stage}", first, between, may_fail=True)
+    first, now = place.night([stage], kill), place.live()
+    table.row(f"killed in {stage}", first, f"plan {now}{', as before' if now == before.live() else ''}", may_fail=True)
     age(Path(place.store), days=1)  # a killed run's leases last ten minutes
-    second = place.night()
-    table.row(f"killed in {stage}, and run again", second, f"plan {place.live()}")
+    table.row(f"killed in {stage}, and run again", place.night(), f"plan {place.live()}")
 
 
 if __name__ == "__main__":

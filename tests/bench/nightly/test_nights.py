@@ -1,6 +1,5 @@
 """Nights of the compiled pipeline as processes, whose store goes away in each step, or of which two run at once."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from bench.nights import Table, store_down, two_at_once
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mishap", [partial(store_down, seconds=7), two_at_once])
+@pytest.mark.parametrize("mishap", [store_down, two_at_once])
 def test_nights_end_well_whatever_happens_to_their_store(mishap: Any, tmp_path: Path) -> None:
     table = Table()
     mishap(table, tmp_path)
