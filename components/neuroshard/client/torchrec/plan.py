@@ -274,14 +274,15 @@ def from_torchrec(
 ) -> Plan:
     """A TorchRec plan for the embedding collections in `module` (which may be on the meta device), as a Plan.
 
-    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. `local_world_size` ranks are on a host, and
-    `domain` share fast links, by default those of a host; between domains is a `network` ("50GB/s,0.06ms"). Without any, all
-    ranks are taken to be on one host. With the trainer's `pipeline` memory counts what a step needs (docs/search.md has the
-    words), and without none of it. With `host_memory_bytes`, what each host has for tables, tables may be cached or in host
-    memory. TorchRec's plan says nothing about lookups: give `tables` (from a tables.json, say) for the pooling factors; by
-    default a table has one uniform lookup a feature. The plan carries no predicted cost. Its notes name table-row-wise and grid
-    tables, cached ones that share a cache, and those that have FBGEMM's load factor, since the plan says none. A ShardingWarning
-    names a shard on CPUs that is wider than the operator of GPUs holds.
+    Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. `local_world_size` ranks are on a host,
+    and `domain` share fast links, by default those of a host; between domains is a `network` ("50GB/s,0.06ms"). Without any,
+    all ranks are taken to be on one host. With the trainer's `pipeline` memory counts what a step's tensors need
+    (docs/search.md has the words), and nothing that CUDA's allocator holds beyond them; without a pipeline none of a step.
+    With `host_memory_bytes`, what each host has for tables, tables may be cached or in host memory. TorchRec's plan says
+    nothing about lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform
+    lookup a feature. The plan carries no predicted cost. Its notes name table-row-wise and grid tables, cached ones that
+    share a cache, and those that have FBGEMM's load factor, since the plan says none. A ShardingWarning names a shard on CPUs
+    that is wider than the operator of GPUs holds.
 
     Raises InvalidInput, which names table, rank and value, for missing or unknown tables, for other kernels and whatever else a
     plan cannot keep of a ParameterSharding, for what `to_torchrec` would not give back (row blocks on other ranks or without
