@@ -14,6 +14,7 @@ from neuroshard.core.errors import Infeasible, NeuroshardError, StoreError
 from neuroshard.orders.nightly import Campaign, ModelSpec, Request, Survey, Verdict
 from neuroshard.store import night as night_store
 from neuroshard.store.folder import FolderStore
+from neuroshard.store.lease import LEASE_SECONDS
 from neuroshard.store.measuring import note_failure, write_record
 from neuroshard.store.night import recorded as recording
 from neuroshard.store.night import write_survey
@@ -90,6 +91,20 @@ def test_what_failed_is_named_where_neither_the_api_nor_argo_shows_it(
         "deploy of model 'ads': KeyError: 'a'",
     ):
         waited(kfp_stub)
+
+
+def test_a_container_that_was_lost_with_its_node_is_said_and_another_run_follows_when_its_leases_have_expired(
+    kfp_stub: KfpStub, store: FolderStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_survey(store, SURVEY)
+    kfp_stub.states, kfp_stub.workflow = ["FAILED", "SUCCEEDED"], recorded_workflow("cron-failed")
+    for node in kfp_stub.workflow["status"]["nodes"].values():
+        node["message"] = "main: Unknown (exit code 255)"
+    paused: list[float] = []
+    monkeypatch.setattr("neuroshard.submit.run.time.sleep", paused.append)
+    assert "run r2: SUCCEEDED" in waited(kfp_stub)
+    assert LEASE_SECONDS in paused
+    assert "its container was lost with its node (main: Unknown (exit code 255))" in capsys.readouterr().err
 
 
 def test_a_run_whose_pods_were_refused_says_how_far_it_came_and_which_models_have_nothing(

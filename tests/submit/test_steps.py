@@ -71,12 +71,6 @@ def test_a_step_that_failed_is_named_once_however_often_it_was_tried(
     assert found.storm() == storm
 
 
-def test_what_a_later_attempt_made_good_did_not_fail() -> None:
-    """The recorded drivers of two loops' items failed at first: their log could not be saved while the store was away."""
-    tried = {pod.path.rpartition(".")[2] for pod in workflow("driver-failed").pods("Failed")}
-    assert tried == {"iteration-item-driver", "iteration-driver"}
-
-
 def test_thirty_refused_pods_have_one_reason() -> None:
     found = workflow("account-deleted")
     said = steps_text(step_text(step, "", "") for step in found.failed_steps())
@@ -84,14 +78,6 @@ def test_thirty_refused_pods_have_one_reason() -> None:
         "the driver of for-loop-1 and 3 more steps: its pod is forbidden: error looking up service account kubeflow/storm: "
         'serviceaccount "storm" not found'
     ]
-    assert len(found.pods("Error")) == 30
-
-
-def test_a_container_that_was_lost_with_its_node_says_so() -> None:
-    step = FailedStep("measure", "pod", "main: Unknown (exit code 255)")
-    assert (step.is_lost, step.is_kubeflows) == (True, True)
-    assert step_text(step, "", "")[1] == "its container was lost with its node (main: Unknown (exit code 255))"
-    assert not FailedStep("measure", "pod", "OOMKilled (exit code 137)").is_kubeflows
 
 
 @pytest.mark.parametrize(

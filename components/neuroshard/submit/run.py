@@ -8,6 +8,7 @@ from neuroshard.core.errors import NeuroshardError
 from neuroshard.core.store_url import KUBEFLOW_BUCKET, parse_store_url
 from neuroshard.core.units import format_duration
 from neuroshard.kube import Admission, admission, missing_secret
+from neuroshard.store.lease import LEASE_SECONDS
 from neuroshard.submit.kubeflow import Kubeflow, NotAnswering, Run, Server
 from neuroshard.submit.outcome import RunOutcome, report_outcome
 from neuroshard.submit.package import RunSettings, parameter
@@ -84,7 +85,9 @@ def submit_and_wait(submission: "Submission", patience: Patience, waiting: Waiti
             if again:
                 raise
             again = True
-            note(f"{error}; another run is submitted, and continues with what this one measured and learned")
+            note(f"{error}; in {format_duration(LEASE_SECONDS)}, when its leases have expired, another run goes on")
+            with stoppable(lambda: "no other run was submitted"):
+                time.sleep(LEASE_SECONDS)
         submission.ignored.add(submitted.run_id)
 
 

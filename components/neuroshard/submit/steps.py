@@ -28,12 +28,9 @@ MOST_BYTES = 2**26  # of the nodes of one run: Argo's own limit is 1 MB compress
 # what Argo says of a pod that was given a node and does not start, without the reason
 STARTING = ("ContainerCreating", "PodInitializing")
 # what it says of a pod that was lost with its node, or taken from it
-LOST = re.compile(
-    r"Unknown \(exit code 255\)|^pod deleted|imminent node shutdown|node was low on resource", re.IGNORECASE
-)
+LOST = re.compile(r"Unknown \(exit code 255\)|^pod deleted|imminent node shutdown", re.IGNORECASE)
 ITS_POD = re.compile(r'^pods "[^"]*" is ')  # forbidden: …
 FATAL = re.compile(r"F\d{4} [^]]*\] (.*)")  # a last line of glog's; of a step's own failure the launcher has one too
-LAUNCHER = "failed to execute component"
 
 
 class Task(NamedTuple):
@@ -173,8 +170,7 @@ def steps_text(said: Iterable[tuple[str, str]]) -> list[str]:
 
 def cut(said: Sequence[str]) -> str:
     """`plan of model 'ads': …; plan of model 'feed': … and 3 more`: the first few."""
-    more = f" and {len(said) - MOST_STEPS} more" if len(said) > MOST_STEPS else ""
-    return "; ".join(said[:MOST_STEPS]) + more
+    return "; ".join(said[:MOST_STEPS]) + (f" and {len(said) - MOST_STEPS} more" if said[MOST_STEPS:] else "")
 
 
 def error_line(log: str) -> str:
@@ -188,7 +184,7 @@ def error_line(log: str) -> str:
             ours = line.startswith("neuroshard.") and match[2]
             return one_line(match[2] if ours else line)
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    fatal = [match[1] for line in lines if (match := FATAL.match(line)) and LAUNCHER not in line]
+    fatal = [match[1] for line in lines if (match := FATAL.match(line)) and "failed to execute component" not in line]
     return one_line((errors or fatal or [""])[-1])
 
 
