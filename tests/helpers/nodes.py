@@ -57,10 +57,7 @@ def node(
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": {**discovered, **(labels or {})}},
-        "spec": {
-            **({"taints": taints} if taints else {}),
-            **({"unschedulable": True} if cordoned else {}),
-        },
+        "spec": {**({"taints": taints} if taints else {}), **({"unschedulable": True} if cordoned else {})},
         "status": {
             "allocatable": {"cpu": "190", "memory": "2000Gi", "nvidia.com/gpu": str(devices), **(allocatable or {})},
             "conditions": [{"type": "Ready", "status": "True" if ready else "Unknown"}],

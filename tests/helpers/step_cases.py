@@ -93,6 +93,7 @@ def drawn_case(
         if "clear_data_dist_inputs" in options and not dedup and kind == "none":
             kind = "sum"  # TorchRec fails
         here = rng.choice(BY_ROWS) if kind == "means of sums" else ways
+        parts = rng.choice([2, 4]) if kind == "none" else 2  # which TorchRec takes to be equal in all tables
         for place in range(rng.randint(1, 6)):
             pooling = kind
             if kind == "any" or (kind == "means of sums" and place):
@@ -101,7 +102,7 @@ def drawn_case(
             way = _way(rng.choice(here), "mean" if kind == "any" else kind, ranks > local)
             way = "whole" if way == "copies" and "clear_data_dist_inputs" in options else way  # TorchRec fails
             tables.append(table)
-            shards += held(table, way, rng.randrange(ranks), ranks, local)
+            shards += held(table, way, rng.randrange(ranks), ranks, local, parts)
             copied += [table.name] if way == "copies" else []
     if len(copied) == len(tables):
         return drawn_case(rng, pipelines, precisions, exponents, dedup=dedup, options=options)
@@ -163,8 +164,8 @@ def _way(way: str, kind: str, several_hosts: bool) -> str:
     return "whole" if (splits_rows and kind == "mean") or (way == "copies" and kind == "none") else way
 
 
-def held(table: Table, way: str, first: int, ranks: int, local: int) -> list[Shard]:
-    """The shards of a table that is held so, from rank `first` on or on its host."""
+def held(table: Table, way: str, first: int, ranks: int, local: int, parts: int = 2) -> list[Shard]:
+    """The shards of a table that is held so, from rank `first` on or on its host; its columns in so many parts."""
 
     def shard(device: int, row: int = 0, rows: int = table.rows, column: int = 0, dim: int = table.dim) -> Shard:
         return Shard(table=table.name, row_offset=row, rows=rows, column_offset=column, dim=dim, device=device)
@@ -176,8 +177,8 @@ def held(table: Table, way: str, first: int, ranks: int, local: int) -> list[Sha
     if way == "copies":
         return [shard(device) for device in range(ranks)]
     if way == "columns":
-        half = table.dim // 2
-        return [shard((first + n) % ranks, column=n * half, dim=half) for n in range(2)]
+        dim = table.dim // parts
+        return [shard((first + n) % ranks, column=n * dim, dim=dim) for n in range(parts)]
     if way == "rows":
         return blocks(range(ranks))
     hosts = [range(begin, begin + local) for begin in range(0, ranks, local)]

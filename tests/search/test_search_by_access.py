@@ -29,11 +29,7 @@ ROWS = 500_000
 ORDER = RowOrder(ids_digest="", rows=ROWS, hot_rows=50_000, lookup_share=0.9, time="2025-11-20T12:00:00Z")
 
 
-def found(
-    *rules: TableRule,
-    memory: int = 2**28,
-    **more: Any,
-) -> Plan:
+def found(*rules: TableRule, memory: int = 2**28, **more: Any) -> Plan:
     large = Table(
         name="large", rows=ROWS, dim=64, pooling_factor=30.0, access="zipf:1.1", pooling="none", row_order=ORDER
     )
@@ -119,9 +115,7 @@ def test_what_a_plan_says_of_itself_is_of_the_plan_that_is_returned() -> None:
     order = {"rows": 500_000, "hot_rows": 50_000, "lookup_share": 0.9, "time": "2026-11-01T00:00:00Z"}
     sequence = {"name": "sequence", "rows": 500_000, "dim": 256, "pooling_factor": 50.0, "pooling": "none"}
     by_id = {"lookups_by_id": [0.7, 0.1, 0.1, 0.1]}
-    tables = [
-        {**sequence, **by_id, "row_order": {**order, "ids_digest": "0" * 64}},
-    ]
+    tables = [{**sequence, **by_id, "row_order": {**order, "ids_digest": "0" * 64}}]
     usual: Any = {"devices": 4, "domain": 2, "memory": "2GiB", "batch_size": 8192, "rounds": 5, "quiet": True}
     plan = ns.search(tables, "analytic:h100", rows_by_access="auto", **usual)
     assert plan.held.constraints.rows_by_access

@@ -428,10 +428,7 @@ def test_packing_falls_back_to_trying_all(make_task, model):
     assert sorted(widths.sum(axis=0).tolist()) == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [("size", "t0"), ("dim", "t1"), ("lookup", "t2"), ("size-lookup", "t3")],
-)
+@pytest.mark.parametrize(("name", "first"), [("size", "t0"), ("dim", "t1"), ("lookup", "t2"), ("size-lookup", "t3")])
 def test_a_heuristic_places_the_table_of_the_largest_key_first(make_task, model, name, first):
     tables = [(900_000, 16, 1.0), (10, 64, 1.0), (10, 32, 40.0), (100_000, 32, 15.0)]
     problem = Problem(make_task(tables, [1, 1]), model)

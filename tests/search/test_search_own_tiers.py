@@ -23,11 +23,7 @@ TABLES = tuple(
 
 def task(memory: int = 256 * MIB, devices: int = 2, host: int | None = 2**40, **fields: Any) -> ShardingTask:
     return ShardingTask(
-        tables=TABLES,
-        device_memory_bytes=(memory,) * devices,
-        batch_size=4096,
-        host_memory_bytes=host,
-        **fields,
+        tables=TABLES, device_memory_bytes=(memory,) * devices, batch_size=4096, host_memory_bytes=host, **fields
     )
 
 

@@ -309,10 +309,7 @@ def test_a_budget_too_small_to_place_all_tables_anew_still_lets_one_be_split_row
         ({"tables": [{"table": "t0", "row_wise": True, "max_shards": 1}]}, ["'t0'", "row-wise", "1 shard"]),
         ({"max_shards": 2, "tables": [{"table": "t0", "row_wise": True}]}, ["'t0'", "row-wise", "2 shards"]),
         ({"max_shards": 2, "row_wise": True}, ["all tables", "row-wise", "3 devices", "2 shards"]),
-        (
-            {"together": [["t0", "t1"]], "tables": [{"table": "t1", "row_wise": True}]},
-            ["'t1'", "row-wise", "together"],
-        ),
+        ({"together": [["t0", "t1"]], "tables": [{"table": "t1", "row_wise": True}]}, ["'t1'", "row-wise", "together"]),
         ({"tables": [{"table": "nobody", "row_wise": True}]}, ["'nobody'"]),
     ],
 )

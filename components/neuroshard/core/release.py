@@ -11,16 +11,7 @@ from neuroshard.core.moves import carried_over
 from neuroshard.core.output_order import said_reordered
 from neuroshard.core.plan import PredictedMs
 from neuroshard.core.units import format_bytes
-from neuroshard.core.value import (
-    Digest,
-    Moment,
-    SparseValue,
-    Value,
-    canonical_json,
-    check_format,
-    decode_json,
-    sha256,
-)
+from neuroshard.core.value import Digest, Moment, SparseValue, Value, canonical_json, check_format, decode_json, sha256
 
 RELEASE_FORMAT: Literal[1] = 1
 MOST_RELEASES = 10**12  # of one name: one a second for 30,000 years

@@ -4,14 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    PrivateAttr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from neuroshard.core.access import LOOSE, AccessCurve, access_law, stated_curve
 from neuroshard.core.errors import UsageError

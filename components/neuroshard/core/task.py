@@ -4,12 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    PrivateAttr,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from neuroshard.core.constraints import Constraints, TableRule, check_known
 from neuroshard.core.dedup import sent_once

@@ -214,7 +214,7 @@ def _improved(
     """
     watch, current, ends, tuning = asked.watch, asked.current, asked.ends, problem.tuning
     toggle = tuning.toggle and (problem.may_copy or _may_split_rows(problem))
-    asked_for = problem.may_copy or (_may_split_rows(problem) and not asked.tries_row_wise)
+    asked_for = problem.may_copy or (_may_split_rows(problem) and bool(asked.task.may_split_rows))
     rounds = asked.settings.most_rounds * (2 if asked_for else 1)  # more ways to hold a table want more of them
     if current is None:  # else they move unlike amounts of bytes
         most_ms = _least_ms(first) * (1 + tuning.starts_within)

@@ -14,6 +14,7 @@ from neuroshard.costmodel.protocol import CostModel, trains_on
 from neuroshard.orders.options import LOCAL_SEARCH
 from neuroshard.search.copies import check_copies, may_be_copied, with_dense_optimizer
 from neuroshard.search.problem.current import CurrentPlacement
+from neuroshard.search.problem.equal_shards import HALVES
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.previous import Previous
@@ -31,7 +32,8 @@ class Asked:
     """A task, the same with all that the search may do of itself (`permitted`, `may`), how to search it, and from which plan.
 
     Of a search that keeps the column cuts of that plan they are `kept`; `current` is where it has the tables of the problem that
-    is searched. `ends` are the ends of descents from first plans, by these plans.
+    is searched. `ends` are the ends of descents from first plans, by these plans. Sequences are cut into `cut_into`;
+    `bounded` plans have a lower bound.
     """
 
     task: ShardingTask
@@ -45,6 +47,8 @@ class Asked:
     notes: tuple[str, ...] = ()
     kept: KeptCuts | None = None
     current: CurrentPlacement | None = None
+    cut_into: int = HALVES
+    bounded: bool = True
     ends: dict[State, State] = field(default_factory=dict, init=False)
 
     @classmethod
@@ -62,11 +66,6 @@ class Asked:
         the task's own do not fit."""
         permitted, may = _permitted(task, model, settings, previous)
         return cls(task, permitted, may, model, settings, watch, previous, trust, notes)
-
-    @property
-    def tries_row_wise(self) -> bool:
-        """Whether nobody asked for row-wise tables: a search with them has no more rounds than one without."""
-        return not self.task.may_split_rows
 
     def placement(self, problem: Problem) -> CurrentPlacement | None:
         """Where the tables of a problem, or their pieces, are in the plan to start from, if there is one."""

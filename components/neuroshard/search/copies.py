@@ -95,23 +95,17 @@ def check_mapped(task: ShardingTask, model: CostModel, device: Device) -> None:
                 f"table {table.name!r} gives rows to ids as it trains and has {table.dim:,} columns, all of them in each block "
                 f"of rows; {held(most, device)}: give it fewer"
             )
-    for place, (taken, usable) in enumerate(zip(task.mapped_bytes, task.usable_bytes, strict=True)):
-        if taken > usable - task.by_access.map_bytes:
-            raise Infeasible(
-                f"the blocks of {counted(len(task.mapped), 'table')} that give rows to ids as they train need "
-                f"{format_bytes(taken, 'up')} on device {place}, which has {format_bytes(usable)}; give them fewer rows, or take "
-                "more devices"
-            )
+    check_room(task)
 
 
-def check_room(task: ShardingTask) -> None:
-    """Raise Infeasible where the blocks and copies of such a task do not fit a device."""
-    copies = task.copies_bytes
+def check_room(task: ShardingTask, copies: int = 0) -> None:
+    """Raise Infeasible where the blocks of such tables, and so many bytes of copies, do not fit a device."""
     for place, (blocks, usable) in enumerate(zip(task.mapped_bytes, task.usable_bytes, strict=True)):
         if blocks + copies > usable - task.by_access.map_bytes:
+            tables = counted(len(task.copied), "data-parallel table")
+            beside = f", and the copies of {tables} {format_bytes(copies, 'up')}" if copies else ""
             raise Infeasible(
                 f"the blocks of {counted(len(task.mapped), 'table')} that give rows to ids as they train need "
-                f"{format_bytes(blocks, 'up')} on device {place}, and the copies of "
-                f"{counted(len(task.copied), 'data-parallel table')} {format_bytes(copies, 'up')}, but it has "
-                f"{format_bytes(usable)}; let fewer be data-parallel, or take more devices"
+                f"{format_bytes(blocks, 'up')} on device {place}{beside}, and it has {format_bytes(usable)}; "
+                f"{'let fewer be data-parallel' if copies else 'give them fewer rows'}, or take more devices"
             )

@@ -124,11 +124,6 @@ def averaging_notes(plan: Plan, model: CostModel) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def no_less(problem: Problem) -> Ints:
-    """No bytes (D,)."""
-    return np.zeros(problem.devices, dtype=np.int64)
-
-
 def may_average_less(plan: Plan, model: CostModel, worth: float) -> bool:
     """Whether a plan whose devices hold equally many bytes might cost less by more than a share `worth`."""
     ms = plan.predicted[0].averaging_ms if plan.predicted else 0.0

@@ -44,15 +44,10 @@ from neuroshard.search import notes as say
 from neuroshard.search.algorithms import Found, find, go_on
 from neuroshard.search.as_it_is import or_as_it_is
 from neuroshard.search.asked import Asked, keeping_cuts
-from neuroshard.search.bound.lower_bound import lower_bound
+from neuroshard.search.bound.lower_bound import Bound, lower_bound
 from neuroshard.search.copies import STAY, check_mapped, check_room
-from neuroshard.search.groups import (
-    cheapest,
-    less_memory,
-    may_average_less,
-    no_less,
-    tasks_of,
-)
+from neuroshard.search.cut_sequences import Cut, cut_alike
+from neuroshard.search.groups import cheapest, less_memory, may_average_less, tasks_of
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.kept_cuts import KeptCuts
@@ -188,7 +183,7 @@ def _placed(asked: Asked) -> Plan:
     tight, in_hbm = is_tight(asked), None
     try:
         with watch.sharing(asked.settings.tuning.time.in_hbm if tight else 1.0):
-            in_hbm = _in_hbm(asked)
+            in_hbm = cut_alike(asked, _in_hbm)
     except Infeasible:  # HBM has enough bytes, but no plan fits into it
         if task.host_memory_bytes is None or asked.settings.algorithm != LOCAL_SEARCH:
             raise
@@ -197,32 +192,32 @@ def _placed(asked: Asked) -> Plan:
     return cheaper_beyond(asked, in_hbm) if tight and not watch.expired else in_hbm
 
 
-def _in_hbm(asked: Asked) -> Plan:
+def _in_hbm(asked: Asked) -> Cut:
     """The plan of tables that HBM holds, but for those in a tier of their own.
 
     Where ranks train in groups, a step also averages as many bytes as the fullest device holds, which a search does not weigh. So
     it is repeated with less memory, as far as that may make the plan cheaper.
     """
-    task, settings = asked.task, asked.settings
-    problem = feasible(asked.permitted, for_task(asked.cost_model, asked.permitted), settings.tuning, may=asked.may)
+    model, tuning = for_task(asked.cost_model, asked.permitted), asked.settings.tuning
+    problem = feasible(asked.permitted, model, tuning, may=asked.may, cut_into=asked.cut_into)
     problem.alone_ms(problem.whole)  # reject invalid costs before the search starts
-    if task.groups is None:
-        return _with_memory(asked, problem, no_less(problem))
-    tuning = settings.tuning
+    nothing = np.zeros(problem.devices, dtype=np.int64)
+    if asked.task.groups is None:
+        return _with_memory(asked, problem, nothing)
     with asked.watch.sharing(tuning.time.uneven):
-        plan = _with_memory(asked, problem, no_less(problem))
-    for share in tuning.uneven_shares if settings.algorithm == LOCAL_SEARCH else ():
-        if asked.watch.expired or not may_average_less(plan, asked.cost_model, tuning.worth_averaging_less):
+        best = _with_memory(asked, problem, nothing)
+    for share in tuning.uneven_shares if asked.settings.algorithm == LOCAL_SEARCH else ():
+        if asked.watch.expired or not may_average_less(best[0], asked.cost_model, tuning.worth_averaging_less):
             break
         try:
-            evener = _with_memory(asked, problem, less_memory(plan, problem, share))
+            evener = _with_memory(asked, problem, less_memory(best[0], problem, share))
         except Infeasible:
             break
-        plan = min(plan, evener, key=lambda one: one.cost_ms or 0.0)
-    return plan
+        best = min(best, evener, key=lambda one: one[0].cost_ms or 0.0)
+    return best
 
 
-def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
+def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Cut:
     """As `_in_hbm`, on devices with so many bytes (D,) less."""
     task, settings = asked.task, asked.settings
     said = [*asked.notes, *_rows_not_split(problem, settings), *_copies_not_chosen(settings)]
@@ -246,9 +241,10 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
     if settings.algorithm == LOCAL_SEARCH:
         said += say.mean_pooled(task, settings.try_row_wise)
     if not planned.placed:
-        return _without_choice(asked, planned, [*said, *found.notes])
+        return _without_choice(asked, planned, [*said, *found.notes]), found.best
     if planned.copied != task.copied or (found.cut_before and problem.wide):
-        problem = Problem(planned, problem.model, problem.tuning, cut_before=found.cut_before)
+        cuts, into = found.cut_before, asked.cut_into
+        problem = Problem(planned, problem.model, problem.tuning, cut_before=cuts, cut_into=into)
     else:
         problem = problem.for_planned(planned)
     heuristics: dict[str, Attempt] = {}
@@ -257,9 +253,9 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
         is_ours = settings.algorithm == LOCAL_SEARCH and settings.tuning.baselines and asked.previous is None
         if best is not found.best and is_ours and not less.any():
             found, planned = found._replace(best=best, shards=lay_out(best), notes=()), asked.planned(best)
-    bound = lower_bound(problem, found.best)
+    bound = lower_bound(problem, found.best) if asked.bounded else Bound(None, ())
     check_host_memory(problem.task, found.shards)
-    return make_plan(
+    plan = make_plan(
         asked.cost_model,
         planned,
         found.shards,
@@ -269,6 +265,7 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Plan:
         improvements=found.improvements,
         provenance=asked.provenance([*said, *found.notes]),
     )
+    return plan, found.best
 
 
 def _with_their_steps(
@@ -292,7 +289,7 @@ def _with_their_steps(
 def _without_choice(asked: Asked, task: ShardingTask, notes: Sequence[str]) -> Plan:
     """The plan of a task that has nothing but copies, and row blocks of tables that give rows to ids. Raises Infeasible if none
     fit."""
-    check_room(task)
+    check_room(task, task.copies_bytes)
     blocks = {table.name: blocks_over_all([table], task.devices) for table in task.mapped}
     some = blocks | {table.name: copies_of([table], task.devices) for table in task.copied}
     return make_plan(
@@ -356,7 +353,8 @@ def _with_kept_cuts(problem: Problem, kept: KeptCuts) -> Problem:
     if isinstance(model, InTiers):  # of tiers that rules name; the pieces have rules of their own
         model = in_tiers(model.inner, kept.task)
     try:
-        searched = feasible(kept.task, model, problem.tuning, may=problem.may, pieces=kept.pieces)
+        pieces, into = kept.pieces, problem.cut_into
+        searched = feasible(kept.task, model, problem.tuning, may=problem.may, pieces=pieces, cut_into=into)
         any_plan(searched)
     except Infeasible:
         any_plan(problem)  # raises where nothing fits without the option either

@@ -40,6 +40,7 @@ class TimeShares:
     in_hbm: float = 0.5  # plans in HBM, before those beyond it
     relaxation: float = 0.4  # the relaxation in which a part of a table is in any tier
     uneven: float = 0.5  # plans of groups of ranks, before evener ones
+    halves: float = 0.5  # sequences in halves, before another number of equal shards, and so on
     as_held: float = 0.5  # hot rows as they are held, before other numbers of them
 
 
@@ -57,8 +58,7 @@ class Tuning:
     # The costliest shard first, on the cheapest device, else plans start from a packing: earns 0.55 %
     greedy: bool = True
     # Plans by bytes and ms where memory is nearly full: 9 % on 4 tasks of 240 tables that fill 97 % of 16 devices column-wise.
-    # And one by bytes only, where the others give too few: on 21 tasks 95 to 99.5 % full, plans were 39 % above their bounds
-    # without it, 21 % with it
+    # One by bytes only, where others are too few: without it plans of 21 tasks 95 to 99.5 % full were 39, not 21 % above bounds
     packed: bool = True
     row_wise: bool = True  # plans with some tables row-wise, where the task allows it: without them costs double
     # Plans with copies of small tables, where the task allows it: 12 % on ten worlds (search-hosts.json)
@@ -102,16 +102,10 @@ class Tuning:
     price_all_up_to: int = 1_000  # shards of a task up to which all are priced in the first batch: a guess
 
     # proposers
-    # Greedy plans that local search starts from, each of another list of shards: it descends from several in the time of one.
-    # Where it does not, as of 2,000 tables on 128 devices, it starts from the cheapest alone: the others ended 0 to 0.04 % below.
-    # 3 or 12 change nothing (0.00 and 0.02 %)
+    # Greedy plans that local search starts from: it descends from several in the time of one. Where it does not (2,000 tables on
+    # 128 devices) from the cheapest alone: the others ended 0 to 0.04 % below. 3 or 12 change nothing (0.00 and 0.02 %)
     greedy_plans: int = 6
-    fineness: tuple[float, ...] = (
-        float("inf"),
-        1.0,
-        0.8,
-        0.6,
-    )  # mean loads of a device that a shard weighs at most: a guess
+    fineness: tuple[float, ...] = (float("inf"), 1.0, 0.8, 0.6)  # mean loads that a shard weighs at most: a guess
     # How often the costliest shard is halved, each time for one more list of shards. 0 costs 0.07 %, and 4 % on one tight task
     halvings: int = 6
     # Equal shards of a device above which they are not halved: 1,000 equal tables on 96 devices took 32 s of CPU, now 2
@@ -119,8 +113,8 @@ class Tuning:
     caps: tuple[float, ...] = (1.04, 1.1, float("inf"))  # columns of a device, as multiples of the mean: a guess
     # As fineness, for linear estimates. On 16 tasks 91 to 99 % full infinity alone cost 0.12 %, three of these 0.09 %
     guessed_fineness: tuple[float, ...] = (float("inf"), 1.0, 0.6, 0.4, 0.25)
-    # By these, a device's load is its ms plus its memory with each of these weights, both as a share of the mean device's. Ms
-    # alone cost 0.45 % tight, memory always 0.13 %; columns beside them changed nothing
+    # A device's load is its ms plus its memory with one of these weights, as shares of the mean device's. Ms alone cost 0.45 %
+    # tight, memory always 0.13 %
     memory_weights: tuple[float, ...] = (0.0, 0.5, 2.0)
     lockstep_bytes: int = 128 * 2**20  # memory of greedy placements made together in the published search: a guess
     # First plans that are improved before those with rows split are made. For 200 tables on 16 devices it takes 10, 5 and 15 %
@@ -137,9 +131,9 @@ class Tuning:
     # the mean. Of 48 pairs of these, the best first plan is within 2 % of the best of all; with two weights and four levels 5 %
     packed_byte_weights: tuple[float, ...] = (1.0, 4.0, 16.0)
     packed_levels: tuple[float, ...] = (1.0, 1.05, 1.1, 1.2, 1.4, 1.7)
-    # Numbers of large tables x tables x devices above which not every number of them is tried row-wise: where memory is nearly
-    # full, and where tables are larger than a device. 16,000 for both made plans of 240 tables that fill 98.5 % of 16 devices
-    # 15 % dearer (8 tasks), at most 69 %; 2,000,000 for both took twice the time of 480 tables on 64 devices that are not full
+    # Large tables x tables x devices above which not every number of them is tried row-wise: where memory is nearly full, and
+    # where tables are larger than a device. 16,000 for both made plans of 240 tables that fill 98.5 % of 16 devices 15 % dearer;
+    # 2,000,000 for both took twice the time of 480 tables on 64 devices that are not full
     full_sets_most_cells: int = 2_000_000
     larger_sets_most_cells: int = 16_000
     row_sets: int = 3  # sets of tables tried row-wise, of each order: a guess
@@ -147,8 +141,8 @@ class Tuning:
     row_sets_leading: tuple[int, ...] = (1, 2, 3, 5, 8)
     # Tables up to which sets of an order differ by one; beyond, by a fifth of the rest: a guess
     row_sets_one_by_one: int = 12
-    # Share by which a set may be estimated to cost more than the cheapest other first plan, and is still tried: estimates are
-    # nearly always too low. Without this limit: the same plans on 160 tasks (4 to 32 devices, by nets too), 0 to 6 % more time
+    # Share by which a set may be estimated to cost more than the cheapest other first plan, and is still tried. Without this
+    # limit: the same plans on 160 tasks, 0 to 6 % more time
     row_sets_within: float = 0.1
     copies_one_by_one: int = 4  # copied tables up to which first plans differ by one, as row_sets_one_by_one: a guess
     # Share that improved plans must save by copies for small tables to be data-parallel: a guess
@@ -162,10 +156,9 @@ class Tuning:
     lockstep_plans: int = 6
     # Devices x tables of these in all: larger arrays take as long one after another: a guess
     lockstep_cells: int = 200_000
-    # Devices that a move is tried towards, the least loaded ones: a guess. The others are tried where none of these has room,
-    # and, from first plans and from what a round finds within this share of the cheapest plan, where none of these gains.
-    # Always to try them took 1.5 times the time of 1,000 tables on 64 devices, 1.6 times that of 2,000 on 128, for 0.3 % (13
-    # tasks); within half of this share, one of three plans of 2,000 tables was 2.3 % dearer
+    # Devices that a move is tried towards, the least loaded ones: a guess. The others are tried where none of these has room and,
+    # from first plans and what a round finds within this share of the cheapest, where none of these gains. Always to try them
+    # took 1.5 to 1.6 times as long, for 0.3 %; within half of this share, one of three plans of 2,000 tables was 2.3 % dearer
     receivers: int = 24
     finish_within: float = 0.01
     shards_seen: int = 64  # shards of a device that moves are tried for, drawn at random if it holds more: a guess

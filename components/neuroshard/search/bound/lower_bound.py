@@ -25,21 +25,19 @@ What changes the steps:
 - A plan that cuts a pooled table takes some ms more to put outputs into order (`core/launches.py`). So the bound is the lesser of
   two: of plans with a cut, these ms included, and of plans without any. In the first, a table that is made row-wise takes its
   columns off those that are put into order.
-- Empty devices compute nothing, so the tangent of step 3 does not hold for them. The bound is the least over all numbers of
-  devices that are used (`_over_devices`).
-- f may have dips, where it is not convex. A convex underestimate replaces it, made for the range of each dip in which devices of
-  a plan of at most C can be (`reach`).
-- f may have rates, which depend on the rows and bytes of a device. A shard counts those that set in by its own rows and bytes,
-  together with those that every device of a branch holds anyway.
+- The tangent of step 3 does not hold for empty devices. The bound is the least over all numbers of used ones (`_over_devices`).
+- f may have dips. A convex underestimate replaces it, made for the range of each dip in which devices of a plan of at most C can
+  be (`reach`).
+- f may have rates, by the rows and bytes of a device. A shard counts those that set in by its own, together with those that every
+  device of a branch holds anyway.
 - A table may be row-wise: one more choice for it in step 4. Then every device sends all of its columns, more than in step 2;
   what these add is at least what the tangent of the convex all-to-alls says. Over one domain is another choice, which sends more
   too, since its two collectives run one after the other; then devices elsewhere may be empty.
 - Each sharding type that a plan uses launches operators and collectives of its own, and outputs of several types are copied
   once more. So the bound is the least over all sets of types.
 
-Two refinements, each with a switch in `settings.py`. `branches.py` distinguishes plans by which tables are row-wise, where no
-other type spreads some; the bound is the least over all branches. `heavy_shards.py` raises what a heavy shard costs alone in
-step 5.
+Two refinements have switches in `settings.py`: `branches.py` distinguishes plans by which tables are row-wise, where no other
+type spreads some; `heavy_shards.py` raises what a heavy shard costs alone in step 5.
 """
 
 from collections.abc import Collection
@@ -64,8 +62,8 @@ COLLECTIVES = (
     "all-to-all times are convex in the columns of the devices{and_grow} and do not depend on the devices' order"
 )
 AS_SEARCHED = (
-    "no table has more column shards than there are devices, no sequence more than two, and no shard of a cut table is wider "
-    "than what the cost model measured: plans beyond that were not searched, and may cost less"
+    "no table has more column shards than there are devices, sequences have as many equal ones as were searched, and no shard of "
+    "a cut table is wider than what the cost model measured: plans beyond that were not searched, and may cost less"
 )
 ASSUMPTIONS = (
     "the predicted compute cost {grows}; {collectives}; waiting is added by rule",

@@ -16,6 +16,7 @@ from neuroshard.costmodel.protocol import CostModel
 from neuroshard.search.infeasible.hints import hints
 from neuroshard.search.infeasible.packing import TRIED, GaveUp, pack, quick_plan
 from neuroshard.search.problem.column_shards import Placement, Widths
+from neuroshard.search.problem.equal_shards import HALVES
 from neuroshard.search.problem.kinds import OVER_ALL, MayHold
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.room import lacking_bytes
@@ -37,15 +38,16 @@ def feasible(
     *,
     may: MayHold = MappingProxyType({}),
     pieces: Collection[str] = (),
+    cut_into: int = HALVES,
 ) -> Problem:
-    """The task as arrays, with `may` and `pieces` as in Problem. Raises Infeasible if no plan can exist: too
+    """The task as arrays, with `may`, `pieces` and `cut_into` as in Problem. Raises Infeasible if no plan can exist: too
     little memory in all, or a shard that no device can hold, or its operator, however a table is cut."""
     uncut, have = task.memories(list(map(Part.of, task.placed))), sum(task.placeable_bytes)
     need = sum(memory.total for memory in uncut)
     most = need + (task.devices - 1) * sum(memory.step for memory in uncut)
     if most > MAX_TOTAL_BYTES:
         raise Infeasible(f"tables need {format_bytes(most)}; a search counts up to {format_bytes(MAX_TOTAL_BYTES)}")
-    problem = Problem(task, model, tuning, may=may, pieces=pieces)
+    problem = Problem(task, model, tuning, may=may, pieces=pieces, cut_into=cut_into)
     if need > have and need - _saved_bytes(problem) > have:
         reserved = task.constraints.reserve_in_words
         step = (

@@ -60,7 +60,7 @@ class _Trials:
             return
         one = self._one_device(each)
         if one is None or parse_bytes(one[1]) > each:
-            yield f"give each device {_up(each)} more"
+            yield f"give each device {format_bytes(each, 'up')} more"
         if one is not None:
             yield f"give device {one[0]} {one[1]} more"
         if (task.allocator_share or 0) > WITH_EXPANDABLE_SEGMENTS:
@@ -93,7 +93,7 @@ class _Trials:
             more = self._least_bytes(self.short, with_more, each * task.devices if best is None else best[0])
             if more is not None and (best is None or more < best[0]):
                 best = more, device
-        return None if best is None else (best[1], _up(best[0]))
+        return None if best is None else (best[1], format_bytes(best[0], "up"))
 
     def more_devices(self) -> Iterator[str]:
         """The fewest devices in whole domains, new ones like the smallest.
@@ -292,10 +292,6 @@ def _least(low: int, high: int, fits: Callable[[int], bool], close: int) -> int 
     return high
 
 
-def _up(nbytes: int) -> str:
-    return format_bytes(nbytes, "up")
-
-
 def _typed(nbytes: int) -> int:
     """The bytes that an amount means as it is printed."""
-    return parse_bytes(_up(nbytes))
+    return parse_bytes(format_bytes(nbytes, "up"))

@@ -12,9 +12,9 @@ from neuroshard.core.plan import Shard
 from neuroshard.core.table import DIM_STEP, Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
+from neuroshard.search.problem.equal_shards import HALVES, WideTable, equal_sequence
 from neuroshard.search.problem.launches import NONE
 from neuroshard.search.problem.room import searched_bytes
-from neuroshard.search.problem.wide_tables import WideTable
 
 Widths = NDArray[np.int64]  # (G, D): how many units of each table group each device holds
 
@@ -40,18 +40,22 @@ class ColumnShards:
     A table group is a table, or several tables kept together on one device, which are never cut. Tables that the task has
     data-parallel, or that give rows to ids as they train, are in none. The columns of a table are alike, so its shards differ by
     width only: shard `first[g] + u` is the shard of group `g` that is `u` units wide. A unit is 4 columns, or the whole group if
-    it is never cut. Of a table that is wider than the operator holds it is one of its equal shards (`wide_tables.py`): "shard"
-    `u` of these groups is `u` of them, on one device. Shard 0 stands for no shard: no columns, no bytes, a vector of zeros.
+    it is never cut. Of a table that is wider than the operator holds, or of a sequence that is cut into more than halves, it is
+    one of its equal shards (`equal_shards.py`): "shard" `u` of these groups is `u` of them, on one device,
+    or the whole table where the operator holds it. Shard 0 stands for no shard: no columns, no bytes, a vector of zeros.
 
-    Per shard (S,): `group`, `units`, `columns` (its width), `dims` (columns that it sends for a sample: its width once a feature,
-    or a lookup of a sequence), `nbytes` (as a plan counts them). Per group (G,): `tables`, `all_units`, `whole` (its widest
-    shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed` devices (G, D), `max_devices` (that can hold a shard
-    of it at the same time), `operator_units` (that the operator holds on a device; 0 where the group cannot be whole or cut
-    column-wise at all) and `in_equal_shards`. `memory` (D,) is what devices have for them.
+    Per shard (S,): `group`, `units`, `columns` (its width), `times` (equal shards that it is), `dims` (columns that it sends for
+    a sample: its width once a feature, or a lookup of a sequence), `nbytes` (as a plan counts them). Per group (G,): `tables`,
+    `all_units`, `whole` (its widest shard), `min_units` and `max_units` of a shard, `max_shards`, `allowed` devices (G, D),
+    `max_devices` (that can hold a shard of it at the same time), `operator_units` (that the operator holds on a device; 0 where
+    the group cannot be whole or cut column-wise at all) and `in_equal_shards`. `memory` (D,) is what devices have for them.
     """
 
-    def __init__(self, task: ShardingTask, model: CostModel, cut_before: Collection[str] = ()) -> None:
-        """Tables `cut_before` may have any shards: those of a plan to start from, whose cuts are kept."""
+    def __init__(
+        self, task: ShardingTask, model: CostModel, cut_before: Collection[str] = (), cut_into: int = HALVES
+    ) -> None:
+        """Tables `cut_before` may have any shards: those of a plan to start from, whose cuts are kept. Sequences that are cut are
+        in `cut_into` shards, or in the next fewer that are equal."""
         self.task, self.devices = task, task.devices
         # more than 2^60 bytes a device count as 2^60: `feasible` refuses tasks that need as much
         self.memory = self._count_memory()
@@ -69,7 +73,9 @@ class ColumnShards:
                     self.allowed[group] &= np.isin(np.arange(self.devices), rule.devices)
         self.any_device = bool(self.allowed.all())
         self.wide = self._wide_tables(model, cut_before)
-        equal = np.array([self.wide[group].shards if group in self.wide else 0 for group in range(len(self.tables))])
+        in_shards = [equal_sequence(tables, task, cut_into) for tables in self.tables]
+        free = [not never[g] and tables[0].name not in cut_before for g, tables in enumerate(self.tables)]
+        equal = np.array([self.wide[g].shards if g in self.wide else n * free[g] for g, n in enumerate(in_shards)])
         self.in_equal_shards = equal > 0
 
         steps = np.where(equal, equal, [tables[0].dim // DIM_STEP for tables in self.tables])
@@ -84,6 +90,9 @@ class ColumnShards:
         self.units: Ints = np.arange(len(self.group)) - first[self.group]
         self.whole: Ints = first + self.all_units
         columns = np.array([sum(table.dim for table in tables) for tables in self.tables])
+        wide = np.isin(np.arange(len(self.tables)), list(self.wide)) | (columns > max(model.max_dim, DIM_STEP))
+        apart = self.in_equal_shards[self.group] & (wide[self.group] | (self.units < self.all_units[self.group]))
+        self.times: Ints = np.where(apart, self.units, 1)
         unit = np.where(never, columns, columns // self.all_units)  # where it is cut anywhere: DIM_STEP
         self.columns: Ints = self.units * unit[self.group]
         sent = np.array([sum(Part.of(table).sent_columns for table in tables) for tables in self.tables])
@@ -126,8 +135,7 @@ class ColumnShards:
         per_shard, one_wide = (  # the bytes of a shard are linear in its columns
             np.array(searched_bytes(self.task, [Part(table, table.rows, dim) for table in firsts])) for dim in (0, 1)
         )
-        shards = np.where(self.in_equal_shards[self.group], self.units, 1)
-        nbytes: Ints = self.columns * (one_wide - per_shard)[self.group] + per_shard[self.group] * shards
+        nbytes: Ints = self.columns * (one_wide - per_shard)[self.group] + per_shard[self.group] * self.times
         nbytes[0] = 0
         nbytes[self.whole[never]] = [
             sum(searched_bytes(self.task, list(map(Part.of, self.tables[g])))) for g in np.flatnonzero(never)
@@ -205,7 +213,8 @@ class ColumnShards:
 
     def shards_on(self, group: int, table: Table, device: int, begin: int, end: int) -> list[Shard]:
         """A device's columns of a table: one shard, or the equal ones that its operator holds."""
-        width = self.dim_of(group, table, 1) if self.in_equal_shards[group] else end - begin
+        units = (end - begin) // self.dim_of(group, table, 1)
+        width = self.dim_of(group, table, 1) if self.times[self.first[group] + units] > 1 else end - begin
         return [
             Shard(table=table.name, rows=table.rows, column_offset=at, dim=width, device=device)
             for at in range(begin, end, width)

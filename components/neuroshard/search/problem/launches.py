@@ -156,12 +156,7 @@ class LaunchCosts:
         return float(found.min()) if len(found) else 0.0
 
     def least(
-        self,
-        row_wise: Ints,
-        may_be: Ints,
-        used: Mapping[int, Ints] = MappingProxyType({}),
-        *,
-        cuts: bool = False,
+        self, row_wise: Ints, may_be: Ints, used: Mapping[int, Ints] = MappingProxyType({}), *, cuts: bool = False
     ) -> float:
         """The least ms of a plan in which the table groups `row_wise` are row-wise, and of the others only `may_be` can be
         spread; in which some of the groups of each `used` sharding (its number in SHARDINGS) are held so; with `cuts`
@@ -173,10 +168,7 @@ class LaunchCosts:
         rows, stay = np.isin(self.group, row_wise), ~np.isin(self.group, may_be)
         outputs, operators = (
             np.concatenate(
-                [
-                    distinct(np.append(each[:, WHOLE], own)),
-                    np.intersect1d(each[rows, ROWS], each[stay, ROWS]),
-                ]
+                [distinct(np.append(each[:, WHOLE], own)), np.intersect1d(each[rows, ROWS], each[stay, ROWS])]
             )
             for each, own in ((self.output, self.mapped_outputs), (self.operator, self.mapped_operators))
         )

@@ -83,10 +83,7 @@ def lay_out(plan: State, current: CurrentPlacement | None = None) -> tuple[Shard
     problem = plan.problem
     places = dict(zip(problem.spread.tolist(), problem.places.tolist(), strict=True))
     shards: dict[str, list[Shard]] = {table.name: [] for table in problem.task.tables}
-    for shard in (
-        *copies_of(problem.copied, problem.devices),
-        *blocks_over_all(problem.mapped, problem.devices),
-    ):
+    for shard in (*copies_of(problem.copied, problem.devices), *blocks_over_all(problem.mapped, problem.devices)):
         shards[shard.table].append(shard)
     for group, (tables, widths) in enumerate(zip(problem.tables, plan.widths, strict=True)):
         if group in places:

@@ -17,6 +17,7 @@ from neuroshard.costmodel.network import sending_more
 from neuroshard.costmodel.pricing import CopyPrices, LaunchMs
 from neuroshard.costmodel.protocol import CostModel, Floats, Ints
 from neuroshard.search.problem.column_shards import ColumnShards, Placement
+from neuroshard.search.problem.equal_shards import HALVES
 from neuroshard.search.problem.kinds import MayHold
 from neuroshard.search.problem.launches import NONE, LaunchCosts
 from neuroshard.search.problem.spread import SpreadOptions, blocks_of_mapped, finite_vectors
@@ -42,12 +43,13 @@ class Problem(ColumnShards):
         cut_before: Collection[str] = (),
         may: MayHold = MappingProxyType({}),
         pieces: Collection[str] = (),
+        cut_into: int = HALVES,
     ) -> None:
         """`may` says which tables may be held in ways that the task's constraints do not name; `pieces` are each a shard of a cut
-        table (`kept_cuts.py`); `cut_before` as in ColumnShards."""
-        self.model, self.tuning, self.may = model, tuning, may
+        table (`kept_cuts.py`); `cut_before` and `cut_into` as in ColumnShards."""
+        self.model, self.tuning, self.may, self.cut_into = model, tuning, may, cut_into
         self.copied, self.mapped = task.copied, task.mapped
-        super().__init__(task, model, cut_before)
+        super().__init__(task, model, cut_before, cut_into)
         splittable = set(task.may_split_rows)
         permitted = [group for group, tables in enumerate(self.tables) if tables[0].name in splittable]
         # blocks have all columns, but for those of grids
@@ -134,7 +136,7 @@ class Problem(ColumnShards):
 
         Raises what the cost model raises for unknown devices.
         """
-        shards = shards + (self.in_equal_shards & (shards > 0))  # on one device too there are several
+        shards = shards + ((self.times[self.whole] > 1) & (shards > 0))  # on one device too there are several
         key = self.root.launches.cut(shards)
         if key not in self._launched_ms:
             self._launched_ms[key] = self._launched(np.flatnonzero(shards > 1)).total_ms + self.copies_ms.total_ms
@@ -305,7 +307,7 @@ class Problem(ColumnShards):
     def _vectors_of(self, shards: Ints) -> Floats:
         """Vectors of shards, or sums of the vectors of tables kept together, or of equal shards: (N, K)."""
         groups, dims, row = self.group[shards], self.columns[shards], np.arange(len(shards))
-        times = np.where(self.in_equal_shards[groups], self.units[shards], 1)
+        times = self.times[shards]
         dims = dims // times
         counts = self._count[groups]
         tables = [table for group in groups.tolist() for table in self.tables[group]]
@@ -316,7 +318,7 @@ class Problem(ColumnShards):
         vectors = finite_vectors(self.model, parts)
         if len(row) > len(shards):
             vectors = np.add.reduceat(vectors, np.flatnonzero(np.diff(row, prepend=-1)))
-        return vectors * times[:, None] if self.wide else vectors
+        return vectors * times[:, None] if self.in_equal_shards.any() else vectors
 
     def alone_ms(self, shards: Ints) -> Floats:
         """Compute ms of each of these shards on a device of its own. Raises InvalidInput where that is not a valid cost."""

@@ -57,12 +57,7 @@ class SpreadOptions:
     """
 
     def __init__(
-        self,
-        groups: Sequence[int],
-        tables: Sequence[Table],
-        task: ShardingTask,
-        model: CostModel,
-        may: MayHold,
+        self, groups: Sequence[int], tables: Sequence[Table], task: ShardingTask, model: CostModel, may: MayHold
     ) -> None:
         """Of those of the table groups that have any."""
         self.devices, self.model, self.kinds = task.devices, model, enumerated(task, may)

@@ -48,13 +48,7 @@ def _size_lookup(problem: Problem, shards: Ints, rng: np.random.Generator) -> Fl
     return keys
 
 
-KEYS: dict[str, Key] = {
-    "random": _random,
-    "size": _size,
-    "dim": _dim,
-    "lookup": _lookup,
-    "size-lookup": _size_lookup,
-}
+KEYS: dict[str, Key] = {"random": _random, "size": _size, "dim": _dim, "lookup": _lookup, "size-lookup": _size_lookup}
 
 
 def best_baseline(problem: Problem, seed: int) -> State | None:

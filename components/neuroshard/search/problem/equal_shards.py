@@ -1,8 +1,11 @@
-"""Tables wider than the operator of the plan's device holds in one shard (core/operator_limits.py), and how they can be cut.
+"""Tables that are cut into equal column shards: those wider than the operator of the plan's device holds in one shard
+(core/operator_limits.py), and sequences.
 
-TorchRec takes all column shards of a table on a rank to be equally wide (client/torchrec/shards.py). So such a table is searched
-in equal shards, of which a device may have any number: each is a unit of its table group. Few widths have no equal shards that
-are wide enough, as 1,028 = 4 x 257: these are cut anywhere, with one shard a device, if there are devices enough.
+TorchRec takes all column shards of a table on a rank to be equally wide (client/torchrec/shards.py), and those of a collection's
+sequences on all ranks (1.8: `_local_embedding_dim`). So such a table is searched in equal shards, of which a device may have any
+number: each is a unit of its table group. Few wide tables have no equal shards that are wide enough, as 1,028 = 4 x 257: these
+are cut anywhere, with one shard a device, if there are devices enough. Sequences are cut into halves, and then all into another
+number of equal shards (`cut_sequences.py`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +19,22 @@ from neuroshard.costmodel.protocol import CostModel, trains_on
 
 USUAL_DIM = 128  # columns of equal shards, at least, if memory needs no narrower ones
 EVEN = 1.1  # the fullest device's shards of a table, as times the mean: more shards, each with its input, gain little below
+HALVES = 2
 SHARDS_A_DEVICE = 4  # by bytes, at least: with coarser shards, tables that fit together would not find room
+
+
+def equal_sequence(tables: tuple[Table, ...], task: ShardingTask, most: int) -> int:
+    """The equal shards of a table group where sequences are cut into as many as their width has, up to `most`: 1 if it may not be
+    cut so; 0 if it is no sequence, or cut into halves."""
+    table, constraints = tables[0], task.constraints
+    count = max(n for n in range(1, most + 1) if table.dim % (n * DIM_STEP) == 0)
+    if table.pooling != "none" or count <= HALVES:
+        return 0
+    rule = constraints.rules().get(table.name)
+    least, allowed = constraints.allowed(rule, table.dim)
+    devices = task.devices if rule is None or rule.devices is None else len(rule.devices)
+    may_be = table.dim // count >= least and count <= min(devices, allowed or count) and len(tables) == 1
+    return count if may_be and constraints.may_use("column-wise") else 1
 
 
 @dataclass(frozen=True)
