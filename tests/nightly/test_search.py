@@ -91,7 +91,7 @@ def test_the_gates_margin_is_left_on_each_device_by_its_own_memory(plan_of):
 def test_an_order_may_name_its_trainers_pipeline(plan_of):
     found, usual = plan_of(pipeline="prefetch"), plan_of()
     assert (found.task.pipeline, usual.task.pipeline) == ("prefetch", "sparse-dist")
-    assert sum(memory.step for memory in found.device_memory()) > sum(memory.step for memory in usual.device_memory())
+    assert sum(memory.step for memory in found.device_memory()) != sum(memory.step for memory in usual.device_memory())
     with refused(InvalidInput, "models[0]", "pipeline", "not 'x'"):
         read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "pipeline": "x"}]')
 

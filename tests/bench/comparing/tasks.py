@@ -194,7 +194,7 @@ TASKS: list[Task] = [
     Task("sorted id maps, 80 % full", tables(31, 16, every={"sorted map": 5, "fp16": 2}), of(4, batch_size=512), full=0.8),
     Task("id maps that devices cannot share", tables(30, 16, every={"map": 4}), of(6), refused=("InvalidInput", "64", "t0")),
     # how tables may be cut
-    Task("never row-wise", tables(32, 30), of(8, no_row_wise=True), full=0.85),
+    Task("never row-wise", tables(32, 30), of(8, no_row_wise=True), full=0.7),
     Task("never row-wise, wide", tables(33, 8, dims=(256, 512)), of(8, no_row_wise=True, max_shards=4)),
     Task("row-wise only named", tables(34, 20), of(8, row_wise=["t1*"]), full=0.7),
     Task("column-wise only", tables(35, 20), of(8, sharding_types="column-wise", min_dim=16), full=0.6),
@@ -207,10 +207,10 @@ TASKS: list[Task] = [
         "whole, too large", tables(11, 5, most=7),
         of(2, memory="240MiB", never_split=["*"]), refused=("Infeasible", "t1"),
     ),
-    Task("the cheapest", tables(41, 30), of(8, simplicity="0%", seed=3), full=0.6),
-    Task("fewer cuts for 5 %", tables(41, 30), of(8, simplicity="5%", seed=3), full=0.6),
+    Task("the cheapest", tables(41, 30), of(8, simplicity="0%", seed=3), full=0.5),
+    Task("fewer cuts for 5 %", tables(41, 30), of(8, simplicity="5%", seed=3), full=0.5),
     # rules
-    Task("pins", tables(42, 30), of(8, pin=["t1=0", "t2=1,2", "t1?=3,4,5"], reserve="40MiB"), full=0.5),
+    Task("pins", tables(42, 30), of(8, pin=["t1=0", "t2=1,2", "t1?=3,4,5"], reserve="40MiB"), full=0.4),
     Task("pins to hosts", tables(43, 30), hosts(16, 8, pin=["t1=host:1", "t2?=host:0"], rounds=10)),
     Task("together", tables(44, 30), of(8, together=["t1,t2,t3", "t5,t6"]), full=0.7),
     Task("together and pinned", tables(45, 30), of(8, together=["t1,t2"], pin=["t1=0,1"], never_split=["t7"]), full=0.5),
@@ -242,13 +242,13 @@ TASKS: list[Task] = [
     Task("a rule that matches nothing", tables(42, 30), of(8, never_split=["user_*"]), refused=("InvalidInput", "user_*")),
     Task("a pin to no device", tables(42, 30), of(8, pin=["t1=8"]), refused=("InvalidInput", "t1", "8")),
     # copies and precision
-    Task("copies chosen", tables(49, 40, most=5), of(8, data_parallel=["auto"]), full=0.15),
+    Task("copies chosen", tables(49, 40, most=5), of(8, data_parallel=["auto"]), full=0.1),
     Task("copies named", tables(50, 20, most=5), of(8, data_parallel=["t1", "t2"], dense_optimizer="sgd")),
     Task(
         "copies over hosts", tables(51, 30, most=5),
         hosts(32, 8, data_parallel=["auto"], dense_optimizer="adagrad", rounds=5),
     ),
-    Task("fp16", tables(52, 30), of(8, collective_precision="fp16"), full=0.8),
+    Task("fp16", tables(52, 30), of(8, collective_precision="fp16"), full=0.6),
     Task("fp16 and bf16 over hosts", tables(53, 30), hosts(16, 8, collective_precision="fp16:bf16", rounds=10), full=0.4),
     Task("int8", tables(54, 30, every=ALL_KINDS), of(8, collective_precision="int8", pipeline="none")),
     Task(
@@ -259,7 +259,7 @@ TASKS: list[Task] = [
     Task("domains", tables(55, 40), hosts(16, 8, rounds=10), full=0.4),
     Task("domains of several hosts", tables(56, 30), of(16, domain=8, local_world_size=4, network="100Gb/s", rounds=10)),
     Task("2 hosts, 93 % full", tables(57, 40), hosts(16, 8, rounds=3, batch_size=1024), full=0.93),
-    Task("groups of 8", tables(58, 30, most=5.5), hosts(32, 8, group_size=8, rounds=3), full=0.3),
+    Task("groups of 8", tables(58, 30, most=5.5), hosts(32, 8, group_size=8, rounds=3), full=0.25),
     Task("groups, averaged seldom", tables(59, 30, most=5.5), hosts(16, 4, group_size=8, sync_every=10, rounds=2)),
     Task("groups chosen", tables(60, 12, most=5), hosts(8, 4, group_size="auto", rounds=1, sync_every=4)),
     Task("groups of 5", tables(60, 16), hosts(16, 8, group_size=5), refused=("UsageError", "16", "5")),
@@ -295,7 +295,7 @@ TASKS: list[Task] = [
         "from a plan, some moves", tables(70, 30),
         of(8, move_budget="200MiB"), full=0.6, before={"rounds": 0, "algorithm": "random"},
     ),
-    Task("from a plan, new tables", tables(71, 30), of(8, move_budget="1GiB"), full=0.6, before={}, new=6),
+    Task("from a plan, new tables", tables(71, 30), of(8, move_budget="1GiB"), full=0.45, before={}, new=6),
     Task(
         "from a plan, keep state", tables(72, 20, dims=(128, 256)),
         of(8, keep_optimizer_state=True), full=0.5, before={"rounds": 2, "max_shards": 2},
@@ -330,7 +330,7 @@ TASKS: list[Task] = [
     Task("nets, cut", tables(86, 12), {"devices": 2, "memory": "8GiB", "no_row_wise": True}, model=NETS),
     Task(
         "an A100", tables(87, 40),
-        of(16, network="200Gb/s", domain=8, local_world_size=4, rounds=10), model="analytic:a100", full=0.6,
+        of(16, network="200Gb/s", domain=8, local_world_size=4, rounds=10), model="analytic:a100", full=0.5,
     ),
     Task("an L40S", tables(88, 40, every=ALL_KINDS), of(8, memory="44GiB"), model="analytic:l40s"),
     Task("a CPU", tables(89, 12, most=5), of(2, batch_size=512), model="analytic:cpu"),
