@@ -35,7 +35,7 @@ from neuroshard.measure.timing.fbgemm import TableBatchedEmbedding, fused_groups
 
 pytestmark = pytest.mark.slow
 
-MODELS, LOCAL_BATCH = 20, 3
+MODELS, LOCAL_BATCH = 12, 3
 COLLECTIVES = ("all_to_all_single", "reduce_scatter_tensor", "all_gather_into_tensor", "all_reduce", "all_gather")
 
 

@@ -24,28 +24,27 @@ ORDER = {"ids_digest": "", "rows": 200_000, "hot_rows": 20_000, "lookup_share": 
 TABLES = (
     *(
         {"name": f"t{i}", "rows": 200_000 * (i + 1), "dim": 32, "pooling_factor": 20.0, "access": "zipf:1.1"}
-        for i in range(8)
+        for i in range(3)
     ),
-    *({"name": f"tiny{i}", "rows": 50, "dim": 64, "pooling_factor": 2.0} for i in range(40)),
+    *({"name": f"tiny{i}", "rows": 50, "dim": 64, "pooling_factor": 2.0} for i in range(12)),
     {"name": "clicks", "rows": 200_000, "dim": 32, "pooling_factor": 60.0, "pooling": "none", "row_order": ORDER},
 )
-HOSTS: dict[str, Any] = {"domain": 2, "local_world_size": 2, "network": "10Gb/s"}
+HOSTS: dict[str, Any] = {"domain": 1, "local_world_size": 1, "network": "10Gb/s"}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "copies": {"memory": "4GiB", "data_parallel": ["auto"], **HOSTS},
-    "tiers": {"memory": "256MiB", "host_memory": "4GiB"},
-    "tiers and copies": {"memory": "256MiB", "host_memory": "4GiB", "data_parallel": ["auto"], **HOSTS},
+    "tiers and copies": {"memory": "192MiB", "host_memory": "4GiB", "data_parallel": ["auto"], **HOSTS},
     "hot rows": {"memory": "4GiB", "rows_by_access": "auto", **HOSTS},
 }
 
 
 def searched(**options: Any) -> Plan:
-    return ns.search(list(TABLES), "analytic:h100", devices=4, batch_size=4096, rounds=2, quiet=True, **options)
+    return ns.search(list(TABLES), "analytic:h100", devices=2, batch_size=4096, rounds=0, quiet=True, **options)
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
 def plan(request: pytest.FixtureRequest) -> Plan:
     found = searched(**OPTIONS[request.param])
-    assert found.holdings
+    assert any(holding.data_parallel for holding in found.holdings)
+    assert any(holding.tier for holding in found.holdings) == ("host_memory" in OPTIONS[request.param])
     return found
 
 

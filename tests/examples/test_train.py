@@ -84,7 +84,7 @@ Train = Callable[..., Done[str]]
 
 @pytest.fixture
 def train(example: ModuleType, tmp_path: Path) -> Train:
-    """`train(store, "--steps", 3)`, forked: as the command is run, which `test_three_ranks_train_on_the_live_plan` types."""
+    """`train(store, "--steps", 3)`, forked: as the command is run, which tests of the docs type."""
 
     def run(store: Path, *arguments: object, **environment: str) -> Done[str]:
         return run_script(example.main, *command(store, *arguments)[2:], cwd=tmp_path, environment=environment)
@@ -103,10 +103,7 @@ def test_three_ranks_train_on_the_live_plan(tmp_path, train, element_bytes, opti
     store = deployed(tmp_path, plan)
     out = tmp_path / "summary.json"
     given = ("--steps", 12, "--optimizer", optimizer, "--learning-rate", 0.5, "--summary", out)
-    if optimizer == "sgd":
-        done = subprocess.run(command(store, *given), capture_output=True, text=True, timeout=HANGS)
-    else:
-        done = train(store, *given)
+    done = train(store, *given)
 
     assert done.returncode == 0, done.stderr
     summary = json.loads(out.read_text())

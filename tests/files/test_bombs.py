@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,28 +30,29 @@ import pyarrow.parquet
 from neuroshard.core.errors import NeuroshardError
 from neuroshard.files.cases import CASE_FIELDS, read_rows
 from neuroshard.files.importers.tables_source import import_tables
-if ".pt" in sys.argv[1]:
+if any(".pt" in path for path in sys.argv):
     import torch
 
 def peak():
     return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 
-before, said = peak(), "taken"
-try:
-    path = Path(sys.argv[1])
-    read_rows(path, CASE_FIELDS["compute"]) if path.name.startswith("compute") else import_tables(path)
-except NeuroshardError as error:
-    said = str(error)
-print(json.dumps([said, peak() - before]))
+before, said = peak(), []
+for path in map(Path, sys.argv[1:]):
+    try:
+        read_rows(path, CASE_FIELDS["compute"]) if path.name.startswith("compute") else import_tables(path)
+        said.append("taken")
+    except NeuroshardError as error:
+        said.append(str(error))
+print(json.dumps([*said, peak() - before]))
 """
 
 
-def read(path: Path) -> tuple[str, int]:
-    """What reading the file says, in a process of its own, and the bytes that it took at most."""
-    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=HANGS)
+def read(*paths: Path) -> list[Any]:
+    """What reading each file says, in a process of its own, and then the bytes that it took at most."""
+    asked = [sys.executable, "-c", READ, *map(str, paths)]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr
-    said, taken = json.loads(done.stdout.splitlines()[-1])
-    return said, taken
+    return list(json.loads(done.stdout.splitlines()[-1]))
 
 
 def constant_rows(path: Path) -> None:
@@ -103,29 +105,30 @@ def expanded(path: Path) -> None:
     torch.save((one.expand(10**9), torch.zeros(3, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64)), path)
 
 
-@pytest.mark.parametrize("make", [constant_rows, long_text, delta_text, nested, nulls], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("name", ["tables.parquet", "compute-00000.parquet"])
-def test_a_parquet_bomb_is_one_line_and_little_memory(tmp_path, make, name):
-    make(tmp_path / name)
-    said, taken = read(tmp_path / name)
+def test_parquet_bombs_are_one_line_and_little_memory(tmp_path):
+    """As tables of others, and as cases."""
+    paths = []
+    for make in (constant_rows, long_text, delta_text, nested, nulls):
+        paths += [tmp_path / f"{name}-{make.__name__}.parquet" for name in ("tables", "compute")]
+        make(paths[-1])
+        paths[-2].hardlink_to(paths[-1])
+        assert paths[-1].stat().st_size < 2**20
+    *said, taken = read(*paths)
 
-    assert (tmp_path / name).stat().st_size < 2**20
-    assert said.startswith(f"{tmp_path / name}: ")
-    assert "unpacks to" in said
-    assert "\n" not in said
+    for path, line in zip(paths, said, strict=True):
+        assert line.startswith(f"{path}: ")
+        assert "unpacks to" in line
+        assert "\n" not in line
     assert taken < MOST_BYTES
 
 
-@pytest.mark.parametrize(
-    ("make", "name", "words"),
-    [(zeros, "zeros.pt.gz", "unpacks to"), (expanded, "expanded.pt", "share their memory")],
-    ids=["zeros.pt.gz", "expanded.pt"],
-)
-def test_a_bomb_of_tensors_is_one_line_and_little_memory(tmp_path, make, name, words):
-    make(tmp_path / name)
-    said, taken = read(tmp_path / name)
+def test_bombs_of_tensors_are_one_line_and_little_memory(tmp_path):
+    zeros(tmp_path / "zeros.pt.gz")
+    expanded(tmp_path / "expanded.pt")
+    unpacked, shared, taken = read(tmp_path / "zeros.pt.gz", tmp_path / "expanded.pt")
 
-    assert words in said
+    assert "unpacks to" in unpacked
+    assert "share their memory" in shared
     assert taken < MOST_BYTES
 
 

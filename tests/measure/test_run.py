@@ -364,6 +364,7 @@ def children(process_id: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_killed_and_started_again_it_goes_on_with_no_row_lost_or_doubled(cases: Cases, tmp_path: Path) -> None:
     """Killed with -9 in mid-measurement on the real CPU backend; its workers die with it."""
     more = (cases.tables[0].model_copy(update={"rows": 1000 + n}) for n in range(20))

@@ -81,7 +81,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         run.process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_run_alone_ends_its_step_and_all_workers(start: Start, number: signal.Signals) -> None:
     run = start()
     run.wait_for_workers(3)

@@ -80,8 +80,7 @@ def test_tables_in_tiers_that_fit_today_come_back_to_hbm(drawn_as):
     assert plan.cost_ms < live.cost_ms
 
 
-@pytest.mark.parametrize("drawn_as", DRAWN)
-@pytest.mark.parametrize("factor", [1.0, 1.4])
+@pytest.mark.parametrize(("drawn_as", "factor"), list(zip(DRAWN, (1.0, 1.4), strict=True)))
 def test_a_move_budget_is_kept_and_a_larger_one_is_no_worse_than_none(drawn_as, factor):
     task = of(*drawn_as)
     live = live_plan(drawn_as, 100)

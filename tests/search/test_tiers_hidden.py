@@ -54,7 +54,7 @@ def fetched_ms(plan: Plan) -> float:
     return float((waited.compute_ms - hidden.compute_ms).max())
 
 
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.1), (1, 0.2), (2, 0.4)])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.1), (1, 0.2)])
 def test_plans_are_above_their_bound_and_a_longer_dense_time_costs_no_more(seed: int, share: float) -> None:
     waiting = planned(drawn(seed, 8, 2, share, None))
     fetched = fetched_ms(waiting)

@@ -18,7 +18,7 @@ from neuroshard.search.settings import SearchSettings
 from search.test_tiers import drawn
 
 # seed, tables, devices, share of HBM, hosts: without a limit one host has up to 1.5 times its share of what HBM lacks
-DRAWN = [(1, 16, 4, 0.25, 4), (5, 24, 6, 0.2, 6), (6, 16, 4, 0.3, 2)]
+DRAWN = [(1, 16, 4, 0.25, 4), (6, 16, 4, 0.3, 2)]
 
 
 def on_hosts(seed: int, count: int, devices: int, share: float, hosts: int) -> ShardingTask:
@@ -44,17 +44,15 @@ def least_host_bytes(task: ShardingTask) -> int:
     return task.need_bytes - sum(task.placeable_bytes)
 
 
-@pytest.mark.parametrize(("drawn_as", "little"), list(zip(DRAWN, (1.1, 1.1, 1.05), strict=True)))
+@pytest.mark.parametrize(("drawn_as", "little"), list(zip(DRAWN, (1.1, 1.05), strict=True)))
 def test_hosts_with_little_more_than_what_hbm_lacks_are_filled_evenly(drawn_as, little):
     task = on_hosts(*drawn_as)
-    free = planned(task)
-    for factor in (little, 1.3):
-        of_host = int(factor * least_host_bytes(task) / drawn_as[-1])
-        assert max(free.host_memory()) > of_host or factor > 1.2
-        plan = planned(task.model_copy(update={"host_memory_bytes": of_host}))
-        assert max(plan.host_memory()) <= of_host
-        assert plan.cost_ms <= 1.3 * free.cost_ms
-        assert plan.improvements[-1].cost_ms == pytest.approx(plan.cost_ms)
+    free, of_host = planned(task), int(little * least_host_bytes(task) / drawn_as[-1])
+    assert max(free.host_memory()) > of_host
+    plan = planned(task.model_copy(update={"host_memory_bytes": of_host}))
+    assert max(plan.host_memory()) <= of_host
+    assert plan.cost_ms <= 1.3 * free.cost_ms
+    assert plan.improvements[-1].cost_ms == pytest.approx(plan.cost_ms)
 
 
 def test_one_host_with_little_memory_has_hbm_filled_with_tables_instead_of_caches():
