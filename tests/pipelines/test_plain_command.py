@@ -86,8 +86,7 @@ def test_it_ends_with_a_live_plan_that_says_first_what_is_not_known(
             "KUBECONFIG": str(api.kubeconfig(tmp_path / "kubeconfig", token=None if may_list else "pipeline-runner")),
             "NEUROSHARD_SYSTEM_ROOT": str(machine(tmp_path / "pod", memory_bytes=8 * GIB)),
         }
-        few = {"compute_cases": 24, "collective_cases": 8} if may_list else {}
-        printed = run(tmp_path, few, step=pod, measure=pod)
+        printed = run(tmp_path, {"compute_cases": 24, "collective_cases": 8} if may_list else {}, step=pod, measure=pod)
     plan = load_plan(f"s3://{KUBEFLOW_BUCKET}/neuroshard", "mlperf-dlrm-dcnv2")
     assert isinstance(plan, Plan)
     first = plan.provenance.instead
