@@ -78,7 +78,7 @@ def test_a_step_that_frees_inputs_early_takes_what_the_ledger_says(seed: int, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pipeline", "seed"), list(zip(("none", *PIPELINES), (7, 21, 4, 35, 2, 29), strict=True)))
+@pytest.mark.parametrize(("pipeline", "seed"), list(zip(("none", *PIPELINES), (7, 21, 4, 35, 2, 29, 7), strict=True)))
 def test_a_step_whose_ids_are_sent_once_takes_what_the_ledger_says(
     pipeline: Pipeline, seed: int, tmp_path: Path
 ) -> None:
