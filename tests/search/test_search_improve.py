@@ -13,8 +13,7 @@ from neuroshard.core.constraints import Constraints
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.search import watch
 from neuroshard.search.improve import local_search
-from neuroshard.search.improve.candidates import candidates
-from neuroshard.search.improve.descent import descend, step
+from neuroshard.search.improve.descent import candidates, descend, step
 from neuroshard.search.improve.local_search import LocalSearch
 from neuroshard.search.improve.moves import Moves, changes, price
 from neuroshard.search.improve.neighborhood import Neighborhood

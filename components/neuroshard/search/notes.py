@@ -17,6 +17,7 @@ from neuroshard.core.skew import largest_block
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.text import counted, first_few
+from neuroshard.core.tiers import TIERS
 from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.cache import miss_curve
 from neuroshard.costmodel.network import CODEC_BYTES, for_task, knows_tasks
@@ -254,16 +255,18 @@ def in_tiers(plan: Plan, cost_model: CostModel) -> list[str]:
     if not rules:
         return []
     tables = {table.name: table for table in task.tables}
-    cached = [name for name, rule in rules.items() if rule.tier == "cached"]
+    held = [rule.in_tier for rule in rules.values()]
+    some = ", ".join(f"{held.count(tier)} {tier.words}" for tier in TIERS.values() if tier.beyond_hbm)
+    cached = [name for name, rule in rules.items() if rule.in_tier.cached]
     model = cast(InTiers, for_task(cost_model, task))
     terms = np.zeros((task.devices, model.terms))
     np.add.at(terms, [shard.device for shard in plan.shards], model.of_parts(parts_of(task, plan.shards)))
     ms, fetched_ms = model.terms_ms(terms), float(terms[:, 1].max())
     host = sum(host_memory(task, plan.shards))
     notes = [
-        f"{counted(len(rules), 'table')} of {len(tables)} beyond HBM: {len(cached)} cached, "
-        f"{len(rules) - len(cached)} in host memory ({format_bytes(host)} of it in all); that takes up to {ms.max():.3f} ms of a "
-        f"device's step, {cast(KnowsTiers, model.inner).tiers_from}"
+        f"{counted(len(rules), 'table')} of {len(tables)} beyond HBM: {some} "
+        f"({format_bytes(host)} of host memory in all); that takes up to {ms.max():.3f} ms of a device's step, "
+        f"{cast(KnowsTiers, model.inner).tiers_from}"
     ]
     if cached and task.hidden_ms:
         waited_ms = max(fetched_ms - task.hidden_ms, 0.0)
