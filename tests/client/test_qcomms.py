@@ -12,8 +12,10 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
 from helpers.gloo import on_ranks
+from helpers.refusals import refused
 from helpers.sharded import sharded
 from neuroshard.client.torchrec import qcomms, to_torchrec
+from neuroshard.core.errors import InvalidInput
 from neuroshard.core.plan import Plan, Provenance, Shard
 from neuroshard.core.precision import SHARE_OF_FP32, parse_precision
 from neuroshard.core.table import Table
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.slow
 RANKS, DOMAIN, LOCAL_BATCH, ROWS, DIM = 4, 2, 16, 64, 32
 KINDS = ("whole", "columns", "rows", "domain", "grid")
 COLLECTIVES = ("all_to_all_single", "reduce_scatter_tensor", "all_gather_into_tensor", "reduce_scatter", "all_gather")
+OUTPUTS = "POOLED_EMBEDDINGS_ALL_TO_ALL"
 ROUNDING = {"fp16": 2**-9, "bf16": 2**-6, "int8": 2**-6}
 
 
@@ -146,6 +149,18 @@ def test_values_are_as_unsharded_but_for_rounding_and_fewer_bytes_travel(words: 
         else:
             assert share * 0.99 <= after / before <= 0.501
     assert qcomms(plans[0]) is None
+
+
+def test_fp8_goes_to_gpus_in_rows_of_as_many_bytes_as_priced_and_is_refused_for_cpus() -> None:
+    plan = plan_of("fp8", "whole")
+    with refused(InvalidInput, "fp8", "int8"):
+        qcomms(plan, "cpu")
+    registry = qcomms(plan, "cuda")
+    assert registry is not None
+    for codec in (registry[OUTPUTS].forward, registry[OUTPUTS].backward):
+        assert codec.calc_quantized_size(64, codec.create_context()) == 64 * 4 * SHARE_OF_FP32["fp8"]
+        assert codec.quantized_dtype == torch.uint8
+    assert registry["POOLED_EMBEDDINGS_REDUCE_SCATTER"].forward.quantized_dtype == torch.float16
 
 
 def with_fp16_outputs(rank: int, plans: list[Plan]) -> list[tuple[float, float, int]]:

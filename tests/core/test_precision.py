@@ -15,7 +15,7 @@ def task_of(batch_size: int = 64, **changes: object) -> ShardingTask:
     return ShardingTask.parse({**given, "collective_precision": {"forward": "int8", "backward": "fp16"}}, "task")
 
 
-@pytest.mark.parametrize("text", ["fp16", "bf16", "int8", "fp16:bf16", "fp32:fp16"])
+@pytest.mark.parametrize("text", ["fp16", "bf16", "int8", "fp8", "fp16:bf16", "fp32:fp16"])
 def test_words_are_read_as_they_are_written(text: str) -> None:
     found = parse_precision(text)
     assert found is not None
@@ -27,7 +27,7 @@ def test_fp32_is_as_if_nothing_was_said() -> None:
     assert parse_precision("fp32:fp32") is None
 
 
-@pytest.mark.parametrize("text", ["fp8", "", "fp16:", "fp16:fp16:fp16", "FP16", "fp16:half", "16"])
+@pytest.mark.parametrize("text", ["fp4", "", "fp16:", "fp16:fp16:fp16", "FP16", "fp16:half", "16"])
 def test_other_words_are_refused(text: str) -> None:
     if text == "fp16:":
         assert parse_precision(text) == parse_precision("fp16")

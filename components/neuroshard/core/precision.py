@@ -7,12 +7,21 @@ from neuroshard.core.errors import UsageError
 from neuroshard.core.table import Table
 from neuroshard.core.value import Value
 
-Precision = Literal["fp32", "fp16", "bf16", "int8"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "fp8"]
 
-# Bytes on the way, as a share of fp32's. FBGEMM's int8 rows are 32 values and 8 bytes of scale and offset (quantize_comm.py).
-SHARE_OF_FP32: dict[Precision, float] = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": (32 + 8) / (4 * 32)}
-# A reduce-scatter sums what it receives, and int8 codes cannot be summed: there int8 is sent as fp16.
-ADDED_UP_AS: dict[Precision, Precision] = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp16"}
+# Bytes on the way, as a share of fp32's. FBGEMM's rows of int8, and of fp8 where it is given their length, are 32 values and 8
+# bytes of scale and offset (quantize_comm.py, `calc_quantized_size`).
+ROW = 32
+_IN_ROWS = (ROW + 8) / (4 * ROW)
+SHARE_OF_FP32: dict[Precision, float] = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5, "int8": _IN_ROWS, "fp8": _IN_ROWS}
+# A reduce-scatter sums what it receives, and codes of 8 bits cannot be summed: there they are sent as fp16.
+ADDED_UP_AS: dict[Precision, Precision] = {
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "int8": "fp16",
+    "fp8": "fp16",
+}
 
 
 class CollectivePrecision(Value):
@@ -28,14 +37,16 @@ class CollectivePrecision(Value):
 
     def fault(self, tables: Collection[Table], batch_size: int, devices: int) -> str:
         """Why these tables cannot be sent in this precision; empty if they can. FBGEMM would fail an assertion in training."""
-        if "int8" not in (self.forward, self.backward):
+        rows = next((way for way in (self.forward, self.backward) if way in ("int8", "fp8")), "")
+        if not rows:
             return ""
         sequence = next((table.name for table in tables if table.pooling == "none"), None)
         if sequence is not None:
-            return f"int8 travels in rows of 32 values, which the lookups of sequence {sequence!r} do not always fill; use fp16"
+            why = f"which the lookups of sequence {sequence!r} do not always fill; use fp16"
+            return f"{rows} travels in rows of {ROW} values, {why}"
         if batch_size % (8 * devices):
             return (
-                f"int8 travels in rows of 32 values, which the samples of a rank must fill: a batch of {batch_size:,} on "
+                f"{rows} travels in rows of {ROW} values, which the samples of a rank must fill: a batch of {batch_size:,} on "
                 f"{devices} ranks must be a multiple of {8 * devices}"
             )
         return ""

@@ -287,7 +287,7 @@ class EverySearch(TypedDict, total=False):
     ]
     collective_precision: Annotated[
         str | None,
-        "Precision of outputs and gradients between ranks: fp16, bf16 or int8; one for each: fp16:bf16 [default: fp32].",
+        "Precision of outputs and gradients between ranks: fp16, bf16, int8 or fp8; one for each: fp16:bf16 [default: fp32].",
         _task(_then(_word, parse_precision), "WORD", models_yaml=str | None, choices=get_args(Precision)),
     ]
     dense_optimizer: Annotated[

@@ -78,7 +78,7 @@ from neuroshard.core.operator_limits import fault_of_plan
 from neuroshard.core.output_order import WAYS_OUT, Held, order_of
 from neuroshard.core.parts import part_names
 from neuroshard.core.plan import Plan, Provenance, Shard, check_plan, shardings_in
-from neuroshard.core.precision import ADDED_UP_AS, Precision
+from neuroshard.core.precision import ADDED_UP_AS, ROW, Precision
 from neuroshard.core.sharding import COLUMN_WISE, SHARDINGS, Sharding
 from neuroshard.core.table import OPTIMIZER_BYTES, Table, check_dense_optimizer
 from neuroshard.core.task import ShardingTask
@@ -240,7 +240,8 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
     """The `qcomm_codecs_registry` for TorchRec's sharders, so that outputs and gradients travel in the plan's precision; None for
     fp32. `device_type` is as in `to_torchrec`.
 
-    A reduce-scatter sums what it receives, so it sends int8 as fp16. On CPUs TorchRec uses fp16 instead of bf16, and warns.
+    A reduce-scatter sums what it receives, so it sends int8 and fp8 as fp16. On CPUs TorchRec uses fp16 instead of bf16, and
+    warns. Raises InvalidInput for fp8 on CPUs, for which FBGEMM has none.
 
     >>> sharder = EmbeddingBagCollectionSharder(fused_params=fused, qcomm_codecs_registry=qcomms(plan))  # doctest: +SKIP
     """
@@ -249,12 +250,19 @@ def qcomms(plan: Plan, device_type: str | None = None) -> dict[str, QuantizedCom
     precision = plan.task.collective_precision
     if precision is None:
         return None
+    if device_type == "cpu" and "fp8" in (precision.forward, precision.backward):
+        raise InvalidInput(
+            f"plan {plan.digest()[:12]} sends {precision.text}, and FBGEMM has no fp8 on CPUs; search with "
+            "--collective-precision int8, of as many bytes, or fp16"
+        )
     registry: dict[str, QuantizedCommCodecs] = {}
     for operation in CommOp:
         ways: tuple[Precision, Precision] = (precision.forward, precision.backward)
         if operation is CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER:
             ways = ADDED_UP_AS[ways[0]], ADDED_UP_AS[ways[1]]
-        config = QCommsConfig(forward_precision=CommType(ways[0]), backward_precision=CommType(ways[1]))
+        row, back = (ROW if way == "fp8" else None for way in ways)  # without it FBGEMM takes other codes, of no scale
+        forward, backward = map(CommType, ways)
+        config = QCommsConfig(forward, backward, fp8_quantize_dim=row, fp8_quantize_dim_bwd=back)
         registry |= get_qcomm_codecs_registry(config, [operation], torch.device(device_type)) or {}
     return registry
 
