@@ -49,7 +49,7 @@ KINDS = {"B200": "b200", "MI350X": "mi350x"}
 NEXT = ROOT / ".venv-next" / "bin" / "python"
 ASKED = "import sys; from bench import dlrmv4 as it; print(it.planned(*sys.argv[1:]))"
 STEPS = 60
-UNTOLD, OURS = "ours, not told of access", "ours"
+UNTOLD, OURS, WITHOUT = "ours, not told of access", "ours", "ours, without dedup"
 Contenders = dict[str, tuple[ShardingTask, Sequence[Shard], float]]
 
 
@@ -203,9 +203,11 @@ def contenders(known: ShardingTask, sheet: str) -> Contenders:
     unsaid = [Table.parse({**t.model_dump(exclude={"access", "reuse_bins"})}, t.name) for t in tables]
     options: dict[str, Any] = {"devices": ranks, "memory": f"{hbm}B", "batch_size": known.batch_size}
     options |= {} if ranks <= A_HOST else {"domain": A_HOST, "local_world_size": A_HOST}
-    for name, some in ((UNTOLD, unsaid), (OURS, tables)):
-        began = time.process_time()
-        plan = ns.search(some, f"analytic:{sheet}", collective_precision="fp16", quiet=True, **options)
+    for name, some in ((UNTOLD, unsaid), (OURS, tables), (WITHOUT, tables)):
+        began, dedup = time.process_time(), "off" if name == WITHOUT else "auto"
+        plan = ns.search(
+            some, f"analytic:{sheet}", collective_precision="fp16", quiet=True, index_dedup=dedup, **options
+        )
         found[name] = known.with_dedup(plan.held.sent_once), plan.shards, time.process_time() - began
     return found
 
