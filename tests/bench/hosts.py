@@ -50,11 +50,7 @@ class Network(NamedTuple):
     bytes_per_s: float
 
 
-NETWORKS = (
-    Network(2, "500mbit", 5e8 / 8),
-    Network(2, "100mbit", 1e8 / 8),
-    Network(3, "100mbit", 1e8 / 8),
-)
+NETWORKS = (Network(2, "500mbit", 5e8 / 8), Network(2, "100mbit", 1e8 / 8), Network(3, "100mbit", 1e8 / 8))
 
 SLOW, PRECISIONS = NETWORKS[1], ("fp32", "fp16", "int8")
 

@@ -64,11 +64,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plan-cases", type=int, default=2000, help="compute cases of the nets for these")
     parser.add_argument("--plan-tasks", type=int, default=6, help="tasks for each number of devices")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=["measured", "few", "curves", "transfer", "plans"],
-    )
+    parser.add_argument("--only", nargs="+", default=["measured", "few", "curves", "transfer", "plans"])
     parser.add_argument("--paper-epochs", type=int, default=paper.EPOCHS)
     parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 1500, 2000, 4000])
     parser.add_argument(

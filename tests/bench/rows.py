@@ -378,11 +378,7 @@ def main() -> int:
     if "sequences" in only or "links" in only:
         hot, zipf = Zipf(rows, 1.05).hot_rows(HOT_SHARE), partial(drawn_by_zipf, rows, samples * LOOKUPS, 1.05)
         parts = Part("hot", 0, hot, copied=True), Part("cold", hot, rows - hot, RANKS)
-        runs = {
-            "row-wise": {},
-            "hot rows copied": {"held": TableRows(parts)},
-            "use_index_dedup": {"dedup": True},
-        }
+        runs = {"row-wise": {}, "hot rows copied": {"held": TableRows(parts)}, "use_index_dedup": {"dedup": True}}
         of_what = (
             f"Zipf 1.05, the {hot:,} hottest rows ({HOT_SHARE:.0%} of lookups) apart, torch.unique in place of the kernel of "
             f"use_index_dedup: {size}."

@@ -15,9 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 from torch import nn
-from torchrec import (
-    KeyedJaggedTensor,
-)
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed import embeddingbag
 
 from helpers.gloo import on_ranks

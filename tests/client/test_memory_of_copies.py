@@ -129,11 +129,7 @@ def test_weights_gradients_and_state_of_copies_are_as_many_bytes_as_a_plan_count
 def with_dense(plan: Plan, dense: str | None, memory_bytes: int) -> Plan:
     update = {"dense_optimizer": dense, "device_memory_bytes": (memory_bytes,) * 2}
     return Plan.parse(
-        {
-            **plan.model_dump(exclude={"task", "task_digest"}),
-            "task": plan.task.model_copy(update=update),
-        },
-        "the test",
+        {**plan.model_dump(exclude={"task", "task_digest"}), "task": plan.task.model_copy(update=update)}, "the test"
     )
 
 

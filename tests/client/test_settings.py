@@ -13,11 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
-    EmbeddingLocation,
-    MultiPassPrefetchConfig,
-    PoolingMode,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, MultiPassPrefetchConfig, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     CounterBasedRegularizationDefinition,

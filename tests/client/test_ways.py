@@ -76,9 +76,7 @@ def test_every_way_goes_to_torchrec_as_its_records_say_and_comes_back(
         constraints=Constraints(tables=(rule,) if kind.copied or tier.beyond_hbm else ()),
     )
     plan = Plan(
-        task=task,
-        shards=tuple(shards(kind, table)),
-        provenance=Provenance(neuroshard_version="0", algorithm="by hand"),
+        task=task, shards=tuple(shards(kind, table)), provenance=Provenance(neuroshard_version="0", algorithm="by hand")
     )
     assert sharding_of(plan.held, table, plan.shards) is kind
     named: dict[str, Any] = {"name": "item", "num_embeddings": 301, "embedding_dim": 16, "feature_names": ["item"]}

@@ -13,15 +13,7 @@ from neuroshard.core.step_memory import Pipeline
 from neuroshard.orders.options import OPTIONS
 
 QUICK = [task for task in TASKS if not task.full or task.refused]
-PLAN = {
-    "shards": "a",
-    "wire": "b",
-    "notes": ["c"],
-    "cost_ms": 2.0,
-    "bound_ms": 1.5,
-    "cpu_s": 1.0,
-    "peak_mib": 10.0,
-}
+PLAN = {"shards": "a", "wire": "b", "notes": ["c"], "cost_ms": 2.0, "bound_ms": 1.5, "cpu_s": 1.0, "peak_mib": 10.0}
 REFUSAL = {"refused": "Infeasible", "message": "1.5 GiB short", "facts": ["1.5"], "cpu_s": 1.0, "peak_mib": 1.0}
 
 

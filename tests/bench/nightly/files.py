@@ -64,11 +64,7 @@ def original(folder: Path) -> Path:
 def place_at(folder: Path) -> Place:
     place = new_place(folder)
     place.nodes = [H200, H100]
-    place.models = [
-        spec(place),
-        spec(place, "feed", "two.json", devices=2),
-        spec(place, "old", hardware="h100"),
-    ]
+    place.models = [spec(place), spec(place, "feed", "two.json", devices=2), spec(place, "old", hardware="h100")]
     return place
 
 

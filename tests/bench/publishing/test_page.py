@@ -7,17 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.publishing.page import (
-    PAGE,
-    ROOT,
-    TABLES,
-    Table,
-    command,
-    publish,
-    read,
-    render,
-    sections,
-)
+from bench.publishing.page import PAGE, ROOT, TABLES, Table, command, publish, read, render, sections
 from helpers.refusals import refused
 
 WORDS = "## Search\n\n<!-- tables: search time -->\n\n## Cost models\n\n<!-- tables: cost cases -->\n"

@@ -56,11 +56,7 @@ def _plan(task: ShardingTask, start: float) -> Plan | None:
         device=torch.device("meta"),
         tables=[
             EmbeddingBagConfig(
-                name=name,
-                num_embeddings=t.rows,
-                embedding_dim=t.dim,
-                feature_names=[name],
-                data_type=DataType.FP16,
+                name=name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[name], data_type=DataType.FP16
             )
             for name, t in zip(names, task.tables, strict=True)
         ],
