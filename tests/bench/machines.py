@@ -153,12 +153,12 @@ def is_live(out: Path) -> bool:
 def measured(out: Path) -> dict[str, str]:
     """The columns that a run's costs, cost model and plan fill."""
     found: dict[str, str] = {}
-    for folder in out.glob("2*/costs"):
-        costs = read_costs(folder)
+    for manifest in out.glob("2*/costs/costs.json"):  # none where the start took the whole budget
+        costs = read_costs(manifest.parent)
         for column, rows in (("compute", costs.compute), ("all_to_all", costs.collective)):
             found[column] = str(len({case.case_id for case, cost in rows if cost.error is None}))
-    for folder in out.glob("2*/cost_model"):
-        report = load_cost_model(folder).report
+    for manifest in out.glob("2*/cost_model/model.json"):
+        report = load_cost_model(manifest.parent).report
         error = report.unseen_tables_error
         found["error"] = "-" if error is None else f"{error:.1%}"
         found["stands_in"] = ", ".join(part.partition(" are those of ")[0] for part in report.stand_ins) or "nothing"
