@@ -130,8 +130,8 @@ def test_an_order_may_take_the_cheapest_plan_whatever_its_cuts(plan_of):
 
 
 def test_an_order_is_planned_for_the_collective_precision_that_its_trainer_has(plan_of):
-    with refused(UsageError, "'fp8'", "fp16"):
-        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "collective_precision": "fp8"}]')
+    with refused(UsageError, "'fp4'", "fp16"):
+        read_specs('[{"name": "ads", "tables": "-", "devices": 4, "memory": "8GiB", "collective_precision": "fp4"}]')
     assert plan_of(collective_precision="fp16:bf16").task.collective_precision.text == "fp16:bf16"
 
 

@@ -134,7 +134,7 @@ ILL = {
     "domain": Said("--domain 3", 3, {"domain": 3}),
     "local_world_size": Said("--local-world-size 5", 5, {"local_world_size": 5}),
     "network": Said("--network 3", 3, {"network": "3"}),
-    "collective_precision": Said("--collective-precision fp8", "fp8", {"collective_precision": "fp8"}),
+    "collective_precision": Said("--collective-precision fp4", "fp4", {"collective_precision": "fp4"}),
     "host_memory": Said("--host-memory much", "much", {"host_memory": "much"}),
     "dense_optimizer": Said("--dense-optimizer lion", "lion", {"dense_optimizer": "lion"}),
     "reserve": Said("--reserve 100%", "100%", of_all(reserve="100%")),
