@@ -54,14 +54,16 @@ def cut_alike(asked: Asked, search: Callable[[Asked], Cut]) -> Plan:
 def _numbers(asked: Asked) -> list[int]:
     """Halves, and each other number that some sequence may be cut into; only that of the plan to start from, where it has cuts
     that are kept."""
-    task, kept = asked.permitted, asked.previous if asked.settings.keep_optimizer_state else None
-    sequences = [table for table in task.placed if table.pooling == "none"]
     if asked.settings.algorithm != LOCAL_SEARCH:
         return [HALVES]
-    for table in sequences if kept is not None else ():
-        shards = kept.plan.by_table().get(table.name, ()) if kept is not None else ()
-        if table.optimizer_bytes_per_row and len({shard.column_offset for shard in shards}) > 1:
-            return [max(table.dim // min(shard.dim for shard in shards), HALVES)]
+    task = asked.permitted
+    sequences = [table for table in task.placed if table.pooling == "none"]
+    if asked.previous is not None and asked.settings.keep_optimizer_state:
+        held = asked.previous.plan.by_table()
+        for table in sequences:
+            shards = held.get(table.name, ())
+            if table.optimizer_bytes_per_row and len({shard.column_offset for shard in shards}) > 1:
+                return [max(table.dim // min(shard.dim for shard in shards), HALVES)]
     more = range(HALVES + 1, task.devices + 1)
     return [HALVES, *(n for n in more if any(equal_sequence((one,), task, n) == n for one in sequences))]
 
