@@ -24,7 +24,7 @@ from helpers.torchrec_models import DIM, ROWS, module_of, random_shards, random_
 from neuroshard.client.torchrec import to_torchrec
 from neuroshard.core.launches import joined_again, launches
 from neuroshard.core.plan import Plan, Provenance, Shard, sharding_of
-from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE
+from neuroshard.core.sharding import COLUMN_WISE, DATA_PARALLEL, GRID, ROW_WISE, SHARDINGS, TABLE_ROW_WISE
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
@@ -149,6 +149,12 @@ def test_a_plan_launches_and_holds_what_was_counted_for_it(ranks, local_world_si
     assert in_order.count(0) >= MODELS * ranks / 2
     held = {sharding_of(p.held, t, p.by_table()[t.name]) for p in plans for t in p.task.tables}
     assert held == set(SHARDINGS) - ({TABLE_ROW_WISE, GRID} if ranks == 2 else set())
+
+
+def test_of_a_sequence_row_blocks_and_column_shards_are_copied_once_more() -> None:
+    table = Table(name="t", rows=8, dim=8, pooling_factor=3.0, pooling="none")
+    again = [joined_again(table, held) for held in (ROW_WISE, COLUMN_WISE, DATA_PARALLEL)]
+    assert again == [3 * 8, 3 * 8, 0]
 
 
 OF_AN_OPERATOR = (
