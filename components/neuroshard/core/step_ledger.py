@@ -521,7 +521,7 @@ class _Step:
                     base += Counter[Cause]({"gradients": own * ahead, "inputs": -now.divisor * (not self._keeps_batch)})
                 for group in reversed(now.groups):
                     copies.append(self._gathered(group))
-                    running = self._running(copies)
+                    running = self._running(copies[:-1], starts=copies[-1])
                     if group.reordered and group is now.groups[0] and not ahead and not now.copied:
                         # all other groups have sent theirs, so what is in order takes the place of what came
                         base -= Counter[Cause]({"gradients": own})
@@ -568,9 +568,9 @@ class _Step:
         gathers = self.gloo and group.group.sharding is ROW_WISE and not group.sequences
         return group.lookup * self._share(group, self.precision.backward) * gathers
 
-    def _running(self, copies: Sequence[float]) -> Counter[Cause]:
-        """The most of these copies of gloo's that are there at once."""
-        return Counter[Cause]({"exchange": sum(sorted(copies)[-GLOO_THREADS:])})
+    def _running(self, copies: Sequence[float], starts: float = 0.0) -> Counter[Cause]:
+        """The most of these copies of gloo's that are there at once, beside one that it makes as it starts to gather."""
+        return Counter[Cause]({"exchange": sum(sorted(copies)[-GLOO_THREADS:]) + starts})
 
     def _looked_up(self, one: Collection) -> float:
         """What copies looked up, which their backward pass reads: where it is not there still, as sent or as this batch's own."""
