@@ -23,10 +23,13 @@ from neuroshard.core.sharding import GRID, SHARDINGS, TABLE_ROW_WISE, Sharding
 from neuroshard.core.table import Table
 from neuroshard.core.task import ShardingTask
 from neuroshard.core.topology import Topology
+from neuroshard.core.units import format_bytes
 from neuroshard.costmodel.analytic import Analytic
 from neuroshard.costmodel.pricing import price_shards
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.orders.options import ALGORITHMS
+from neuroshard.report.facts import cards
+from neuroshard.report.numbers import fullest_step
 from neuroshard.search.run import search
 from neuroshard.search.settings import SearchSettings
 from neuroshard.search.tuning import TUNING
@@ -146,6 +149,23 @@ def test_a_plan_that_stays_as_it_is_costs_what_its_shards_do(name: str) -> None:
         held.update(sharding_of(found.held, table, shards[table.name]) for table in found.task.tables)
     assert several
     assert held.keys() == set(SHARDINGS) - ({TABLE_ROW_WISE, GRID} if name == "test" else set())
+
+
+def test_all_that_say_which_device_is_fullest_say_the_same() -> None:
+    """Of what is not reserved, which is unlike shares of devices of unequal memory."""
+    for seed in range(PLANS):
+        task = (drawn := drawn_plan(seed, knows_tasks=True)).task
+        rules = task.constraints.model_copy(update={"reserve_bytes": 2**36})
+        plan = drawn.model_copy(update={"task": task.model_copy(update={"constraints": rules})})
+        used, usable, device = plan.memory_bytes(), plan.task.usable_bytes, plan.fullest
+        assert used[device] / usable[device] == max(np.divide(used, usable))
+        room = f"{format_bytes(used[device])} of {format_bytes(usable[device])}"
+        assert str(plan).endswith(f"device {device} is fullest, {room}")
+        assert cards(plan, None, None, None, True)[4].note == f"device {device}: {room}, computed"
+        left, row = usable[device] - used[device], plan.to_frame("devices").iloc[device]
+        assert row.memory_limit_bytes - row.reserve_bytes - row.memory_bytes == left
+        said = fullest_step(plan) or f"device {device} is fullest, {format_bytes(left)} of"
+        assert said.startswith(f"device {device} is fullest, {format_bytes(left)} of")
 
 
 @pytest.mark.slow

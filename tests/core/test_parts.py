@@ -25,12 +25,7 @@ from neuroshard.costmodel.features import distinct_rows
 
 ROWS, HOT, DIM = 100_000, 1_000, 16
 ORDER = RowOrder(
-    ids_digest="a" * 64,
-    rows=ROWS,
-    hot_rows=5_000,
-    lookup_share=0.8,
-    points=((HOT, 0.5),),
-    time="2025-11-20T12:00:00Z",
+    ids_digest="a" * 64, rows=ROWS, hot_rows=5_000, lookup_share=0.8, points=((HOT, 0.5),), time="2025-11-20T12:00:00Z"
 )
 ADS = Table(name="ads", rows=ROWS, dim=DIM, pooling_factor=20.0, row_order=ORDER)
 USER = Table(name="user", rows=400, dim=32, pooling_factor=1.0)
@@ -321,10 +316,7 @@ def test_of_fewer_hot_rows_none_moves_that_a_copy_has_here() -> None:
 def test_rows_that_are_dealt_come_from_all_blocks_alike() -> None:
     by_id, dealt = plan(task(), *BLOCKS), plan(task(DEALT), *BLOCKS)
     found = moves(by_id, dealt)
-    assert [(move.rows, move.from_device, move.to_device) for move in found] == [
-        (ROWS // 4, 1, 0),
-        (ROWS // 4, 0, 1),
-    ]
+    assert [(move.rows, move.from_device, move.to_device) for move in found] == [(ROWS // 4, 1, 0), (ROWS // 4, 0, 1)]
     assert sum(move.nbytes for move in found) == ROWS // 2 * (DIM * 4 + 4)
     assert moves(dealt, dealt) == ()
     grown = ADS.model_copy(update={"rows": ROWS + 1_000})

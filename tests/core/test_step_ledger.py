@@ -74,9 +74,7 @@ def test_semi_sync_keeps_a_batch_that_is_sent_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("names", "gradients"), [("t", 3), ("to", 4)], ids=["in order", "out of order"])
-def test_semi_sync_keeps_the_gradients_of_outputs_beside_those_that_cuts_brought_out_of_order(
-    names: str, gradients: int
-) -> None:
+def test_semi_sync_keeps_the_gradients_of_outputs_beside_those_out_of_order(names: str, gradients: int) -> None:
     some = [table(name) for name in names]
     peak = peaks_of(task(*some, pipeline="semi-sync"), [shard for one in some for shard in halves(one)], gloo=True)[0]
     assert peak.causes["gradients"] == gradients * len(some) * X
@@ -203,9 +201,7 @@ def test_ids_that_repeat_are_looked_up_and_sent_once_with_dedup() -> None:
     every, once = (peaks_of(task(one, index_dedup=how), [whole(one, 0)])[0] for how in (None, True))
     assert once.nbytes < every.nbytes
     outputs = 4 * DIM * 16 * SAMPLES
-    assert (
-        once.causes["outputs" if "outputs" in once.causes else "gradients"] >= outputs
-    )  # all lookups of the rank's own samples
+    assert once.causes["outputs" if "outputs" in once.causes else "gradients"] >= outputs  # all of its own lookups
 
 
 def test_dedup_of_ids_that_are_all_distinct_keeps_what_puts_them_back() -> None:

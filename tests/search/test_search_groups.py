@@ -138,19 +138,11 @@ def test_one_group_is_taken_where_averaging_costs_more_than_it_saves():
 
 
 def test_sizes_without_room_are_said_and_not_taken():
-    plan = found(devices=16, domain=8, group_size="auto", memory="48MiB", allocator_share=0)
-    assert any(
-        note.startswith("8 groups of 2 of 16 ranks") and "would have no plan" in note for note in plan.provenance.notes
-    )
-    refused(
-        "8 groups of 2 of 16 ranks .* short; give each device .* more; 1 other choice of groups tried, without",
-        Infeasible,
-        devices=16,
-        domain=8,
-        group_size=2,
-        memory="48MiB",
-        allocator_share=0,
-    )
+    how = {"devices": 16, "domain": 8, "memory": "48MiB", "allocator_share": 0}
+    notes = found(**how, group_size="auto").provenance.notes
+    assert any(note.startswith("8 groups of 2 of 16 ranks") and "would have no plan" in note for note in notes)
+    why = "8 groups of 2 of 16 ranks .* short; give each device .* more; 1 other choice of groups tried, without"
+    refused(why, Infeasible, **how, group_size=2)
 
 
 def test_copies_are_summed_up_over_all_ranks():

@@ -323,9 +323,8 @@ class Plan(Value):
                 raise ValueError(f"table {table.name!r} is in {len(held)} shards; at most {most} are allowed")
             for shard in held:
                 if rule is not None and rule.devices is not None and shard.device not in rule.devices:
-                    raise ValueError(
-                        f"table {table.name!r} has a shard on device {shard.device}, to which it is not pinned"
-                    )
+                    where = f"table {table.name!r} has a shard on device {shard.device}"
+                    raise ValueError(f"{where}, to which it is not pinned")
         for group in constraints.together:
             devices = {shard.device for name in group for shard in shards[name]}
             if len(devices) > 1:
@@ -348,6 +347,12 @@ class Plan(Value):
     def memory_bytes(self) -> tuple[int, ...]:
         """Weights, optimizer state, maps of ids and what a step needs on each device, in bytes."""
         return tuple(memory.total for memory in self.device_memory())
+
+    @property
+    def fullest(self) -> int:
+        """The device that takes the largest share of its memory that is not reserved."""
+        used, usable = self.memory_bytes(), self.task.usable_bytes
+        return max(range(len(used)), key=lambda device: used[device] / max(usable[device], 1))
 
     def device_memory(self) -> tuple[Memory, ...]:
         """What takes the memory of each device."""
@@ -390,15 +395,18 @@ class Plan(Value):
     def _device_columns(self) -> dict[str, list[Any]]:
         columns: dict[str, list[Any]] = {"device": list(range(self.task.devices)), "shards": [*self.shards_by_device()]}
         if self.predicted:
-            for name in DeviceCost.model_fields:
-                columns[name] = [getattr(cost, name) for cost in self.predicted]
+            columns |= {name: [getattr(cost, name) for cost in self.predicted] for name in DeviceCost.model_fields}
             if not any(columns["averaging_ms"]):
                 del columns["averaging_ms"]
         if self.predicted_ms:
             columns["total_ms"] = [*self.predicted_ms]
-        columns["memory_bytes"] = [*self.memory_bytes()]
-        columns["memory_limit_bytes"] = [*self.task.device_memory_bytes]
-        return columns
+        limits = self.task.device_memory_bytes
+        reserved = [*map(self.task.constraints.reserved, limits)]
+        return columns | {
+            "memory_bytes": [*self.memory_bytes()],
+            "reserve_bytes": reserved,
+            "memory_limit_bytes": [*limits],
+        }
 
     def __repr__(self) -> str:
         return "\n".join(self._summary())
@@ -408,9 +416,8 @@ class Plan(Value):
         what, cost = self._summary()
         kinds, beyond = Counter(shardings_of(self).values()), len(self.parted.constraints.beyond_hbm)
         held = ", ".join(f"{count:,} {kind.name}" for kind, count in kinds.most_common())
-        limits, memory = self.task.device_memory_bytes, self.memory_bytes()
-        fullest = max(range(self.task.devices), key=lambda device: memory[device] / limits[device])
-        room = f"{format_bytes(memory[fullest])} of {format_bytes(limits[fullest])}"
+        fullest = self.fullest
+        room = f"{format_bytes(self.memory_bytes()[fullest])} of {format_bytes(self.task.usable_bytes[fullest])}"
         model = self.provenance.cost_model
         by = f" (cost model {short_name(model)})" if model and self.predicted_ms else ""
         return "\n".join(

@@ -197,8 +197,7 @@ class _Sent(NamedTuple):
 
 def traffic(task: ShardingTask, pieces: Sequence[Piece]) -> list[list[Collection]]:
     """The collections of each rank, in the order of the model, with what their groups send, look up and get."""
-    ranks, samples = task.devices, task.batch_size
-    own_samples = samples / ranks
+    ranks, samples, own_samples = task.devices, task.batch_size, task.batch_size / task.devices
     domain = ranks if task.topology is None else task.topology.domain
     of_table: dict[str, list[Piece]] = {table.name: [] for table in task.tables}
     for piece in pieces:
@@ -325,23 +324,21 @@ def _of_rank(of_all: Traffic, own: Traffic | None) -> Traffic:
 _OF_ALL = ("own", "output", "brought", "once", "inverse", "means", "sent", "order", "one_sender", "reordered")
 
 
+@dataclass
 class _Step:
     """The moments of a rank's step: collections run forward one after another, and backward in the reverse order."""
 
-    def __init__(
-        self,
-        collections: Sequence[Collection],
-        flight: InFlight,
-        precision: CollectivePrecision,
-        gloo: bool,
-        dense_bytes: float,
-    ) -> None:
-        self.collections, self.flight, self.gloo, self.dense_bytes = collections, flight, gloo, dense_bytes
-        self.precision = precision
-        self.own = sum(one.sum("own") for one in collections)
-        self.kept = sum(one.sum("kept") for one in collections)
-        self.outputs = sum(one.sum("output") for one in collections)
-        self.pipelined = flight.forward.sent > 0
+    collections: Sequence[Collection]
+    flight: InFlight
+    precision: CollectivePrecision
+    gloo: bool
+    dense_bytes: float
+
+    def __post_init__(self) -> None:
+        self.own, self.kept, self.outputs = (
+            sum(one.sum(name) for one in self.collections) for name in ("own", "kept", "output")
+        )
+        self.pipelined = self.flight.forward.sent > 0
 
     @property
     def _keeps_batch(self) -> bool:
@@ -476,10 +473,8 @@ class _Step:
             yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": copied + got * share})
             if group.group.sharding.over_domains:
                 across = SHARE_OF_FP32[self.precision.forward]
-                yield (
-                    "forward exchange",
-                    looked_up + Counter[Cause]({"exchange": group.middle * (1 + across) + group.output * across}),
-                )
+                more = group.middle * (1 + across) + group.output * across
+                yield "forward exchange", looked_up + Counter[Cause]({"exchange": more})
         else:
             yield "forward exchange", looked_up + encoded + Counter[Cause]({"exchange": (sent + group.output) * share})
 
@@ -499,10 +494,8 @@ class _Step:
         if share < 1:
             yield Counter[Cause]({"exchange": group.brought * share, "outputs": group.brought})
         sharding = group.group.sharding
-        if sharding is TABLE_WISE if group.sequences else sharding is ROW_WISE:  # comes in the order of outputs
-            yield Counter[Cause]({"outputs": group.brought})
-        else:
-            yield Counter[Cause]({"exchange": group.brought, "outputs": group.brought})
+        in_order = sharding is (TABLE_WISE if group.sequences else ROW_WISE)
+        yield Counter[Cause]({"exchange": group.brought * (not in_order), "outputs": group.brought})
         if group.once:
             copied = group.output * sharding.splits_columns
             yield Counter[Cause]({"exchange": group.brought, "outputs": group.output + copied})

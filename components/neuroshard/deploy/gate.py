@@ -172,7 +172,7 @@ def _memory(plan: Plan, gate: Gate) -> str | None:
         if used > limit * (1 - gate.memory_margin):
             return (
                 f"device {device} needs {format_bytes(used)} of {format_bytes(limit)}, which leaves less than the margin of "
-                f"{gate.memory_margin:.1%}; search with less --memory"
+                f"{gate.memory_margin:.1%}; search with --reserve {100 * gate.memory_margin:g}%"
             )
     return None
 

@@ -79,11 +79,10 @@ def _bound(plan: Plan) -> Card:
 
 
 def _memory(plan: Plan) -> Card:
-    used = zip(plan.memory_bytes(), plan.task.usable_bytes, strict=True)
-    share, device, need, limit = max((n / usable, d, n, usable) for d, (n, usable) in enumerate(used))
-    return Card(
-        "Fullest device", percent(share), f"device {device}: {format_bytes(need)} of {format_bytes(limit)}, computed"
-    )
+    device = plan.fullest
+    need, limit = plan.memory_bytes()[device], plan.task.usable_bytes[device]
+    note = f"device {device}: {format_bytes(need)} of {format_bytes(limit)}, computed"
+    return Card("Fullest device", percent(need / max(limit, 1)), note)
 
 
 def _trust(plan: Plan, model: CostModel | None) -> Card:

@@ -182,8 +182,7 @@ def sides(plan: Plan, change: PlanChange) -> list[Side]:
 
 def _facts(plan: Plan, ms: tuple[float, ...] | None) -> dict[str, str]:
     counted = Counter(shardings_of(plan).values())
-    used, limits = plan.memory_bytes(), plan.task.usable_bytes
-    fullest = max(range(len(used)), key=lambda device: used[device] / limits[device])
+    used, limits, fullest = plan.memory_bytes(), plan.task.usable_bytes, plan.fullest
     topology, beyond = plan.task.topology, plan.parted.constraints.beyond_hbm
     tiers = Counter(rule.in_tier for rule in beyond.values())
     return {

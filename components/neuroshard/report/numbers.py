@@ -72,13 +72,11 @@ def memory_counts(plan: Plan) -> str:
 
 
 def fullest_step(plan: Plan) -> str | None:
-    """What fills the device that has the smallest share of its memory left, by cause, and what is left; None where steps are not
-    counted."""
+    """What fills the fullest device, by cause, and what is left; None where steps are not counted."""
     if not plan.task.counts_steps:
         return None
-    memory, limits, usable = plan.device_memory(), plan.task.device_memory_bytes, plan.task.usable_bytes
-    device = min(range(plan.task.devices), key=lambda one: (usable[one] - memory[one].total) / limits[one])
-    held, peak = memory[device], plan.step_peaks()[device]
+    device, limits, usable = plan.fullest, plan.task.device_memory_bytes, plan.task.usable_bytes
+    held, peak = plan.device_memory()[device], plan.step_peaks()[device]
     kept: dict[str, int] = {"weights": held.weights, "optimizer": held.optimizer, "id maps": held.maps}
     kept["reserve"] = limits[device] - usable[device]
     kept.update((str(cause), nbytes) for cause, nbytes in peak.causes.items())

@@ -49,6 +49,7 @@ from neuroshard.search.copies import STAY, check_mapped, check_room
 from neuroshard.search.cut_sequences import Cut, cut_alike
 from neuroshard.search.groups import cheapest, less_memory, may_average_less, tasks_of
 from neuroshard.search.infeasible.feasibility import any_plan, feasible
+from neuroshard.search.infeasible.hints import first_fit
 from neuroshard.search.problem.changes import compare
 from neuroshard.search.problem.kept_cuts import KeptCuts
 from neuroshard.search.problem.kinds import blocks_over_all, copies_of
@@ -233,7 +234,13 @@ def _with_memory(asked: Asked, problem: Problem, less: Ints) -> Cut:
         check_step(planned, found.shards, found.best)
         return found, planned
 
-    found, planned = with_room(problem.task, partial(placed, problem))
+    try:
+        found, planned = with_room(problem.task, partial(placed, problem))
+    except StepDoesNotFit:  # of the plans that it improved; one that hints find may
+        first = None if asked.previous or less.any() else first_fit(Problem(problem.task, problem.model))
+        if first is None:
+            raise
+        found, planned = Found(first, shards=lay_out(first)), asked.planned(first)
     if problem.may_copy and asked.previous is None and len(rooms) > 1:  # it kept room for steps of plans with copies
         with suppress(Infeasible):
             without = with_room(problem.task, partial(placed, problem.without_copies()))

@@ -38,17 +38,17 @@ class StepDoesNotFit(Infeasible):
         self.short, self.task, self.shards, self.state = short, task, shards, state
 
     def with_hint(self, fits: Callable[[ShardingTask], bool], task: ShardingTask) -> Infeasible:
-        """The error with an amount of memory more of each device, as a user types it, with which the task `fits`, as tried."""
-        more = math.ceil(self.short / (1 - task.constraints.reserve_share))
-        for _ in range(HINTS_TRIED):
-            amount = format_bytes(more, "up")
-            typed = parse_bytes(amount)
-            if fits(
-                task.model_copy(update={"device_memory_bytes": tuple(b + typed for b in task.device_memory_bytes)})
-            ):
-                return Infeasible(f"{self}, or give {amount} more of --memory")
-            more *= 2
-        return self
+        """The error with ways out with which the task `fits`, as tried: expandable segments, and an amount of memory more of each
+        device, as a user types it."""
+        said, more = str(self), math.ceil(self.short / (1 - task.constraints.reserve_share))
+        segmented = task.model_copy(update={"allocator_share": WITH_EXPANDABLE_SEGMENTS})
+        if (task.allocator_share or 0) > WITH_EXPANDABLE_SEGMENTS and fits(segmented):
+            said += f", or {EXPANDABLE_SEGMENTS}"
+        for amount in (format_bytes(more * 2**times, "up") for times in range(HINTS_TRIED)):
+            roomier = tuple(nbytes + parse_bytes(amount) for nbytes in task.device_memory_bytes)
+            if fits(task.model_copy(update={"device_memory_bytes": roomier})):
+                return Infeasible(f"{said}, or give {amount} more of --memory")
+        return Infeasible(said)
 
     def more_bytes(self, room: "Room") -> NDArray[np.int64]:
         """What the step takes of each device (D,) beyond what a search counts: with so many kept free it fits, unless the search
@@ -71,8 +71,6 @@ def check_step(task: ShardingTask, shards: Sequence[Shard], state: State) -> Non
     cures = "more devices, or a smaller batch" if peak.moment != "dense layers" else "less --dense-memory"
     if any(table.pooling == "none" and table.access is None for table in task.tables):
         cures += ", or count access (neuroshard tables --access-from; ids that come again can be sent once)"
-    if (task.allocator_share or 0) > WITH_EXPANDABLE_SEGMENTS:
-        cures += f", or {EXPANDABLE_SEGMENTS}"
     raise StepDoesNotFit(
         f"no plan was found whose training step fits: device {device} needs {format_bytes(memory[device].total, 'up')} of "
         f"{format_bytes(usable[device])}, {format_bytes(peak.nbytes)} of it in a step with pipeline {task.pipeline}, at its "

@@ -139,13 +139,12 @@ class Row:
     @property
     def memory_left_bytes(self) -> int:
         """Of the fullest device, what is neither used nor reserved."""
-        task = self.found.task
-        return min(have - used for have, used in zip(task.usable_bytes, self.found.memory_bytes(), strict=True))
+        return self.found.task.usable_bytes[self.found.fullest] - self.memory_used_bytes
 
     @property
     def memory_used_bytes(self) -> int:
         """Of the fullest device."""
-        return max(self.found.memory_bytes())
+        return self.found.memory_bytes()[self.found.fullest]
 
     @property
     def host_bytes(self) -> int:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from neuroshard.core.constraints import Constraints, TableRule
+from neuroshard.core.errors import Infeasible
 from neuroshard.core.step_memory import EXPANDABLE_SEGMENTS, WITH_EXPANDABLE_SEGMENTS
 from neuroshard.core.table import DIM_STEP
 from neuroshard.core.task import MAX_DEVICES, MAX_MEMORY_BYTES, ShardingTask
@@ -17,12 +18,11 @@ from neuroshard.core.units import format_bytes, parse_bytes
 from neuroshard.costmodel.protocol import CostModel
 from neuroshard.costmodel.tiers import knows_tiers
 from neuroshard.search.infeasible.packing import GaveUp, pack, quick_plan
-from neuroshard.search.problem.column_shards import Widths
 from neuroshard.search.problem.layout import lay_out
 from neuroshard.search.problem.problem import Problem
 from neuroshard.search.problem.room import contradicts_itself, lacking_bytes
 from neuroshard.search.problem.state import State
-from neuroshard.search.step_room import StepDoesNotFit, check_step, expected_room
+from neuroshard.search.step_room import Room, check_step, expected_room, with_room
 from neuroshard.search.tuning import Tuning
 
 TRIED = 1000  # placements of one group each, in one trial: some 50 ms
@@ -190,8 +190,8 @@ class _Trials:
         if constraints.row_wise or constraints.max_shards is not None or not self.model.prices_rows:
             return
         found = self._plan(self._task(row_wise=True))
-        if found is not None and len(groups := found[0].spread.tolist()):
-            names = [found[0].tables[group][0].name for group in groups]
+        if found is not None and len(groups := found.problem.spread.tolist()):
+            names = [found.problem.tables[group][0].name for group in groups]
             tables = (
                 f"table {names[0]!r}" if len(names) == 1 else f"{counted(len(names), 'table')} ({first_few(names)})"
             )
@@ -230,31 +230,19 @@ class _Trials:
     def _least_bytes(self, least: int, memory: Callable[[int], tuple[int, ...]], most: int | None = None) -> int | None:
         """The fewest bytes more with which the tables fit, as a user will type them."""
         constraints = self.task.constraints
-        most = (
-            math.ceil((self.need + constraints.reserve_bytes) / (1 - constraints.reserve_share))
-            if most is None
-            else most
-        )
+        if most is None:
+            step = int(expected_room(self.task).nbytes.max()) if self.task.counts_steps else 0
+            most = math.ceil(
+                (self.need + self.short + step + constraints.reserve_bytes) / (1 - constraints.reserve_share)
+            )
         found = _least(max(least, 1), max(most, 1), lambda more: self._fits(memory=memory(_typed(more))), CLOSE)
         return None if found is None else _typed(found)
 
     def _fits(self, memory: tuple[int, ...] | None = None, **change: object) -> bool:
         return self._plan(self._task(memory, **change)) is not None
 
-    def _plan(self, task: ShardingTask) -> tuple[Problem, Widths] | None:
-        """A plan of the task, with room for its step; None if none is found soon."""
-        if not _sound(task):
-            return None
-        problem = Problem(task, self.model)
-        if not task.counts_steps:
-            return _soon(problem)
-        found = _soon(problem.keeping_free(*expected_room(task)))
-        if found is not None:
-            state = State(*found)
-            with suppress(StepDoesNotFit):
-                check_step(task, lay_out(state), state)
-                return found
-        return None
+    def _plan(self, task: ShardingTask) -> State | None:
+        return first_fit(Problem(task, self.model)) if _sound(task) else None
 
     def _task(self, memory: tuple[int, ...] | None = None, **change: object) -> ShardingTask:
         constraints: Constraints = self.task.constraints.model_copy(update=change)
@@ -262,14 +250,24 @@ class _Trials:
         return self.task.model_copy(update=changed)
 
 
-def _soon(problem: Problem) -> tuple[Problem, Widths] | None:
-    """A plan that fits, by a few greedy orders or a few placements."""
-    found = quick_plan(problem)
-    if found is None and problem.allowed.size <= SMALL:
+def first_fit(problem: Problem) -> State | None:
+    """A plan with room for its step, by a few greedy orders or a few placements; None if none is found soon."""
+
+    def found(room: Room | None, _: State | None) -> State:
+        there = problem if room is None else problem.keeping_free(*room)
+        quick = quick_plan(there)
         with suppress(GaveUp):
-            widths = pack(problem, TRIED)
-            found = None if widths is None else (problem, widths)
-    return found
+            if quick is None and there.allowed.size <= SMALL and (widths := pack(there, TRIED)) is not None:
+                quick = there, widths
+        if quick is None:
+            raise Infeasible("none is found soon")
+        state = State(*quick)
+        check_step(problem.task, lay_out(state), state)
+        return state
+
+    with suppress(Infeasible):
+        return with_room(problem.task, found)
+    return None
 
 
 def _sound(task: ShardingTask) -> bool:
