@@ -284,8 +284,9 @@ def from_torchrec(
 
     Rank r is device r, with `device_memory_bytes[r]`; `batch_size` is the global one. `local_world_size` ranks are on a host,
     and `domain` share fast links, by default those of a host; between domains is a `network` ("50GB/s,0.06ms"). Without any,
-    all ranks are taken to be on one host. With the trainer's `pipeline` memory counts what a step's tensors need
-    (docs/search.md has the words), and nothing that CUDA's allocator holds beyond them; without a pipeline none of a step.
+    all ranks are taken to be on one host. With the trainer's `pipeline` (docs/search.md has the words) memory counts what the
+    tensors of a step need where all ids are sent and exchanged in fp32, as TorchRec's plan says nothing of that, and nothing
+    that CUDA's allocator holds beyond them; without a pipeline none of a step.
     With `host_memory_bytes`, what each host has for tables, tables may be cached or in host memory. TorchRec's plan says
     nothing about lookups: give `tables` (from a tables.json, say) for the pooling factors; by default a table has one uniform
     lookup a feature. The plan carries no predicted cost. Its notes name table-row-wise and grid tables, cached ones that
